@@ -1,0 +1,44 @@
+# Everything a fresh machine with Python 3.11+, Java 17+ and make needs is set up by these.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test check bench format clean
+
+help: ## Show what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+
+setup: $(READY) ## Make .venv with pinned dependencies, fetch the jars of Kafka and its Spark connector
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Oncely needs Python 3.11 or later; $(PYTHON) is older. Try: make PYTHON=python3.11"; exit 1; }
+	@echo "Setting up $(VENV) (once; the downloads are about 600 MB)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m oncely.artifacts
+	@touch $@
+
+demo: $(READY) ## Run the main job on real servers, hurt it, and prove that nothing was lost or doubled
+	@$(BIN)/python -m demo
+
+test: $(READY) ## Run all tests against real servers
+	@$(BIN)/python -m pytest
+
+check: $(READY) ## Lint, format, types, import layers
+	@$(BIN)/ruff check src tests demo bench
+	@$(BIN)/ruff format --check src tests demo bench
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(READY) ## Measure against Spark's JDBC sink, on the same topic in one run (about 15 minutes)
+	@$(BIN)/python -m bench
+
+format: $(READY) ## Format the code
+	@$(BIN)/ruff check --fix-only --quiet src tests demo bench
+	@$(BIN)/ruff format src tests demo bench
+
+clean: ## Remove what was built; downloads in the cache stay
+	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
