@@ -1,0 +1,304 @@
+"""Jars by Maven coordinate, fetched once and kept.
+
+PySpark's wheel brings Apache Ivy, which Spark itself uses for ``spark.jars.packages``. It is run
+here as a program of its own, because a jar that is named in ``spark.jars`` is found without a
+network at every later start, and because the embedded broker needs jars without any Spark.
+
+A coordinate becomes one directory. It appears by one rename, so what is there is complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from oncely.errors import Unavailable, WrongInput
+
+KAFKA_BROKER = "org.apache.kafka:kafka_2.13:4.1.0"
+SPARK_KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+POSTGRES_JDBC = "org.postgresql:postgresql:42.7.7"
+
+_MANIFEST = "jars.json"
+_OLDEST_JAVA = 17
+_TRIES = 3
+_MEGABYTE = 1_000_000
+
+
+def resolve(coordinate: str) -> list[Path]:
+    """Return the jars of a coordinate and of everything it needs, fetching them at first use.
+
+    A Spark connector (group ``org.apache.spark``) is loaded beside PySpark's own jars, so modules
+    that PySpark brings are left out: the result can be given to ``spark.jars`` as it is. Any other
+    coordinate is complete in itself and can be a class path.
+
+    Args:
+        coordinate: ``group:artifact:version``.
+
+    Returns:
+        Absolute paths, sorted by name; never empty.
+
+    Raises:
+        WrongInput: the coordinate is malformed, or Java 17 or later is missing.
+        Unavailable: the download failed.
+    """
+    group, artifact, version = _parts(coordinate)
+    home = cache_directory() / "jars"
+    place = home / _key(group, artifact, version)
+    found = _complete(place)
+    if found:
+        return found
+    home.mkdir(parents=True, exist_ok=True)
+    # Two processes at once: the second waits here, then finds the directory complete. The lock
+    # belongs to the open file, so a holder that is killed leaves it free.
+    with _locked(home / f".{place.name}.lock", coordinate):
+        found = _complete(place)
+        if found:
+            return found
+        for left in home.glob(f".{place.name}.*/"):  # of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=home))
+        try:
+            _fetch(group, artifact, version, work)
+            shutil.rmtree(place, ignore_errors=True)  # incomplete: somebody removed a jar
+            (work / "lib").rename(place)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return _complete(place)
+
+
+def cache_directory() -> Path:
+    """Return ``$XDG_CACHE_HOME/oncely``, or ``~/.cache/oncely``."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "oncely"
+
+
+@cache
+def java() -> str:
+    """Return the path of a Java launcher of version 17 or later: ``$JAVA_HOME`` first, then PATH.
+
+    Raises:
+        WrongInput: there is none, or it is older.
+    """
+    way_out = f"install Java {_OLDEST_JAVA} or later and put it on PATH, or set JAVA_HOME to it"
+    home = os.environ.get("JAVA_HOME")
+    path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    where = f"JAVA_HOME={home}" if home else "PATH"
+    if path is None or not os.access(path, os.X_OK):
+        raise WrongInput(f"Java {_OLDEST_JAVA}+ is needed; none by {where}", way_out=way_out)
+    answer = subprocess.run([path, "-version"], capture_output=True, text=True, check=False)
+    said = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    if answer.returncode or not said:
+        raise WrongInput(f"Java {_OLDEST_JAVA}+ is needed; {path} does not run", way_out=way_out)
+    if int(said[1]) < _OLDEST_JAVA:
+        raise WrongInput(
+            f"Java {_OLDEST_JAVA}+ is needed; {path} is version {said[1]}", way_out=way_out
+        )
+    return path
+
+
+def spark_home() -> Path:
+    """Return the directory of the installed PySpark, without importing it.
+
+    Raises:
+        WrongInput: PySpark is not installed.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise WrongInput("PySpark is not installed", way_out="pip install oncely")
+    return Path(spec.origin).parent
+
+
+def _parts(coordinate: str) -> tuple[str, str, str]:
+    parts = coordinate.split(":")
+    if len(parts) != 3 or not all(re.fullmatch(r"[\w.\-]+", part) for part in parts):
+        raise WrongInput(
+            f"{coordinate!r} is no Maven coordinate", way_out="write group:artifact:version"
+        )
+    return parts[0], parts[1], parts[2]
+
+
+def _key(group: str, artifact: str, version: str) -> str:
+    name = f"{group}-{artifact}-{version}"
+    # What is left out depends on the PySpark beside it.
+    return f"{name}-pyspark-{importlib.metadata.version('pyspark')}" if _beside(group) else name
+
+
+def _beside(group: str) -> bool:
+    return group == "org.apache.spark"
+
+
+def _complete(place: Path) -> list[Path]:
+    """Return the jars when every one of the manifest is there in its full size, else nothing."""
+    try:
+        sizes: dict[str, int] = json.loads((place / _MANIFEST).read_text())
+        whole = all((place / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return []
+    return [place / name for name in sorted(sizes)] if whole else []
+
+
+@contextmanager
+def _locked(path: Path, coordinate: str) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{coordinate}: another process is fetching it, waiting", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(group: str, artifact: str, version: str, work: Path) -> None:
+    """Let Ivy fill ``work/lib`` and write the manifest into it."""
+    ivy_file = work / "ivy.xml"
+    ivy_file.write_text(_ivy_file(group, artifact, version))
+    log = work / "ivy.log"
+    command = [java(), "-jar", str(_ivy_jar()), "-ivy", str(ivy_file), "-confs", "default"]
+    # An Ivy cache of our own: Ivy's default one is not safe for two processes, and a broken
+    # download must not outlive this call. Within it, a second try fetches only what is missing.
+    command += ["-cache", str(work / "cache")]
+    command += ["-retrieve", f"{work}/lib/[artifact]-[revision](-[classifier]).[ext]"]
+    settings = os.environ.get("ONCELY_IVY_SETTINGS")
+    if settings:
+        command += ["-settings", settings]
+    with _progress(f"{group}:{artifact}:{version}") as show:
+        for left in reversed(range(_TRIES)):
+            code = _watched(command, log, work / "cache", show)
+            if code == 0:
+                break
+            if not left:
+                raise _download_failed(f"{group}:{artifact}:{version}", log)
+        show(*_arrived(work / "cache"))
+    jars = {jar.name: jar.stat().st_size for jar in (work / "lib").glob("*.jar")}
+    if not jars:
+        raise _download_failed(f"{group}:{artifact}:{version}", log)
+    (work / "lib" / _MANIFEST).write_text(json.dumps(jars, indent=1, sort_keys=True))
+
+
+def _ivy_jar() -> Path:
+    found = sorted((spark_home() / "jars").glob("ivy-*.jar"))
+    if not found:
+        raise WrongInput(f"no ivy-*.jar in {spark_home() / 'jars'}", way_out="reinstall pyspark")
+    return found[-1]
+
+
+def _ivy_file(group: str, artifact: str, version: str) -> str:
+    """Return an Ivy module that depends on the coordinate's default (runtime) configuration."""
+    brought = _brought_by_spark() if _beside(group) else []
+    excludes = "".join(f"<exclude module={quoteattr(name)}/>" for name in brought)
+    return (
+        '<ivy-module version="2.0"><info organisation="oncely" module="jars"/>'
+        '<configurations><conf name="default"/></configurations><dependencies>'
+        f"<dependency org={quoteattr(group)} name={quoteattr(artifact)}"
+        f' rev={quoteattr(version)} conf="default->default"/>{excludes}'
+        "</dependencies></ivy-module>"
+    )
+
+
+def _brought_by_spark() -> list[str]:
+    """Return the module names of PySpark's own jars."""
+    return sorted({_module(jar.name) for jar in (spark_home() / "jars").glob("*.jar")})
+
+
+def _module(jar: str) -> str:
+    """Return ``log4j-1.2-api`` for ``log4j-1.2-api-2.24.3.jar``: digits alone don't end a name.
+
+    A Scala module's name ends with the Scala version, any other one before the first number that
+    only numbers or qualifiers follow ("33.4.0-jre", "2.0.70.Final-linux-x86_64").
+    """
+    scala = re.match(r".*_\d\.\d+(?=-)", jar)
+    other = re.match(r"(.*?)(?:-\d[\w.]*)+(?:-[A-Za-z][\w.]*)*\.jar$", jar)
+    return scala[0] if scala else other[1] if other else jar.removesuffix(".jar")
+
+
+def _watched(command: list[str], log: Path, cache: Path, show: Callable[[int, int], None]) -> int:
+    """Run Ivy to its end, telling ``show`` how many jars and bytes have arrived."""
+    with log.open("ab") as out:
+        ivy = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        try:
+            while True:
+                try:
+                    return ivy.wait(0.2)
+                except subprocess.TimeoutExpired:
+                    show(*_arrived(cache))
+        finally:
+            if ivy.poll() is None:
+                ivy.kill()
+                ivy.wait()
+
+
+def _arrived(cache: Path) -> tuple[int, int]:
+    jars = size = 0
+    for path in cache.rglob("*.jar*"):  # Ivy writes x.jar.part first
+        try:
+            size += path.stat().st_size
+        except FileNotFoundError:  # just renamed
+            continue
+        jars += path.suffix == ".jar"
+    return jars, size
+
+
+@contextmanager
+def _progress(coordinate: str) -> Iterator[Callable[[int, int], None]]:
+    """Show the download on stderr: a live line on a terminal, else one line at each end."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(f"{coordinate}: resolving")
+
+            def show(jars: int, size: int) -> None:
+                text = f"{coordinate}: {jars} jars, {size / _MEGABYTE:.1f} MB"
+                bar.update(task, description=text)
+
+            yield show
+        return
+    print(f"{coordinate}: fetching its jars", file=sys.stderr)
+    began, last = time.monotonic(), (0, 0)
+
+    def keep(jars: int, size: int) -> None:
+        nonlocal last
+        last = (jars, size)
+
+    yield keep
+    took = time.monotonic() - began
+    print(
+        f"{coordinate}: {last[0]} jars, {last[1] / _MEGABYTE:.1f} MB, {took:.0f} s", file=sys.stderr
+    )
+
+
+def _download_failed(coordinate: str, log: Path) -> Unavailable:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    telling = [line.strip() for line in lines if re.search(r"ERROR|FAILED|not found|rror:", line)]
+    telling = list(dict.fromkeys(telling))  # once for each try
+    return Unavailable(
+        f"the download of {coordinate} failed: " + "; ".join(telling[:5] or lines[-5:]),
+        way_out="check the network and try again; behind a proxy set JAVA_TOOL_OPTIONS to Java's"
+        " proxy properties, for a mirror name an Ivy settings file in ONCELY_IVY_SETTINGS",
+    )
+
+
+def main() -> None:
+    """Fetch what the embedded broker and a pipeline need: ``python -m oncely.artifacts``."""
+    for coordinate in (KAFKA_BROKER, SPARK_KAFKA):
+        resolve(coordinate)
+
+
+if __name__ == "__main__":
+    main()

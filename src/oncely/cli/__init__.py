@@ -1,0 +1,5 @@
+"""The command ``oncely``."""
+
+from oncely.cli.app import main
+
+__all__ = ["main"]

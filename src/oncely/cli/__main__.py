@@ -1,0 +1,5 @@
+"""``python -m oncely.cli``."""
+
+from oncely.cli.app import main
+
+main()

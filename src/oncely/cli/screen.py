@@ -1,0 +1,74 @@
+"""What the commands print, and where: results on stdout, everything else on stderr.
+
+Every text passes :func:`oncely.secrets.redact` on its way out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from oncely.errors import OncelyError
+from oncely.secrets import redact
+
+out = Console(highlight=False, markup=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def show_json(value: Any) -> None:
+    """A result for programs: one JSON document on stdout."""
+    sys.stdout.write(redact(json.dumps(value, ensure_ascii=False)) + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """A remark for people, on stderr."""
+    err.print(Text(redact(text), style="dim"))
+
+
+def show_error(error: BaseException, *, debug: bool) -> int:
+    """Say what went wrong; returns the exit code of the command.
+
+    A traceback is for who asked for it: what we raise on purpose says what to do in words.
+    """
+    if debug:
+        text = "".join(traceback.format_exception(error))
+        err.print(Text(redact(text), style="dim"))
+    if isinstance(error, OncelyError):
+        _complain(error.message, error.way_out)
+        return error.exit_code
+    lines = _said(error).strip().splitlines()
+    first = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    _complain(
+        f"unexpected {first}",
+        "" if debug else "run it again with --debug to see where, and report it as a defect",
+    )
+    return 1
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # PySpark's errors ask the JVM for their text
+        return ""
+
+
+def _complain(message: str, way_out: str) -> None:
+    said = Text.assemble(("error: ", "bold red"), redact(message))
+    if way_out:
+        said.append("\nway out: ", "bold")
+        said.append(redact(way_out))
+    err.print(said)
+
+
+def leave_now(code: int) -> None:
+    """End the process without waiting for anybody: threads, Spark, exit handlers."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,121 @@
+"""The pipeline file: read, filled in, checked, and given back as typed, frozen values.
+
+    settings = load("flights.toml")
+    settings.sink.table          # TableName(schema='public', name='flights')
+    settings.describe()          # JSON-able, without a secret
+
+Whatever is wrong comes as one :class:`oncely.errors.ConfigError` that names every key.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from oncely.config import urls
+from oncely.config.decode import (
+    AvroDecode,
+    AvroKey,
+    DecodeSettings,
+    JsonDecode,
+    JsonKey,
+    RawDecode,
+    TextKey,
+)
+from oncely.config.fill import Filling
+from oncely.config.pipeline import PipelineSettings, TransformSettings
+from oncely.config.problems import explain, joined
+from oncely.config.sink import SqlSinkSettings
+from oncely.config.source import SourceSettings
+from oncely.config.spark import SparkSettings
+from oncely.config.values import RejectBudget
+from oncely.errors import ConfigError
+from oncely.secrets import remember
+
+__all__ = [
+    "AvroDecode",
+    "AvroKey",
+    "DecodeSettings",
+    "JsonDecode",
+    "JsonKey",
+    "PipelineSettings",
+    "RawDecode",
+    "RejectBudget",
+    "SourceSettings",
+    "SparkSettings",
+    "SqlSinkSettings",
+    "TextKey",
+    "TransformSettings",
+    "load",
+    "parse",
+]
+
+
+def load(path: str | Path) -> PipelineSettings:
+    """Read a pipeline file.
+
+    Args:
+        path: a TOML file; relative paths inside it begin at its folder.
+
+    Raises:
+        ConfigError: it can't be read, is no TOML, or describes no pipeline; names each key.
+    """
+    path = Path(path)
+    try:
+        raw = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            str(path), f"can't read the pipeline file: {error.strerror}", way_out="check the path"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(str(path), "not UTF-8 text", way_out="save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            str(path),
+            f"not TOML: {error}",
+            way_out='texts stand in quotes; a key that also has keys below it is quoted: "a.b" = 1',
+        ) from None
+    return parse(raw, base=path.parent, of=str(path))
+
+
+def parse(
+    raw: Mapping[str, Any], *, base: Path | None = None, of: str = "the pipeline"
+) -> PipelineSettings:
+    """Check a pipeline that is described by a mapping shaped like the file.
+
+    Args:
+        raw: the tables of the file.
+        base: where relative paths begin; the working directory by default.
+        of: what to call it in a message about several problems.
+
+    Raises:
+        ConfigError: names every key that is wrong, what was found, and the way out.
+    """
+    base = Path() if base is None else base
+    filling = Filling(base)
+    filled = filling.fill(raw)
+    _remember_passwords(filled)
+    if filling.problems:
+        raise joined(filling.problems, of)
+    try:
+        return PipelineSettings.model_validate(filled, context={"base": base})
+    except ValidationError as error:
+        # From None: pydantic's own text says less, and would stand above ours.
+        raise joined(explain(error, filled), of) from None
+
+
+def _remember_passwords(value: Any) -> None:
+    """Mark the password of every URL, whatever key it stands under, also of a wrong file."""
+    match value:
+        case str():
+            remember(urls.passwords(value))
+        case Mapping():
+            for inner in value.values():
+                _remember_passwords(inner)
+        case list() | tuple():
+            for inner in value:
+                _remember_passwords(inner)

@@ -1,0 +1,98 @@
+"""What all sections share: strict, frozen, no key beyond the known ones, and no secret shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SecretStr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+from oncely.config.wrong import shown, wrong
+from oncely.secrets import redact
+
+
+class Section(BaseModel):
+    """One table of the pipeline file.
+
+    Secrets have a type of their own, which hides them. A value that came out of ``${...}`` may
+    stand in any other field as well; so a repr and a JSON dump also leave out every value that
+    is remembered as secret.
+    """
+
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
+
+    def __repr__(self) -> str:
+        return redact(super().__repr__())
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
+
+    @model_serializer(mode="wrap")
+    def _serialize(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        done: dict[str, Any] = handler(self)
+        return _redacted(done) if info.mode == "json" else done
+
+
+def as_tuple(value: object) -> object:
+    """TOML knows lists only."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _flat(value: object, found: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Keys with dots in them, which TOML reads as tables inside tables, put together again."""
+    if not isinstance(value, Mapping):
+        raise wrong(f"found {shown(value)}; allowed: a table")
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            _flat(inner, found, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = inner
+    return found
+
+
+def plain_table(value: object) -> dict[str, Any]:
+    """A table of settings with dotted names, flat, its secrets as plain texts.
+
+    Raises a problem for anything that is no table.
+    """
+    return {
+        key: inner.get_secret_value() if isinstance(inner, SecretStr) else inner
+        for key, inner in _flat(value, {}).items()
+    }
+
+
+def revealed(values: Mapping[str, str | SecretStr]) -> dict[str, str]:
+    """The values themselves, for the client that needs them. Not to be shown."""
+    return {
+        key: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for key, value in values.items()
+    }
+
+
+def _redacted(value: Any) -> Any:
+    match value:
+        case str():
+            return redact(value)
+        case dict():
+            return {key: _redacted(inner) for key, inner in value.items()}
+        case list():
+            return [_redacted(inner) for inner in value]
+        case _:
+            return value

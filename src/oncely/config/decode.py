@@ -1,0 +1,186 @@
+"""``[decode]``: how the bytes of a record become columns."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    ValidationInfo,
+    model_validator,
+)
+
+from oncely.config.base import Section, as_tuple
+from oncely.config.wrong import shown, wrong
+from oncely.decode.raw import RAW_COLUMNS
+from oncely.decode.schema import parse_schema
+from oncely.errors import ConfigError
+from oncely.secrets import remember
+
+
+def _file_name(value: object, info: ValidationInfo) -> object:
+    """A path; a relative one begins at the folder of the pipeline file."""
+    if not isinstance(value, str) or not value.strip():
+        return value
+    base = (info.context or {}).get("base", Path())
+    return Path(base, value)
+
+
+def _readable(value: Path) -> Path:
+    if not value.is_file():
+        raise wrong(f"there is no file {shown(str(value))}", "name a file that is there")
+    return value
+
+
+FileName = Annotated[
+    Path,
+    BeforeValidator(_file_name),
+    AfterValidator(_readable),
+    PlainSerializer(str, when_used="json"),
+]
+
+
+def _ddl(value: str) -> str:
+    try:
+        parse_schema(value)
+    except ConfigError as error:
+        raise wrong(error.message.removeprefix(f"{error.key}: "), error.way_out) from None
+    return value
+
+
+class _Json(Section):
+    format: Literal["json"]
+    schema_ddl: Annotated[str, AfterValidator(_ddl), Field(alias="schema")]
+
+
+_REGISTRY = re.compile(r"https?://[^\s/@?#]+(/[^\s@]*)?")
+
+
+def _registry(value: str) -> str:
+    if not _REGISTRY.fullmatch(value):
+        raise wrong(
+            "not a plain URL; allowed: http:// or https://, a host, no login in it",
+            'write "https://registry:8081"; the login goes to schema_registry_user_info',
+        )
+    return value
+
+
+class _Avro(Section):
+    format: Literal["avro"]
+    schema_file: FileName | None = None
+    schema_registry: Annotated[str, AfterValidator(_registry)] | None = None
+    schema_registry_user_info: SecretStr | None = None
+    schema_registry_ca: FileName | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.schema_file is None) == (self.schema_registry is None):
+            raise wrong(
+                "needs exactly one of schema_file and schema_registry",
+                "schema_file for plain Avro, schema_registry for Confluent's wire format",
+            )
+        for name in ("schema_registry_user_info", "schema_registry_ca"):
+            if getattr(self, name) is not None and self.schema_registry is None:
+                raise wrong("has no meaning without schema_registry", "remove it", below=name)
+        if self.schema_registry_user_info is not None:
+            login = self.schema_registry_user_info.get_secret_value()
+            user, colon, password = login.partition(":")
+            if not user or not colon:
+                raise wrong(
+                    "not a login; allowed: user:password",
+                    'write "user:${PASSWORD}"',
+                    below="schema_registry_user_info",
+                )
+            remember([login, password])
+        return self
+
+
+def _record_columns(value: tuple[str, ...]) -> tuple[str, ...]:
+    unknown = [name for name in value if name not in RAW_COLUMNS]
+    if unknown or not value or len(set(value)) != len(value):
+        raise wrong(
+            f"found {shown(', '.join(value))}; allowed: some of {', '.join(RAW_COLUMNS)}, "
+            "each once",
+            'write columns = ["key", "value", "timestamp"]',
+        )
+    return value
+
+
+class TextKey(Section):
+    """``[decode.key]`` with ``format = "string"``: the key's UTF-8 text is one column."""
+
+    format: Literal["string"]
+    column: Annotated[str, Field(min_length=1)]
+
+
+class JsonKey(_Json):
+    """``[decode.key]`` with ``format = "json"``: an object with these columns."""
+
+
+class AvroKey(_Avro):
+    """``[decode.key]`` with ``format = "avro"``."""
+
+
+KeySettings = Annotated[JsonKey | AvroKey | TextKey, Field(discriminator="format")]
+
+
+class JsonDecode(_Json):
+    """``[decode]`` with ``format = "json"``: an object a record, with these columns.
+
+    Attributes:
+        schema_ddl: Spark's DDL; ``schema`` in the file.
+        key: how the record's key is decoded, or None.
+    """
+
+    key: KeySettings | None = None
+
+
+class AvroDecode(_Avro):
+    """``[decode]`` with ``format = "avro"``.
+
+    Attributes:
+        schema_file: the schema of every record.
+        schema_registry: URL of a Confluent schema registry; records name their schema by id.
+        schema_registry_user_info: ``user:password`` for it; hidden.
+        schema_registry_ca: PEM file of the authority that signed its certificate.
+        key: how the record's key is decoded, or None.
+    """
+
+    key: KeySettings | None = None
+
+
+class RawDecode(Section):
+    """``[decode]`` with ``format = "raw"``: the record as Kafka holds it.
+
+    Attributes:
+        columns: which of its parts become columns.
+        key: how the record's key is decoded, or None.
+    """
+
+    format: Literal["raw"]
+    columns: Annotated[
+        tuple[str, ...],
+        BeforeValidator(as_tuple),
+        AfterValidator(_record_columns),
+    ] = ("key", "value", "timestamp")
+    key: KeySettings | None = None
+
+
+DecodeSettings = Annotated[JsonDecode | AvroDecode | RawDecode, Field(discriminator="format")]
+
+
+def key_columns(key: JsonKey | AvroKey | TextKey) -> tuple[str, ...] | None:
+    """The columns that a key is decoded to; None when only its Avro schema knows."""
+    match key:
+        case TextKey():
+            return (key.column,)
+        case JsonKey():
+            return tuple(parse_schema(key.schema_ddl).names)
+        case AvroKey():
+            return None

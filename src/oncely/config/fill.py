@@ -1,0 +1,94 @@
+"""``${NAME}`` and ``${file:/path}`` inside the strings of a pipeline file.
+
+Whatever is filled in may be a secret, so all of it is remembered as one. ``$$`` is a plain
+dollar; a dollar before anything else but a brace stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oncely.errors import ConfigError
+from oncely.secrets import remember
+
+_TOKEN = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass
+class Filling:
+    """Fills one pipeline file.
+
+    Attributes:
+        base: where relative paths of secret files begin.
+        environment: the variables.
+        problems: what could not be filled in.
+    """
+
+    base: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    problems: list[ConfigError] = field(default_factory=list)
+
+    def fill(self, value: Any, key: str = "") -> Any:
+        """A copy of ``value``, every string in it filled; ``key`` is its dotted name."""
+        match value:
+            case str():
+                return self._text(value, key)
+            case Mapping():
+                return {
+                    name: self.fill(inner, f"{key}.{name}" if key else str(name))
+                    for name, inner in value.items()
+                }
+            case list() | tuple():
+                return [self.fill(inner, f"{key}[{at}]") for at, inner in enumerate(value)]
+            case _:
+                return value
+
+    def _text(self, text: str, key: str) -> str:
+        def one(match: re.Match[str]) -> str:
+            if match[0] == "$$":
+                return "$"
+            try:
+                value = self._value(match[1], key)
+            except ConfigError as error:
+                self.problems.append(error)
+                return match[0]
+            remember([value])
+            return value
+
+        return _TOKEN.sub(one, text)
+
+    def _value(self, name: str | None, key: str) -> str:
+        if name is not None and name.startswith("file:"):
+            return self._file(name.removeprefix("file:").strip(), key)
+        if name is None or not _NAME.fullmatch(name):
+            raise ConfigError(
+                key,
+                "${ without a variable's name and a closing brace",
+                way_out="write ${NAME} or ${file:/path}; a plain dollar before a brace is $$",
+            )
+        if name not in self.environment:
+            raise ConfigError(
+                key,
+                f"the environment has no variable {name}",
+                way_out=f"export {name}=..., or write $${{{name}}} if it is no variable",
+            )
+        return self.environment[name]
+
+    def _file(self, name: str, key: str) -> str:
+        try:
+            text = (self.base / name).read_text("utf-8")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigError(
+                key,
+                f"can't read the secret file {name!r}: {reason}",
+                way_out="name a text file that this user may read",
+            ) from None
+        # Editors and `echo` end a file with a line break that is no part of the secret.
+        return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,155 @@
+"""The whole pipeline file as one typed, frozen value."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from oncely.config.base import Section
+from oncely.config.decode import DecodeSettings, key_columns
+from oncely.config.sink import SqlSinkSettings
+from oncely.config.source import SourceSettings
+from oncely.config.spark import SparkSettings
+from oncely.config.wrong import Problem, all_wrong, shown, wrong
+
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise wrong(
+            f"found {shown(value)}; allowed: 1 to 100 letters, digits, underscores, dots, dashes",
+            "use a short name: it is the ledger's key",
+        )
+    return value
+
+
+def _delivery(value: str) -> Literal["exactly_once"]:
+    if value != "exactly_once":
+        raise wrong(
+            f"found {shown(value)}; allowed: exactly_once, the only guarantee there is",
+            'write delivery = "exactly_once", or remove it',
+        )
+    return "exactly_once"
+
+
+class TransformSettings(Section):
+    """``[transform]``: exactly one of three.
+
+    Attributes:
+        sql: row-wise SQL over ``input``.
+        python: ``package.module:function``, Arrow batch to Arrow batch.
+        spark: ``package.module:function``, DataFrame to DataFrame.
+    """
+
+    sql: str | None = None
+    python: str | None = None
+    spark: str | None = None
+
+    @property
+    def kind(self) -> Literal["sql", "python", "spark"]:
+        """Which of the three is given."""
+        return "sql" if self.sql is not None else "python" if self.python is not None else "spark"
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in ("sql", "python", "spark") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise wrong(
+                f"has {' and '.join(given) or 'nothing'}; allowed: exactly one of sql, python, "
+                "spark",
+                "keep one, or remove [transform] to write the decoded rows as they are",
+            )
+        text = getattr(self, given[0])
+        if given[0] == "sql" and not text.strip():
+            raise wrong("is empty", 'write sql = "SELECT * FROM input"', below="sql")
+        if given[0] != "sql" and not _FUNCTION.fullmatch(text):
+            raise wrong(
+                f"found {shown(text)}; allowed: package.module:function",
+                f'write {given[0]} = "my_package.my_module:my_function"',
+                below=given[0],
+            )
+        return self
+
+
+class PipelineSettings(Section):
+    """A pipeline: from which topics, through what, into which table.
+
+    Attributes:
+        name: the ledger's key.
+        delivery: the guarantee.
+        source: Kafka.
+        decode: bytes to columns.
+        transform: rows to rows, or None.
+        sink: the table.
+        spark: where and how it runs.
+    """
+
+    name: Annotated[str, AfterValidator(_name)]
+    delivery: Annotated[str, AfterValidator(_delivery)] = "exactly_once"
+    source: SourceSettings
+    decode: DecodeSettings
+    transform: TransformSettings | None = None
+    sink: SqlSinkSettings
+    spark: SparkSettings = Field(default_factory=SparkSettings)
+
+    @property
+    def mirror_group(self) -> str | None:
+        """The consumer group that shows the position to lag tools; None when switched off."""
+        group = self.source.group
+        if group is None:
+            return f"oncely-{self.name}"
+        return group or None
+
+    def describe(self) -> dict[str, Any]:
+        """All settings as JSON-able values, without a secret."""
+        done: dict[str, Any] = self.model_dump(mode="json")
+        done["sink"]["url"] = self.sink.url_for_display
+        done["source"]["group"] = self.mirror_group
+        return done
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if found := [*_master_problems(self), *_key_problems(self)]:
+            raise all_wrong(found)
+        return self
+
+
+def _master_problems(pipeline: PipelineSettings) -> list[Problem]:
+    if pipeline.sink.dialect != "sqlite" or pipeline.spark.is_local:
+        return []
+    return [
+        Problem(
+            "sink.url",
+            f"SQLite is one file on one machine, and spark.master is {pipeline.spark.master}",
+            'use PostgreSQL, or master = "local[*,4]"',
+        )
+    ]
+
+
+def _key_problems(pipeline: PipelineSettings) -> list[Problem]:
+    """An upsert's keys come out of the record's key, or a tombstone could not delete."""
+    sink, key = pipeline.sink, pipeline.decode.key
+    if sink.mode != "upsert":
+        return []
+    if key is None:
+        return [
+            Problem(
+                "decode.key",
+                'is missing; with mode = "upsert" a record without a value deletes by its key',
+                'add [decode.key], such as format = "string", column = "id"',
+            )
+        ]
+    columns = key_columns(key)
+    if columns is None or set(columns) == set(sink.keys):
+        return []
+    return [
+        Problem(
+            "sink.keys",
+            f"found {', '.join(sink.keys)}, but decode.key gives {', '.join(columns)}",
+            "name the same columns in both",
+        )
+    ]

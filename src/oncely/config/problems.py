@@ -1,0 +1,189 @@
+"""Turns what pydantic found into sentences that name the key, the value, and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from oncely.config.decode import AvroDecode, AvroKey, JsonDecode, JsonKey, RawDecode, TextKey
+from oncely.config.pipeline import PipelineSettings, TransformSettings
+from oncely.config.sink import SqlSinkSettings
+from oncely.config.source import SourceSettings
+from oncely.config.spark import SparkSettings
+from oncely.config.wrong import KIND, shown
+from oncely.errors import ConfigError
+
+_TABLES: Mapping[str, Sequence[type[Any]]] = {
+    "": (PipelineSettings,),
+    "source": (SourceSettings,),
+    "decode": (JsonDecode, AvroDecode, RawDecode),
+    "decode.key": (JsonKey, AvroKey, TextKey),
+    "transform": (TransformSettings,),
+    "sink": (SqlSinkSettings,),
+    "spark": (SparkSettings,),
+}
+_EXAMPLES: Mapping[str, str] = {
+    "name": 'name = "flights"',
+    "source": "[source]",
+    "source.brokers": 'brokers = "127.0.0.1:9092"',
+    "source.topics": 'topics = ["flights"]',
+    "decode": '[decode]\nformat = "json"'.replace("\n", ", "),
+    "decode.format": 'format = "json"',
+    "decode.schema": 'schema = "id BIGINT, name STRING"',
+    "decode.key.format": 'format = "string"',
+    "decode.key.schema": 'schema = "id BIGINT"',
+    "decode.key.column": 'column = "id"',
+    "sink": "[sink]",
+    "sink.kind": 'kind = "sql"',
+    "sink.url": 'url = "postgresql://user:${PASSWORD}@host:5432/database"',
+    "sink.table": 'table = "public.flights"',
+}
+_FORMATS = {"decode": "json, avro, raw", "decode.key": "json, avro, string"}
+_SECRET = frozenset({"sink.url", "decode.schema_registry_user_info"})
+_EXPECTED: Mapping[str, str] = {
+    "string_type": "a text",
+    "secret_type": "a text",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "tuple_type": "a list of texts",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "path_type": "a file's name",
+    "string_too_short": "a text that is not empty",
+}
+
+
+def known_keys(table: str, chosen: object = None) -> list[str]:
+    """The keys that may stand in a table of the file, as the file spells them.
+
+    Args:
+        table: its dotted name.
+        chosen: the ``format`` in it; None for the keys of all formats.
+    """
+    return sorted(
+        {
+            field.alias or name
+            for one in _TABLES[table]
+            if chosen in (None, _format(one))
+            for name, field in one.model_fields.items()
+        }
+    )
+
+
+def _format(table: type[Any]) -> str | None:
+    field = table.model_fields.get("format")
+    return field.annotation.__args__[0] if field else None
+
+
+def explain(error: ValidationError, raw: Mapping[str, Any]) -> list[ConfigError]:
+    """Every problem that pydantic found in ``raw``, in the order of the file's tables."""
+    found: list[ConfigError] = []
+    for details in error.errors(include_url=False):
+        key = _dotted(details["loc"], raw)
+        if details["type"] == "extra_forbidden":
+            found.append(_unknown(key, raw))
+        else:
+            found += _explain(details, key)
+    return found
+
+
+def joined(found: Iterable[ConfigError], of: str) -> ConfigError:
+    """One error for all: a single one as it is, several as a list."""
+    problems = list(dict.fromkeys((e.key, e.message, e.way_out) for e in found))
+    if len(problems) == 1:
+        key, message, way_out = problems[0]
+        return ConfigError(key, message.removeprefix(f"{key}: "), way_out=way_out)
+    lines = [
+        f"\n  {message}" + (f"\n    way out: {way_out}" if way_out else "")
+        for _, message, way_out in problems
+    ]
+    return ConfigError(of, f"{len(problems)} problems" + "".join(lines))
+
+
+def _dotted(loc: Sequence[int | str], raw: Mapping[str, Any]) -> str:
+    """Pydantic's place as a dotted key: without the names of formats and types in between."""
+    parts: list[str] = []
+    at: Any = raw
+    for step in loc:
+        if isinstance(step, int):
+            parts[-1] += f"[{step}]"
+            at = None
+        elif isinstance(at, Mapping) and step == at.get("format") and "format" not in parts:
+            continue  # the name of the chosen format; its table goes on below
+        elif at is None and parts:
+            continue  # the name of a type in a union, below a value
+        else:
+            parts.append(step)
+            at = at.get(step) if isinstance(at, Mapping) else None
+    return ".".join(parts)
+
+
+def _explain(details: ErrorDetails, key: str) -> list[ConfigError]:
+    kind, context, value = details["type"], details.get("ctx", {}), details["input"]
+    if kind == KIND:
+        return [
+            ConfigError(".".join(filter(None, (key, p.below))), p.text, way_out=p.way_out)
+            for p in context["problems"]
+        ]
+    match kind:
+        case "missing":
+            example = _EXAMPLES.get(key)
+            return [ConfigError(key, "is missing", way_out=f"add {example}" if example else "")]
+        case "union_tag_not_found":
+            return [ConfigError(f"{key}.format", "is missing", way_out='add format = "json"')]
+        case "union_tag_invalid":
+            found = shown(context.get("tag"))
+            return [ConfigError(f"{key}.format", f"found {found}; allowed: {_FORMATS[key]}")]
+        case "literal_error":
+            allowed = str(context["expected"]).replace("'", "").replace(" or ", ", ")
+            way_out = _nearest(value, allowed.split(", "))
+            return [ConfigError(key, f"found {shown(value)}; allowed: {allowed}", way_out=way_out)]
+        case "greater_than_equal":
+            least = context["ge"]
+            return [ConfigError(key, f"found {shown(value)}; allowed: {least} or more")]
+    expected = _EXPECTED.get(kind, details["msg"])
+    return [ConfigError(key, f"found {_type_shown(key, value)}; allowed: {expected}")]
+
+
+def _type_shown(key: str, value: object) -> str:
+    """What was found instead of another type; of a secret only its type."""
+    if isinstance(value, SecretStr) or key in _SECRET:
+        return {"int": "a number", "float": "a number", "bool": "true or false"}.get(
+            type(value).__name__, "something else"
+        )
+    return f"the text {shown(value)}" if isinstance(value, str) else shown(value)
+
+
+def _unknown(key: str, raw: Mapping[str, Any]) -> ConfigError:
+    table, _, name = key.rpartition(".")
+    chosen = _at(table, raw).get("format")
+    known = known_keys(table, chosen)
+    near = difflib.get_close_matches(name, known, 1, 0.6)
+    formats = [f for one in _TABLES[table] if name in one.model_fields and (f := _format(one))]
+    elsewhere = [f"{t}.{name}".lstrip(".") for t in _TABLES if t != table and name in known_keys(t)]
+    if formats:
+        way_out = f'it belongs to format = "{formats[0]}"'
+    elif near:
+        way_out = f"did you mean {near[0]}?"
+    elif elsewhere:
+        way_out = f"it belongs elsewhere: {' or '.join(elsewhere)}"
+    else:
+        way_out = "remove it"
+    return ConfigError(key, f"unknown key; allowed here: {', '.join(known)}", way_out=way_out)
+
+
+def _at(table: str, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    for step in filter(None, table.split(".")):
+        raw = raw[step]
+    return raw
+
+
+def _nearest(value: object, allowed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(value, allowed, 1, 0.5) if isinstance(value, str) else []
+    return f"did you mean {near[0]}?" if near else ""

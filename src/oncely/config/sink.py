@@ -1,0 +1,130 @@
+"""``[sink]``: which table, and what happens to its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, InstanceOf, PlainSerializer, SecretStr, model_validator
+
+from oncely.config import urls
+from oncely.config.base import Section, as_tuple
+from oncely.config.values import (
+    RejectBudget,
+    folded,
+    parse_budget,
+    parse_seconds,
+    parse_table,
+    quoted,
+)
+from oncely.config.wrong import Problem, all_wrong, shown, wrong
+from oncely.secrets import redact, remember
+from oncely.sinks.sql.connection import TableName
+
+_LONGEST_NAME = 63  # bytes: PostgreSQL cuts a longer identifier without a word
+
+
+class SqlSinkSettings(Section):
+    """``[sink]`` with ``kind = "sql"``: a table in PostgreSQL or SQLite.
+
+    Attributes:
+        url: of the database; hidden, see :attr:`url_for_display`.
+        table: destination, as (schema or None, name).
+        mode: append rows, or update or insert them by ``keys``.
+        keys: columns that identify a row in an upsert.
+        version: column that keeps an older row from replacing a newer one, or None.
+        create: create the table when it is missing.
+        keep_source: also write topic, partition and offset of each row.
+        max_rejects: beyond it the pipeline stops.
+        connect_timeout: seconds to wait for a connection.
+    """
+
+    kind: Literal["sql"]
+    url: SecretStr
+    table: Annotated[
+        InstanceOf[TableName],
+        BeforeValidator(parse_table),
+        PlainSerializer(quoted, when_used="json"),
+    ]
+    mode: Literal["append", "upsert"] = "append"
+    keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
+    version: str | None = None
+    create: bool = True
+    keep_source: bool = False
+    max_rejects: Annotated[
+        InstanceOf[RejectBudget],
+        BeforeValidator(parse_budget),
+        PlainSerializer(str, when_used="json"),
+    ] = parse_budget("1%")
+    connect_timeout: Annotated[float, BeforeValidator(parse_seconds)] = 10.0
+
+    @property
+    def dialect(self) -> Literal["postgresql", "sqlite"]:
+        """Which database it is."""
+        return urls.dialect(self.url.get_secret_value())
+
+    @property
+    def url_for_display(self) -> str:
+        """The URL with its password, and whatever was filled in, as ``***``."""
+        return redact(urls.without_password(self.url.get_secret_value()))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfolded(cls, data: Any) -> Any:
+        """Refuse capitals that PostgreSQL would read in lower case: which table is meant?"""
+        if isinstance(data, Mapping) and "sqlite" not in str(data.get("url"))[:6]:
+            for part in folded(data.get("table")):
+                raise wrong(
+                    f"PostgreSQL reads {part} as {part.lower()} unless it is quoted",
+                    f"write {part.lower()}, or '\"{part}\"' when the table has capitals",
+                    below="table",
+                )
+        return data
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        remember(urls.passwords(self.url.get_secret_value()))
+        try:
+            self.dialect  # noqa: B018
+        except ValueError as error:
+            raise wrong(*_first(error), below="url") from None
+        if found := [*_table_problems(self), *_upsert_problems(self)]:
+            raise all_wrong(found)
+        return self
+
+
+def _first(error: Any) -> tuple[str, str]:
+    problem: Problem = error.context["problems"][0]
+    return problem.text, problem.way_out
+
+
+def _table_problems(sink: SqlSinkSettings) -> list[Problem]:
+    found = []
+    if sink.dialect == "sqlite" and sink.table.schema not in (None, "main"):
+        found.append(Problem("table", f"SQLite has no schema {shown(sink.table.schema)}",
+                             f"write {quoted(TableName(None, sink.table.name))}"))  # fmt: skip
+    long = [p for p in sink.table if p and len(p.encode()) > _LONGEST_NAME]
+    if sink.dialect == "postgresql" and long:
+        found.append(Problem("table", f"PostgreSQL cuts {shown(long[0])} to {_LONGEST_NAME} bytes",
+                             "use a shorter name"))  # fmt: skip
+    return found
+
+
+def _upsert_problems(sink: SqlSinkSettings) -> list[Problem]:
+    found = []
+    if sink.mode == "upsert" and not sink.keys:
+        found.append(Problem("keys", "is missing; an upsert finds its row by them",
+                             'name the columns: keys = ["id"]'))  # fmt: skip
+    if sink.mode == "append":
+        given = {"keys": sink.keys, "version": sink.version}
+        found += [
+            Problem(name, 'has no meaning with mode = "append"', 'remove it, or mode = "upsert"')
+            for name, value in given.items()
+            if value
+        ]
+    if len(set(sink.keys)) != len(sink.keys):
+        found.append(Problem("keys", "names a column more than once", "name each column once"))
+    if sink.version is not None and sink.version in sink.keys:
+        found.append(Problem("version", "is one of the keys, so it never differs",
+                             "name a column that grows with each change"))  # fmt: skip
+    return found

@@ -1,0 +1,107 @@
+"""``[source]``: which topics, and where to begin."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, SecretStr
+
+from oncely.config.base import Section, as_tuple, plain_table, revealed
+from oncely.config.values import parse_start
+from oncely.config.wrong import Problem, all_wrong, shown, wrong
+from oncely.errors import ConfigError
+from oncely.secrets import remember
+from oncely.sources import properties, security
+from oncely.sources.keys import SECRET
+from oncely.sources.start import Moment
+
+_BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def _brokers(value: str) -> str:
+    brokers = [broker.strip() for broker in value.split(",")]
+    for broker in brokers:
+        match = _BROKER.fullmatch(broker)
+        if match is None or not 0 < int(match[1]) < 65_536:
+            raise wrong(
+                f"found {shown(broker)}; allowed: host:port, more of them after commas",
+                'write "broker-1:9092,broker-2:9092"; security.protocol goes to [source.kafka]',
+            )
+    return ",".join(brokers)
+
+
+def _topics(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        raise wrong("is empty", 'name at least one topic: topics = ["flights"]')
+    for topic in value:
+        if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+            raise wrong(
+                f"found {shown(topic)}; allowed: 1 to 249 letters, digits, dots, dashes, "
+                "underscores",
+                "name topics one by one; patterns are not taken",
+            )
+    twice = sorted({topic for topic in value if value.count(topic) > 1})
+    if twice:
+        raise wrong(f"names {', '.join(twice)} more than once", "name each topic once")
+    return value
+
+
+def _group(value: object) -> str | None:
+    if value is False:
+        return ""
+    if value is None or isinstance(value, str):
+        return value
+    raise wrong(
+        f"found {shown(value)}; allowed: a group's name, or false for none",
+        'remove it for "oncely-<name>"',
+    )
+
+
+def _kafka(value: object) -> dict[str, str | SecretStr]:
+    values = plain_table(value)
+    remember(security.secret_values(values))
+    if found := properties.problems(values):
+        raise all_wrong(
+            Problem(e.key.removeprefix("source.kafka."), _sentence(e), e.way_out) for e in found
+        )
+    return {
+        key: SecretStr(text) if key in SECRET else text
+        for key, text in properties.plain(values).items()
+    }
+
+
+def _sentence(error: ConfigError) -> str:
+    return error.message.removeprefix(f"{error.key}: ")
+
+
+class SourceSettings(Section):
+    """``[source]``: topics, and where to begin.
+
+    Attributes:
+        brokers: ``host:port``, separated by commas.
+        topics: what is read.
+        start: where a pipeline begins that never ran; resolved once.
+        on_gap: what to do when records left the topic before they were read.
+        group: consumer group that shows the position to lag tools; None for the default, empty
+            (false in the file) for none. See :attr:`PipelineSettings.mirror_group`.
+        kafka: librdkafka's keys; secret ones are hidden.
+    """
+
+    brokers: Annotated[str, AfterValidator(_brokers)]
+    topics: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(_topics)]
+    start: Annotated[
+        Literal["earliest", "latest"] | InstanceOf[Moment],
+        BeforeValidator(parse_start),
+        PlainSerializer(str, when_used="json"),
+    ] = "earliest"
+    on_gap: Literal["fail", "record"] = "fail"
+    group: Annotated[str | None, BeforeValidator(_group)] = None
+    kafka: Annotated[dict[str, str | SecretStr], BeforeValidator(_kafka)] = Field(
+        default_factory=dict
+    )
+
+    def kafka_properties(self) -> dict[str, str]:
+        """The keys with their values, for the clients. Not to be shown."""
+        return revealed(self.kafka)

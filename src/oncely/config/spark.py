@@ -1,0 +1,143 @@
+"""What ``[spark]`` may say: where Spark runs, and which of its settings break the guarantee."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, SecretStr
+
+from oncely.config.base import Section, plain_table, revealed
+from oncely.config.values import parse_seconds
+from oncely.config.wrong import Problem, all_wrong, shown, wrong
+from oncely.secrets import remember
+
+_LOCAL = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?")
+_CLUSTER = re.compile(r"(spark|k8s)://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")
+
+_OFFSETS = "the exact ranges of a batch are read from the checkpoint that Oncely makes"
+_REFUSED: Mapping[str, tuple[str, str]] = {
+    "spark.master": ("it has a key of its own", "write it as master in [spark]"),
+    "spark.app.name": ("it is the pipeline's name", "write it as name at the top of the file"),
+    "spark.submit.deployMode": (
+        "the driver is the process that runs `oncely run`; it can't be elsewhere",
+        "start `oncely run` where the driver shall be",
+    ),
+    "spark.remote": ("Spark Connect's server would hold the driver", "use master in [spark]"),
+    "spark.api.mode": ("Spark Connect's server would hold the driver", "remove it"),
+    "spark.sql.streaming.checkpointLocation": (_OFFSETS, "remove it: positions are in the sink"),
+    "spark.sql.streaming.checkpointFileManagerClass": (_OFFSETS, "remove it"),
+    "spark.sql.streaming.minBatchesToRetain": (
+        f"{_OFFSETS}; with fewer batches kept, the range before is gone",
+        "remove it",
+    ),
+    "spark.stage.maxConsecutiveAttempts": (
+        "a stage that runs again in part mixes two outcomes of what depends on order",
+        "remove it: the batch is done again whole",
+    ),
+    "spark.sql.streaming.disabledV2MicroBatchReaders": (
+        "the older Kafka reader plans its ranges in another way",
+        "remove it",
+    ),
+    "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": (
+        "the older way of fetching offsets joins a consumer group and can wait for ever",
+        "remove it",
+    ),
+    "spark.redaction.regex": ("it decides which secrets Spark hides in its logs", "remove it"),
+    "spark.redaction.string.regex": ("it decides which secrets Spark hides", "remove it"),
+    "spark.sql.redaction.options.regex": ("it decides which secrets Spark hides", "remove it"),
+    "spark.sql.redaction.string.regex": ("it decides which secrets Spark hides", "remove it"),
+}  # fmt: skip
+"""Settings that are refused: the reason, and the way out.
+
+What is not here was thought about. Retries (``spark.task.maxFailures``),
+``spark.speculation``, dynamic allocation and lost executors end in one compare-and-set, whoever
+comes first. Adaptive execution, shuffle and Arrow settings change batches of rows, never which
+offsets a task is given. ``minPartitions``, ``maxRecordsPerPartition`` and ``failOnDataLoss`` are
+options of the reader and not settings: Spark reads them from nowhere but there.
+"""
+
+_REFUSED_BELOW: Mapping[str, tuple[str, str]] = {
+    "spark.kafka.clusters.": (
+        "it is a second way to log in to Kafka, which only one of the two clients knows",
+        "write it in [source.kafka], by librdkafka's names",
+    ),
+}
+_IS_SECRET = re.compile(r"secret|password|token|credential|access[.]?key", re.IGNORECASE)
+
+
+def is_secret(key: str) -> bool:
+    """True when the value of a setting is not to be shown: Spark's own pattern and a little."""
+    return _IS_SECRET.search(key) is not None
+
+
+def is_local(master: str) -> bool:
+    """True when driver and tasks are one process."""
+    return _LOCAL.fullmatch(master) is not None
+
+
+def parse_master(value: object) -> str:
+    """Check ``spark.master``. Raises a problem."""
+    if isinstance(value, str) and (is_local(value) or _CLUSTER.fullmatch(value)):
+        return value
+    raise wrong(
+        f"found {shown(value)}; allowed: local[N,F], spark://host:port, yarn, k8s://...",
+        'write "local[*,4]": all cores, and four tries for a task',
+    )
+
+
+def conf_problems(conf: Mapping[str, object]) -> list[Problem]:
+    """Everything in ``[spark.conf]`` that Spark would not see, or that breaks the guarantee."""
+    return [problem for key, value in conf.items() for problem in _conf_problem(key, value)]
+
+
+def _conf_problem(key: str, value: object) -> list[Problem]:
+    for prefix, (reason, way_out) in _REFUSED_BELOW.items():
+        if key.startswith(prefix):
+            return [Problem(key, f"refused: {reason}", way_out)]
+    if key in _REFUSED:
+        reason, way_out = _REFUSED[key]
+        return [Problem(key, f"refused: {reason}", way_out)]
+    if not key.startswith("spark."):
+        return [Problem(key, "Spark reads no setting that does not begin with spark.",
+                        f"write spark.{key}, or spark.hadoop.{key} for Hadoop's own")]  # fmt: skip
+    if not isinstance(value, str | int | float):
+        return [Problem(key, f"found {shown(value)}; allowed: a text, a number, true or false")]
+    return []
+
+
+def _conf(value: object) -> dict[str, str | SecretStr]:
+    values = plain_table(value)
+    if found := conf_problems(values):
+        raise all_wrong(found)
+    texts = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in values.items()}
+    remember(text for key, text in texts.items() if is_secret(key))
+    return {k: SecretStr(v) if is_secret(k) else v for k, v in texts.items()}
+
+
+class SparkSettings(Section):
+    """``[spark]``.
+
+    Attributes:
+        master: where Spark runs.
+        trigger: seconds between the starts of two micro-batches; 0 for at once.
+        max_records_per_batch: the most offsets that one micro-batch covers.
+        conf: Spark's own settings; secret ones are hidden.
+    """
+
+    master: Annotated[str, BeforeValidator(parse_master)] = "local[*,4]"
+    trigger: Annotated[float, BeforeValidator(parse_seconds)] = 1.0
+    max_records_per_batch: Annotated[int, Field(ge=1)] = 500_000
+    conf: Annotated[dict[str, str | SecretStr], BeforeValidator(_conf)] = Field(
+        default_factory=dict
+    )
+
+    def spark_conf(self) -> dict[str, str]:
+        """The settings with their values, for Spark. Not to be shown."""
+        return revealed(self.conf)
+
+    @property
+    def is_local(self) -> bool:
+        """True when driver and tasks are one process."""
+        return is_local(self.master)

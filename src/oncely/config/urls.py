@@ -1,0 +1,70 @@
+"""Database URLs: which database, and how to show one without its password."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+from urllib.parse import unquote
+
+from oncely.config.wrong import wrong
+from oncely.secrets import MASK
+
+# A password may hold an unescaped @, / or ?: then everything up to the last @ is taken for it,
+# since showing too little is the better mistake. What ends at the first @ is a secret as well.
+_LOGIN = re.compile(r"(?P<head>[A-Za-z][\w+.-]*://[^:@/?\s]*):(?P<password>\S*)@")
+_SHORT_LOGIN = re.compile(r"://[^:@/?\s]*:(?P<password>[^@\s]*)@")
+_QUERY = re.compile(r"(?P<head>[?&](?:password|sslpassword)=)(?P<password>[^&\s]*)", re.IGNORECASE)
+_PATTERNS = (_LOGIN, _SHORT_LOGIN, _QUERY)
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]\s]*)(?::\d*)?")
+
+
+def passwords(text: str) -> list[str]:
+    """Every password that a URL in ``text`` holds, as written and decoded."""
+    found = [m["password"] for p in _PATTERNS for m in p.finditer(text)]
+    return [spelling for one in found if one for spelling in (one, unquote(one))]
+
+
+def without_password(url: str) -> str:
+    """The URL with every password as ``***``."""
+    masked = _LOGIN.sub(rf"\g<head>:{MASK}@", url)
+    return _QUERY.sub(rf"\g<head>{MASK}", masked)
+
+
+def dialect(url: str) -> Literal["postgresql", "sqlite"]:
+    """Which database a ``sink.url`` names. Raises a problem for all others."""
+    scheme, separator, rest = url.partition("://")
+    match scheme.lower():
+        case "postgresql" | "postgres" if separator and rest:
+            _check_login(rest)
+            return "postgresql"
+        case "sqlite" if separator:
+            _check_sqlite(rest)
+            return "sqlite"
+    raise wrong(
+        "not a URL of a database that can be written to; allowed: postgresql://, sqlite:///",
+        'write "postgresql://user:${PASSWORD}@host:5432/database" or "sqlite:///file.db"',
+    )
+
+
+def _check_login(rest: str) -> None:
+    """The login must end where PostgreSQL's library sees its end, at the first @."""
+    login, _, behind = rest.partition("?")[0].rpartition("@")
+    hosts = behind.partition("/")[0].split(",")
+    wrong_login = re.search(r"[@/\s]|%(?![0-9A-Fa-f]{2})", login)
+    if wrong_login or not all(_HOST.fullmatch(host) for host in hosts):
+        raise wrong(
+            "its login, host or port can't be told apart",
+            "write postgresql://user:password@host:port/database; in user and password, also when "
+            "they are filled in, write @ as %40, / as %2F, ? as %3F, % as %25, a space as %20",
+        )
+
+
+def _check_sqlite(rest: str) -> None:
+    if not rest.startswith("/"):
+        raise wrong("a SQLite URL has no host", 'write three slashes: "sqlite:///file.db"')
+    path, _, query = rest[1:].partition("?")
+    if not path.strip("/") or ":memory:" in path or "mode=memory" in query:
+        raise wrong(
+            "a SQLite database in memory ends with its connection, and the ledger with it",
+            'name a file: "sqlite:///file.db" (relative) or "sqlite:////var/data/file.db"',
+        )

@@ -1,0 +1,134 @@
+"""Values of the pipeline file that are more than a text or a number."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date
+from fractions import Fraction
+from typing import Literal
+
+from oncely.config.wrong import shown, wrong
+from oncely.sinks.sql.connection import TableName
+from oncely.sources.start import Moment, Start, parse_moment
+
+
+@dataclass(frozen=True)
+class RejectBudget:
+    """How many records may be rejected: a share of those that were read, or a number.
+
+    Attributes:
+        share: between 0 and 1; exact, because 29 of 100 is within 29%.
+        count: a number of records.
+    """
+
+    share: Fraction | None = None
+    count: int | None = None
+
+    def __str__(self) -> str:
+        return f"{float(self.share * 100):g}%" if self.share is not None else str(self.count)
+
+    @property
+    def unlimited(self) -> bool:
+        """True for 100%."""
+        return self.share is not None and self.share >= 1
+
+    def allowed(self, records: int) -> int:
+        """How many rejects of ``records`` records are still within the budget."""
+        if self.share is None:
+            return self.count or 0
+        return records * self.share.numerator // self.share.denominator
+
+
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%")
+
+
+def parse_budget(value: object) -> RejectBudget:
+    """Read ``"1%"`` or ``100``. Raises a problem for anything else."""
+    if isinstance(value, RejectBudget):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return RejectBudget(count=value)
+    match = _SHARE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or Fraction(match[1]) > 100:
+        raise wrong(
+            f"found {shown(value)}; allowed: a share from 0% to 100%, or a number of records",
+            'write "1%", "0.5%" or 100; "100%" never stops the pipeline',
+        )
+    return RejectBudget(share=Fraction(match[1]) / 100)
+
+
+_WORDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
+_UNITS = {
+    **_WORDS,
+    **{f"{word}s": seconds for word, seconds in _WORDS.items()},
+    **{"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0},
+}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]+)")
+
+
+def parse_seconds(value: object) -> float:
+    """Read ``"1 second"``, ``"500 ms"``, ``"2 minutes"`` as seconds."""
+    match = _DURATION.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    unit = _UNITS.get(match[2]) if match else None
+    if match is None or unit is None:
+        raise wrong(
+            f"found {shown(value)}; allowed: a number with ms, seconds, minutes or hours",
+            'write "1 second", "500 ms" or "2 minutes"',
+        )
+    return float(match[1]) * unit
+
+
+def parse_start(value: object) -> Start:
+    """Read ``earliest``, ``latest`` or a time."""
+    if isinstance(value, Moment):
+        return value
+    words: tuple[Literal["earliest", "latest"], ...] = ("earliest", "latest")
+    for word in words:
+        if value == word:
+            return word
+    try:
+        if isinstance(value, str | date):
+            return parse_moment(value)
+    except ValueError:
+        pass
+    raise wrong(
+        f"found {shown(value)}; allowed: earliest, latest, or an ISO 8601 time",
+        'write "earliest", or a time like "2024-05-31T18:00:00Z" (UTC without an offset)',
+    )
+
+
+_PART = r'"(?:[^"]|"")+"|[A-Za-z_\u0080-\uffff][\w$]*'
+_TABLE = re.compile(rf"\s*(?:({_PART})\s*\.\s*)?({_PART})\s*")
+
+
+def parse_table(value: object) -> TableName:
+    """Read ``table`` or ``schema.table`` as SQL does: a name in double quotes may be anything."""
+    if isinstance(value, TableName):
+        return value
+    match = _TABLE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or "\0" in match[0]:
+        raise wrong(
+            f"found {shown(value)}; allowed: a table, or schema.table",
+            """quote a name with other characters: 'public."my table"'""",
+        )
+    schema, name = (_unquoted(part) if part else None for part in match.groups())
+    return TableName(schema, name or "")
+
+
+def folded(value: object) -> list[str]:
+    """The unquoted names of a table with capitals, which PostgreSQL reads in lower case."""
+    match = _TABLE.fullmatch(value) if isinstance(value, str) else None
+    parts = [part for part in match.groups() if part] if match else []
+    return [part for part in parts if not part.startswith('"') and part != part.lower()]
+
+
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
+
+
+def quoted(table: TableName) -> str:
+    """A table as :func:`parse_table` reads it back."""
+    parts = [part for part in table if part]
+    plain = re.compile(r"[a-z_][a-z0-9_$]*")
+    return ".".join(p if plain.fullmatch(p) else '"' + p.replace('"', '""') + '"' for p in parts)

@@ -1,0 +1,82 @@
+"""Offset ranges ``[start, end)`` and their algebra.
+
+``end - start`` is not a record count: transaction markers and compaction leave holes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from oncely.errors import check
+
+
+@dataclass(frozen=True, order=True)
+class OffsetRange:
+    """Offsets ``start <= offset < end`` of one topic-partition; empty when they are equal."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        check(0 <= self.start <= self.end, f"not an offset range: [{self.start}, {self.end})")
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.end})"
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no offset lies in the range."""
+        return self.start == self.end
+
+    def __contains__(self, offset: int) -> bool:
+        return self.start <= offset < self.end
+
+    def overlaps(self, other: OffsetRange) -> bool:
+        """True when at least one offset lies in both."""
+        return max(self.start, other.start) < min(self.end, other.end)
+
+    def touches(self, other: OffsetRange) -> bool:
+        """True when the two can be joined without covering an offset that is in neither."""
+        return max(self.start, other.start) <= min(self.end, other.end)
+
+    def join(self, other: OffsetRange) -> OffsetRange:
+        """The range that covers both.
+
+        Raises:
+            InvariantViolation: when a gap lies between them.
+        """
+        check(self.touches(other), f"a gap lies between {self} and {other}")
+        return OffsetRange(min(self.start, other.start), max(self.end, other.end))
+
+    def minus(self, done: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+        """What is left of this range without ``done``: disjoint, ascending, never empty."""
+        left: list[OffsetRange] = []
+        at = self.start
+        for other in normalize(done):
+            if not self.overlaps(other):
+                continue
+            if other.start > at:
+                left.append(OffsetRange(at, other.start))
+            at = max(at, other.end)
+        if at < self.end:
+            left.append(OffsetRange(at, self.end))
+        return tuple(left)
+
+
+def normalize(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """The same offsets as few ranges as possible: ascending, disjoint, none touching another."""
+    joined: list[OffsetRange] = []
+    for one in sorted(r for r in ranges if not r.is_empty):
+        if joined and joined[-1].touches(one):
+            joined[-1] = joined[-1].join(one)
+        else:
+            joined.append(one)
+    return tuple(joined)
+
+
+def gaps(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """The offsets between the first and the last range that no range covers."""
+    whole = normalize(ranges)
+    return tuple(OffsetRange(a.end, b.start) for a, b in itertools.pairwise(whole))

@@ -1,0 +1,1 @@
+"""Kafka bytes to Arrow columns and rejects; exactly one outcome for each record."""

@@ -1,0 +1,189 @@
+"""Avro records to columns: bare datums, or Confluent's wire format with a schema registry."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.decode.avro_binary import BROKEN, Corrupt, Reader, explain
+from oncely.decode.avro_resolve import Incompatible, compile_reader
+from oncely.decode.avro_schema import AvroSchema, Definition, NoSchema, to_arrow
+from oncely.decode.base import Decoded
+from oncely.decode.columns import Columns, fit, leaf
+from oncely.decode.gather import Gather, Slice, no_gc, slices
+from oncely.decode.reference import Refused
+from oncely.decode.registry import Registry, UnknownSchema
+from oncely.decode.times import checked
+from oncely.errors import ConfigError
+
+_HEAD = 5  # a zero byte, then the schema's id in four, big-endian
+
+
+@dataclass(frozen=True)
+class AvroDecoder:
+    """Decodes records that are one Avro datum each, and nothing behind it.
+
+    Without a ``registry`` each value is a bare datum of the schema (not a container file). With
+    one it begins with Confluent's head: a zero byte and the id of the writer's schema, big-endian
+    in four bytes; the datum is resolved to the reader's schema ("Schema Resolution", Avro 1.11).
+
+    A null or empty value, an id that the registry doesn't know (HTTP 404) or that is no Avro, a
+    writer's schema that can't be resolved, bytes that are no datum, and bytes left over are
+    rejections. See :mod:`oncely.decode.avro_binary` for how strict. A registry that doesn't
+    answer is :class:`oncely.errors.Unavailable`, raised by ``decode``: no record is to blame.
+
+    Attributes:
+        definition: the reader's schema.
+        schema: its columns.
+        registry: where the writers' schemas are.
+        column: which bytes of the record are read, ``value`` or ``key``.
+    """
+
+    definition: Definition
+    schema: pa.Schema
+    registry: Registry | None = None
+    column: str = "value"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The columns of the records that are read."""
+        return frozenset({self.column})
+
+    def decode(self, records: pa.Table) -> Decoded:
+        """Decode every record: a row or a rejection.
+
+        Raises:
+            Unavailable: the registry doesn't answer.
+            ConfigError: the registry refuses us.
+        """
+        gather = Gather(self.schema)
+        with no_gc():
+            for part in slices(records[self.column]):
+                self._decode_slice(part, gather)
+        # An unknown id may be known when the next batch comes.
+        for schema_id in [i for i, found in self._readers.items() if isinstance(found, str)]:
+            del self._readers[schema_id]
+        return gather.decoded()
+
+    def _decode_slice(self, part: Slice, gather: Gather) -> None:
+        rows: list[Any] = []
+        good: list[int] = []
+        refused: dict[int, str] = {}
+        for record, data in enumerate(part.values.to_pylist(), part.first):
+            try:
+                rows.append(self._datum(data))
+                good.append(record)
+            except Refused as error:
+                refused[record] = str(error)
+        of = np.array(good, np.int64)
+        fitted = fit(rows, self._batch)
+        refused |= {good[row]: why for row, why in fitted.misfits.items()}
+        gather.rows([(of[at], batch) for at, batch in fitted.pieces])
+        for record in sorted(refused):
+            gather.reject(record, refused[record])
+
+    def _datum(self, data: bytes | None) -> Any:
+        if not data:
+            raise Refused(f"the {self.column} is {'null' if data is None else 'empty'}")
+        read, at = (self._bare, 0) if self.registry is None else self._head(data)
+        try:
+            value, end = read(data, at)
+        except (Corrupt, *BROKEN) as error:
+            raise Refused(f"the {self.column} is no Avro datum: {explain(error)}") from None
+        except RecursionError:
+            raise Refused(f"the {self.column} is nested too deeply") from None
+        if end != len(data):
+            raise Refused(f"the {self.column} goes on for {len(data) - end} bytes behind its datum")
+        return value
+
+    def _head(self, data: bytes) -> tuple[Reader, int]:
+        if data[0] != 0 or len(data) < _HEAD:
+            raise Refused(
+                f"the {self.column} does not begin with a zero byte and a schema id, "
+                f"but with 0x{data[:_HEAD].hex()}"
+            )
+        schema_id = int.from_bytes(data[1:_HEAD], "big")
+        read = self._readers.get(schema_id)
+        if read is None:
+            read = self._readers[schema_id] = self._writer(schema_id)
+        if isinstance(read, str):
+            raise Refused(read)
+        return read, _HEAD
+
+    def _writer(self, schema_id: int) -> Reader | str:
+        assert self.registry is not None  # noqa: S101 - only with a registry is there a head
+        try:
+            writer = AvroSchema.parse(self.registry.by_id(schema_id))
+            return compile_reader(writer, self._reader)
+        except UnknownSchema as error:
+            return str(error)
+        except NoSchema as error:
+            return f"schema id {schema_id} is no Avro schema: {error}"
+        except Incompatible as error:
+            return f"schema id {schema_id} can't be read as the columns' schema: {error}"
+
+    @cached_property
+    def _readers(self) -> dict[int, Reader | str]:
+        """By schema id: how to read what it wrote, or why it can't be read."""
+        return {}
+
+    @cached_property
+    def _reader(self) -> AvroSchema:
+        return AvroSchema.parse(self.definition)
+
+    @cached_property
+    def _bare(self) -> Reader:
+        return compile_reader(self._reader, self._reader)
+
+    @cached_property
+    def _is_record(self) -> bool:
+        return self._reader.nullable(self._reader.root)[0].kind == "record"
+
+    def _batch(self, rows: Any) -> pa.RecordBatch:
+        if not self._is_record:
+            return _BY_INDEX.batch(self.schema, [rows])
+        lists = [[row[index] for row in rows] for index in range(len(self.schema))]
+        return _BY_INDEX.batch(self.schema, lists)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Compiled readers are closures; each process makes its own.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def avro_decoder(
+    definition: Definition,
+    *,
+    registry: Registry | None = None,
+    column: str = "value",
+    name: str = "",
+    key: str = "decode.schema",
+) -> AvroDecoder:
+    """Make a decoder whose rows are the columns of ``definition``.
+
+    Args:
+        definition: the reader's schema: a record, or with ``name`` any other type.
+        registry: where records name their writers' schemas, if they do.
+        column: ``value`` or ``key``.
+        name: the one column's name when the schema is no record.
+        key: the key of the pipeline file that errors name.
+
+    Raises:
+        ConfigError: it is no Avro schema, or one without columns.
+    """
+    try:
+        parsed = AvroSchema.parse(definition)
+    except NoSchema as error:
+        raise ConfigError(key, f"this is no Avro schema: {error}") from None
+    return AvroDecoder(definition, to_arrow(parsed, name=name, key=key), registry, column)
+
+
+_RANGED = leaf(lambda values, arrow: checked(pa.array(values, arrow)))
+_BY_INDEX = Columns(
+    pick=lambda index, _: operator.itemgetter(index),
+    leaves={arrow.id: _RANGED for arrow in (pa.date32(), pa.timestamp("us"), pa.time64("us"))},
+)

@@ -1,0 +1,236 @@
+"""Avro schemas: read, looked into, and turned into Arrow columns.
+
+| Avro                                            | Arrow                                     |
+|-------------------------------------------------|-------------------------------------------|
+| boolean, int, long, float, double, string       | bool, int32, int64, float, double, string |
+| bytes, fixed                                    | binary                                    |
+| enum                                            | string                                    |
+| array, map, record                              | list, map<string, ...>, struct            |
+| union of null and one type                      | that type; NOT NULL without null          |
+| date                                            | date32                                    |
+| time-millis, time-micros                        | time64(us)                                |
+| timestamp-millis, -micros, -nanos               | timestamp(us, UTC)                        |
+| local-timestamp-millis, -micros, -nanos         | timestamp(us)                             |
+| decimal(p, s), p up to 38                       | decimal128(p, s)                          |
+| uuid                                            | string                                    |
+
+Nanoseconds are cut off to microseconds. Other logical types count as the type beneath them, as
+the specification (Avro 1.11, "Logical Types") demands. A union of several types, a type that
+holds itself, a record without fields and ``null`` alone have no column: a ConfigError.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import fastavro.schema
+import pyarrow as pa
+
+from oncely.errors import ConfigError
+
+INSTANTS = {"timestamp-millis": 1000, "timestamp-micros": 1, "timestamp-nanos": -1000}
+"""Logical types of long that are instants: microseconds in one, or minus how many make one."""
+LOCALS = {f"local-{name}": unit for name, unit in INSTANTS.items()}
+"""The same without a time zone."""
+TIMES = {"time-millis": 1000, "time-micros": 1}
+"""Times of day; the first is an int."""
+_MOST_DIGITS = 38
+_DEEPEST = 32
+
+_PLAIN: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "enum": pa.string(),
+}
+
+
+class Definition(NamedTuple):
+    """A schema as text, and before it the schemas whose types it names, in order of need."""
+
+    text: str
+    references: tuple[str, ...] = ()
+
+
+class NoSchema(Exception):
+    """A text is no Avro schema; the message says why."""
+
+
+@dataclass(frozen=True)
+class AvroSchema:
+    """A parsed schema: names are full, and looked up in ``names``."""
+
+    root: Any
+    names: dict[str, Any]
+
+    @classmethod
+    def parse(cls, definition: Definition) -> AvroSchema:
+        """Parse the texts.
+
+        Raises:
+            NoSchema: one of them is no JSON or no Avro schema.
+        """
+        names: dict[str, Any] = {}
+        root: Any = None
+        for text in (*definition.references, definition.text):
+            try:
+                root = fastavro.schema.parse_schema(json.loads(text), names, _write_hint=False)
+            except RecursionError:
+                raise NoSchema("it is nested too deeply") from None
+            except Exception as error:  # the parser trusts the shape of its input
+                raise NoSchema(f"{type(error).__name__}: {str(error)[:300]}") from None
+        return cls(root, names)
+
+    def node(self, schema: Any) -> Node:
+        """Look at one schema: resolve its name, and unwrap ``{"type": {...}}``."""
+        attributes: dict[str, Any] = {}
+        while True:
+            if isinstance(schema, list):
+                return Node("union", {"members": schema})
+            if isinstance(schema, dict):
+                attributes = {**schema, **attributes}
+                if isinstance(schema["type"], str) and schema["type"] not in self.names:
+                    kind = "record" if schema["type"] == "error" else schema["type"]
+                    return Node(kind, attributes | {"type": kind})
+                schema = schema["type"]
+            elif schema in self.names:
+                schema = self.names[schema]
+            else:
+                return Node(schema, attributes)
+
+    def nullable(self, schema: Any) -> tuple[Node, bool]:
+        """The one type of a union with null (or of what is no union), and whether null is in it.
+
+        Raises:
+            NoSchema: the union has several types, or none.
+        """
+        node = self.node(schema)
+        if node.kind != "union":
+            return node, False
+        members = [self.node(member) for member in node.attributes["members"]]
+        others = [member for member in members if member.kind != "null"]
+        if len(others) != 1:
+            kinds = ", ".join(member.kind for member in members)
+            raise NoSchema(f"a union of {kinds} has no column")
+        return others[0], len(others) < len(members)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One type of a schema.
+
+    Attributes:
+        kind: Avro's name of the type, ``union`` for a list.
+        attributes: its members; of a union, ``members``.
+    """
+
+    kind: str
+    attributes: dict[str, Any]
+
+    @property
+    def logical(self) -> str:
+        """The logical type that is valid on this type, or an empty text."""
+        name = self.attributes.get("logicalType")
+        valid = {
+            "int": ("date", "time-millis"),
+            "long": (*INSTANTS, *LOCALS, "time-micros"),
+            "string": ("uuid",),
+            "bytes": ("decimal",),
+            "fixed": ("decimal", "uuid"),
+        }.get(self.kind, ())
+        if not isinstance(name, str) or name not in valid:
+            return ""
+        if name == "uuid" and self.kind == "fixed" and self.attributes["size"] != 16:
+            return ""
+        return name if name != "decimal" or self._is_decimal() else ""
+
+    def _is_decimal(self) -> bool:
+        digits, scale = self.attributes.get("precision"), self.attributes.get("scale", 0)
+        if not isinstance(digits, int) or not isinstance(scale, int):
+            return False
+        return digits > 0 and 0 <= scale <= digits
+
+    @property
+    def name(self) -> str:
+        """The full name of a record, enum or fixed."""
+        return str(self.attributes["name"])
+
+
+def to_arrow(schema: AvroSchema, *, name: str, key: str) -> pa.Schema:
+    """The columns of a record; of any other type, one column called ``name``.
+
+    Raises:
+        ConfigError: a type has no column, or ``name`` is needed and empty.
+    """
+    try:
+        top, nullable = schema.nullable(schema.root)
+        if top.kind != "record":
+            if not name:
+                raise NoSchema(f"it is no record but {top.kind}, so its column needs a name")
+            return pa.schema([_field(schema, name, schema.root, ())])
+        if nullable:
+            raise NoSchema("a union of null and a record is no table")
+        return pa.schema(list(_struct(schema, top, ())))
+    except NoSchema as error:
+        raise ConfigError(
+            key,
+            f"this Avro schema can't become columns: {error}",
+            way_out="give a reader schema (.avsc) with what you need of it; fields that it "
+            "leaves out are skipped",
+        ) from None
+
+
+def _field(schema: AvroSchema, name: str, of: Any, inside: tuple[str, ...]) -> pa.Field:
+    try:
+        node, nullable = schema.nullable(of)
+        return pa.field(name, _type(schema, node, inside), nullable=nullable)
+    except NoSchema as error:
+        raise NoSchema(f"{name}: {error}") from None
+
+
+def _type(schema: AvroSchema, node: Node, inside: tuple[str, ...]) -> pa.DataType:
+    if node.kind in _PLAIN:
+        return _logical(node) or _PLAIN[node.kind]
+    if node.kind == "record":
+        return _struct(schema, node, inside)
+    if len(inside) > _DEEPEST:
+        raise NoSchema(f"it is nested more than {_DEEPEST} deep")
+    if node.kind == "array":
+        return pa.list_(_field(schema, "item", node.attributes["items"], (*inside, "")))
+    if node.kind == "map":
+        value = _field(schema, "value", node.attributes["values"], (*inside, ""))
+        return pa.map_(pa.string(), value)
+    raise NoSchema(f"{node.kind} alone has no column")
+
+
+def _struct(schema: AvroSchema, node: Node, inside: tuple[str, ...]) -> pa.StructType:
+    if node.name in inside:
+        raise NoSchema(f"{node.name} holds itself")
+    fields = node.attributes["fields"]
+    if not fields:
+        raise NoSchema(f"{node.name} has no fields")
+    inside = (*inside, node.name)
+    return pa.struct([_field(schema, each["name"], each["type"], inside) for each in fields])
+
+
+def _logical(node: Node) -> pa.DataType | None:
+    logical = node.logical
+    if logical in INSTANTS:
+        return pa.timestamp("us", tz="UTC")
+    if logical in LOCALS:
+        return pa.timestamp("us")
+    if logical in TIMES:
+        return pa.time64("us")
+    if logical == "decimal":
+        digits, scale = node.attributes["precision"], node.attributes.get("scale", 0)
+        if digits > _MOST_DIGITS:
+            raise NoSchema(f"a decimal of {digits} digits; columns hold up to {_MOST_DIGITS}")
+        return pa.decimal128(digits, scale)
+    return {"date": pa.date32(), "uuid": pa.string()}.get(logical)

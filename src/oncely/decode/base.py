@@ -1,0 +1,62 @@
+"""The port that every decoder fills: one outcome for one record, whatever its bytes.
+
+Records come as an Arrow table with the columns of :data:`RECORD_COLUMNS` that the decoder
+``needs`` (always ``value``). A record is named by its index in that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+import pyarrow as pa
+
+RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+"""Spark's Kafka source names; ``key`` and ``value`` are binary and may be null."""
+
+Stage = Literal["decode", "transform", "write"]
+"""Where a record was refused."""
+
+
+class Rejection(NamedTuple):
+    """One record that can't become a row, by its index among the records, and why."""
+
+    record: int
+    stage: Stage
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The outcome of decoding ``n`` records: each is in exactly one of the three groups.
+
+    Attributes:
+        rows: one row for each good record, in record order, with the decoder's ``schema``.
+        row_record: int64 array, the record index of each row, ascending.
+        rejections: the bad records, ascending.
+        tombstones: key columns of records without a value, when the decoder has a key schema;
+            such a record deletes in an upsert.
+        tombstone_record: int64 array, the record index of each tombstone, ascending.
+    """
+
+    rows: pa.Table
+    row_record: pa.Int64Array
+    rejections: Sequence[Rejection] = ()
+    tombstones: pa.Table | None = None
+    tombstone_record: pa.Int64Array = field(default_factory=lambda: pa.array([], pa.int64()))
+
+
+class Decoder(Protocol):
+    """Turns records into rows. Picklable: it is shipped to Spark's Python workers."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every row; with a key decoder, key columns come after the value's."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Which of :data:`RECORD_COLUMNS` it reads."""
+
+    def decode(self, records: pa.Table) -> Decoded:
+        """Decode ``records``. Never raises for the content of a record: that is a rejection."""

@@ -1,0 +1,60 @@
+"""Records as they are: key, value, timestamp and headers as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncely.decode.base import Decoded
+from oncely.errors import ConfigError
+
+RAW_COLUMNS: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+}
+"""What a raw row may have. Headers are a list: Kafka keeps their order, and a name may repeat."""
+
+
+@dataclass(frozen=True)
+class RawDecoder:
+    """Takes records undecoded; every record is a row, also one without a value.
+
+    Attributes:
+        columns: names out of :data:`RAW_COLUMNS`, in the order of the rows' columns.
+
+    Raises:
+        ConfigError: a name is unknown or there twice, or there is none.
+    """
+
+    columns: tuple[str, ...] = ("key", "value", "timestamp")
+
+    def __post_init__(self) -> None:
+        for name in self.columns:
+            if name not in RAW_COLUMNS:
+                known = ", ".join(RAW_COLUMNS)
+                raise ConfigError("decode.columns", f"{name!r} is not one of {known}")
+        if not self.columns or len({*self.columns}) < len(self.columns):
+            raise ConfigError("decode.columns", "takes each column once, and at least one")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The chosen columns; all may be null."""
+        return pa.schema([(name, RAW_COLUMNS[name]) for name in self.columns])
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The columns of the records that are read; a value is asked of every decoder."""
+        return frozenset({"value", *self.columns})
+
+    def decode(self, records: pa.Table) -> Decoded:
+        """Every record is a row."""
+        taken = [pc.cast(records[name], RAW_COLUMNS[name]) for name in self.columns]
+        return Decoded(
+            rows=pa.Table.from_arrays(taken, schema=self.schema),
+            row_record=pa.array(np.arange(len(records)), pa.int64()),
+        )

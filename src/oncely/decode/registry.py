@@ -1,0 +1,155 @@
+"""Schemas by id from a Confluent-compatible schema registry."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
+
+from oncely.decode.avro_schema import Definition
+from oncely.errors import ConfigError, Unavailable
+from oncely.secrets import remember
+
+_T = TypeVar("_T")
+_ANSWER_SECONDS = 10
+_RETRIES = 2  # of one request, by the client; then the batch fails and is tried again
+_NOT_FOUND = 404
+_REFUSED = (401, 403)
+_SECRET = ("user.info", "password", "secret", "token")
+
+# A registry never changes the schema of an id, so what one task has asked, the next in the same
+# process knows. A task gets its decoder anew.
+_known: dict[tuple[str, int], Definition] = {}
+
+
+class UnknownSchema(Exception):
+    """The registry has no Avro schema by this id or subject; the message says why."""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A schema registry. Picklable; connects when first asked.
+
+    Attributes:
+        settings: ``url`` and whatever else confluent-kafka's SchemaRegistryClient takes, such as
+            ``basic.auth.user.info``, ``ssl.ca.location``, ``bearer.auth.credentials.source``.
+        key: the key of the pipeline file that errors name.
+    """
+
+    settings: Mapping[str, Any] = field(repr=False)
+    key: str = "decode.schema_registry"
+
+    def __post_init__(self) -> None:
+        remember(_secrets(self.settings))
+
+    def by_id(self, schema_id: int) -> Definition:
+        """The schema that a record names.
+
+        Raises:
+            UnknownSchema: the registry doesn't have it, or it is no Avro schema.
+            Unavailable: no answer.
+            ConfigError: the registry refuses us.
+        """
+        place = str(self.settings["url"]), schema_id
+        if place not in _known:
+            what = f"schema id {schema_id}"
+            _known[place] = self._definition(
+                self._ask(lambda: self._client.get_schema(schema_id), what), what
+            )
+        return _known[place]
+
+    def latest(self, subject: str) -> Definition:
+        """The newest schema of a subject.
+
+        Raises:
+            UnknownSchema, Unavailable, ConfigError: as :meth:`by_id`.
+        """
+        what = f"subject {subject}"
+        found = self._ask(lambda: self._client.get_latest_version(subject), what)
+        return self._definition(found.schema, what)
+
+    def _definition(self, schema: Schema, what: str) -> Definition:
+        kind = schema.schema_type or "AVRO"
+        if kind != "AVRO":
+            raise UnknownSchema(f"{what} is {kind}, not AVRO")
+        texts: dict[tuple[str, int], str] = {}
+        self._collect(schema, texts)
+        return Definition(schema.schema_str, tuple(texts.values()))
+
+    def _collect(self, schema: Schema, texts: dict[tuple[str, int], str]) -> None:
+        """Depth first, so that each text comes after those whose types it names."""
+        for reference in schema.references or ():
+            place = reference.subject, reference.version
+            if place not in texts:
+                inner = self._referred(*place)
+                self._collect(inner, texts)
+                texts[place] = inner.schema_str
+
+    def _referred(self, subject: str, version: int) -> Schema:
+        what = f"subject {subject} version {version}"
+        found = self._ask(lambda: self._client.get_version(subject, version), what)
+        return found.schema
+
+    @property
+    def _client(self) -> SchemaRegistryClient:
+        # A forked child must not go on with its parent's TLS connection: both would break it.
+        clients: dict[int, SchemaRegistryClient] = self._clients
+        if os.getpid() not in clients:
+            clients[os.getpid()] = self._connected()
+        return clients[os.getpid()]
+
+    @cached_property
+    def _clients(self) -> dict[int, SchemaRegistryClient]:
+        return {}
+
+    def _connected(self) -> SchemaRegistryClient:
+        remember(_secrets(self.settings))  # also in the process that this was shipped to
+        conf = {"timeout": _ANSWER_SECONDS, "max.retries": _RETRIES, **self.settings}
+        try:
+            return SchemaRegistryClient(conf)
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigError(
+                self.key,
+                str(error),
+                way_out="it takes a url, or a table of url and the settings of "
+                "confluent-kafka's SchemaRegistryClient",
+            ) from None
+
+    def _ask(self, question: Callable[[], _T], what: str) -> _T:
+        try:
+            return question()
+        except ConfigError:
+            raise
+        except SchemaRegistryError as error:
+            if error.http_status_code == _NOT_FOUND:
+                raise UnknownSchema(f"the schema registry has no {what}") from None
+            if error.http_status_code in _REFUSED:
+                raise ConfigError(
+                    self.key,
+                    f"the schema registry refuses us (HTTP {error.http_status_code})",
+                    way_out="give basic.auth.user.info, or the user and password in the url",
+                ) from None
+            raise Unavailable(f"the schema registry failed on {what}: {error}") from None
+        except Exception as error:  # whatever its HTTP and OAuth clients raise: no answer
+            raise Unavailable(
+                f"no answer from the schema registry on {what}: {type(error).__name__}: {error}",
+                way_out=f"check {self.key} and the network from here to it",
+            ) from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": dict(self.settings), "key": self.key}
+
+
+def _secrets(settings: Mapping[str, Any]) -> list[str]:
+    found = [str(value) for name, value in settings.items() if name.endswith(_SECRET)]
+    found += [part for value in found for part in value.split(":", 1)[1:]]
+    for url in str(settings.get("url", "")).split(","):
+        parts = urlsplit(url.strip())
+        if parts.password:
+            found += [parts.password, unquote(parts.password)]
+    return found

@@ -1,0 +1,256 @@
+"""Spark's schema DDL to Arrow, and Arrow types back to the words people wrote.
+
+A schema is ``name TYPE [NOT NULL] [COMMENT 'text'], ...`` as ``StructType.toDDL`` prints it.
+Names may be any word, also SQL's reserved ones, since a schema holds nothing but names and
+types; anything else is put between backticks, and a backtick inside is doubled.
+
+| DDL                               | Arrow                  | in JSON                   |
+|-----------------------------------|------------------------|---------------------------|
+| STRING                            | string                 | text                      |
+| BOOLEAN                           | bool                   | true, false               |
+| TINYINT SMALLINT INT BIGINT       | int8 int16 int32 int64 | a number without . and e  |
+| FLOAT, DOUBLE                     | float, double          | a number                  |
+| DECIMAL(p, s); DECIMAL is (10, 0) | decimal128(p, s)       | a number, fitting exactly |
+| DATE                              | date32                 | text, ISO 8601            |
+| TIMESTAMP                         | timestamp(us, UTC)     | text, ISO 8601            |
+| TIMESTAMP_NTZ                     | timestamp(us)          | text, ISO 8601, no offset |
+| BINARY                            | binary                 | text, base64              |
+| ARRAY<T>                          | list<T>                | array                     |
+| STRUCT<name: T, ...>              | struct                 | object                    |
+| MAP<STRING, T>                    | map<string, T>         | object                    |
+
+BYTE, SHORT, INTEGER, LONG, REAL, DEC, NUMERIC and TIMESTAMP_LTZ are Spark's other names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from oncely.errors import ConfigError
+
+_SCALARS: dict[str, pa.DataType] = {
+    "STRING": pa.string(),
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
+    "BINARY": pa.binary(),
+}
+_NAMES = {arrow: name for name, arrow in _SCALARS.items()}
+_OTHER_NAMES = {
+    "BYTE": "TINYINT",
+    "SHORT": "SMALLINT",
+    "INTEGER": "INT",
+    "LONG": "BIGINT",
+    "REAL": "FLOAT",
+    "TIMESTAMP_LTZ": "TIMESTAMP",
+}
+_DECIMALS = ("DECIMAL", "DEC", "NUMERIC")
+_MOST_DIGITS = 38  # of Spark's DECIMAL and Arrow's decimal128
+_DEEPEST = 32  # types inside types; far below what recursion can take
+_WAY_OUT = (
+    "write it as Spark's DDL, such as: id BIGINT NOT NULL, at TIMESTAMP, tags ARRAY<STRING>; "
+    "a name that is not one word goes between backticks"
+)
+_TOKEN = re.compile(
+    r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<word>\w+)"
+    r"|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<mark>[<>(),:])|(?P<end>\Z))",
+    re.DOTALL,
+)
+
+
+def parse_schema(ddl: str, *, key: str = "decode.schema") -> pa.Schema:
+    """Read Spark DDL.
+
+    Args:
+        ddl: the schema's text.
+        key: the key of the pipeline file that errors name.
+
+    Raises:
+        ConfigError: it is no DDL, names a column twice, or has a type that Oncely doesn't read.
+    """
+    return _Parser(ddl, key).schema()
+
+
+def type_name(arrow: pa.DataType) -> str:
+    """The DDL name of a type, for messages: ``int32`` is ``INT``."""
+    if pa.types.is_decimal(arrow):
+        return f"DECIMAL({arrow.precision},{arrow.scale})"
+    if pa.types.is_map(arrow):
+        return f"MAP<{type_name(arrow.key_type)}, {type_name(arrow.item_type)}>"
+    if pa.types.is_list(arrow):
+        return f"ARRAY<{type_name(arrow.value_type)}>"
+    if pa.types.is_struct(arrow):
+        inside = (arrow.field(i) for i in range(arrow.num_fields))
+        return f"STRUCT<{', '.join(f'{f.name}: {type_name(f.type)}' for f in inside)}>"
+    return _NAMES.get(arrow, str(arrow))
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    at: int
+
+
+class _Parser:
+    """Recursive descent over the tokens; one method for one rule of the grammar."""
+
+    def __init__(self, ddl: str, key: str) -> None:
+        self.ddl, self.key = ddl, key
+        self.tokens = self._tokens()
+        self.next = 0
+        self.depth = 0
+
+    def _tokens(self) -> list[_Token]:
+        tokens: list[_Token] = []
+        at = 0
+        while not tokens or tokens[-1].kind != "end":
+            found = _TOKEN.match(self.ddl, at)
+            if found is None:
+                left = len(self.ddl) - len(self.ddl[at:].lstrip())
+                raise self._error(left, f"{self.ddl[left]!r} has no meaning here")
+            assert found.lastgroup is not None  # noqa: S101 - every alternative is named
+            tokens.append(
+                _Token(found.lastgroup, found[found.lastgroup], found.start(found.lastgroup))
+            )
+            at = found.end()
+        return tokens
+
+    def _error(self, at: int, problem: str) -> ConfigError:
+        return ConfigError(self.key, f"at character {at + 1}: {problem}", way_out=_WAY_OUT)
+
+    def _take(self) -> _Token:
+        token = self.tokens[self.next]
+        self.next += token.kind != "end"
+        return token
+
+    def _accept(self, *texts: str) -> bool:
+        """Take these words or marks when they come next, whatever their case."""
+        ahead = self.tokens[self.next : self.next + len(texts)]
+        if len(ahead) != len(texts):
+            return False
+        for token, text in zip(ahead, texts, strict=True):
+            if token.kind not in ("word", "mark") or token.text.upper() != text:
+                return False
+        self.next += len(texts)
+        return True
+
+    def _expect(self, mark: str) -> None:
+        token = self.tokens[self.next]
+        if not self._accept(mark):
+            raise self._error(token.at, f"expected {mark!r}, found {_shown(token)}")
+
+    def schema(self) -> pa.Schema:
+        fields = self._fields(lambda: self.tokens[self.next].kind == "end", "the schema")
+        return pa.schema(fields)
+
+    def _fields(self, at_end: Callable[[], bool], of: str) -> list[pa.Field]:
+        fields: list[pa.Field] = []
+        if at_end():
+            raise self._error(self.tokens[self.next].at, f"{of} has no columns")
+        while True:
+            at = self.tokens[self.next].at
+            field = self._field()
+            if any(field.name == other.name for other in fields):
+                raise self._error(at, f"{field.name!r} is there twice")
+            fields.append(field)
+            if at_end():
+                return fields
+            token = self.tokens[self.next]
+            if not self._accept(","):
+                raise self._error(
+                    token.at, f"expected ',' after {field.name!r}, found {_shown(token)}"
+                )
+
+    def _field(self) -> pa.Field:
+        name = self._name()
+        self._accept(":")
+        arrow = self._type()
+        nullable = not self._accept("NOT", "NULL")
+        if self._accept("COMMENT"):
+            token = self._take()
+            if token.kind != "text":
+                raise self._error(token.at, f"expected a quoted comment, found {_shown(token)}")
+        return pa.field(name, arrow, nullable=nullable)
+
+    def _name(self) -> str:
+        token = self._take()
+        if token.kind == "quoted" and len(token.text) > 2:
+            return token.text[1:-1].replace("``", "`")
+        if token.kind == "word" and not token.text.isdigit():
+            return token.text
+        raise self._error(token.at, f"expected a column's name, found {_shown(token)}")
+
+    def _type(self) -> pa.DataType:
+        token = self._take()
+        word = token.text.upper() if token.kind == "word" else ""
+        word = _OTHER_NAMES.get(word, word)
+        if word in _SCALARS:
+            return _SCALARS[word]
+        if word in _DECIMALS:
+            return self._decimal()
+        nested = {"ARRAY": self._array, "STRUCT": self._struct, "MAP": self._map}.get(word)
+        if nested is None:
+            known = ", ".join((*_SCALARS, "DECIMAL(p,s)", "ARRAY<>", "STRUCT<>", "MAP<STRING,>"))
+            raise self._error(token.at, f"{_shown(token)} is not one of the types {known}")
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise self._error(token.at, f"types are nested more than {_DEEPEST} deep")
+        self._expect("<")
+        arrow = nested()
+        self._expect(">")
+        self.depth -= 1
+        return arrow
+
+    def _decimal(self) -> pa.DataType:
+        digits, scale = 10, 0
+        at = self.tokens[self.next].at
+        if self._accept("("):
+            digits = self._number()
+            if self._accept(","):
+                scale = self._number()
+            self._expect(")")
+        if not 1 <= digits <= _MOST_DIGITS or scale > digits:
+            raise self._error(
+                at,
+                f"DECIMAL({digits},{scale}): takes 1 to {_MOST_DIGITS} digits, "
+                "and no more of them after the point than in all",
+            )
+        return pa.decimal128(digits, scale)
+
+    def _number(self) -> int:
+        token = self._take()
+        if token.kind != "word" or not re.fullmatch("[0-9]{1,4}", token.text):
+            raise self._error(token.at, f"expected a number, found {_shown(token)}")
+        return int(token.text)
+
+    def _array(self) -> pa.DataType:
+        return pa.list_(self._type())
+
+    def _struct(self) -> pa.DataType:
+        def at_end() -> bool:
+            token = self.tokens[self.next]
+            return token.kind == "mark" and token.text == ">"
+
+        return pa.struct(self._fields(at_end, "STRUCT"))
+
+    def _map(self) -> pa.DataType:
+        token = self.tokens[self.next]
+        if self._type() != pa.string():
+            raise self._error(token.at, "the keys of a MAP are STRING")
+        self._expect(",")
+        return pa.map_(pa.string(), self._type())
+
+
+def _shown(token: _Token) -> str:
+    return "the end" if token.kind == "end" else repr(token.text)

@@ -1,0 +1,113 @@
+"""Everything Oncely raises, by what it means for the person who runs the pipeline.
+
+OncelyError
+├── WrongInput            change something, then start again          exit 2, never retried
+│   ├── ConfigError       a key of the pipeline file
+│   ├── TableMismatch     the sink's table does not fit the rows
+│   └── SourceMismatch    not the topic that the ledger was written for
+├── Fenced                a newer run has taken over                  exit 3: do not restart
+├── Stopped               a person must decide                        exit 1, never retried
+│   ├── DataLost          records left the topic before they were read
+│   └── TooManyRejects    the reject budget is spent
+├── Unavailable           a server did not answer; ask again later    exit 1, retried
+└── InvariantViolation    a defect in Oncely: nothing was committed   exit 1, never retried
+"""
+
+from __future__ import annotations
+
+from oncely.secrets import redact
+
+
+class OncelyError(Exception):
+    """Base of everything raised on purpose. The text never holds a known secret."""
+
+    exit_code = 1
+    retryable = False
+
+    def __init__(self, message: str, *, way_out: str = "") -> None:
+        self.message = redact(message)
+        self.way_out = redact(way_out)
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  way out: {self.way_out}" if self.way_out else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.__dict__.copy()))
+
+
+def _rebuild(kind: type[OncelyError], state: dict[str, object]) -> OncelyError:
+    """Unpickle an error that crossed from an executor without calling its constructor."""
+    # An executor does not know every secret that the driver knows.
+    shown = {k: redact(v) if isinstance(v, str) else v for k, v in state.items()}
+    error = kind.__new__(kind)
+    Exception.__init__(error, shown.get("message", ""))
+    error.__dict__.update(shown)
+    return error
+
+
+class WrongInput(OncelyError):
+    """The pipeline can't run as it is described; nothing was written."""
+
+    exit_code = 2
+
+
+class ConfigError(WrongInput):
+    """A key of the pipeline file is unknown, missing or has a value that can't work."""
+
+    def __init__(self, key: str, problem: str, *, way_out: str = "") -> None:
+        self.key = key
+        super().__init__(f"{key}: {problem}", way_out=way_out)
+
+
+class TableMismatch(WrongInput):
+    """The sink's table is missing or its columns don't take the pipeline's rows."""
+
+
+class SourceMismatch(WrongInput):
+    """Cluster, topic id or end of the log contradict the ledger: another topic by the same name."""
+
+
+class Fenced(OncelyError):
+    """A newer run of this pipeline holds the ledger; this one may not write. Do not restart it."""
+
+    exit_code = 3
+
+    def __init__(self, pipeline: str, ours: int, theirs: int) -> None:
+        self.pipeline, self.ours, self.theirs = pipeline, ours, theirs
+        super().__init__(
+            f"pipeline {pipeline!r}: epoch {ours} is fenced by epoch {theirs}, a newer run",
+            way_out="leave this one stopped; a supervisor must not restart it on exit code 3",
+        )
+
+
+class Stopped(OncelyError):
+    """Going on needs a person's decision; a restart alone ends here again."""
+
+
+class DataLost(Stopped):
+    """The topic no longer holds records that the ledger expects (retention, deletion)."""
+
+
+class TooManyRejects(Stopped):
+    """More records were rejected than `sink.max_rejects` allows; that batch was not committed."""
+
+
+class Unavailable(OncelyError):
+    """A broker or database did not answer or ended the session. Safe to try again."""
+
+    retryable = True
+
+
+class InvariantViolation(OncelyError):
+    """Something that can't be, was. Nothing was committed after it was seen."""
+
+
+def check(condition: bool, message: str) -> None:
+    """Assert an invariant also under ``python -O``.
+
+    Raises:
+        InvariantViolation: when ``condition`` is false.
+    """
+    if not condition:
+        raise InvariantViolation(message)

@@ -1,0 +1,46 @@
+"""Free TCP ports on 127.0.0.1."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+HOST = "127.0.0.1"
+_LOWEST, _HIGHEST = 15_000, 32_000
+_TRIES = 200
+_given: set[int] = set()  # not listened on yet, but promised
+
+
+def free_port() -> int:
+    """Return a port nobody listens on, below the range that the system gives to clients.
+
+    A server that is restarted needs its port again. From the clients' (ephemeral) range somebody
+    else's outgoing connection may have taken it meanwhile; worse, a client that keeps trying to
+    reach the stopped server on such a port can be given that very port and connect to itself.
+    """
+    highest = min(_HIGHEST, max(_first_ephemeral() - 1, _LOWEST + 1000))
+    for _ in range(_TRIES):
+        port = random.randint(_LOWEST, highest)
+        if port not in _given and is_free(port):
+            _given.add(port)
+            return port
+    raise OSError(f"no free port between {_LOWEST} and {highest}")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _first_ephemeral() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return _HIGHEST

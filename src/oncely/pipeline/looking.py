@@ -1,0 +1,85 @@
+"""Looks at the sink without writing: what the ledger says, whether the table takes the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.errors import TableMismatch
+from oncely.sinks.sql.connection import Connection
+from oncely.sinks.sql.ledger import Registered
+from oncely.sinks.sql.session import brief_session
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.takeover import require_ledger
+from oncely.sinks.sql.target import inspect
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the ledger knows of a pipeline; nothing at all before its first start."""
+
+    registered: Registered | None = None
+    positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    rejects: int = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch given out last; 0 for a pipeline that never ran."""
+        return self.registered.epoch if self.registered else 0
+
+
+def look(sink: SqlSink) -> Known:
+    """Read the ledger; one that was never created knows nothing.
+
+    Raises:
+        WrongInput: the database does not let us in.
+        Unavailable: no answer.
+    """
+    with session(sink) as connection:
+        if connection is None or not sink.ledger.exists(connection):
+            return Known()
+        registered = sink.ledger.registered(connection)
+        if registered is None:
+            return Known()
+        entries = sink.ledger.entries(connection)
+        return Known(
+            registered,
+            {tp: entry.position for tp, entry in entries.items()},
+            sink.ledger.topic_ids(connection),
+            sink.ledger.count_rejects(connection),
+        )
+
+
+def check_table(sink: SqlSink) -> None:
+    """Refuse a table that doesn't take the rows, and a missing one that we may not create.
+
+    Raises:
+        TableMismatch: names every column that doesn't fit.
+    """
+    with session(sink) as connection:
+        if connection is None:
+            return
+        if not sink.create:
+            require_ledger(connection, sink.ledger)
+        if not sink.create or sink.dialect.columns(connection, sink.wanted.table):
+            inspect(sink.dialect, connection, sink.wanted)
+
+
+@contextmanager
+def session(sink: SqlSink) -> Iterator[Connection | None]:
+    """A session for looking; None where the database is a file that is still to be made."""
+    try:
+        opened = brief_session(sink.dialect, "look", sink.connect)
+        connection = opened.__enter__()
+    except TableMismatch:
+        if not sink.create:
+            raise
+        yield None
+        return
+    try:
+        yield connection
+    finally:
+        opened.__exit__(None, None, None)

@@ -1,0 +1,307 @@
+"""A pipeline as a value: settings become parts, and parts are run, asked or reset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from oncely.config import PipelineSettings, load
+from oncely.core import events
+from oncely.decode.base import Decoder
+from oncely.errors import ConfigError, OncelyError
+from oncely.pipeline import looking, offsets, planning, rejects, running, status
+from oncely.pipeline.decoding import decoder_of
+from oncely.pipeline.offsets import Reset, Standing
+from oncely.pipeline.planning import Plan
+from oncely.pipeline.rejects import Rejects
+from oncely.pipeline.status import Status
+from oncely.runtimes import session
+from oncely.runtimes.batch_commit import BatchCommit, Transform, output_schema
+from oncely.runtimes.batches import PartitionCommit
+from oncely.runtimes.row_transform import (
+    PythonTransform,
+    RowTransform,
+    SqlTransform,
+    Unchanged,
+    load_function,
+)
+from oncely.runtimes.stop import StopSignal
+from oncely.sinks.sql.connection import Connect, connect
+from oncely.sinks.sql.dialects import dialect_for
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.target import SOURCE_COLUMNS, Wanted
+from oncely.sources.kafka import KafkaSource
+from oncely.sources.reset import Verb
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def _ignore(_: events.Event) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Moves records from Kafka into a SQL table, exactly once.
+
+    Attributes:
+        settings: what the pipeline file says.
+        connect: how database sessions are opened; a test puts faults here.
+    """
+
+    settings: PipelineSettings
+    connect: Connect = connect
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Pipeline:
+        """Read a pipeline file.
+
+        Raises:
+            ConfigError: names every key that is wrong, and the way out.
+        """
+        return cls(load(Path(path)))
+
+    # -- parts -----------------------------------------------------------------------------
+
+    @cached_property
+    def source(self) -> KafkaSource:
+        """The topics."""
+        source = self.settings.source
+        return KafkaSource(source.brokers, source.topics, source.kafka_properties())
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """Bytes to rows."""
+        return decoder_of(self.settings.decode, self.settings.source.topics)
+
+    @property
+    def spark_path(self) -> str | None:
+        """``package.module:function`` of the Spark transform, when there is one."""
+        transform = self.settings.transform
+        return transform.spark if transform is not None else None
+
+    @cached_property
+    def spark_transform(self) -> Transform | None:
+        """DataFrame to DataFrame.
+
+        Raises:
+            ConfigError: the function can't be imported.
+        """
+        path = self.spark_path
+        return load_function("transform.spark", path) if path is not None else None
+
+    @cached_property
+    def row_transform(self) -> RowTransform:
+        """Rows to rows; unchanged where there is none."""
+        transform = self.settings.transform
+        if transform is not None and transform.sql is not None:
+            return SqlTransform(transform.sql)
+        if transform is not None and transform.python is not None:
+            return PythonTransform(transform.python)
+        return Unchanged()
+
+    def row_schema(self, spark: SparkSession | None = None) -> pa.Schema:
+        """The columns that reach the table; a Spark transform needs a session to tell.
+
+        Raises:
+            ConfigError: the transform can't work on the decoder's columns.
+        """
+        if self.spark_transform is not None:
+            return self._made_by_spark(spark or self.start_spark(), self.spark_transform)
+        schema = self.row_transform.output(self.decoder.schema)
+        if not self.settings.sink.keep_source:
+            return schema
+        clash = set(schema.names) & set(SOURCE_COLUMNS.names)
+        if clash:
+            raise ConfigError(
+                "sink.keep_source",
+                f"the rows have columns {', '.join(sorted(clash))} already",
+                way_out="rename them in a transform",
+            )
+        return pa.schema([*schema, *SOURCE_COLUMNS])
+
+    def _made_by_spark(self, spark: SparkSession, transform: Transform) -> pa.Schema:
+        try:
+            return output_schema(spark, transform, self.decoder.schema)
+        except OncelyError:
+            raise
+        except Exception as error:  # the user's own code: it may raise anything
+            if running.spark_has_died(error):
+                raise
+            said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            raise ConfigError(
+                "transform.spark",
+                f"{self.spark_path} fails on a DataFrame without rows: {said}",
+                way_out="it gets the columns of decode: "
+                + ", ".join(f"{one.name} {one.type}" for one in self.decoder.schema),
+            ) from None
+
+    def sink(self, schema: pa.Schema) -> SqlSink:
+        """The table and the ledger beside it."""
+        sink = self.settings.sink
+        return SqlSink(
+            pipeline=self.settings.name,
+            dialect=dialect_for(sink.url.get_secret_value(), sink.connect_timeout),
+            wanted=Wanted(sink.table, schema, tuple(sink.keys), sink.version),
+            keep_source=sink.keep_source,
+            create=sink.create,
+            connect=self.connect,
+        )
+
+    @property
+    def ledger_sink(self) -> SqlSink:
+        """The sink for work on the ledger alone: it does not know the rows' columns."""
+        return self.sink(pa.schema([]))
+
+    def start_spark(self, log: IO[bytes] | None = None) -> SparkSession:
+        """The Spark session of the pipeline.
+
+        Args:
+            log: where Spark's own lines go; to our stderr when it is None.
+        """
+        spark = self.settings.spark
+        return session.start(self.settings.name, spark.master, spark.spark_conf(), log=log)
+
+    def batches(self, spark: SparkSession | None = None) -> PartitionCommit | BatchCommit:
+        """How a micro-batch takes effect: by the kind of the transform."""
+        sink = self.sink(self.row_schema(spark))
+        budget = self.settings.sink.max_rejects
+        topics = tuple(self.settings.source.topics)
+        share = budget.share
+        if self.spark_transform is not None:
+            return BatchCommit(
+                sink, self.source, self.decoder, self.spark_transform, topics, share, budget.count
+            )
+        return PartitionCommit(
+            sink, self.source, self.decoder, self.row_transform, topics, share, budget.count
+        )
+
+    def preflight(self) -> None:
+        """Find out what is wrong before Spark's start takes its seconds; writes nothing.
+
+        Raises:
+            WrongInput: a topic is missing, the table doesn't take the rows, and the like.
+            Unavailable: a server doesn't answer.
+        """
+        self.source.identity()
+        if self.spark_transform is None:
+            looking.check_table(self.sink(self.row_schema()))
+        self.refuse_keep_source()
+
+    def refuse_keep_source(self) -> None:
+        """Refuse to write the origin of rows that have none.
+
+        Raises:
+            ConfigError: ``sink.keep_source`` with a Spark transform.
+        """
+        if self.spark_path is not None and self.settings.sink.keep_source:
+            raise ConfigError(
+                "sink.keep_source",
+                "a row of a Spark transform comes from no single record",
+                way_out="remove it; where a row needs its origin, use transform.sql or .python",
+            )
+
+    # -- running ---------------------------------------------------------------------------
+
+    def run(
+        self,
+        until: Literal["latest"] | None = None,
+        *,
+        stop: StopSignal | None = None,
+        listener: events.Listener = _ignore,
+        spark: SparkSession | None = None,
+    ) -> None:
+        """Run until asked to stop, or until what is readable now is committed.
+
+        Args:
+            until: ``"latest"`` ends when the last stable offsets of the start are committed.
+            stop: how to ask for the end from another thread or a signal handler.
+            listener: hears what happens.
+            spark: a session to use instead of one of our own.
+
+        Raises:
+            WrongInput: the pipeline can't run as it is described; nothing was written.
+            Fenced: a newer run has taken over.
+            Stopped: a person must decide.
+            Unavailable: a server did not come back for as long as retries last.
+        """
+        running.run(self, until, stop or StopSignal(), listener, spark)
+
+    # -- asking and mending ----------------------------------------------------------------
+
+    def status(self) -> Status:
+        """Position, end and lag of every partition, rejects, epoch; writes nothing.
+
+        Raises:
+            WrongInput: a topic is missing, or a server does not let us in.
+            Unavailable: a server does not answer.
+        """
+        return status.status(self)
+
+    def plan(self, *, use_spark: bool | None = None) -> Plan:
+        """Check everything that can be checked without writing, and say what a run would do.
+
+        Args:
+            use_spark: start Spark to see a Spark transform's columns and whether the executors
+                can import what they need; by default only where that is in question.
+
+        Never raises for what is wrong with the pipeline: that is in ``Plan.problems``.
+        """
+        return planning.plan(self, use_spark)
+
+    def standings(self) -> list[Standing]:
+        """First offset, position, end and mirrored offset of every partition.
+
+        Raises as :meth:`status` does.
+        """
+        return offsets.standings(self)
+
+    def reset(self, verb: Verb, topics: Sequence[str] = (), *, execute: bool = False) -> Reset:
+        """Plan new positions and, with ``execute``, take a new epoch and write them.
+
+        Args:
+            verb: one of :mod:`oncely.sources.reset`.
+            topics: ``topic`` or ``topic:0,1``: only these partitions.
+            execute: without it nothing is written.
+
+        Raises:
+            WrongInput: no such partition, or the ledger belongs to another topic or cluster.
+            Fenced: another run opened at the same moment.
+            Unavailable: a server does not answer.
+        """
+        return offsets.reset(self, verb, topics, execute=execute)
+
+    def rejects(self, limit: int = 100) -> Rejects:
+        """The first dead letters, and how many there are.
+
+        Raises as :meth:`status` does.
+        """
+        return rejects.rejects(self, limit)
+
+    def replay(
+        self,
+        *,
+        spark: SparkSession | None = None,
+        progress: Callable[[int, int], None] = lambda _, __: None,
+    ) -> tuple[int, int]:
+        """Decode all dead letters again and move those that pass now into the table.
+
+        Args:
+            spark: a session for a Spark transform; one of our own by default.
+            progress: told (moved, kept) after every transaction.
+
+        Returns:
+            How many were moved, and how many stay rejects.
+
+        Raises:
+            WrongInput: an upsert without a version column, or the table doesn't take the rows.
+            Stopped: the table refuses a row of the Spark transform.
+            Unavailable: the database did not come back.
+        """
+        return rejects.replay(self, spark=spark, progress=progress)

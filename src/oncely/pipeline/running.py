@@ -1,0 +1,98 @@
+"""Runs a pipeline: what can be found wrong is found before anything is started or written."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from typing import TYPE_CHECKING, Literal
+
+from oncely.core import events
+from oncely.errors import OncelyError, Unavailable
+from oncely.pipeline.looking import check_table
+from oncely.runtimes import session
+from oncely.runtimes.mirror import Mirror
+from oncely.runtimes.spark import RunSettings, SparkRun
+from oncely.runtimes.stop import StopSignal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from oncely.pipeline.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+_DYING = 1.0  # seconds: a call to a JVM fails a little before its process has ended
+
+
+def run(
+    pipeline: Pipeline,
+    until: Literal["latest"] | None,
+    stop: StopSignal,
+    listener: events.Listener,
+    spark: SparkSession | None,
+) -> None:
+    """See :meth:`oncely.pipeline.Pipeline.run`."""
+    pipeline.preflight()
+    own = None if spark is not None else pipeline.start_spark()
+    started = spark or own
+    try:
+        if started is not None and not stop.draining:
+            _run(pipeline, until, stop, listener, started)
+    finally:
+        if own is not None:
+            session.stop(own)
+
+
+def _run(
+    pipeline: Pipeline,
+    until: Literal["latest"] | None,
+    stop: StopSignal,
+    listener: events.Listener,
+    spark: SparkSession,
+) -> None:
+    settings = pipeline.settings
+    try:
+        batches = pipeline.batches(spark)
+        check_table(batches.sink)
+        SparkRun(
+            session=spark,
+            source=pipeline.source,
+            batches=batches,
+            settings=RunSettings(
+                name=settings.name,
+                start=settings.source.start,
+                on_gap=settings.source.on_gap,
+                trigger_seconds=settings.spark.trigger,
+                max_records_per_batch=settings.spark.max_records_per_batch,
+            ),
+            mirror=Mirror(pipeline.source, settings.mirror_group),
+            stop=stop,
+            listener=listener,
+        ).run(until_latest=until == "latest")
+    except OncelyError:
+        raise
+    except Exception as error:
+        raise _meaning(error) from error
+
+
+def _meaning(error: Exception) -> Exception:
+    """A JVM that has died leaves a different error at every place where it is called."""
+    code = spark_has_died(error)
+    if code is None:
+        return error
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    return Unavailable(
+        f"Spark's Java process has ended {how}",
+        way_out="start again: what is committed stays, the batch in hand is read again. Signal 9"
+        " is often the kernel's answer to a lack of memory",
+    )
+
+
+def spark_has_died(error: Exception) -> int | None:
+    """The exit code of Spark's Java process, when its end may be what ``error`` is about."""
+    process = session.java_process()
+    if process is None or not type(error).__module__.startswith(("py4j", "pyspark", "builtins")):
+        return None
+    try:
+        return process.wait(_DYING)
+    except subprocess.TimeoutExpired:
+        return None

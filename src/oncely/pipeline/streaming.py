@@ -1,0 +1,182 @@
+"""The sink for a streaming DataFrame that somebody already has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from pydantic import ValidationError
+
+from oncely.config import SqlSinkSettings
+from oncely.config.problems import explain, joined
+from oncely.core.offsets import SourceIdentity
+from oncely.errors import ConfigError
+from oncely.pipeline.looking import check_table, look
+from oncely.runtimes.checkpoint import Checkpoint
+from oncely.runtimes.plugin import PublishedBatches, TopicIds, is_stateful, row_schema
+from oncely.sinks.sql.connection import Connect, connect
+from oncely.sinks.sql.dialects import dialect_for
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.staging import sweep
+from oncely.sinks.sql.target import Wanted
+from oncely.sources.kafka import KafkaSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_UNKNOWN = ""
+
+
+def write_stream(
+    df: DataFrame,
+    *,
+    name: str,
+    url: str,
+    table: str,
+    checkpoint: str | Path,
+    mode: Literal["append", "upsert"] = "append",
+    keys: Sequence[str] = (),
+    version: str | None = None,
+    create: bool = True,
+    trigger: Mapping[str, Any] | None = None,
+    output_mode: Literal["append", "update", "complete"] = "append",
+    brokers: str | None = None,
+    kafka: Mapping[str, str] | None = None,
+    connect: Connect = connect,
+) -> StreamingQuery:
+    """Start a query that writes a streaming DataFrame into a SQL table, exactly once.
+
+    Each micro-batch is published in one transaction with the number of the batch, the id of the
+    checkpoint and the Kafka offsets that were read. A batch that Spark repeats after a crash
+    is recognised and not written again. Another checkpoint under the same name is refused,
+    unless the query keeps no state and begins at the very offsets where the table stands.
+
+    Args:
+        df: a streaming DataFrame; its columns are the table's.
+        name: the ledger's key. A second query by the same name fences the first.
+        url: ``postgresql://…`` or ``sqlite:///…``.
+        table: ``table`` or ``schema.table``.
+        checkpoint: the query's checkpoint location, on any file system that Spark reaches.
+        mode: ``append``, or ``upsert`` by ``keys``.
+        keys: columns that identify a row in an upsert.
+        version: column that keeps an older row from replacing a newer one.
+        create: create the table and the ledger's tables when they are missing.
+        trigger: arguments of ``DataStreamWriter.trigger``, such as ``{"availableNow": True}``.
+        output_mode: Spark's output mode.
+        brokers: ``host:port`` of the topics that are read; when given, cluster and topic ids are
+            compared, so that a topic which was deleted and made again is refused.
+        kafka: librdkafka's keys for ``brokers``.
+        connect: how database sessions are opened; a test puts faults here.
+
+    Returns:
+        The running query. It ends with an error of :mod:`oncely.errors` in its text when the
+        pipeline is fenced or the checkpoint does not continue the ledger.
+
+    Raises:
+        ConfigError: an argument can't work.
+        TableMismatch: the table does not take the columns.
+        SourceMismatch: ``brokers`` leads to another cluster than before.
+        Unavailable: the database or the brokers don't answer.
+    """
+    _check(df, name)
+    settings = _sink_settings(
+        url=url, table=table, mode=mode, keys=tuple(keys), version=version, create=create
+    )
+    sink = _sink(name, settings, row_schema(df), connect)
+    check_table(sink)
+    source = None if brokers is None else KafkaSource(brokers, (), dict(kafka or {}))
+    cluster_id = _cluster_id(sink, source)
+    opened = sink.open(SourceIdentity(cluster_id, {}), dict, {})
+    bound = sink.bind()
+    sweep(bound, opened.fence)
+    batches = PublishedBatches(
+        bound,
+        opened.fence,
+        Checkpoint(df.sparkSession, str(checkpoint)),
+        _topic_ids(source),
+        is_stateful(df),
+    )
+    writer = (
+        df.writeStream.queryName(_query_name(name))
+        .outputMode(output_mode)
+        .option("checkpointLocation", str(checkpoint))
+        .foreachBatch(batches)
+    )
+    return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def _check(df: DataFrame, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            "name",
+            f"found {name!r}; allowed: 1 to 100 letters, digits, underscores, dots, dashes",
+            way_out="use a short name: it is the ledger's key",
+        )
+    if not df.isStreaming:
+        raise ConfigError(
+            "df",
+            "is not a streaming DataFrame",
+            way_out="make it by spark.readStream; a batch has no checkpoint to continue from",
+        )
+    if any(query.name == _query_name(name) for query in df.sparkSession.streams.active):
+        raise ConfigError(
+            "name",
+            f"a query that writes {name!r} runs in this Spark session",
+            way_out="stop it first, or give this one another name",
+        )
+
+
+def _query_name(name: str) -> str:
+    return f"oncely_{name}"
+
+
+def _sink_settings(**given: Any) -> SqlSinkSettings:
+    raw = {"kind": "sql", **given}
+    try:
+        return SqlSinkSettings.model_validate(raw)
+    except ValidationError as error:
+        raise joined(explain(error, raw), "write_stream") from None
+
+
+def _sink(name: str, settings: SqlSinkSettings, schema: pa.Schema, connect: Connect) -> SqlSink:
+    return SqlSink(
+        pipeline=name,
+        dialect=dialect_for(settings.url.get_secret_value(), settings.connect_timeout),
+        wanted=Wanted(settings.table, schema, settings.keys, settings.version),
+        create=settings.create,
+        connect=connect,
+    )
+
+
+def _cluster_id(sink: SqlSink, source: KafkaSource | None) -> str:
+    """The cluster that is read, as far as anybody says.
+
+    Raises:
+        ConfigError: the ledger was begun without brokers, so there is nothing to compare with.
+    """
+    registered = look(sink).registered
+    if source is None:
+        return registered.cluster_id if registered else _UNKNOWN
+    if registered is not None and registered.cluster_id == _UNKNOWN:
+        raise ConfigError(
+            "brokers",
+            "the ledger of this name was begun without brokers and knows no cluster",
+            way_out="leave brokers out, or give the pipeline a new name",
+        )
+    return source.identity().cluster_id
+
+
+def _topic_ids(source: KafkaSource | None) -> TopicIds:
+    if source is None:
+        return lambda _: {}
+
+    def ask(topics: Collection[str]) -> Mapping[str, str]:
+        source.topics = sorted(topics)
+        return source.identity().topic_ids if topics else {}
+
+    return ask

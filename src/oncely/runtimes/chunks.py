@@ -1,0 +1,195 @@
+"""Records as they arrive from Spark become chunks that one transaction commits.
+
+A task claims only what it has READ. When Spark cancels a task or its JVM dies, the pipe to
+Python can close between two Arrow messages, which looks like a normal end. So a chunk's range
+ends at the last record read plus one, never at the planned end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.decode.base import Decoded, Rejection
+from oncely.errors import check
+from oncely.runtimes.row_transform import RowTransform
+from oncely.sinks.base import Chunk, IntArray, Reject
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """When a chunk is full, whichever comes first."""
+
+    records: int = 100_000
+    bytes: int = 32 << 20
+    seconds: float = 5.0
+
+
+Origin = tuple[TopicPartition, int]
+Letters = Callable[[pa.Table, Sequence[Origin], Sequence[Rejection]], list[Reject]]
+"""Makes dead letters: (the rejected records' columns, where each is from, why)."""
+
+
+class Chunks:
+    """Cuts a task's records into chunks.
+
+    Args:
+        starts: where each topic-partition of the batch begins.
+        decode: records to rows, tombstones and rejections.
+        transform: rows to rows.
+        letters: makes dead letters of rejected records.
+    """
+
+    def __init__(
+        self,
+        starts: Mapping[TopicPartition, Position],
+        decode: Callable[[pa.Table], Decoded],
+        transform: RowTransform,
+        letters: Letters,
+        bounds: Bounds,
+    ) -> None:
+        self._claimed = dict(starts)
+        self._decode, self._transform, self._letters = decode, transform, letters
+        self._bounds = bounds
+
+    def cut(self, tables: Iterable[pa.Table]) -> Iterator[Chunk]:
+        """Yield a chunk whenever one is full, and what is left at the end of the input."""
+        parts: list[_Part] = []
+        began = 0.0
+        for records in tables:
+            for piece in self._slices(records):
+                began = began if parts else time.monotonic()
+                parts.append(self._part(piece))
+                if self._full(parts, began):
+                    yield self._chunk(parts)
+                    parts = []
+        if parts:
+            yield self._chunk(parts)
+
+    def _slices(self, records: pa.Table) -> Iterator[pa.Table]:
+        """Pieces small enough that no chunk holds much more than its bounds."""
+        if not records.num_rows:
+            return
+        fraction = max(records.num_rows / self._bounds.records, records.nbytes / self._bounds.bytes)
+        step = max(1, int(records.num_rows / max(1.0, fraction)))
+        for at in range(0, records.num_rows, step):
+            yield records.slice(at, step)
+
+    def _full(self, parts: Sequence[_Part], began: float) -> bool:
+        return (
+            sum(part.records.num_rows for part in parts) >= self._bounds.records
+            or sum(part.bytes for part in parts) >= self._bounds.bytes
+            or time.monotonic() - began >= self._bounds.seconds
+        )
+
+    def _part(self, records: pa.Table) -> _Part:
+        decoded = self._decode(records)
+        check(
+            decoded.rows.num_rows + len(decoded.rejections) + len(decoded.tombstone_record)
+            == records.num_rows,
+            "the decoder gave not exactly one outcome for each record",
+        )
+        record = decoded.row_record.to_numpy(zero_copy_only=False)
+        rows, row_record, refused = self._transform.apply(decoded.rows, record)
+        return _Part(
+            records,
+            rows,
+            row_record,
+            decoded.tombstones,
+            decoded.tombstone_record.to_numpy(zero_copy_only=False),
+            (*decoded.rejections, *refused),
+            records.nbytes,
+        )
+
+    def _chunk(self, parts: Sequence[_Part]) -> Chunk:
+        first = np.cumsum([0, *(part.records.num_rows for part in parts)])
+        records = pa.concat_tables([part.records for part in parts])
+        partitions, partition = _partitions(records)
+        offset = records.column("offset").to_numpy()
+        deletes = [part.deletes for part in parts if part.deletes is not None]
+        rejections = tuple(
+            Rejection(one.record + int(at), one.stage, one.reason)
+            for part, at in zip(parts, first, strict=False)
+            for one in part.rejections
+        )
+        return Chunk(
+            ranges=self._claim(partitions, partition, offset),
+            partitions=partitions,
+            partition=partition,
+            offset=offset,
+            rows=pa.concat_tables([part.rows for part in parts], promote_options="default"),
+            row_record=_shifted([part.row_record for part in parts], first),
+            deletes=pa.concat_tables(deletes) if deletes else None,
+            delete_record=_shifted([part.delete_record for part in parts], first),
+            rejections=rejections,
+            dead_letters=lambda wanted: self._dead_letters(
+                records, partitions, partition, offset, wanted
+            ),
+        )
+
+    def _claim(
+        self, partitions: tuple[TopicPartition, ...], partition: IntArray, offset: IntArray
+    ) -> dict[TopicPartition, OffsetRange]:
+        """From the end of the chunk before to the last record read plus one."""
+        ranges = {}
+        for index, tp in enumerate(partitions):
+            own = offset[partition == index]
+            check(bool((np.diff(own) > 0).all()), f"{tp}: offsets do not ascend")
+            check(tp in self._claimed, f"{tp} is not in this batch's plan")
+            check(int(own[0]) >= self._claimed[tp], f"{tp}: offset {own[0]} was not asked for")
+            ranges[tp] = OffsetRange(self._claimed[tp], int(own[-1]) + 1)
+            self._claimed[tp] = ranges[tp].end
+        return ranges
+
+    def _dead_letters(
+        self,
+        records: pa.Table,
+        partitions: tuple[TopicPartition, ...],
+        partition: IntArray,
+        offset: IntArray,
+        wanted: Sequence[Rejection],
+    ) -> list[Reject]:
+        index = [one.record for one in wanted]
+        origin = [(partitions[int(partition[i])], int(offset[i])) for i in index]
+        return self._letters(records.take(pa.array(index, pa.int64())), origin, wanted)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One decoded and transformed piece of the input; record indices count from its own start."""
+
+    records: pa.Table
+    rows: pa.Table
+    row_record: IntArray
+    deletes: pa.Table | None
+    delete_record: IntArray
+    rejections: tuple[Rejection, ...]
+    bytes: int
+
+
+def _shifted(indices: Sequence[IntArray], first: IntArray) -> IntArray:
+    return np.concatenate(
+        [one + at for one, at in zip(indices, first, strict=False)], dtype=np.int64
+    )
+
+
+def _partitions(records: pa.Table) -> tuple[tuple[TopicPartition, ...], IntArray]:
+    """The topic-partitions of the records, sorted, and each record's index into them."""
+    number = records.column("partition").to_numpy()
+    topics = records.column("topic").combine_chunks().dictionary_encode()
+    if isinstance(topics, pa.ChunkedArray):
+        topics = topics.combine_chunks()
+    names = topics.dictionary.to_pylist()
+    pair = topics.indices.to_numpy().astype(np.int64) << 32 | number.astype(np.int64)
+    codes, inverse = np.unique(pair, return_inverse=True)
+    found = [TopicPartition(names[int(c >> 32)], int(c & 0xFFFFFFFF)) for c in codes]
+    order = sorted(range(len(found)), key=found.__getitem__)
+    place = np.empty(len(found), dtype=np.int32)
+    place[order] = np.arange(len(found), dtype=np.int32)
+    return tuple(found[i] for i in order), place[inverse]

@@ -1,0 +1,76 @@
+"""Positions mirrored to the Kafka consumer group, so that lag tools see them.
+
+Display only, never read back, always after the commit. It has a thread of its own: a slow
+broker must not slow commits, and a failure to mirror is worth a log line, no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.errors import OncelyError, Unavailable
+from oncely.sources.kafka import KafkaSource
+
+log = logging.getLogger(__name__)
+
+
+class Mirror:
+    """Sends the newest positions; what comes while it is sending replaces what waits."""
+
+    def __init__(self, source: KafkaSource, group: str | None) -> None:
+        # Clients of its own, which it may throw away without asking the other threads.
+        self._source = KafkaSource(source.brokers, source.topics, source.kafka)
+        self._group = group
+        self._condition = threading.Condition()
+        self._waiting: dict[TopicPartition, Position] = {}
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Begin, with where the run starts (a reset may have moved it back)."""
+        if self._group is None:
+            return
+        self._ending = False
+        self._thread = threading.Thread(target=self._send_all, name="mirror", daemon=True)
+        self._thread.start()
+        self.put(positions)
+
+    def put(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Mirror these positions soon."""
+        with self._condition:
+            self._waiting.update(positions)
+            self._condition.notify()
+
+    def finish(self) -> None:
+        """Send what waits, then end."""
+        with self._condition:
+            self._ending = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=15)
+            self._thread = None
+
+    def _send_all(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._waiting or self._ending)
+                positions, self._waiting = self._waiting, {}
+            if not positions:
+                return
+            self._send(positions)
+
+    def _send(self, positions: Mapping[TopicPartition, Position]) -> None:
+        if self._group is None:
+            return
+        try:
+            try:
+                self._source.mirror(self._group, positions)
+            except Unavailable:
+                # After a broker's restart an old client may never find the coordinator again.
+                self._source.close()
+                self._source.mirror(self._group, positions)
+        except OncelyError as error:
+            log.warning("positions were not mirrored to group %s: %s", self._group, error.message)

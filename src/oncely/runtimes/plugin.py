@@ -1,0 +1,197 @@
+"""The sink for a streaming DataFrame that somebody already has.
+
+The query brings its own plan and its own checkpoint, so a batch's rows are published by batch
+commit and keyed twice: by the checkpoint's id and Spark's batch id, and by the Kafka offsets
+that the batch read. The first key also covers batches without new data (a watermark that has
+moved sends rows with an empty range); the second keeps history and lag tools truthful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from oncely.core.offsets import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.errors import Fenced, Unavailable, WrongInput
+from oncely.runtimes.backoff import Backoff
+from oncely.runtimes.batch_commit import stage_frame
+from oncely.runtimes.checkpoint import BatchRanges, Checkpoint
+from oncely.sinks.base import Fence, PositionMoved, Written
+from oncely.sinks.sql.ledger import Registered
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.staging import Publication, publish, sweep
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_STATEFUL = (
+    "Aggregate",
+    "Deduplicate",
+    "Distinct",
+    "GroupsWithState",
+    "GroupsInPandasWithState",
+    "TransformWithState",
+    "Limit",
+)
+
+
+def is_stateful(frame: DataFrame) -> bool:
+    """True when the streaming plan keeps state between batches, which only its checkpoint has."""
+    pending = [frame._jdf.queryExecution().analyzed()]
+    while pending:
+        node = pending.pop()
+        children = node.children()
+        below = [children.apply(i) for i in range(children.length())]
+        streams = [child.isStreaming() for child in below]
+        name = node.nodeName()
+        if any(streams) and any(one in name for one in _STATEFUL):
+            return True
+        if name == "Join" and all(streams):
+            return True
+        pending += below
+    return False
+
+
+def row_schema(frame: DataFrame) -> pa.Schema:
+    """The columns of a DataFrame as the sink's rows will have them."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema)
+
+
+TopicIds = Callable[[Collection[str]], Mapping[str, str]]
+"""The ids that topics have now; empty where nobody can be asked."""
+
+
+@dataclass
+class PublishedBatches:
+    """The ``foreachBatch`` function of a query: each micro-batch takes effect exactly once.
+
+    Attributes:
+        sink: opened and bound.
+        fence: the epoch of this run.
+        checkpoint: the query's own.
+        topic_ids: asked before each batch.
+        stateful: whether the query keeps state between batches.
+    """
+
+    sink: SqlSink
+    fence: Fence
+    checkpoint: Checkpoint
+    topic_ids: TopicIds
+    stateful: bool
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Stage the batch's rows and publish them, unless they are published already.
+
+        Raises:
+            Fenced: the same pipeline was started elsewhere.
+            SourceMismatch: a topic was deleted and made again.
+            WrongInput: the checkpoint is not the one that the ledger knows.
+        """
+        query_id = self.checkpoint.query_id()
+        ranges = self.checkpoint.ranges(batch_id)
+        patience = Backoff()
+        while True:
+            try:
+                if self._is_published(query_id, batch_id, ranges):
+                    self._only_remember(frame)
+                    return
+                self._publish(frame, query_id, batch_id, ranges.known)
+            except PositionMoved:
+                continue
+            except Unavailable:
+                patience.wait_or_raise()
+                continue
+            break
+        sweep(self.sink, self.fence, keep_batches_from=batch_id + 1)
+
+    def _only_remember(self, frame: DataFrame) -> None:
+        """Run a replayed batch for its state alone.
+
+        Its rows are published, but the watermark that its records move lives in the run of the
+        plan: skipped, the windows that it closes would stay open until more records come.
+        """
+        if self.stateful:
+            frame.write.format("noop").mode("append").save()
+
+    def _publish(
+        self,
+        frame: DataFrame,
+        query_id: str,
+        batch_id: int,
+        ranges: Mapping[TopicPartition, OffsetRange],
+    ) -> None:
+        staged = stage_frame(self.sink, frame, self.fence, batch_id)
+        nothing = Written(0, 0, 0, 0)  # a query of somebody else does not tell what it has read
+        written = dict.fromkeys(ranges, nothing)
+        what = Publication(ranges, written, (), staged, (query_id, batch_id))
+        publish(self.sink, what, self.sink.entries(self.fence), self.fence)
+
+    def _is_published(self, query_id: str, batch_id: int, ranges: BatchRanges) -> bool:
+        """Ask the ledger. It may be ahead of the checkpoint by the one batch Spark replays."""
+        known = self.sink.registered()
+        if known.epoch != self.fence.epoch:
+            raise Fenced(self.fence.pipeline, self.fence.epoch, known.epoch)
+        if known.query_id == query_id and known.query_batch is not None:
+            if batch_id <= known.query_batch:
+                return True
+            if batch_id > known.query_batch + 1:
+                raise _other_checkpoint(
+                    self.fence.pipeline,
+                    f"batch {batch_id} follows, the ledger has only {known.query_batch}",
+                )
+        else:
+            self._adopt(known, batch_id, ranges)
+        self._compare_positions(ranges.known)
+        return False
+
+    def _adopt(self, known: Registered, batch_id: int, ranges: BatchRanges) -> None:
+        """A checkpoint that the ledger has not met: fine for the first one, or when the offsets
+        alone say that nothing is read twice and nothing left out.
+        """  # fmt: skip
+        if known.query_id is None and batch_id == 0:
+            return
+        if known.query_id is None:
+            raise _other_checkpoint(
+                self.fence.pipeline, f"it is at batch {batch_id}, the ledger is empty"
+            )
+        if self.stateful:
+            raise _other_checkpoint(
+                self.fence.pipeline, "the query keeps state, and the state is in the old one"
+            )
+        if not ranges.complete:
+            raise _other_checkpoint(
+                self.fence.pipeline, "what was read before can't be told by Kafka's offsets"
+            )
+
+    def _compare_positions(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        """The batch must begin where the ledger stands.
+
+        Raises:
+            WrongInput: it begins elsewhere.
+        """
+        ids = self.topic_ids({tp.topic for tp in ranges})
+        self.sink.same_topics(ids)
+        entries = self.sink.entries(self.fence)
+        missing = {tp: r.start for tp, r in ranges.items() if tp not in entries}
+        for tp, range_ in ranges.items():
+            if tp not in missing and entries[tp].position != range_.start:
+                raise _other_checkpoint(
+                    self.fence.pipeline,
+                    f"{tp} begins at {range_.start}, the ledger stands at {entries[tp].position}",
+                )
+        if missing:
+            named = {tp.topic: ids.get(tp.topic, "") for tp in missing}
+            self.sink.add_partitions(missing, SourceIdentity("", named), self.fence)
+
+
+def _other_checkpoint(pipeline: str, why: str) -> WrongInput:
+    return WrongInput(
+        f"pipeline {pipeline!r}: this checkpoint does not continue what is in the ledger: {why}",
+        way_out="go back to the old checkpoint, or give the pipeline a new name",
+    )

@@ -1,0 +1,102 @@
+"""Can the executors run our tasks? A tiny job imports on each what a task will import."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NEEDED = ("oncely", "pyarrow", "psycopg", "pgpq", "confluent_kafka", "duckdb", "msgspec")
+_HOLD_SECONDS = 0.2  # long enough that one executor does not take the tasks of all
+_TASKS_A_SLOT = 2
+
+
+@dataclass(frozen=True)
+class ExecutorFacts:
+    """What one Python worker has answered.
+
+    Attributes:
+        host: where it runs.
+        python: its interpreter and version.
+        oncely: the version of Oncely that it imports; empty when it can't.
+        missing: one sentence for each module that can't be imported.
+    """
+
+    host: str
+    python: str
+    oncely: str
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many tasks run at the same time, and what the executors answered."""
+
+    slots: int
+    executors: tuple[ExecutorFacts, ...]
+    problem: str = ""
+
+
+def probe(session: SparkSession, functions: Sequence[str]) -> Slots:
+    """Run the job; nothing is raised for what an executor lacks.
+
+    Args:
+        session: Spark.
+        functions: ``package.module:function`` of the user's own, imported too.
+    """
+    from pyspark import cloudpickle
+
+    # By value: an executor without Oncely shall say so, and not fail to unpickle the question.
+    this = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(this)
+    slots = int(session.sparkContext.defaultParallelism)
+    modules = [*NEEDED, *(path.partition(":")[0] for path in functions)]
+    ask = _asking(modules, _HOLD_SECONDS if slots > 1 else 0.0)
+    count = max(1, slots * _TASKS_A_SLOT)
+    try:
+        answers = session.sparkContext.parallelize(range(count), count).map(ask).collect()
+    except Exception as error:
+        return Slots(slots, (), _telling(str(error)))
+    finally:
+        cloudpickle.unregister_pickle_by_value(this)
+    found = {ExecutorFacts(*one) for one in answers}
+    return Slots(slots, tuple(sorted(found, key=lambda one: (one.host, one.python))))
+
+
+def _asking(modules: Sequence[str], hold: float):  # type: ignore[no-untyped-def]
+    """The question, as a function that needs nothing but the standard library."""
+
+    def ask(_: int) -> tuple[str, str, str, tuple[str, ...]]:
+        import importlib
+        import platform
+        import socket
+        import sys
+        import time
+
+        time.sleep(hold)
+        missing, version = [], ""
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                missing.append(f"{name}: {type(error).__name__}: {error}")
+        if not any(one.startswith("oncely:") for one in missing):
+            import importlib.metadata
+
+            version = importlib.metadata.version("oncely")
+        python = f"{sys.executable} {platform.python_version()}"
+        return socket.gethostname(), python, version, tuple(missing)
+
+    return ask
+
+
+def _telling(text: str) -> str:
+    """The line of a Spark failure that says why."""
+    match = re.search(r"PYTHON_VERSION_MISMATCH\][^\n]*|No module named '[^']*'|Cannot run program"
+                      r"[^\n]*|[A-Za-z.]+(?:Error|Exception): [^\n]*", text)  # fmt: skip
+    return (match[0] if match else text.strip().splitlines()[0])[:500]

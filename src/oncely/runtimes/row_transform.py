@@ -1,0 +1,310 @@
+"""Row transforms: rows in, rows out, each still knowing the record it came from.
+
+They run beside the sink, between decode and commit. Because every row keeps its record, a row
+that the database refuses leads back to the record, and a replayed chunk can be cut.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncely.decode.base import Rejection
+from oncely.errors import ConfigError, OncelyError
+from oncely.sinks.base import IntArray
+
+ROW = "_oncely_row"
+"""The column that carries a row's record index through a transform."""
+
+_ROW_WISE = {"PROJECTION", "FILTER", "UNNEST", "PYTHON_ARROW_SCAN", "ARROW_SCAN"}
+
+
+# What a query can't do at all was told by `output`, on no rows: what fails later is a value.
+_NOT_THE_ROWS_FAULT = (
+    duckdb.OutOfMemoryException,
+    duckdb.IOException,
+    duckdb.InternalException,
+    duckdb.InterruptException,
+)
+
+
+class RowTransform(Protocol):
+    """Rows to rows. Picklable."""
+
+    def apply(
+        self, rows: pa.Table, row_record: IntArray
+    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+        """Transform rows; a row whose transformation fails is a rejection of its record."""
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """The columns that come out when ``schema`` goes in.
+
+        Raises:
+            ConfigError: the transform can't work on such rows.
+        """
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """No transform."""
+
+    def apply(
+        self, rows: pa.Table, row_record: IntArray
+    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+        """The rows as they are."""
+        return rows, row_record, []
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """The schema as it is."""
+        return schema
+
+
+@dataclass(frozen=True)
+class SqlTransform:
+    """Row-wise SQL over ``input``, run by DuckDB: projection, filter and unnest only."""
+
+    sql: str
+
+    def apply(
+        self, rows: pa.Table, row_record: IntArray
+    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+        """Run the query; a value that it can't convert rejects its record."""
+        return _isolating(self._run, rows, row_record, duckdb.Error, _NOT_THE_ROWS_FAULT)
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """The query's columns.
+
+        Raises:
+            ConfigError: not a query, unknown columns, or more than row-wise operators.
+        """
+        empty = schema.empty_table()
+        try:
+            self._refuse_other_operators(empty)
+            return self._run(_with_row(empty, np.array([], dtype=np.int64)))[0].schema
+        except duckdb.Error as error:
+            text = str(error).splitlines()[0]
+            if ROW in text:  # DuckDB complains of our column, which its author has not written
+                text = "is not row-wise: a row of the result comes from no single row of `input`"
+            raise ConfigError(
+                "transform.sql", text, way_out="one row-wise SELECT FROM input"
+            ) from None
+
+    def _run(self, rows: pa.Table) -> tuple[pa.Table, IntArray]:
+        session = _duckdb()
+        session.register("input", rows)
+        try:
+            found = session.sql(_carrying_row(self.sql)).to_arrow_table()
+        finally:
+            session.unregister("input")
+        carried = found.column(found.num_columns - 1).to_numpy()
+        kept = [i for i, name in enumerate(found.column_names[:-1]) if name != ROW]
+        return found.select(kept), carried
+
+    def _refuse_other_operators(self, empty: pa.Table) -> None:
+        session = _duckdb()
+        # The optimizer folds a query over nothing into EMPTY_RESULT, so one row of nulls it is.
+        one = pa.table({f.name: pa.nulls(1, f.type) for f in empty.schema})
+        session.register("input", _with_row(one, np.array([0], dtype=np.int64)))
+        try:
+            session.execute("PRAGMA disable_optimizer")
+            plan = session.sql(f"EXPLAIN (FORMAT json) {_carrying_row(self.sql)}").fetchall()
+        finally:
+            session.execute("PRAGMA enable_optimizer")
+            session.unregister("input")
+        other = sorted({name for name in _operators(json.loads(plan[0][1]))} - _ROW_WISE)
+        if other:
+            raise ConfigError(
+                "transform.sql",
+                f"is not row-wise: it needs {', '.join(other)}",
+                way_out="for joins, aggregates and the like use transform.spark",
+            )
+
+
+def _operators(plan: Any) -> list[str]:
+    nodes = plan if isinstance(plan, list) else [plan]
+    names = []
+    for node in nodes:
+        names.append(str(node.get("name", "")).strip())
+        names += _operators(node.get("children", []))
+    return [name for name in names if name]
+
+
+@cache
+def _carrying_row(sql: str) -> str:
+    """The query with the record index as one more, last column of its select list.
+
+    Raises:
+        ConfigError: the text is not a single SELECT.
+    """
+    session = _duckdb()
+    tree = json.loads(session.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0])
+    statements = tree.get("statements", [])
+    if tree.get("error") or len(statements) != 1:
+        problem = tree.get("error_message") or "one statement is needed"
+        raise ConfigError("transform.sql", str(problem), way_out="one SELECT over `input`")
+    node = statements[0]["node"]
+    if node.get("type") != "SELECT_NODE":
+        raise ConfigError(
+            "transform.sql", "is not a plain SELECT", way_out="no UNION and the like; one SELECT"
+        )
+    column = session.execute("SELECT json_serialize_sql(?)", [f"SELECT {ROW}"]).fetchall()[0][0]
+    node["select_list"] += json.loads(column)["statements"][0]["node"]["select_list"]
+    text = session.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()
+    return str(text[0][0])
+
+
+@cache
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    """One DuckDB for the process, which reads nothing but what it is given."""
+    session = duckdb.connect(":memory:", config={"threads": "1"})
+    session.execute("SET TimeZone = 'UTC'")
+    session.execute("SET python_enable_replacements = false")
+    session.execute("SET enable_external_access = false")
+    # Left to the interpreter's end, DuckDB's bindings complain about leaks on stderr.
+    atexit.register(_close_duckdb)
+    return session
+
+
+def _close_duckdb() -> None:
+    _duckdb().close()
+    _duckdb.cache_clear()
+
+
+@dataclass(frozen=True)
+class PythonTransform:
+    """A Python function, Arrow batch to Arrow batch.
+
+    Row ``i`` of the result belongs to row ``i`` of the input. A function that drops or
+    multiplies rows keeps the column ``_oncely_row``, which says where each row came from.
+    """
+
+    path: str
+
+    def apply(
+        self, rows: pa.Table, row_record: IntArray
+    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+        """Call the function; a row on which it raises is a rejection of its record."""
+        return _isolating(self._run, rows, row_record, Exception, (MemoryError,))
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """What the function makes of no rows.
+
+        Raises:
+            ConfigError: there is no such function, or it fails on a batch without rows.
+        """
+        try:
+            empty = _with_row(schema.empty_table(), np.array([], dtype=np.int64))
+            return self._run(empty)[0].schema
+        except OncelyError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                "transform.python",
+                f"{self.path} fails on a batch without rows: {type(error).__name__}: {error}",
+                way_out="it must take any batch, also an empty one",
+            ) from None
+
+    def _run(self, rows: pa.Table) -> tuple[pa.Table, IntArray]:
+        batch = rows.combine_chunks().to_batches()
+        given = batch[0] if batch else pa.RecordBatch.from_pylist([], schema=rows.schema)
+        made = load_function("transform.python", self.path)(given)
+        found = pa.Table.from_batches([made]) if isinstance(made, pa.RecordBatch) else made
+        if not isinstance(found, pa.Table):
+            raise ConfigError(
+                "transform.python",
+                f"{self.path} returned {type(made).__name__}",
+                way_out="return a pyarrow.RecordBatch",
+            )
+        if ROW in found.column_names:
+            self._check_origin(found.column(ROW), rows.column(ROW))
+            return found.drop_columns([ROW]), found.column(ROW).to_numpy()
+        if found.num_rows != rows.num_rows:
+            raise ConfigError(
+                "transform.python",
+                f"{self.path} made {found.num_rows} rows of {rows.num_rows} and dropped {ROW}",
+                way_out=f"keep the column {ROW}: it says which record a row came from",
+            )
+        return found, rows.column(ROW).to_numpy()
+
+    def _check_origin(self, made: pa.ChunkedArray, given: pa.ChunkedArray) -> None:
+        """A row that names no record of the batch could neither be rejected nor trimmed.
+
+        Raises:
+            ConfigError: the function has changed the column.
+        """
+        whole = pa.types.is_integer(made.type) and not made.null_count
+        if not (whole and pc.all(pc.is_in(made, given.cast(made.type)), min_count=0).as_py()):
+            raise ConfigError(
+                "transform.python",
+                f"{self.path} changed {ROW}",
+                way_out="move its values with their rows; never compute or convert them",
+            )
+
+
+@cache
+def load_function(key: str, path: str) -> Callable[..., Any]:
+    """Import ``package.module:function``.
+
+    Raises:
+        ConfigError: it is not there; names ``key``.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    except Exception as error:  # the module may raise whatever it likes
+        raise ConfigError(
+            key,
+            f"{path} can't be imported: {error}",
+            way_out="put the module on PYTHONPATH, on every executor too",
+        ) from None
+
+
+def _with_row(rows: pa.Table, row_record: IntArray) -> pa.Table:
+    return rows.append_column(ROW, pa.array(row_record, pa.int64()))
+
+
+def _isolating(
+    run: Callable[[pa.Table], tuple[pa.Table, IntArray]],
+    rows: pa.Table,
+    row_record: IntArray,
+    bad_data: type[Exception],
+    others: tuple[type[Exception], ...],
+) -> tuple[pa.Table, IntArray, list[Rejection]]:
+    """Run a transform; halve the rows on an error until the bad one stands alone."""
+    carrying = _with_row(rows, row_record)
+    tables: list[pa.Table] = []
+    records: list[IntArray] = []
+    rejections: list[Rejection] = []
+    parts = [(0, rows.num_rows)]
+    while parts:
+        start, stop = parts.pop()
+        try:
+            made, record = run(carrying.slice(start, stop - start))
+        except bad_data as error:
+            if isinstance(error, (OncelyError, *others)):
+                raise
+            if stop - start <= 1:
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                rejections.append(Rejection(int(row_record[start]), "transform", reason))
+            else:
+                middle = (start + stop) // 2
+                parts += [(middle, stop), (start, middle)]
+            continue
+        tables.append(made)
+        records.append(record)
+    if not tables:
+        made, record = run(carrying.slice(0, 0))
+        tables, records = [made], [record]
+    # A function that infers its types makes a column of nulls only another type.
+    whole = pa.concat_tables(tables, promote_options="default")
+    return whole, np.concatenate(records), rejections

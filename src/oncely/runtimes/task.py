@@ -1,0 +1,186 @@
+"""What a Spark task runs: the records of its ranges are decoded, transformed and committed.
+
+``mapInArrow`` calls :func:`run` in a Python worker with the task's Arrow batches. Nothing goes
+back to the JVM but outcome rows. Errors that Spark must not retry (a newer run, a spent reject
+budget) are outcome rows too: raised, Spark would try the task again, each time in a new worker.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.decode.base import Decoded, Decoder
+from oncely.decode.careful import decode_carefully
+from oncely.errors import OncelyError
+from oncely.runtimes.backoff import Backoff
+from oncely.runtimes.chunks import Bounds, Chunks
+from oncely.runtimes.commit import Outcome, commit
+from oncely.runtimes.letters import Rereader, dead_letters
+from oncely.runtimes.row_transform import RowTransform
+from oncely.sinks.base import Committer, Fence, Written
+
+OUTCOME_DDL = (
+    "topic STRING, `partition` INT, `start` BIGINT, `end` BIGINT, records BIGINT,"
+    " written BIGINT, rejects BIGINT, filtered BIGINT, replayed BOOLEAN, error STRING"
+)
+_OUTCOME = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        *((name, pa.int64()) for name in ("start", "end")),
+        *((name, pa.int64()) for name in ("records", "written", "rejects", "filtered")),
+        ("replayed", pa.bool_()),
+        ("error", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many records may still be rejected.
+
+    Attributes:
+        share: the greatest share of rejects among all records, or None; exact, because 29 of
+            100 is within 29%.
+        count: the greatest number of rejects, or None.
+        records: records of this run before the batch.
+        rejects: rejects of this run before the batch.
+    """
+
+    share: Fraction | None = None
+    count: int | None = None
+    records: int = 0
+    rejects: int = 0
+
+    JUDGED_FROM = 1_000
+    """A share of a handful of records says nothing: it is judged as if of at least so many."""
+
+    def left(self, more_records: int, more_rejects: int) -> int | None:
+        """Rejects that may still be added after ``more_records`` and ``more_rejects``."""
+        limits = [] if self.count is None else [self.count]
+        if self.share is not None and self.share < 1:
+            limits.append(int(max(self.records + more_records, self.JUDGED_FROM) * self.share))
+        return min(limits) - self.rejects - more_rejects if limits else None
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """Everything a task needs; pickled into the job, never into a plan or a configuration."""
+
+    sink: Committer
+    fence: Fence
+    source: Rereader
+    decoder: Decoder
+    transform: RowTransform
+    starts: Mapping[TopicPartition, Position]
+    budget: Budget
+    only_topic: str | None
+    """The topic, when there is one only: its name is not sent with each record."""
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+def run(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Commit the task's records chunk by chunk; yield an outcome row for each range."""
+    decode = careful_decode(plan.decoder)
+    chunks = Chunks(
+        plan.starts, decode, plan.transform, partial(dead_letters, plan.source), plan.bounds
+    )
+    records = rejects = 0
+    try:
+        for chunk in chunks.cut(with_topic(batch, plan.only_topic) for batch in batches):
+            limit = plan.budget.left(records + chunk.records, rejects)
+            for outcome in commit(plan.sink, chunk, plan.fence, limit, Backoff()):
+                rejects += outcome.written.rejects
+                yield _row(outcome)
+            records += chunk.records
+    except OncelyError as error:
+        yield _error_row(error)
+        for _ in batches:  # an iterator left half-read costs Spark the worker
+            pass
+
+
+def careful_decode(decoder: Decoder) -> Callable[[pa.Table], Decoded]:
+    """The decoder, in a task's second try tried out in a child process first.
+
+    The first try may have died of a record that kills the decoder.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() > 0:
+        return partial(decode_carefully, decoder)
+    return decoder.decode
+
+
+def with_topic(batch: pa.RecordBatch, only_topic: str | None) -> pa.Table:
+    """The batch as a table with its topic, which is not sent when there is only one."""
+    table = pa.Table.from_batches([batch])
+    if only_topic is None:
+        return table
+    codes = pa.array(np.zeros(table.num_rows, dtype=np.int32))
+    topic = pa.DictionaryArray.from_arrays(codes, pa.array([only_topic]))
+    return table.append_column("topic", topic)
+
+
+def _row(outcome: Outcome) -> pa.RecordBatch:
+    done = outcome.written
+    values = (
+        *outcome.partition,
+        outcome.range.start,
+        outcome.range.end,
+        done.records,
+        done.rows,
+        done.rejects,
+        done.filtered,
+        outcome.replayed,
+        None,
+    )
+    return _batch(values)
+
+
+def _error_row(error: OncelyError) -> pa.RecordBatch:
+    return _batch((*[None] * 9, base64.b64encode(pickle.dumps(error)).decode()))
+
+
+def _batch(values: tuple[object, ...]) -> pa.RecordBatch:
+    arrays = [pa.array([v], f.type) for v, f in zip(values, _OUTCOME, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_OUTCOME)
+
+
+def read_outcomes(rows: Iterable[tuple[object, ...]]) -> list[Outcome]:
+    """The outcome rows of a job, back as values.
+
+    Raises:
+        OncelyError: what a task answered instead of an outcome; Fenced before anything else.
+    """
+    outcomes: list[Outcome] = []
+    errors: list[OncelyError] = []
+    for topic, number, start, end, *counts, replayed, error in rows:
+        if error is not None:
+            errors.append(pickle.loads(base64.b64decode(str(error))))  # noqa: S301 - our own task's
+        else:
+            outcomes.append(
+                Outcome(
+                    TopicPartition(str(topic), _int(number)),
+                    OffsetRange(_int(start), _int(end)),
+                    Written(*(_int(c) for c in counts)),
+                    bool(replayed),
+                )
+            )
+    if errors:
+        raise max(errors, key=lambda e: (e.exit_code == 3, not e.retryable))
+    return outcomes
+
+
+def _int(value: object) -> int:
+    return int(value)  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,1 @@
+"""Where records take effect, and where the ledger lives."""

@@ -1,0 +1,193 @@
+"""The port of every sink: rows, rejects and positions take effect together or not at all.
+
+``entries`` is what most sink interfaces lack. Whoever can't be asked "what have you
+committed?" can promise at-least-once only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.decode.base import Rejection
+
+RangeKind = Literal["data", "hole", "gap", "joined"]
+"""data: records were read; hole: there were none; gap: lost before we read them."""
+
+IntArray = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Who writes: a pipeline and the epoch it was given. An older epoch commits nothing."""
+
+    pipeline: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The answer to ``open``: this run's fence, and a position for every partition."""
+
+    fence: Fence
+    positions: Mapping[TopicPartition, Position]
+    first_start: bool
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A dead letter: the record as Kafka held it, and why it is no row.
+
+    ``headers`` are pairs of name and bytes, in order. ``timestamp_ms`` is Kafka's own, in
+    milliseconds since 1970, or None.
+    """
+
+    partition: TopicPartition
+    offset: int
+    timestamp_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one transaction commits: some ranges and everything their records became.
+
+    A record is named by its index; ``partition`` and ``offset`` map it back to the topic, and
+    every row, delete and rejection knows its record, so a chunk can be cut after the fact.
+
+    Attributes:
+        ranges: claimed range of each topic-partition: from the planned start, or the end of the
+            chunk before, to the last record READ plus one. Never the planned end.
+        partitions: the topic-partitions, sorted.
+        partition: per record, an index into ``partitions`` (int32).
+        offset: per record, its offset (int64).
+        rows: the rows to write, columns named as in the table.
+        row_record: per row, the record it came from (int64).
+        deletes: key columns of tombstones (upsert), or None.
+        delete_record: per delete, its record (int64).
+        rejections: records found bad before writing.
+        dead_letters: fetches what a reject keeps (key, value, headers) for rejections.
+    """
+
+    ranges: Mapping[TopicPartition, OffsetRange]
+    partitions: tuple[TopicPartition, ...]
+    partition: IntArray
+    offset: IntArray
+    rows: pa.Table
+    row_record: IntArray
+    deletes: pa.Table | None
+    delete_record: IntArray
+    rejections: tuple[Rejection, ...]
+    dead_letters: Callable[[Sequence[Rejection]], list[Reject]]
+
+    @classmethod
+    def of_nothing(cls, ranges: Mapping[TopicPartition, OffsetRange]) -> Chunk:
+        """Ranges that are known to hold no records: holes, or gaps that were accepted."""
+        none = np.array([], dtype=np.int64)
+        return cls(
+            ranges, tuple(sorted(ranges)), none, none, pa.table({}), none, None, none, (),
+            lambda _: [],
+        )  # fmt: skip
+
+    @property
+    def records(self) -> int:
+        """How many records were read."""
+        return len(self.offset)
+
+    def keep(self, keep: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Chunk:
+        """The chunk without the records outside ``keep``; record indices stay what they were."""
+        mask = np.zeros(len(self.offset), dtype=bool)
+        for index, tp in enumerate(self.partitions):
+            for one in keep.get(tp, ()):
+                inside = (self.offset >= one.start) & (self.offset < one.end)
+                mask |= inside & (self.partition == index)
+        kept_rows = mask[self.row_record]
+        kept_deletes = mask[self.delete_record]
+        return replace(
+            self,
+            partition=np.where(mask, self.partition, -1),
+            rows=self.rows.filter(pa.array(kept_rows)),
+            row_record=self.row_record[kept_rows],
+            deletes=self.deletes and self.deletes.filter(pa.array(kept_deletes)),
+            delete_record=self.delete_record[kept_deletes],
+            rejections=tuple(r for r in self.rejections if mask[r.record]),
+        )
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a transaction did for one topic-partition."""
+
+    records: int
+    rows: int
+    rejects: int
+    filtered: int
+
+
+class PositionMoved(Exception):
+    """The compare-and-set changed no row: someone else committed. Read the ledger, decide again."""
+
+
+class Committer(Protocol):
+    """The half of a sink that tasks and workers use. Picklable; connects lazily."""
+
+    def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """What has been committed, read now."""
+
+    def commit(
+        self,
+        chunk: Chunk,
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        max_rejects: int | None,
+        kind: RangeKind = "data",
+    ) -> dict[TopicPartition, Written]:
+        """Write the chunk and move its positions in one transaction.
+
+        ``entries`` is the ledger that the decision was made on: each position is moved by
+        compare-and-set on its (position, epoch).
+
+        Raises:
+            PositionMoved: nothing was written; read the ledger and decide again.
+            TooManyRejects: nothing was written; more than ``max_rejects`` records were refused.
+            Unavailable: the outcome is unknown; read the ledger and decide again.
+        """
+
+
+class Sink(Committer, Protocol):
+    """A transactional store that holds rows and ledger together."""
+
+    def open(
+        self,
+        source: SourceIdentity,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        expected: int | None = None,
+    ) -> Opened:
+        """Take the next epoch, end older sessions, and settle a position for EVERY partition.
+
+        Args:
+            source: cluster and topic ids; compared with the ledger's.
+            start: where a pipeline that never ran begins; asked once in the pipeline's life.
+            earliest: the first offset of each partition, for partitions seen later.
+            expected: the epoch that this very run has held. A run that opens again after a
+                failed batch must not steal the ledger back from a newer run.
+
+        Raises:
+            Fenced: another run has opened since ``expected``.
+            SourceMismatch: the ledger was written for another cluster or topic.
+            TableMismatch: the table doesn't take the rows.
+            Unavailable: no answer from the store.
+        """

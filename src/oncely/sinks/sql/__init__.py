@@ -1,0 +1,1 @@
+"""SQL databases: one transaction holds rows, rejects, history and position."""

@@ -1,0 +1,128 @@
+"""Rows cast to what the table takes; a value that doesn't fit names its row."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import re
+from collections.abc import Sequence
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncely.sinks.sql.connection import ColumnFit
+
+
+def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict[int, str]]:
+    """Cast every column to its fit.
+
+    Returns:
+        The table, in which a value that could not be cast is null, and for each row that holds
+        one the reason. The caller rejects those rows and must not write them.
+    """
+    bad: dict[int, str] = {}
+    columns = [_cast(rows.column(fit.name), fit, bad) for fit in fits]
+    return pa.table(columns, names=[fit.name for fit in fits]), bad
+
+
+def _cast(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
+    if column.type == fit.arrow_type:
+        return column
+    if pa.types.is_nested(column.type) and pa.types.is_string(fit.arrow_type):
+        literal = _as_array if (fit.cast or "").endswith("[]") else _as_json
+        return pa.chunked_array([literal(column, fit.name, bad)], pa.string())
+    if pa.types.is_float32(fit.arrow_type) and pa.types.is_float64(column.type):
+        column = _without_overflow(column, fit, bad)
+    try:
+        return column.cast(fit.arrow_type)
+    except pa.ArrowInvalid:
+        return _cast_one_by_one(column, fit, bad)
+
+
+def _without_overflow(
+    column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]
+) -> pa.ChunkedArray:
+    """Arrow makes infinity, or zero, of a double that a real can't hold, without a word."""
+    real = column.cast(pa.float32())
+    lost = pc.or_(
+        pc.and_(pc.is_inf(real), pc.is_finite(column)),
+        pc.and_(pc.equal(real, 0), pc.not_equal(column, 0)),
+    )
+    for row in pc.indices_nonzero(lost.fill_null(False)).to_pylist():
+        bad.setdefault(row, f"column {fit.name!r}: {column[row]} is out of range for real")
+    return pc.if_else(lost, pa.scalar(None, column.type), column)
+
+
+def _cast_one_by_one(
+    column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]
+) -> pa.ChunkedArray:
+    """The slow way, taken only when a value of the chunk does not fit."""
+    good = []
+    for row, value in enumerate(column):
+        try:
+            value.cast(fit.arrow_type)
+        except pa.ArrowInvalid:
+            bad.setdefault(row, f"column {fit.name!r}: {_short(value)} is not {fit.arrow_type}")
+            good.append(False)
+        else:
+            good.append(True)
+    return pc.if_else(pa.array(good), column, pa.scalar(None, column.type)).cast(fit.arrow_type)
+
+
+def _short(value: pa.Scalar) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _as_array(column: pa.ChunkedArray, _name: str, _bad: dict[int, str]) -> pa.Array:
+    """PostgreSQL's array literals, every element between quotes."""
+    texts: list[str | None] = []
+    for chunk in column.chunks:
+        elements = chunk.flatten().cast(pa.string()).to_pylist()
+        quoted = iter("NULL" if e is None else f'"{_ESCAPED.sub(_ESCAPE, e)}"' for e in elements)
+        texts += [
+            None if length is None else "{" + ",".join(islice(quoted, length)) + "}"
+            for length in pc.list_value_length(chunk).to_pylist()
+        ]
+    return pa.array(texts, pa.string())
+
+
+_ESCAPED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
+
+
+def _as_json(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.Array:
+    texts: list[str | None] = []
+    for row, value in enumerate(column.to_pylist(maps_as_pydicts="lossy")):
+        try:
+            texts.append(None if value is None else _json(value))
+        except ValueError:
+            bad.setdefault(row, f"column {name!r}: JSON has no NaN and no infinity")
+            texts.append(None)
+    return pa.array(texts, pa.string())
+
+
+def _json(value: object) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    """What JSON can say of a value; map keys, which JSON has as text only, too."""
+    if isinstance(value, dict):
+        return {k if isinstance(k, str) else _key(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _key(key: object) -> str:
+    plain = _plain(key)
+    return plain if isinstance(plain, str) else _json(plain)

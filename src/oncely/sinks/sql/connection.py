@@ -1,0 +1,196 @@
+"""What the SQL sink asks of a database: one session, its errors sorted by consequence.
+
+Statements are written once, with ``%s`` for a parameter. A test may wrap a
+:class:`Connection`: every method is one round trip, so "before and after every call" is every
+point where a crash can fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from oncely.errors import Unavailable
+
+Params = Sequence[object]
+Row = tuple[Any, ...]
+
+
+class TableName(NamedTuple):
+    """A table, its schema None for the connection's default."""
+
+    schema: str | None
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+    def sibling(self, name: str) -> TableName:
+        """Another table in the same schema."""
+        return TableName(self.schema, name)
+
+
+class BadData(Exception):
+    """The database refused a value or a row (SQLSTATE class 22 or 23).
+
+    Attributes:
+        line: index of the refused row among the rows that were sent, or None when not told.
+        reason: the database's own sentence.
+    """
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        self.reason, self.line = reason, line
+        super().__init__(reason)
+
+
+class Contention(Unavailable):
+    """A deadlock, a serialization failure or a lock timeout: nothing is wrong with the rows."""
+
+
+class Connection(Protocol):
+    """One session with the database. Not thread-safe; autocommit outside begin and commit."""
+
+    def begin(self) -> None:
+        """Start a transaction with bounded waiting for locks."""
+
+    def commit(self) -> None:
+        """End the transaction. On ``Unavailable`` its outcome is unknown."""
+
+    def rollback(self) -> None:
+        """Undo the transaction."""
+
+    def query(self, sql: str, params: Params = ()) -> list[Row]:
+        """Run one statement that returns rows."""
+
+    def execute(self, sql: str, params: Params = ()) -> int:
+        """Run one statement; the number of rows that it changed."""
+
+    def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
+        """Run one statement for each of ``rows``."""
+
+    def copy(self, table: TableName, rows: pa.Table) -> None:
+        """Append ``rows`` by the bulk path; types are the table's already.
+
+        Raises:
+            BadData: with the index of the refused row when the database tells it.
+        """
+
+    def check_constraints(self) -> None:
+        """Check now what the transaction would check at its commit (deferred constraints).
+
+        Raises:
+            BadData: a deferred constraint is violated.
+        """
+
+    def close(self) -> None:
+        """End the session; never raises."""
+
+
+class Column(NamedTuple):
+    """A column of the destination table as the catalog has it."""
+
+    name: str
+    type: str
+    required: bool
+    """Neither nullable nor filled by a default or generated."""
+    generated: bool
+
+
+@dataclass(frozen=True)
+class ColumnFit:
+    """How one column of the rows reaches one column of the table.
+
+    Attributes:
+        name: the column.
+        arrow_type: what the values are cast to before they are sent.
+        cast: the table's type when the value must travel as text and be cast by the server.
+    """
+
+    name: str
+    arrow_type: pa.DataType
+    cast: str | None = None
+
+
+class Dialect(Protocol):
+    """The differences between databases that are not a statement of the commit path."""
+
+    @property
+    def name(self) -> str:
+        """The database's name."""
+
+    @property
+    def clear_table(self) -> str:
+        """How a statement begins that empties a table of our own."""
+
+    @property
+    def for_update(self) -> str:
+        """Suffix that locks the selected rows, or nothing where a transaction has the only lock."""
+
+    def connect(self, application: str) -> Connection:
+        """Open a session that is recognisable to others by ``application``.
+
+        Raises:
+            Unavailable: no answer.
+            WrongInput: the database does not let us in.
+        """
+
+    def create_database(self) -> None:
+        """Make an empty database where there is none and a client can (a file).
+
+        Raises:
+            WrongInput: it can't be made.
+        """
+
+    def quote(self, identifier: str) -> str:
+        """The identifier, safe inside a statement whatever it holds."""
+
+    def translate(self, ddl: str) -> str:
+        """A ledger table's definition in the dialect's own types."""
+
+    def lock_for_setup(self, connection: Connection) -> None:
+        """Serialise whoever creates tables at the same time, until the transaction's end."""
+
+    def end_sessions(self, connection: Connection, applications: str, keep: str) -> int:
+        """End other sessions whose application name begins with ``applications``, but ``keep``."""
+
+    def columns(self, connection: Connection, table: TableName) -> list[Column]:
+        """The table's columns in order; empty when there is no such table."""
+
+    def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
+        """Column sets that a unique constraint or index makes unique."""
+
+    def tables_like(self, connection: Connection, table: TableName, prefix: str) -> list[str]:
+        """Names of tables beside ``table`` that begin with ``prefix``."""
+
+    def column_type(self, arrow_type: pa.DataType) -> str:
+        """The type that a created table gives a column of this kind."""
+
+    def fit(self, column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
+        """How values of ``arrow_type`` reach the column, or None when they can't."""
+
+    def keeps_order(self, arrow_type: pa.DataType) -> bool:
+        """Whether stored values compare as the values themselves: a version column must."""
+
+    def create_staging(
+        self, name: TableName, columns: Sequence[tuple[str, str]], *, temporary: bool
+    ) -> str:
+        """The statement that makes an empty table of (name, type) columns, no constraints.
+
+        A temporary one belongs to the session and ends with its transaction.
+        """
+
+    @property
+    def endpoint(self) -> str:
+        """Where the database is, for people: never a password."""
+
+
+Connect = Callable[[Dialect, str], Connection]
+"""How a session is opened: ``(dialect, application) -> Connection``. Tests put a wrapper here."""
+
+
+def connect(dialect: Dialect, application: str) -> Connection:
+    """Open a session, plainly."""
+    return dialect.connect(application)

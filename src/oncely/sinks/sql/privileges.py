@@ -1,0 +1,140 @@
+"""What a database lets us do, asked of its catalog without doing it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oncely.sinks.sql.connection import Connection, TableName
+from oncely.sinks.sql.ledger import TABLES
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.sqlite import Sqlite
+
+_READ_WRITE = ("SELECT", "INSERT", "UPDATE", "DELETE")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a pipeline does to the database besides its ledger.
+
+    Attributes:
+        upsert: it updates and deletes rows.
+        temporary: rows travel through a temporary table.
+        staging: tasks create tables of their own (batch commit).
+    """
+
+    upsert: bool = False
+    temporary: bool = False
+    staging: bool = False
+
+
+@dataclass(frozen=True)
+class Room:
+    """Connections of a database.
+
+    Attributes:
+        limit: the most that this user may have.
+        used: by whomever, now.
+    """
+
+    limit: int
+    used: int
+
+
+def missing_privileges(sink: SqlSink, connection: Connection, needs: Needs) -> list[str]:
+    """One sentence for each thing that we would have to be granted."""
+    if isinstance(sink.dialect, Sqlite):
+        return list(_sqlite(Path(sink.dialect.path)))
+    return list(_postgres(sink, connection, needs))
+
+
+def room(sink: SqlSink, connection: Connection) -> Room | None:
+    """How many connections the database has left; None where it does not count them."""
+    if isinstance(sink.dialect, Sqlite):
+        return None
+    ((limit, used),) = connection.query(
+        "SELECT least("
+        " current_setting('max_connections')::int"
+        " - current_setting('superuser_reserved_connections')::int,"
+        " coalesce(nullif((SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user), -1),"
+        "  1000000),"
+        " coalesce(nullif((SELECT datconnlimit FROM pg_database"
+        "  WHERE datname = current_database()), -1), 1000000)),"
+        " (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')"
+    )
+    return Room(int(limit), int(used))
+
+
+def _sqlite(path: Path) -> Iterator[str]:
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield f"write in the directory {folder}: SQLite puts its journal there"
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        yield f"read and write the file {path}"
+
+
+def _postgres(sink: SqlSink, connection: Connection, needs: Needs) -> Iterator[str]:
+    ((user, read_only),) = connection.query(
+        "SELECT current_user, pg_is_in_recovery()"
+        " OR current_setting('default_transaction_read_only') = 'on'"
+    )
+    if read_only:
+        yield "a database that takes writes: this one is a standby or read-only"
+    schema = _schema(sink, connection)
+    if schema is None:
+        yield f"the schema {sink.wanted.table.schema or '(of search_path)'}, which does not exist"
+        return
+    dialect = sink.dialect
+    own: Sequence[str] = _READ_WRITE if needs.upsert else ("INSERT",)
+    tables = {sink.wanted.table.sibling(name): _READ_WRITE for name in TABLES}
+    missing = []
+    for table, wanted in [*tables.items(), (sink.wanted.table, own)]:
+        if dialect.columns(connection, table):
+            lacks = _lacks(connection, sink, table, wanted)
+            if lacks:
+                yield f"GRANT {', '.join(lacks)} ON {table} TO {user}"
+        else:
+            missing.append(table.name)
+    yield from _in_schema(connection, schema, user, missing if sink.create else [], needs)
+
+
+def _schema(sink: SqlSink, connection: Connection) -> str | None:
+    rows = connection.query(
+        "SELECT nspname FROM pg_namespace WHERE nspname = coalesce(%s::text, current_schema())",
+        (sink.wanted.table.schema,),
+    )
+    return str(rows[0][0]) if rows else None
+
+
+def _lacks(
+    connection: Connection, sink: SqlSink, table: TableName, wanted: Sequence[str]
+) -> list[str]:
+    name = sink.ledger.quoted(table).replace("%%", "%")
+    return [
+        one
+        for one in wanted
+        if not connection.query("SELECT has_table_privilege(%s, %s)", (name, one))[0][0]
+    ]
+
+
+def _in_schema(
+    connection: Connection, schema: str, user: str, missing: Sequence[str], needs: Needs
+) -> Iterator[str]:
+    ((usage, create, temporary),) = connection.query(
+        "SELECT has_schema_privilege(%s, 'USAGE'), has_schema_privilege(%s, 'CREATE'),"
+        " has_database_privilege(current_database(), 'TEMP')",
+        (schema, schema),
+    )
+    if not usage:
+        yield f"GRANT USAGE ON SCHEMA {schema} TO {user}"
+    if missing and not create:
+        yield (
+            f"GRANT CREATE ON SCHEMA {schema} TO {user}, or somebody else creates"
+            f" {', '.join(missing)} by the DDL and sink.create = false"
+        )
+    elif needs.staging and not create:
+        yield f"GRANT CREATE ON SCHEMA {schema} TO {user}: a batch commit stages rows in tables"
+    if needs.temporary and not temporary:
+        yield f"GRANT TEMP ON DATABASE to {user}: rows go through a temporary table"

@@ -1,0 +1,155 @@
+"""Dead letters tried again: what passes now moves into the table, each exactly once.
+
+The reject itself is the token. One transaction locks a run of rejects, writes the rows of those
+that pass and deletes exactly these rejects; those that still fail get their newer reason. A
+crash before COMMIT leaves every reject where it was, a crash after it leaves none of them to be
+tried again, and a COMMIT whose answer was lost is settled by reading the rejects anew. Two
+replays at once meet at the row locks; the second one finds the rejects gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from oncely.decode.base import Rejection
+from oncely.errors import InvariantViolation, Stopped, check
+from oncely.sinks.base import Chunk, Reject
+from oncely.sinks.sql.connection import Connection
+from oncely.sinks.sql.prepare import Prepared, prepare
+from oncely.sinks.sql.session import brief_session, transaction
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.target import Target
+from oncely.sinks.sql.write import write_rows
+
+Place = tuple[str, int, int]
+"""Topic, partition, offset: the order in which rejects are gone through."""
+
+FIRST: Place = ("", -1, -1)
+"""Before every reject."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a run of rejects has become.
+
+    Attributes:
+        chunk: records in the order of the rejects; rows of those that pass.
+        traceable: False when no single record answers for a row (after a Spark transform).
+    """
+
+    chunk: Chunk
+    traceable: bool = True
+
+
+Judge = Callable[[Sequence[Reject]], Judged]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What one transaction did.
+
+    Attributes:
+        moved: rejects that are rows now, or were filtered.
+        kept: rejects that fail still.
+        last: where the next transaction goes on; None when there are no more rejects.
+    """
+
+    moved: int
+    kept: int
+    last: Place | None
+
+
+def replay_run(sink: SqlSink, after: Place, limit: int, judge: Judge) -> Replayed:
+    """Try up to ``limit`` rejects that follow ``after``, in one transaction.
+
+    Args:
+        sink: bound to its table.
+        after: where to begin.
+        limit: how many.
+        judge: decodes and transforms; called inside the transaction.
+
+    Raises:
+        Stopped: the table refuses a row of a Spark transform; nothing was changed.
+        Unavailable: the outcome is unknown; ask again from the same place.
+    """
+    target = sink.target
+    if target is None:
+        raise InvariantViolation("replay before bind")
+    ledger = sink.ledger
+    with (
+        brief_session(sink.dialect, "replay", sink.connect) as ours,
+        transaction(ours),
+    ):
+        registered = ledger.registered(ours)
+        rejects = ledger.rejects(ours, after, limit, lock=True)
+        if registered is None or not rejects:
+            return Replayed(0, 0, None)
+        judged = judge(rejects)
+        check(judged.chunk.records == len(rejects), "a replayed reject was lost on the way")
+        failed = _write(sink, ours, target, judged)
+        _settle(sink, ours, rejects, failed, registered.epoch)
+    last = rejects[-1]
+    return Replayed(len(rejects) - len(failed), len(failed), (*last.partition, last.offset))
+
+
+def _write(sink: SqlSink, ours: Connection, target: Target, judged: Judged) -> dict[int, Rejection]:
+    """Write what passes; the rejections by record."""
+    prepared = prepare(judged.chunk, target, sink.keep_source)
+    if not judged.traceable:
+        _none_refused(prepared.rejections[len(judged.chunk.rejections) :])
+    if prepared.rows.num_rows:
+        prepared = _write_rows(sink, ours, target, prepared, judged.traceable)
+    return {one.record: one for one in prepared.rejections}
+
+
+def _write_rows(
+    sink: SqlSink, ours: Connection, target: Target, prepared: Prepared, traceable: bool
+) -> Prepared:
+    return write_rows(
+        ours,
+        sink.dialect,
+        target,
+        prepared,
+        still_ours=lambda: None,  # the rejects are locked: nobody else can have written these
+        refused=(lambda _: None) if traceable else _none_refused,
+    )
+
+
+def _none_refused(refused: Sequence[Rejection]) -> None:
+    if refused:
+        raise Stopped(
+            f"a row of the Spark transform can't be written: {refused[0].reason}",
+            way_out="mend the transform; all of these rejects were left as they are",
+        )
+
+
+def _settle(
+    sink: SqlSink,
+    ours: Connection,
+    rejects: Sequence[Reject],
+    failed: dict[int, Rejection],
+    epoch: int,
+) -> None:
+    """Take out what has passed; write the newer reasons of the rest."""
+    still = []
+    for index, reject in enumerate(rejects):
+        again = failed.get(index)
+        if again is not None:
+            still.append(_with_reason(reject, again))
+        elif not sink.ledger.remove_reject(ours, reject.partition, reject.offset):
+            raise InvariantViolation(f"{reject.partition}: reject {reject.offset} was locked by us")
+    sink.ledger.add_rejects(ours, still, epoch)
+
+
+def _with_reason(reject: Reject, why: Rejection) -> Reject:
+    return Reject(
+        reject.partition,
+        reject.offset,
+        reject.timestamp_ms,
+        reject.key,
+        reject.value,
+        reject.headers,
+        why.stage,
+        why.reason,
+    )

@@ -1,0 +1,313 @@
+"""The SQL sink: rows, rejects, history and positions in one transaction of the database."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from oncely.core.ledger import Entry, advance
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.decode.base import Rejection
+from oncely.errors import Fenced, InvariantViolation, TooManyRejects, check
+from oncely.sinks.base import Chunk, Fence, Opened, PositionMoved, RangeKind, Reject, Written
+from oncely.sinks.sql import takeover
+from oncely.sinks.sql.connection import Connect, Connection, Dialect, connect
+from oncely.sinks.sql.ledger import Ledger, Registered
+from oncely.sinks.sql.prepare import Prepared, prepare
+from oncely.sinks.sql.session import brief_session, session, transaction
+from oncely.sinks.sql.target import Target, Wanted, inspect
+from oncely.sinks.sql.write import write_rows
+
+
+@dataclass(frozen=True)
+class SqlSink:
+    """A table in a SQL database, with the ledger beside it.
+
+    Attributes:
+        pipeline: the ledger's key.
+        dialect: which database, and where.
+        wanted: table, row schema, keys.
+        keep_source: also write topic, partition and offset of each row.
+        create: create missing tables.
+        target: what was found by :meth:`bind`; needed for commits.
+        connect: how sessions are opened; the one place where a test puts faults.
+        run: a name of this run's own, by which it finds itself in the ledger.
+    """
+
+    pipeline: str
+    dialect: Dialect
+    wanted: Wanted
+    keep_source: bool = False
+    create: bool = True
+    target: Target | None = None
+    connect: Connect = connect
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger's statements."""
+        return Ledger(self.dialect, self.wanted.table, self.pipeline)
+
+    def bind(self) -> SqlSink:
+        """Look at the table as it is now; executors work with what was found.
+
+        Raises:
+            TableMismatch: the table is missing or doesn't take the rows.
+        """
+        with brief_session(self.dialect, "bind", self.connect) as look:
+            return replace(self, target=inspect(self.dialect, look, self.wanted))
+
+    def open(
+        self,
+        source: SourceIdentity,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        expected: int | None = None,
+    ) -> Opened:
+        """Take the next epoch and settle a position for every partition; see the port."""
+        if self.create:
+            self.dialect.create_database()
+        with brief_session(self.dialect, "open", self.connect) as setup:
+            if self.create:
+                takeover.create_tables(setup, self.dialect, self.ledger, self.wanted)
+            takeover.require_ledger(setup, self.ledger)
+            inspect(self.dialect, setup, self.wanted)
+            epoch = takeover.take_epoch(
+                setup, self.ledger, source, self.pipeline, self.run, expected
+            )
+            return takeover.take_positions(
+                setup,
+                self.dialect,
+                self.ledger,
+                Fence(self.pipeline, epoch),
+                source,
+                start,
+                earliest,
+            )
+
+    def reset(
+        self,
+        source: SourceIdentity,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        positions: takeover.Reset,
+    ) -> Opened:
+        """Take the next epoch and put positions elsewhere, in one transaction.
+
+        ``positions`` is asked when the old run is fenced, with where it has really ended.
+        The destination table is not looked at, nor created. Raises as :meth:`open` does.
+        """
+        if self.create:
+            self.dialect.create_database()
+        with brief_session(self.dialect, "reset", self.connect) as setup:
+            if self.create:
+                takeover.create_ledger(setup, self.dialect, self.ledger)
+            takeover.require_ledger(setup, self.ledger)
+            epoch = takeover.take_epoch(setup, self.ledger, source, self.pipeline, self.run, None)
+            fence = Fence(self.pipeline, epoch)
+            return takeover.take_positions(
+                setup, self.dialect, self.ledger, fence, source, start, earliest, positions
+            )
+
+    def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """What has been committed, read now."""
+        with session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours:
+            return self.ledger.entries(ours)
+
+    def registered(self) -> Registered:
+        """The pipeline's row, read now.
+
+        Raises:
+            InvariantViolation: it is missing though the pipeline was opened.
+        """
+        with brief_session(self.dialect, "look", self.connect) as look:
+            row = self.ledger.registered(look)
+        if row is None:
+            raise InvariantViolation(f"pipeline {self.pipeline!r} is not in the ledger")
+        return row
+
+    def same_topics(self, topic_ids: Mapping[str, str]) -> None:
+        """Compare topic ids, as far as they are known, with the ledger's.
+
+        Raises:
+            SourceMismatch: a topic was deleted and made again.
+        """
+        with brief_session(self.dialect, "look", self.connect) as look:
+            takeover.same_topics(
+                self.ledger.topic_ids(look), SourceIdentity("", topic_ids), self.pipeline
+            )
+
+    def add_partitions(
+        self, positions: Mapping[TopicPartition, Position], source: SourceIdentity, fence: Fence
+    ) -> None:
+        """Give partitions that were found while running their position.
+
+        Raises:
+            Fenced: a newer run has opened; its epoch may not be mixed with ours.
+        """
+        with self._holding_the_pipeline(fence) as ours:
+            self.ledger.add_positions(ours, positions, source.topic_ids, fence.epoch)
+
+    def join_history(self, fence: Fence, keep_newest: int) -> int:
+        """Join old adjacent ranges; the number of history rows saved.
+
+        Raises:
+            Fenced: a newer run has opened.
+        """
+        with self._holding_the_pipeline(fence) as ours:
+            return self.ledger.join_history(ours, keep_newest)
+
+    @contextmanager
+    def _holding_the_pipeline(self, fence: Fence) -> Iterator[Connection]:
+        """A transaction that no other run of the pipeline can open into."""
+        with (
+            session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours,
+            transaction(ours),
+        ):
+            registered = self.ledger.registered(ours, lock=True)
+            if registered is None or registered.epoch != fence.epoch:
+                raise Fenced(fence.pipeline, fence.epoch, registered.epoch if registered else 0)
+            yield ours
+
+    def commit(
+        self,
+        chunk: Chunk,
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        max_rejects: int | None = None,
+        kind: RangeKind = "data",
+    ) -> dict[TopicPartition, Written]:
+        """Write the chunk and move its positions in one transaction; see the port.
+
+        Nothing of the ledger is locked while rows are sent. The compare-and-set comes last, and
+        its row locks are held from there to COMMIT only.
+        """
+        check(self.target is not None or not chunk.rows.num_rows, "commit before bind")
+        budget = _Budget(max_rejects)
+        prepared = prepare(chunk, self.target, self.keep_source)
+        budget.spend(prepared.rejections)
+        # Asked of the broker before the transaction begins: an idle one would be ended.
+        letters = _letters(chunk, prepared.rejections)
+        with (
+            session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours,
+            transaction(ours),
+        ):
+            done = self._write_rows(ours, chunk, entries, prepared, budget)
+            letters += _letters(chunk, done.rejections[len(prepared.rejections) :])
+            self.ledger.add_rejects(ours, letters, fence.epoch)
+            written = tally(chunk, done)
+            self._write_ledger(ours, chunk, entries, written, fence, kind)
+        return written
+
+    def _write_rows(
+        self,
+        ours: Connection,
+        chunk: Chunk,
+        entries: Mapping[TopicPartition, Entry],
+        prepared: Prepared,
+        budget: _Budget,
+    ) -> Prepared:
+        """Send the rows; the ledger's tables are only read."""
+        if self.target is None or not prepared.rows.num_rows:
+            return prepared
+        return write_rows(
+            ours,
+            self.dialect,
+            self.target,
+            prepared,
+            still_ours=lambda: self._still_ours(ours, chunk, entries),
+            refused=budget.spend,
+        )
+
+    def _write_ledger(
+        self,
+        ours: Connection,
+        chunk: Chunk,
+        entries: Mapping[TopicPartition, Entry],
+        written: Mapping[TopicPartition, Written],
+        fence: Fence,
+        kind: RangeKind,
+    ) -> None:
+        """The compare-and-set of each position in lock order, then the history.
+
+        In this order, because two attempts at one range would meet in the history's key, and
+        the loser would be told of a duplicate instead of a moved position.
+
+        Raises:
+            PositionMoved: a position is not what the decision was made on.
+        """
+        done = [(tp, chunk.ranges[tp], written[tp]) for tp in sorted(chunk.ranges)]
+        for tp, range_, _ in done:
+            entry = entries[tp]
+            check(entry.epoch == fence.epoch, "a commit was decided on another epoch's entry")
+            if not self.ledger.move(ours, tp, entry, advance(entry, [range_])):
+                raise PositionMoved(str(tp))
+        self.ledger.append_ranges(ours, done, kind, fence.epoch)
+
+    def _still_ours(
+        self, ours: Connection, chunk: Chunk, entries: Mapping[TopicPartition, Entry]
+    ) -> None:
+        if self.ledger_moved(ours, chunk.ranges, entries):
+            raise PositionMoved("written by another attempt")
+
+    def ledger_moved(
+        self,
+        ours: Connection,
+        partitions: Iterable[TopicPartition],
+        entries: Mapping[TopicPartition, Entry],
+    ) -> bool:
+        """True when the ledger is not what a decision was made on."""
+        now = self.ledger.entries(ours)
+        return any(now.get(tp) != entries[tp] for tp in partitions)
+
+
+class _Budget:
+    """Counts a transaction's rejects against what it may add."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit, self._spent = limit, 0
+
+    def spend(self, rejections: Sequence[object]) -> None:
+        """Count; stop the transaction when the budget is gone."""
+        self._spent += len(rejections)
+        if rejections and self._limit is not None and self._spent > self._limit:
+            first = rejections[0]
+            raise TooManyRejects(
+                f"sink.max_rejects: {self._spent} or more records of one commit can't be written;"
+                f" the first of the last ones: {getattr(first, 'reason', first)}",
+                way_out="mend decode, transform or table; or raise sink.max_rejects to keep them",
+            )
+
+
+def _letters(chunk: Chunk, rejections: Sequence[Rejection]) -> list[Reject]:
+    """One dead letter for each rejection."""
+    letters = chunk.dead_letters(rejections) if rejections else []
+    check(len(letters) == len(rejections), "a rejection has no dead letter")
+    return letters
+
+
+def tally(chunk: Chunk, prepared: Prepared) -> dict[TopicPartition, Written]:
+    """Count per topic-partition what became of the chunk's records."""
+    groups = len(chunk.partitions)
+    alive = chunk.partition >= 0
+    rejected = np.array([r.record for r in prepared.rejections], dtype=np.int64)
+    outcome = np.zeros(chunk.records, dtype=bool)
+    outcome[prepared.row_record] = True
+    outcome[rejected] = True
+
+    def per_partition(of: np.ndarray) -> list[int]:
+        return [int(n) for n in np.bincount(chunk.partition[of], minlength=groups)]
+
+    counts = zip(
+        per_partition(np.flatnonzero(alive)),
+        per_partition(prepared.row_record),
+        per_partition(rejected),
+        per_partition(np.flatnonzero(alive & ~outcome)),
+        strict=True,
+    )
+    by_tp = {tp: Written(*c) for tp, c in zip(chunk.partitions, counts, strict=True)}
+    return {tp: by_tp.get(tp, Written(0, 0, 0, 0)) for tp in chunk.ranges}

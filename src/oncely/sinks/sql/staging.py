@@ -1,0 +1,271 @@
+"""Batch commit: tasks stage rows in tables of their own, the driver publishes all at once.
+
+A staging table is named by pipeline, epoch, batch and attempt, so two attempts never share
+one, and what a failed attempt left is recognised by its name. Only tables that successful
+attempts reported are published; the publishing transaction demands that their rows are all
+there (an unlogged table is emptied by a crash of the server, a zombie's sweep would drop it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.errors import (
+    InvariantViolation,
+    Stopped,
+    TableMismatch,
+    Unavailable,
+    WrongInput,
+    check,
+)
+from oncely.sinks.base import Fence, PositionMoved, Reject, Written
+from oncely.sinks.sql.cast import cast_rows
+from oncely.sinks.sql.connection import BadData, Connection, Contention, Dialect, TableName
+from oncely.sinks.sql.prepare import DELETED, ORDINAL
+from oncely.sinks.sql.session import session, transaction
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.target import Target
+from oncely.sinks.sql.write import insert_select, quoted, staging_columns, upsert
+
+
+class StagedRowsGone(Unavailable):
+    """Staged rows are not there to be published: a crash emptied them, or they were taken.
+
+    They may have been taken by this very publication, when the answer to its COMMIT was lost:
+    the ledger knows.
+    """
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What one successful task left: its table, None when it had no rows, and their number."""
+
+    table: str | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What the driver publishes in one transaction.
+
+    Attributes:
+        ranges: the ranges that were read; empty ones are allowed (a batch without new data).
+        written: per topic-partition, how many records were read and rejected. Rows after a
+            shuffle belong to no partition: they are counted in the history of the first one.
+        rejects: dead letters of the batch.
+        staged: what the successful tasks left.
+        query: checkpoint id and batch id of a streaming query that brings its own checkpoint.
+    """
+
+    ranges: Mapping[TopicPartition, OffsetRange]
+    written: Mapping[TopicPartition, Written]
+    rejects: Sequence[Reject]
+    staged: Sequence[Staged]
+    query: tuple[str, int] | None = None
+
+    def counted(self, rows: int) -> dict[TopicPartition, Written]:
+        """What the history says of each range, the published rows at the first one."""
+        first = min((tp for tp, range_ in self.ranges.items() if not range_.is_empty), default=None)
+        return {
+            tp: replace(one, rows=rows) if tp == first else one for tp, one in self.written.items()
+        }
+
+
+def staging_prefix(pipeline: str) -> str:
+    """How every staging table of a pipeline begins (63 bytes are all that a name may have)."""
+    return f"oncely_s_{hashlib.sha256(pipeline.encode()).hexdigest()[:12]}_"
+
+
+def stage(
+    sink: SqlSink, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]
+) -> Staged:
+    """Write a task's rows into a table of its own; in an executor.
+
+    Raises:
+        Stopped: the table refuses a value. After a transform no record answers for a row, so
+            it can't become a reject.
+    """
+    target = _target(sink)
+    table = sink.wanted.table.sibling(
+        f"{staging_prefix(sink.pipeline)}{fence.epoch}_{batch_id}_{attempt}"
+    )
+    count = 0
+    with session(sink.dialect, sink.pipeline, fence.epoch, sink.connect) as ours:
+        for part in rows:
+            if not part.num_rows:
+                continue
+            if not count:
+                ours.execute(
+                    sink.dialect.create_staging(
+                        table, staging_columns(sink.dialect, target, ordered=True), temporary=False
+                    )
+                )
+            _copy(ours, table, target, part, count)
+            count += part.num_rows
+    return Staged(table.name if count else None, count)
+
+
+def _copy(ours: Connection, table: TableName, target: Target, part: pa.Table, first: int) -> None:
+    cast, bad = cast_rows(part.select(target.columns), target.fits)
+    if bad:
+        raise _refused(next(iter(bad.values())))
+    numbers = pa.array(range(first, first + part.num_rows), pa.int64())
+    cast = cast.append_column(ORDINAL, numbers)
+    cast = cast.append_column(DELETED, pa.array([0] * part.num_rows, pa.int64()))
+    try:
+        with transaction(ours):  # one sync to disk for the part, not one for each row
+            ours.copy(table, cast)
+    except BadData as error:
+        raise _refused(error.reason) from None
+
+
+def _refused(reason: str) -> Stopped:
+    return Stopped(
+        f"a row of the Spark transform can't be written: {reason}",
+        way_out="cast or filter it in the transform; after a Spark transform no single record"
+        " answers for a row, so it can't be set aside as a reject",
+    )
+
+
+def publish(
+    sink: SqlSink, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
+) -> int:
+    """Move staged rows, rejects, history and every position in one transaction; in the driver.
+
+    The compare-and-sets stand at the end, in lock order, and demand that NO position has moved
+    since ``entries`` was read: Append for all, or nothing at all.
+
+    Returns:
+        The number of rows published.
+
+    Raises:
+        PositionMoved: the ledger has moved; nothing was published.
+        StagedRowsGone: nothing was published; the batch can be repeated.
+    """
+    target = _target(sink)
+    tables = [one.table for one in what.staged if one.table is not None]
+    expected = sum(one.rows for one in what.staged)
+    with (
+        session(sink.dialect, sink.pipeline, fence.epoch, sink.connect) as ours,
+        transaction(ours),
+    ):
+        if what.query is not None:  # the pipeline's row first: a takeover locks in this order
+            _move_query(ours, sink, fence, *what.query)
+        ours.execute("SAVEPOINT oncely_publish")
+        try:
+            moved = _publish_rows(ours, sink.dialect, target, tables)
+        except (BadData, TableMismatch) as error:
+            ours.execute("ROLLBACK TO SAVEPOINT oncely_publish")
+            if sink.ledger_moved(ours, what.ranges, entries):
+                raise PositionMoved("published meanwhile") from None
+            if isinstance(error, BadData):
+                raise _refused(error.reason) from None
+            raise StagedRowsGone(f"a staging table is gone: {error.message}") from None
+        if moved != expected:
+            raise StagedRowsGone(
+                f"tasks staged {expected} rows, {moved} were there to publish: the database"
+                " restarted or the staging tables were removed; the batch is done again"
+            )
+        sink.ledger.add_rejects(ours, what.rejects, fence.epoch)
+        written = what.counted(moved)
+        done = [(tp, what.ranges[tp], written[tp]) for tp in sorted(what.ranges)]
+        data = [one for one in done if not one[1].is_empty]
+        for tp, range_, _ in data:
+            check(entries[tp].position == range_.start, f"{tp}: the batch begins elsewhere")
+            if not sink.ledger.move(ours, tp, entries[tp], range_.end):
+                raise PositionMoved(str(tp))
+        # After the moves: the loser of a race would meet the winner in the history's key.
+        sink.ledger.append_ranges(ours, data, "data", fence.epoch)
+    return moved
+
+
+def _publish_rows(ours: Connection, dialect: Dialect, target: Target, tables: Sequence[str]) -> int:
+    """Staged rows into the target; the staging tables go in the same transaction."""
+    names = [quoted(dialect, target.table.sibling(table)) for table in tables]
+    if target.keys:
+        count = _publish_upsert(ours, dialect, target, names)
+    else:
+        count = sum(ours.execute(insert_select(dialect, target, name)) for name in names)
+    ours.check_constraints()
+    for name in names:
+        ours.execute(f"DROP TABLE {name}")
+    return count
+
+
+def _publish_upsert(
+    ours: Connection, dialect: Dialect, target: Target, names: Sequence[str]
+) -> int:
+    """All tables as one, because a key may stand in several of them.
+
+    Raises:
+        WrongInput: two rows of a batch have the same key and no version says which is newer.
+    """
+    if not names:
+        return 0
+    union = "(" + " UNION ALL ".join(f"SELECT * FROM {name}" for name in names) + ") u"
+    keys = ", ".join(dialect.quote(key) for key in target.keys)
+    count = int(ours.query(f"SELECT COUNT(*) FROM {union}")[0][0])
+    if target.version is None:
+        twice = ours.query(f"SELECT 1 FROM {union} GROUP BY {keys} HAVING COUNT(*) > 1 LIMIT 1")
+        if twice:
+            raise WrongInput(
+                "transform.spark made two rows with the same sink.keys in one batch",
+                way_out="aggregate them, or name a sink.version column that says which is newer",
+            )
+    upsert(ours, dialect, target, union)
+    return count
+
+
+def _move_query(
+    ours: Connection, sink: SqlSink, fence: Fence, query_id: str, batch_id: int
+) -> None:
+    """For a query with a checkpoint of its own: its batch takes effect once, also without data.
+
+    The pipeline's row is locked, so of two drivers that publish the same batch the second one
+    finds it published.
+    """
+    row = sink.ledger.registered(ours, lock=True)
+    if row is None or row.epoch != fence.epoch:
+        raise PositionMoved("the pipeline has a newer epoch")
+    if row.query_id == query_id and row.query_batch is not None and row.query_batch >= batch_id:
+        raise PositionMoved(f"batch {batch_id} is published already")
+    sink.ledger.note_query(ours, query_id, batch_id)
+
+
+def sweep(sink: SqlSink, fence: Fence, keep_batches_from: int | None = None) -> int:
+    """Drop staging tables that nobody will publish; the number dropped.
+
+    Tables of older epochs always; of our own epoch those of batches before
+    ``keep_batches_from``. A task of an older epoch that still writes into its table fails then,
+    and could not have been published anyway.
+    """
+    prefix = staging_prefix(sink.pipeline)
+    dropped = 0
+    with session(sink.dialect, sink.pipeline, fence.epoch, sink.connect) as ours:
+        for name in sink.dialect.tables_like(ours, sink.wanted.table, prefix):
+            epoch, batch, _ = (int(part) for part in name.removeprefix(prefix).split("_"))
+            ours_and_done = (
+                epoch == fence.epoch and keep_batches_from is not None and batch < keep_batches_from
+            )
+            if epoch < fence.epoch or ours_and_done:
+                # A paused attempt may hold its table for ever: a transaction of its own waits
+                # for the lock a bounded time, and the next sweep finds the table again.
+                left = quoted(sink.dialect, sink.wanted.table.sibling(name))
+                with suppress(Contention), transaction(ours):
+                    ours.execute(f"DROP TABLE IF EXISTS {left}")
+                    dropped += 1
+    return dropped
+
+
+def _target(sink: SqlSink) -> Target:
+    if sink.target is None:
+        raise InvariantViolation("staging before bind")
+    return sink.target

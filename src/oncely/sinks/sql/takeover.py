@@ -1,0 +1,172 @@
+"""Taking the ledger over: the next epoch, older sessions ended, a position for every partition.
+
+Two transactions, because an old run may hold a row lock that only ending its session frees:
+
+1. The pipeline's row gives out the next epoch. From here on two openers differ.
+2. Older sessions are ended, found by their application name.
+3. The pipeline's row is locked and must still be at our epoch; every position takes it. A
+   commit of the old run that was waiting for the row now finds another epoch and changes
+   nothing; one that held the row has finished before, and its position is what we read.
+
+A crash between 1 and 3 leaves positions at the old epoch: the old run goes on unharmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.errors import Fenced, InvariantViolation, SourceMismatch, TableMismatch
+from oncely.sinks.base import Fence, Opened
+from oncely.sinks.sql.connection import Connection, Contention, Dialect
+from oncely.sinks.sql.ledger import Ledger
+from oncely.sinks.sql.session import application_name, application_prefix, transaction
+from oncely.sinks.sql.target import Wanted, create_statement, inspect
+
+_TRIES = 3
+
+Reset = Callable[[Mapping[TopicPartition, Position]], Mapping[TopicPartition, Position]]
+"""Where positions are put, given where they stand."""
+
+
+def create_tables(connection: Connection, dialect: Dialect, ledger: Ledger, wanted: Wanted) -> None:
+    """Create the destination table and the ledger's where they are missing.
+
+    Raises:
+        TableMismatch: the table would not take the rows; nothing was created.
+    """
+    if ledger.exists(connection) and dialect.columns(connection, wanted.table):
+        return
+    with transaction(connection):
+        dialect.lock_for_setup(connection)
+        for statement in (create_statement(dialect, wanted), *ledger.ddl()):
+            connection.execute(statement)
+        inspect(dialect, connection, wanted)
+
+
+def create_ledger(connection: Connection, dialect: Dialect, ledger: Ledger) -> None:
+    """Create the ledger's tables where they are missing, and nothing else."""
+    if ledger.exists(connection):
+        return
+    with transaction(connection):
+        dialect.lock_for_setup(connection)
+        for statement in ledger.ddl():
+            connection.execute(statement)
+
+
+def require_ledger(connection: Connection, ledger: Ledger) -> None:
+    """Refuse to go on without the ledger's tables.
+
+    Raises:
+        TableMismatch: a table of the ledger is missing and ``create`` is false.
+    """
+    if not ledger.exists(connection):
+        raise TableMismatch(
+            "sink.create is false and the ledger's tables are missing",
+            way_out="create them with the DDL that `oncely plan` prints",
+        )
+
+
+def take_epoch(
+    connection: Connection,
+    ledger: Ledger,
+    source: SourceIdentity,
+    pipeline: str,
+    run: str,
+    expected: int | None,
+) -> int:
+    """Step 1: the next epoch.
+
+    Raises:
+        Fenced: another run has opened since ``expected``.
+        SourceMismatch: the ledger belongs to another cluster or topic.
+    """
+    with transaction(connection):
+        ledger.register(connection, source.cluster_id)
+        registered = ledger.registered(connection, lock=True)
+        if registered is None:
+            raise InvariantViolation("a pipeline that was just registered has no row")
+        if registered.cluster_id != source.cluster_id:
+            raise SourceMismatch(
+                f"pipeline {pipeline!r} has read from Kafka cluster {registered.cluster_id!r},"
+                f" and source.brokers leads to {source.cluster_id!r}",
+                way_out="point source.brokers back, or give the pipeline a new name",
+            )
+        same_topics(ledger.topic_ids(connection), source, pipeline)
+        epoch = ledger.next_epoch(connection, run, held=expected is not None)
+        if epoch is None:
+            raise Fenced(pipeline, expected or 0, registered.epoch)
+        return epoch
+
+
+def same_topics(known: Mapping[str, str], source: SourceIdentity, pipeline: str) -> None:
+    """Compare topic ids (KIP-516) with the ledger's.
+
+    Raises:
+        SourceMismatch: a topic was deleted and made again.
+    """
+    for topic, topic_id in source.topic_ids.items():
+        if known.get(topic, topic_id) != topic_id:
+            raise SourceMismatch(
+                f"topic {topic!r} was deleted and made again: its id is {topic_id}, pipeline"
+                f" {pipeline!r} has read {known[topic]}; the same offsets name other records now",
+                way_out="give the pipeline a new name (it then starts where source.start says);"
+                " rows that it has written stay",
+            )
+
+
+def take_positions(
+    connection: Connection,
+    dialect: Dialect,
+    ledger: Ledger,
+    fence: Fence,
+    source: SourceIdentity,
+    start: Callable[[], Mapping[TopicPartition, Position]],
+    earliest: Mapping[TopicPartition, Position],
+    reset: Reset = lambda _: {},
+) -> Opened:
+    """Steps 2 and 3. ``reset`` puts positions elsewhere in the same transaction.
+
+    Raises:
+        Fenced: a newer run opened in between.
+    """
+    for attempt in range(_TRIES):
+        dialect.end_sessions(
+            connection,
+            application_prefix(fence.pipeline),
+            keep=application_name(fence.pipeline, fence.epoch),
+        )
+        try:
+            return _settle(connection, ledger, fence, source, start, earliest, reset)
+        except Contention:
+            # A session that opened after we looked still holds a position's lock: end it too.
+            if attempt == _TRIES - 1:
+                raise
+    raise InvariantViolation("a loop that returns or raises has ended")
+
+
+def _settle(
+    connection: Connection,
+    ledger: Ledger,
+    fence: Fence,
+    source: SourceIdentity,
+    start: Callable[[], Mapping[TopicPartition, Position]],
+    earliest: Mapping[TopicPartition, Position],
+    reset: Reset,
+) -> Opened:
+    with transaction(connection):
+        registered = ledger.registered(connection, lock=True)
+        if registered is None or registered.epoch != fence.epoch:
+            raise Fenced(fence.pipeline, fence.epoch, registered.epoch if registered else 0)
+        ledger.take_positions(connection, fence.epoch)
+        known = ledger.entries(connection)
+        first_start = not known
+        wanted = dict(start()) if first_start else dict(earliest)
+        missing = {tp: at for tp, at in wanted.items() if tp not in known}
+        ledger.add_positions(connection, missing, source.topic_ids, fence.epoch)
+        positions = {tp: entry.position for tp, entry in known.items()} | missing
+        # Asked only now: until its positions were taken, the old run may have moved on.
+        moved = dict(reset(positions))
+        ledger.reset(connection, moved, fence.epoch)
+        positions |= moved
+    return Opened(fence, positions, first_start)

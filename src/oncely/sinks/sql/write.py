@@ -1,0 +1,189 @@
+"""Rows into the table: append, or upsert with deletes. Runs inside the commit's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.decode.base import Rejection
+from oncely.sinks.sql.connection import Connection, Dialect, TableName
+from oncely.sinks.sql.isolate import insert_or_isolate
+from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
+from oncely.sinks.sql.target import Target
+
+_STAGED = TableName(None, "_oncely_rows")
+
+
+def write_rows(
+    connection: Connection,
+    dialect: Dialect,
+    target: Target,
+    prepared: Prepared,
+    still_ours: Callable[[], None],
+    refused: Callable[[Sequence[Rejection]], None],
+) -> Prepared:
+    """Write the rows; refused ones become rejections, each with all rows of its record.
+
+    Where a record has several rows (unnest) and one is refused, its other rows may stand in the
+    transaction already. Then everything is undone and written again without that record.
+
+    Returns:
+        What was written and what was rejected.
+    """
+    writer = RowWriter(dialect, target)
+    writer.begin(connection, prepared.rows)
+    several = len(np.unique(prepared.row_record)) < len(prepared.row_record)
+    while True:
+        bad: dict[int, Rejection] = {}
+        now = prepared
+
+        def refuse(row: int, reason: str, now: Prepared = now) -> None:
+            record = int(now.row_record[row])
+            if record not in bad:  # noqa: B023 - the dict of this very round
+                bad[record] = Rejection(record, "write", reason)  # noqa: B023
+                refused([bad[record]])  # noqa: B023
+
+        if several:
+            connection.execute("SAVEPOINT oncely_chunk")
+        insert_or_isolate(
+            connection, lambda part: writer.insert(connection, part), now.rows, still_ours, refuse
+        )
+        prepared = now.without(list(bad.values())) if bad else now
+        if not (several and bad):
+            writer.end(connection)
+            return prepared
+        connection.execute("ROLLBACK TO SAVEPOINT oncely_chunk")
+
+
+class RowWriter:
+    """Writes slices of rows that were cast to the target's types."""
+
+    def __init__(self, dialect: Dialect, target: Target) -> None:
+        self._dialect = dialect
+        self._target = target
+        self._used = False
+
+    def begin(self, connection: Connection, rows: pa.Table) -> None:
+        """Make the staging table, where rows don't go straight into the target.
+
+        Once for a transaction and before its savepoints: each table made is a handful of locks
+        that the server keeps until COMMIT.
+        """
+        self._used = False
+        if not self._target.direct:
+            ordered = DELETED in rows.column_names
+            columns = staging_columns(self._dialect, self._target, ordered=ordered)
+            connection.execute(self._dialect.create_staging(_STAGED, columns, temporary=True))
+
+    def end(self, connection: Connection) -> None:
+        """Remove it."""
+        if not self._target.direct:
+            connection.execute(f"DROP TABLE {self._dialect.quote(_STAGED.name)}")
+
+    def insert(self, connection: Connection, rows: pa.Table) -> None:
+        """Write ``rows`` in order; for an upsert they carry ORDINAL and DELETED too.
+
+        Raises:
+            BadData: the database refuses a value; the caller undoes and isolates it.
+        """
+        if self._target.direct:
+            connection.copy(self._target.table, rows)
+            return
+        staged = self._dialect.quote(_STAGED.name)
+        if self._used:
+            connection.execute(f"{self._dialect.clear_table} {staged}")
+        self._used = True
+        if ORDINAL not in rows.column_names:
+            rows = rows.append_column(ORDINAL, pa.array(range(rows.num_rows), pa.int64()))
+        connection.copy(_STAGED, rows)
+        if self._target.keys:
+            upsert(connection, self._dialect, self._target, staged)
+        else:
+            order = self._dialect.quote(ORDINAL)
+            statement = insert_select(self._dialect, self._target, staged)
+            connection.execute(f"{statement} ORDER BY {order}")
+
+
+def staging_columns(dialect: Dialect, target: Target, *, ordered: bool) -> list[tuple[str, str]]:
+    """Names and types of a staging table: the target's own types, text where the server casts."""
+    text, number = dialect.column_type(pa.string()), dialect.column_type(pa.int64())
+    columns = [
+        (fit.name, text if fit.cast else type_)
+        for fit, type_ in zip(target.fits, target.types, strict=True)
+    ]
+    return [*columns, (ORDINAL, number), *([(DELETED, number)] if ordered else [])]
+
+
+def insert_select(dialect: Dialect, target: Target, source: str) -> str:
+    """``INSERT INTO target (…) SELECT … FROM source``, text columns cast by the server."""
+    names = ", ".join(dialect.quote(name) for name in target.columns)
+    table = quoted(dialect, target.table)
+    return f"INSERT INTO {table} ({names}) SELECT {_values(dialect, target)} FROM {source}"
+
+
+def quoted(dialect: Dialect, table: TableName) -> str:
+    """The table's name for a statement."""
+    return ".".join(dialect.quote(part) for part in table if part)
+
+
+def _values(dialect: Dialect, target: Target) -> str:
+    return ", ".join(
+        f"CAST({dialect.quote(fit.name)} AS {fit.cast}) AS {dialect.quote(fit.name)}"
+        if fit.cast
+        else dialect.quote(fit.name)
+        for fit in target.fits
+    )
+
+
+def upsert(connection: Connection, dialect: Dialect, target: Target, staged: str) -> None:
+    """Apply staged rows as if one by one in order, by two statements.
+
+    One by one would mean: a tombstone deletes its key; a row replaces the row of its key unless
+    that one has a higher version. So for each key only what follows its last tombstone counts,
+    of that the highest version, of those the last. Keys are applied in order, so two tasks that
+    meet in the same keys wait for each other instead of deadlocking.
+    """
+    q = dialect.quote
+    table = f"{quoted(dialect, target.table)} AS _oncely_target"
+    keys = ", ".join(q(key) for key in target.keys)
+    same = " AND ".join(f"_oncely_gone.{q(key)} = _oncely_target.{q(key)}" for key in target.keys)
+    # Every name of ours has a prefix: one that is also the table's would mean something else.
+    rows = (
+        f"WITH _oncely_in AS (SELECT {_values(dialect, target)}, {q(ORDINAL)}, {q(DELETED)}"
+        f" FROM {staged}) "
+    )
+    connection.execute(
+        f"{rows}DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM _oncely_in AS _oncely_gone"
+        f" WHERE _oncely_gone.{q(DELETED)} = 1 AND {same})"
+    )
+    newest = f"{q(target.version)} DESC, " if target.version else ""
+    live = (
+        f"SELECT * FROM (SELECT *, MAX(CASE WHEN {q(DELETED)} = 1 THEN {q(ORDINAL)} ELSE -1 END)"
+        f" OVER (PARTITION BY {keys}) AS _oncely_gone_at FROM _oncely_in) AS _oncely_all"
+        f" WHERE {q(ORDINAL)} > _oncely_gone_at"
+    )
+    ranked = (
+        f"(SELECT *, ROW_NUMBER() OVER (PARTITION BY {keys}"
+        f" ORDER BY {newest}{q(ORDINAL)} DESC) AS _oncely_place FROM ({live}) AS _oncely_live)"
+        " AS _oncely_ranked"
+    )
+    names = ", ".join(q(name) for name in target.columns)
+    connection.execute(
+        f"{rows}INSERT INTO {table} ({names}) SELECT {names} FROM {ranked}"
+        f" WHERE _oncely_place = 1 ORDER BY {keys}"
+        f" ON CONFLICT ({keys}) {_on_conflict(dialect, target)}"
+    )
+
+
+def _on_conflict(dialect: Dialect, target: Target) -> str:
+    q = dialect.quote
+    others = [q(name) for name in target.columns if name not in target.keys]
+    if not others:
+        return "DO NOTHING"
+    action = "DO UPDATE SET " + ", ".join(f"{one} = excluded.{one}" for one in others)
+    if target.version is None:
+        return action
+    old = f"_oncely_target.{q(target.version)}"
+    return f"{action} WHERE {old} IS NULL OR excluded.{q(target.version)} >= {old}"

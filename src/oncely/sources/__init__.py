@@ -1,0 +1,1 @@
+"""Kafka as a source: identity, watermarks, records, and what Spark's reader is told."""

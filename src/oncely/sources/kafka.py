@@ -1,0 +1,264 @@
+"""Kafka seen from outside Spark: which topic this is, where it begins and ends, single records.
+
+Every call takes a bounded time. "End" is the last stable offset: the first offset of the
+oldest open transaction, or the high watermark when none is open (KIP-98). No reader with
+``read_committed`` gets further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import OffsetSpec
+
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.errors import ConfigError, Unavailable
+from oncely.sources.clients import Asker
+from oncely.sources.records import KafkaRecord, RecordReader, first_timestamps
+from oncely.sources.start import Moment, Start
+
+_NO_SUCH_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
+
+
+class Watermarks(NamedTuple):
+    """The offsets that bound a partition: ``low <= stable <= high``.
+
+    Attributes:
+        low: the first offset that the topic still holds.
+        stable: the last stable offset; a reader of committed records gets up to here.
+        high: the high watermark, beyond the last record of any transaction.
+    """
+
+    low: Position
+    stable: Position
+    high: Position
+
+
+@dataclass
+class KafkaSource:
+    """Topics on a cluster. Picklable; clients are made at first use and are not shared by fork.
+
+    Attributes:
+        brokers: ``host:port``, separated by commas.
+        topics: what is read.
+        kafka: librdkafka's keys, from ``[source.kafka]``. May hold secrets; never in a repr.
+        timeout: seconds to wait for one answer.
+    """
+
+    brokers: str
+    topics: Sequence[str]
+    kafka: Mapping[str, object] = field(default_factory=dict, repr=False)
+    timeout: float = 10.0
+    _asker: Asker | None = field(default=None, init=False, repr=False, compare=False)
+    _reader: RecordReader | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_asker": None, "_reader": None}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the clients; the next call makes new ones."""
+        if self._reader:
+            self._reader.close()
+        self._reader = self._asker = None
+
+    def identity(self) -> SourceIdentity:
+        """Cluster id and topic ids (KIP-78, KIP-516), asked now.
+
+        Raises:
+            ConfigError: a topic is missing (``source.topics``), or the broker refuses us.
+            Unavailable: no answer.
+        """
+        described = self._describe()
+        cluster = self._asking.one(
+            "look at the cluster",
+            lambda client, wait: {"": client.describe_cluster(request_timeout=wait)},
+        )[""]
+        # Base64 for URLs, as Kafka's own tools spell a topic id.
+        ids = {
+            name: str(topic.topic_id).replace("+", "-").replace("/", "_")
+            for name, topic in described.items()
+        }
+        return SourceIdentity(str(cluster.cluster_id), ids)
+
+    def partitions(self) -> list[TopicPartition]:
+        """Every partition that the topics have now, sorted. Raises as :meth:`identity` does."""
+        return sorted(
+            TopicPartition(name, info.id)
+            for name, topic in self._describe().items()
+            for info in topic.partitions
+        )
+
+    def earliest(self) -> dict[TopicPartition, Position]:
+        """The first offset of every partition. Raises as :meth:`identity` does."""
+        return self._offsets(dict.fromkeys(self.partitions(), OffsetSpec.earliest()))
+
+    def stable_end(self) -> dict[TopicPartition, Position]:
+        """The last stable offset of every partition. Raises as :meth:`identity` does."""
+        return self._offsets(dict.fromkeys(self.partitions(), OffsetSpec.latest()))
+
+    def watermarks(self) -> dict[TopicPartition, Watermarks]:
+        """Low, last stable offset and high watermark of every partition.
+
+        They are asked in this order, so that they never cross though the log moves meanwhile:
+        each of them only grows. Raises as :meth:`identity` does.
+        """
+        partitions = self.partitions()
+        low = self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
+        stable = self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
+        high = self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), committed=False)
+        return {tp: Watermarks(low[tp], stable[tp], high[tp]) for tp in partitions}
+
+    def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
+        """The first record at or after a time, in every partition; its end when there is none.
+
+        Raises as :meth:`identity` does.
+        """
+        # Negative numbers name special offsets in the protocol, so 1969 is asked as 1970.
+        spec = OffsetSpec.for_timestamp(max(0, timestamp_ms))
+        found = self._offsets(dict.fromkeys(self.partitions(), spec))
+        if all(offset >= 0 for offset in found.values()):
+            return found
+        none_later = [tp for tp, offset in found.items() if offset < 0]
+        return found | self._offsets(dict.fromkeys(none_later, OffsetSpec.latest()))
+
+    def resolve_start(self, start: Start) -> dict[TopicPartition, Position]:
+        """Turn ``source.start`` into a position for every partition, as things are now.
+
+        Raises as :meth:`identity` does.
+        """
+        if isinstance(start, Moment):
+            return self.offsets_at(start.timestamp_ms)
+        return self.earliest() if start == "earliest" else self.stable_end()
+
+    def mirror(self, group: str, positions: Mapping[TopicPartition, Position]) -> None:
+        """Show positions to lag tools as the committed offsets of a consumer group.
+
+        Display only: nothing reads them back. They may go backwards, after a reset.
+
+        Raises:
+            Unavailable: the group was not written, whatever the reason: log it and go on.
+        """
+        if not positions:
+            return
+        offsets = [ck.TopicPartition(tp.topic, tp.partition, at) for tp, at in positions.items()]
+        request = [ck.ConsumerGroupTopicPartitions(group, offsets)]
+        doing = f"mirror the position to group {group!r}"
+        try:
+            self._asking.one(
+                doing,
+                lambda client, wait: client.alter_consumer_group_offsets(
+                    request, request_timeout=wait
+                ),
+                lambda answer: (one.error for one in answer.topic_partitions if one.error),
+            )
+        except ConfigError as error:
+            raise Unavailable(f"{doing}: {error}") from error
+
+    def mirrored(self, group: str) -> dict[TopicPartition, Position]:
+        """What the group shows of these topics.
+
+        Raises:
+            Unavailable: no answer.
+        """
+        answer = self._asking.one(
+            f"read group {group!r}",
+            lambda client, wait: client.list_consumer_group_offsets(
+                [ck.ConsumerGroupTopicPartitions(group)], request_timeout=wait
+            ),
+            lambda answer: (one.error for one in answer.topic_partitions if one.error),
+        )[group]
+        return {
+            TopicPartition(one.topic, one.partition): one.offset
+            for one in answer.topic_partitions
+            if one.topic in self.topics and one.offset >= 0
+        }
+
+    def fetch(
+        self, partition: TopicPartition, offsets: Sequence[int], *, timeout: float = 30.0
+    ) -> dict[int, KafkaRecord]:
+        """Read single records again, by offset. What the topic no longer holds is absent.
+
+        Raises:
+            ConfigError: the broker refuses us.
+            Unavailable: not finished within ``timeout`` seconds.
+        """
+        if self._reader is None:
+            self._reader = RecordReader(self.brokers, self.kafka)
+        return self._reader.read(partition, offsets, timeout)
+
+    def timestamps_at(
+        self, positions: Mapping[TopicPartition, Position], *, timeout: float = 30.0
+    ) -> dict[TopicPartition, int | None]:
+        """The timestamp of the next record to read, in ms since 1970, in every partition.
+
+        None where nothing is left to read, or the record has no timestamp.
+
+        Raises:
+            ConfigError: the broker refuses us.
+            Unavailable: not finished within ``timeout`` seconds.
+        """
+        return first_timestamps(self.brokers, self.kafka, positions, timeout)
+
+    @property
+    def _asking(self) -> Asker:
+        if self._asker is None:
+            self._asker = Asker(self.brokers, self.kafka, self.timeout)
+        return self._asker
+
+    def _describe(self) -> dict[str, Any]:
+        doing = "look at the topics"
+        names = ck.TopicCollection(list(self.topics))
+        answers = self._asking.ask(
+            doing, lambda client, wait: client.describe_topics(names, request_timeout=wait)
+        )
+        missing = [name for name, answer in answers.items() if _is_missing(answer)]
+        if missing:
+            raise ConfigError(
+                "source.topics",
+                f"no such topic on {self.brokers}: {', '.join(map(repr, missing))}",
+                way_out="create it (kafka-topics --create), mend the name, or check that this "
+                "user may Describe it: a topic that may not be seen looks like a missing one",
+            )
+        for answer in answers.values():
+            if isinstance(answer, Exception):
+                raise self._asking.sorted(answer, doing)
+        return answers
+
+    def _offsets(
+        self, wanted: Mapping[TopicPartition, OffsetSpec], *, committed: bool = True
+    ) -> dict[TopicPartition, Position]:
+        level = (
+            ck.IsolationLevel.READ_COMMITTED if committed else ck.IsolationLevel.READ_UNCOMMITTED
+        )
+        request = {ck.TopicPartition(*tp): spec for tp, spec in wanted.items()}
+        if not request:
+            return {}
+        answers = self._asking.one(
+            "look up offsets",
+            lambda client, wait: client.list_offsets(
+                request, isolation_level=level, request_timeout=wait
+            ),
+        )
+        return {
+            TopicPartition(tp.topic, tp.partition): answer.offset for tp, answer in answers.items()
+        }
+
+
+def _is_missing(answer: object) -> bool:
+    return isinstance(answer, KafkaException) and answer.args[0].code() in _NO_SUCH_TOPIC

@@ -1,0 +1,72 @@
+"""How far behind a pipeline is: in offsets, and in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.sources.kafka import KafkaSource
+
+
+class PartitionLag(NamedTuple):
+    """One line of ``oncely status``.
+
+    Attributes:
+        topic: the topic.
+        partition: its partition.
+        position: the next offset to read; None when the ledger has none yet.
+        end: the last stable offset.
+        lag: offsets between the two; holes count, so it is no record count.
+        lag_seconds: age of the next record to read; 0 when all is read, None when it can not be
+            told: no timestamp, or nothing but transaction markers is left.
+    """
+
+    topic: str
+    partition: int
+    position: Position | None
+    end: Position
+    lag: int
+    lag_seconds: float | None
+
+
+def measure_lag(
+    source: KafkaSource, positions: Mapping[TopicPartition, Position], now_ms: int
+) -> list[PartitionLag]:
+    """Compare positions with the topics' ends, both as of now, for every partition.
+
+    A partition without a position counts from its first offset: that is where it will be read
+    from.
+
+    Args:
+        source: the topics.
+        positions: from the ledger.
+        now_ms: the present, in ms since 1970.
+
+    Raises:
+        ConfigError: a topic is missing, or the broker refuses us.
+        Unavailable: no answer.
+    """
+    marks = source.watermarks()
+    reading = {tp: max(positions.get(tp, mark.low), mark.low) for tp, mark in marks.items()}
+    behind = {tp: at for tp, at in reading.items() if at < marks[tp].stable}
+    ages = source.timestamps_at(behind) if behind else {}
+    lines = []
+    for tp, mark in sorted(marks.items()):
+        position = positions.get(tp)
+        lag = max(0, mark.stable - (mark.low if position is None else position))
+        lag_seconds = _seconds(ages, behind, tp, now_ms)
+        lines.append(PartitionLag(*tp, position, mark.stable, lag, lag_seconds))
+    return lines
+
+
+def _seconds(
+    ages: Mapping[TopicPartition, int | None],
+    behind: Mapping[TopicPartition, Position],
+    tp: TopicPartition,
+    now_ms: int,
+) -> float | None:
+    if tp not in behind:
+        return 0.0
+    timestamp_ms = ages.get(tp)
+    return None if timestamp_ms is None else max(0, now_ms - timestamp_ms) / 1000

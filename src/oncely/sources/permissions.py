@@ -1,0 +1,67 @@
+"""What the broker lets us do, asked without doing it (authorized operations, KIP-430)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import confluent_kafka as ck
+
+from oncely.errors import OncelyError
+from oncely.sources.clients import Asker
+from oncely.sources.kafka import KafkaSource
+
+
+def missing_permissions(source: KafkaSource, group: str | None) -> list[str]:
+    """One sentence for each permission that reading, or mirroring to ``group``, needs.
+
+    A broker that can't be asked is taken to permit it: the first read will tell.
+
+    Raises:
+        ConfigError: the broker refuses us altogether.
+        Unavailable: no answer.
+    """
+    asker = Asker(source.brokers, source.kafka, source.timeout)
+    names = ck.TopicCollection(list(source.topics))
+    topics = asker.ask(
+        "ask for permissions",
+        lambda client, wait: client.describe_topics(
+            names, include_authorized_operations=True, request_timeout=wait
+        ),
+    )
+    missing = [f"Read on topic {name!r}" for name, found in topics.items() if not _may_read(found)]
+    if group is not None and not _may_read(_group(asker, group)):
+        missing.append(f"Read on group {group!r}, to show the position to lag tools")
+    return missing
+
+
+def _group(asker: Asker, group: str) -> Any:
+    try:
+        return asker.ask(
+            "ask for permissions",
+            lambda client, wait: client.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=wait
+            ),
+        )[group]
+    except OncelyError:  # display only: no reason to refuse a pipeline
+        return None
+
+
+def _may_read(found: Any) -> bool:
+    if isinstance(found, Exception):
+        code = found.args[0].code() if isinstance(found, ck.KafkaException) else None
+        return code not in (
+            ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            ck.KafkaError.GROUP_AUTHORIZATION_FAILED,
+        )
+    operations = getattr(found, "authorized_operations", None)
+    return not operations or any(one.name in ("READ", "ALL") for one in operations)
+
+
+def needed_acls(source: KafkaSource, group: str | None) -> list[str]:
+    """``kafka-acls`` commands that grant what a pipeline needs, and no more."""
+    user = source.kafka.get("sasl.username") or "ANONYMOUS"
+    head = f"kafka-acls --bootstrap-server {source.brokers} --add --allow-principal User:{user}"
+    acls = [f"{head} --operation Read --operation Describe --topic {one}" for one in source.topics]
+    if group is not None:
+        acls.append(f"{head} --operation Read --group {group}")
+    return acls

@@ -1,0 +1,198 @@
+"""Where a reset would put each position: the verbs of ``kafka-consumer-groups --reset-offsets``.
+
+Like Kafka's tool (KIP-122), a position outside the log is moved to its nearest end, and said so.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.errors import WrongInput
+from oncely.sources.start import parse_moment
+
+
+@dataclass(frozen=True)
+class ToEarliest:
+    """The first offset that the topic still holds."""
+
+
+@dataclass(frozen=True)
+class ToLatest:
+    """The last stable offset."""
+
+
+@dataclass(frozen=True)
+class ToOffset:
+    """The same offset in every partition."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class ToDatetime:
+    """The first record at or after a time, in ms since 1970; the end when there is none."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class ShiftBy:
+    """So many offsets forward, or backward when negative."""
+
+    offsets: int
+
+
+@dataclass(frozen=True)
+class ByDuration:
+    """The first record that is at most so old, in ms."""
+
+    milliseconds: int
+
+
+Verb = ToEarliest | ToLatest | ToOffset | ToDatetime | ShiftBy | ByDuration
+
+
+class LooksUpTimes(Protocol):
+    """What a reset to a time asks of the source."""
+
+    def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
+        """The first record at or after a time, per partition."""
+
+
+@dataclass(frozen=True)
+class ResetPlan:
+    """What a reset would do; nothing is written yet.
+
+    Attributes:
+        positions: the new position of every partition.
+        notes: one sentence for each position that had to be moved into the log.
+    """
+
+    positions: Mapping[TopicPartition, Position]
+    notes: tuple[str, ...] = ()
+
+
+def plan_reset(
+    verb: Verb,
+    current: Mapping[TopicPartition, Position],
+    earliest: Mapping[TopicPartition, Position],
+    end: Mapping[TopicPartition, Position],
+    source: LooksUpTimes,
+    *,
+    now_ms: int | None = None,
+) -> ResetPlan:
+    """Plan new positions for every partition that the topics have.
+
+    Args:
+        verb: where to.
+        current: the ledger's positions.
+        earliest: the first offset of each partition.
+        end: the last stable offset of each partition.
+        source: asked only when the verb is about a time.
+        now_ms: the present, in ms since 1970, for :class:`ByDuration`; the clock by default.
+
+    Raises:
+        WrongInput: :class:`ShiftBy` for a partition that has no position yet.
+    """
+    wanted = _wanted(verb, current, earliest, end, source, now_ms)
+    positions: dict[TopicPartition, Position] = {}
+    notes: list[str] = []
+    for tp in sorted(earliest.keys() & end.keys()):
+        low, high = earliest[tp], max(earliest[tp], end[tp])
+        positions[tp] = min(max(wanted[tp], low), high)
+        if wanted[tp] < low:
+            notes.append(f"{tp}: {wanted[tp]} is before the first offset, {low}; set to {low}")
+        elif wanted[tp] > high:
+            notes.append(f"{tp}: {wanted[tp]} is beyond the end, {high}; set to {high}")
+    return ResetPlan(positions, tuple(notes))
+
+
+def _wanted(
+    verb: Verb,
+    current: Mapping[TopicPartition, Position],
+    earliest: Mapping[TopicPartition, Position],
+    end: Mapping[TopicPartition, Position],
+    source: LooksUpTimes,
+    now_ms: int | None,
+) -> Mapping[TopicPartition, int]:
+    """The verb's word for every partition, inside the log or not."""
+    match verb:
+        case ToEarliest():
+            return earliest
+        case ToLatest():
+            return end
+        case ToOffset(offset):
+            return dict.fromkeys(earliest, offset)
+        case ShiftBy(offsets):
+            return {tp: _position(current, tp) + offsets for tp in earliest}
+        case ToDatetime(timestamp_ms):
+            return _at(timestamp_ms, end, source)
+        case ByDuration(milliseconds):
+            now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+            return _at(now_ms - milliseconds, end, source)
+
+
+def _at(
+    timestamp_ms: int, end: Mapping[TopicPartition, Position], source: LooksUpTimes
+) -> Mapping[TopicPartition, int]:
+    # A partition that came into being since the ends were read has nothing that is older.
+    return {**end, **source.offsets_at(timestamp_ms)}
+
+
+def _position(current: Mapping[TopicPartition, Position], tp: TopicPartition) -> Position:
+    if tp not in current:
+        raise WrongInput(
+            f"--shift-by: {tp} has no position yet",
+            way_out="use --to-earliest, --to-latest, --to-offset or --to-datetime",
+        )
+    return current[tp]
+
+
+def to_datetime(text: str) -> ToDatetime:
+    """Read the argument of ``--to-datetime``: ISO 8601, UTC unless it says otherwise.
+
+    Raises:
+        WrongInput: not a time.
+    """
+    try:
+        return ToDatetime(parse_moment(text).timestamp_ms)
+    except ValueError:
+        raise WrongInput(
+            f"--to-datetime: found {text!r}; allowed: an ISO 8601 time",
+            way_out="write it as 2024-05-31T18:00:00 (UTC) or 2024-05-31T18:00:00+02:00",
+        ) from None
+
+
+_DURATION = re.compile(
+    r"(?P<sign>[+-])?P(?:(?P<days>[+-]?\d+)D)?"
+    r"(?:T(?=[+\-\d])(?:(?P<hours>[+-]?\d+)H)?(?:(?P<minutes>[+-]?\d+)M)?"
+    r"(?:(?P<seconds>[+-]?\d+)(?:[.,](?P<fraction>\d{0,9}))?S)?)?",
+    re.IGNORECASE,
+)
+
+
+def by_duration(text: str) -> ByDuration:
+    """Read the argument of ``--by-duration``: ``PnDTnHnMnS``, as ``java.time.Duration`` does.
+
+    Raises:
+        WrongInput: not a duration.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or text.strip().upper().endswith("P"):
+        raise WrongInput(
+            f"--by-duration: found {text!r}; allowed: an ISO 8601 duration, PnDTnHnMnS",
+            way_out="write P7D for seven days, PT1H30M for an hour and a half",
+        )
+    days, hours, minutes, seconds = (
+        int(match[part] or 0) for part in ("days", "hours", "minutes", "seconds")
+    )
+    fraction_ms = int((match["fraction"] or "").ljust(3, "0")[:3])
+    if (match["seconds"] or "").startswith("-"):
+        fraction_ms = -fraction_ms
+    total = ((days * 24 + hours) * 60 + minutes) * 60_000 + seconds * 1000 + fraction_ms
+    return ByDuration(-total if match["sign"] == "-" else total)

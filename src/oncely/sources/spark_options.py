@@ -1,0 +1,117 @@
+"""What Spark's Kafka reader is told, and what it writes into a checkpoint. Knows no Spark.
+
+The formats of the checkpoint's files are Spark's own: ``OffsetSeqLog`` for ``offsets/N`` and
+``KafkaSourceInitialOffsetWriter`` for ``sources/0/0``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.errors import InvariantViolation
+from oncely.sources import security
+
+REDACTION_REGEX = r"(?i)secret|password|token|credential|access[.]?key|keystore[.]key|jaas"
+"""For Spark's ``spark.redaction.regex``: its own pattern does not know a private key in PEM, and
+the Kafka source writes all of its options into the log at level DEBUG."""
+
+_VERSION = "v1"
+_NOTHING_YET = "-"
+
+
+def reader_options(
+    brokers: str,
+    topics: Sequence[str],
+    positions: Mapping[TopicPartition, Position],
+    *,
+    kafka: Mapping[str, object] | None = None,
+    max_records: int | None = None,
+    headers: bool = False,
+) -> dict[str, str]:
+    """Options for ``readStream.format("kafka")``.
+
+    Args:
+        brokers: ``host:port``, separated by commas.
+        topics: the topics to subscribe to.
+        positions: where each partition starts. Spark demands exactly the partitions that the
+            topics have when the query starts, or it ends with an assertion: a partition added
+            in between means looking again and starting again.
+        kafka: librdkafka's keys, from ``[source.kafka]``.
+        max_records: the most offsets that one micro-batch covers, over all partitions.
+        headers: also read the records' headers.
+
+    Raises:
+        ConfigError: naming ``source.kafka.<key>``.
+    """
+    options = {
+        "kafka.bootstrap.servers": brokers,
+        "subscribe": ",".join(topics),
+        "startingOffsets": format_offsets(positions),
+        # Spark's other way is to skip what is gone with a log line only.
+        "failOnDataLoss": "true",
+        "includeHeaders": "true" if headers else "false",
+    }
+    if max_records is not None:
+        options["maxOffsetsPerTrigger"] = str(max_records)
+    options |= {f"kafka.{key}": value for key, value in security.java(kafka or {}).items()}
+    # Last, so that nothing above can win over it.
+    return options | {"kafka.isolation.level": "read_committed"}
+
+
+def format_offsets(positions: Mapping[TopicPartition, Position]) -> str:
+    """Spark's JSON for offsets: ``{"topic": {"0": 23}}``."""
+    nested: dict[str, dict[str, int]] = {}
+    for tp in sorted(positions):
+        nested.setdefault(tp.topic, {})[str(tp.partition)] = positions[tp]
+    return json.dumps(nested)
+
+
+def parse_offset_log(text: str) -> list[dict[TopicPartition, Position]]:
+    """Read a file of the checkpoint's ``offsets`` folder: the ends of a micro-batch.
+
+    Returns:
+        For each source of the query, in order, the end of each topic-partition; an empty dict
+        for a source that had nothing yet.
+
+    Raises:
+        InvariantViolation: the text is not such a file.
+    """
+    version, _, rest = text.partition("\n")
+    metadata, _, sources = rest.partition("\n")
+    if version != _VERSION or not metadata.startswith("{"):
+        raise InvariantViolation(f"not an offset log of version {_VERSION}: {text[:200]!r}")
+    return [{} if line == _NOTHING_YET else _offsets(line) for line in sources.split("\n") if line]
+
+
+def parse_initial_offsets(text: str) -> dict[TopicPartition, Position]:
+    """Read the checkpoint's ``sources/0/0``: where the query's first micro-batch starts.
+
+    Spark puts a zero byte before the version, for readers of Spark 2.1 (SPARK-19517).
+
+    Raises:
+        InvariantViolation: the text is not such a file.
+    """
+    version, _, line = text.removeprefix("\0").partition("\n")
+    if version != _VERSION:
+        raise InvariantViolation(f"not a file of initial offsets: {text[:200]!r}")
+    return _offsets(line)
+
+
+def _offsets(line: str) -> dict[TopicPartition, Position]:
+    """``{"topic": {"0": 23}}`` as positions; anything else is no offset of Kafka's."""
+    try:
+        return {
+            TopicPartition(topic, int(partition)): _natural(offset)
+            for topic, partitions in json.loads(line).items()
+            for partition, offset in partitions.items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvariantViolation(f"not offsets of a Kafka source: {line[:200]!r}") from error
+
+
+def _natural(offset: object) -> Position:
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise ValueError(offset)
+    return offset

@@ -1,0 +1,42 @@
+"""Where a pipeline begins that never ran: ``earliest``, ``latest`` or a moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The first record at or after a time.
+
+    Attributes:
+        timestamp_ms: milliseconds since 1970, as Kafka keeps a record's timestamp.
+    """
+
+    timestamp_ms: int
+
+    def __str__(self) -> str:
+        moment = datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Start = Literal["earliest", "latest"] | Moment
+
+
+def parse_moment(value: str | date) -> Moment:
+    """Read an ISO 8601 date or time; without an offset it is UTC.
+
+    Raises:
+        ValueError: neither a date nor a time.
+    """
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value.strip())
+    if not isinstance(value, datetime):
+        value = datetime.combine(value, time())
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=UTC)
+    # Whole milliseconds, rounded down: a record of that very millisecond belongs to it.
+    since = value - datetime(1970, 1, 1, tzinfo=UTC)
+    return Moment((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000)
