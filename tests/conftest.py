@@ -1,0 +1,153 @@
+"""What all tests share: one broker and one PostgreSQL for the whole run, names of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from oncely import artifacts
+from oncely.local.kafka import Broker
+from oncely.local.postgres import Postgres
+
+Record = Sequence[object]  # (partition, key, value[, headers]); bytes, str or None
+MakeTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """A plain Kafka broker. Do not stop it: other tests use it. Start your own for that."""
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A plain PostgreSQL. Do not stop it: other tests use it. Start your own for that."""
+    # Without vacuum no space is used again, and a table's rows stand in the order of insertion.
+    with Postgres(settings={"autovacuum": "off"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark_jars() -> str:
+    """The value of ``spark.jars`` for Spark's Kafka source."""
+    return ",".join(str(jar) for jar in artifacts.resolve(artifacts.SPARK_KAFKA))
+
+
+@pytest.fixture
+def topic_name() -> str:
+    """A topic name that nobody else uses; the topic is not created."""
+    return f"topic-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def database(postgres: Postgres) -> Iterator[str]:
+    """The URL of an empty database, dropped after the test with whoever is still connected."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield postgres.create_database(name)
+    with contextlib.suppress(Exception):
+        postgres.drop_database(name)
+
+
+@pytest.fixture
+def make_topic(broker: Broker) -> Iterator[MakeTopic]:
+    """Create topics with records in them; they are deleted after the test.
+
+    ``make_topic(partitions=2, records=[(0, b"key", b"value"), ...], name=None, config=None)``
+    returns the name. Records of a partition keep their order.
+    """
+    made: list[str] = []
+
+    def make(
+        *,
+        partitions: int = 1,
+        records: Iterable[Record] = (),
+        name: str | None = None,
+        config: dict[str, str] | None = None,
+    ) -> str:
+        topic = broker.create_topic(name or f"topic-{uuid.uuid4().hex[:12]}", partitions, config)
+        made.append(topic)
+        produce(broker, topic, records)
+        return topic
+
+    yield make
+    for topic in made:
+        with contextlib.suppress(Exception):  # the test may have deleted it
+            broker.delete_topic(topic)
+
+
+def produce(broker: Broker, topic: str, records: Iterable[Record]) -> None:
+    """Write records ``(partition, key, value[, headers])`` and wait for every acknowledgement."""
+    problems: list[object] = []
+
+    def acknowledged(error: object, _: object) -> None:
+        if error is not None:
+            problems.append(error)
+
+    producer = Producer(
+        {
+            **broker.client_config(),
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "message.max.bytes": 100_000_000,
+        }
+    )
+    for partition, key, value, *headers in records:
+        extra = {"headers": headers[0]} if headers else {}
+        while True:
+            try:
+                producer.produce(
+                    topic, value, key, partition=partition, on_delivery=acknowledged, **extra
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    left = producer.flush(60)
+    assert not left, f"{left} records were not acknowledged"
+    assert not problems, problems[:3]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember which children are not ours to account for."""
+    session.config.stash[_BEFORE] = {child.pid for child in psutil.Process().children()}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run when a child process has outlived the tests that started it."""
+    before = session.config.stash[_BEFORE]
+    children = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    _, left = psutil.wait_procs(children, timeout=10)
+    # A Spark JVM belongs to the interpreter: it ends when its standard input does.
+    left = [p for p in left if not _spark_gateway(p)]
+    if left:
+        lines = [f"  {p.pid} {' '.join(_command(p))[:150]}" for p in left]
+        print("\nchild processes left behind:\n" + "\n".join(lines))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _spark_gateway(process: psutil.Process) -> bool:
+    command = " ".join(_command(process))
+    return "org.apache.spark.deploy.SparkSubmit" in command and "pyspark-shell" in command
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+_BEFORE: pytest.StashKey[set[int]] = pytest.StashKey()
+
+
+def repository() -> Path:
+    """Return the top directory of the project."""
+    return Path(__file__).resolve().parent.parent

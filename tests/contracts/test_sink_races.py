@@ -1,0 +1,125 @@
+"""Two at once: exactly one of them writes, and the other one knows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from oncely.core.ledger import Entry
+from oncely.runtimes.commit import commit
+from oncely.sinks.base import PositionMoved
+from tests.contracts.looking import history, ids
+from tests.sinktools import (
+    SOURCE,
+    T0,
+    Place,
+    at_t0,
+    impatient,
+    numbered,
+    open_sink,
+    ready,
+    sink_to,
+)
+
+ROUNDS = 50
+
+
+def test_of_two_writers_of_one_range_exactly_one_wins(place: Place) -> None:
+    """Both have decided on the same ledger before either writes."""
+    one, fence = ready(sink_to(place))
+    other = replace(one, pipeline="p", run="another process")
+    won = []
+    for at in range(0, ROUNDS * 3, 3):
+        entries = one.entries(fence)
+        assert entries[T0] == Entry(at, fence.epoch)
+        results = at_once(
+            lambda sink, at=at, entries=entries: sink.commit(
+                at_t0(at, numbered(at, at + 3)), entries, fence
+            ),
+            one,
+            other,
+        )
+        assert sorted(map(kind_of, results)) == ["moved", "won"], results
+        won.append([kind_of(r) for r in results].index("won"))
+    assert ids(place) == list(range(ROUNDS * 3))
+    assert len(history(place)) == ROUNDS
+
+
+def test_two_writers_by_the_commit_path(place: Place) -> None:
+    one, fence = ready(sink_to(place))
+    other = replace(one)
+    for at in range(0, ROUNDS * 3, 3):
+        results = at_once(
+            lambda sink, at=at: list(
+                commit(sink, at_t0(at, numbered(at, at + 3)), fence, None, impatient())
+            ),
+            one,
+            other,
+        )
+        outcomes = [outcome for result in results for outcome in result]
+        assert sorted(o.replayed for o in outcomes) == [False, True], results
+    assert ids(place) == list(range(ROUNDS * 3))
+
+
+def test_two_writers_of_a_table_with_a_primary_key(place: Place) -> None:
+    """The loser's rows violate the key: they are a replay, and must not become rejects."""
+    type_ = "bigint" if place.is_postgres else "INTEGER"
+    strict = "" if place.is_postgres else " STRICT"
+    place.sql(f"CREATE TABLE rows (id {type_} PRIMARY KEY, name TEXT){strict}")
+    one, fence = ready(sink_to(place))
+    for at in range(0, ROUNDS * 3, 3):
+        at_once(
+            lambda sink, at=at: list(
+                commit(sink, at_t0(at, numbered(at, at + 3)), fence, None, impatient())
+            ),
+            one,
+            replace(one),
+        )
+    assert ids(place) == list(range(ROUNDS * 3))
+    assert place.sql("SELECT COUNT(*) FROM oncely_rejects") == [(0,)]
+
+
+def test_an_opener_and_a_writer(place: Place) -> None:
+    """Whatever the order, rows stand exactly below the position that the new run is given."""
+    for _ in range(20):
+        sink = sink_to(place)
+        before = open_sink(sink)
+        sink = sink.bind()
+        at = before.positions[T0]
+        results = at_once(
+            lambda go: go(),
+            lambda at=at, fence=before.fence, sink=sink: list(
+                commit(sink, at_t0(at, numbered(at, at + 3)), fence, None, impatient())
+            ),
+            lambda: sink_to(place).open(SOURCE, dict, {T0: 0}),
+        )
+        assert not isinstance(results[1], Exception), results
+        assert ids(place) == list(range(results[1].positions[T0]))
+
+
+def at_once(work: Callable[[Any], Any], *who: Any) -> list[Any]:
+    """Run ``work(one)`` for each at the same time; answers or exceptions, in order."""
+    results: list[Any] = [None] * len(who)
+    barrier = threading.Barrier(len(who))
+
+    def run(index: int, one: Any) -> None:
+        barrier.wait(30)
+        try:
+            results[index] = work(one)
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(who)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def kind_of(result: Any) -> str:
+    if isinstance(result, PositionMoved):
+        return "moved"
+    return "won" if isinstance(result, dict) else repr(result)

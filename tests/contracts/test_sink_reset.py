@@ -1,0 +1,112 @@
+"""Resets: positions elsewhere, by a new epoch, so that whatever still runs is fenced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from oncely.core.offsets import TopicPartition
+from oncely.errors import Fenced, TableMismatch
+from oncely.sinks.base import Opened
+from oncely.sinks.sql.session import close_all
+from oncely.sinks.sql.sink import SqlSink
+from tests.sinktools import (
+    SOURCE,
+    T0,
+    T1,
+    Place,
+    at_t0,
+    chunk,
+    commit_all,
+    numbered,
+    open_sink,
+    ready,
+    sink_to,
+)
+
+START = {T0: 0, T1: 0}
+
+
+def reset(sink: SqlSink, to: Mapping[TopicPartition, int]) -> Opened:
+    return sink.reset(SOURCE, lambda: START, START, lambda _: to)
+
+
+def ids(place: Place) -> list[int]:
+    return [n for (n,) in place.sql("SELECT id FROM rows ORDER BY id")]
+
+
+def history(place: Place) -> list[tuple[int, int, int, int]]:
+    return place.sql(  # type: ignore[return-value]
+        "SELECT range_start, range_end, epoch, superseded FROM oncely_ranges"
+        ' WHERE "partition" = 0 ORDER BY epoch, range_start'
+    )
+
+
+def test_back_and_forward(place: Place) -> None:
+    sink, fence = ready(sink_to(place), START)
+    commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+    commit_all(sink, at_t0(5, numbered(5, 10)), fence)
+    opened = reset(sink, {T0: 5})
+    assert opened.fence.epoch == 2
+    assert opened.positions == {T0: 5, T1: 0}
+    assert history(place) == [(0, 5, 1, 0), (5, 10, 1, 2)]
+    fence = open_sink(sink, START).fence
+    commit_all(sink, at_t0(5, numbered(5, 10)), fence)
+    assert ids(place) == [0, 1, 2, 3, 4, *sorted([5, 6, 7, 8, 9] * 2)]  # as was asked for
+    assert history(place) == [(0, 5, 1, 0), (5, 10, 1, 2), (5, 10, 3, 0)]
+    reset(sink, {T0: 50})
+    fence = open_sink(sink, START).fence
+    commit_all(sink, at_t0(50, numbered(50, 51)), fence)
+    assert history(place)[-1] == (50, 51, 5, 0)
+
+
+def test_whatever_still_runs_is_fenced(place: Place) -> None:
+    sink, fence = ready(sink_to(place), START)
+    commit_all(sink, at_t0(0, numbered(0, 10)), fence)
+    reset(sink, {T0: 0})
+    close_all()
+    with pytest.raises(Fenced):
+        commit_all(sink, at_t0(10, numbered(10, 12)), fence)
+    with pytest.raises(Fenced):
+        commit_all(sink, at_t0(0, numbered(0, 10)), fence)
+    assert ids(place) == list(range(10))
+
+
+def test_it_is_asked_where_the_old_run_has_really_ended(place: Place) -> None:
+    sink, fence = ready(sink_to(place), START)
+    commit_all(sink, chunk({T0: (0, numbered(0, 7)), T1: (0, numbered(50, 52))}), fence)
+    seen = []
+
+    def shift(positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        seen.append(dict(positions))
+        return {tp: max(0, at - 3) for tp, at in positions.items()}
+
+    opened = sink.reset(SOURCE, lambda: START, START, shift)
+    assert seen == [{T0: 7, T1: 52}]
+    assert opened.positions == {T0: 4, T1: 49}
+
+
+def test_a_reset_into_the_middle_of_a_committed_range(place: Place) -> None:
+    sink, fence = ready(sink_to(place), START)
+    commit_all(sink, at_t0(0, numbered(0, 10)), fence)
+    reset(sink, {T0: 4})
+    fence = open_sink(sink, START).fence
+    outcomes = commit_all(sink, at_t0(4, numbered(4, 6)), fence)
+    assert not outcomes[0].replayed
+    assert sink.entries(fence)[T0].position == 6
+
+
+def test_a_pipeline_that_never_ran(place: Place) -> None:
+    sink = sink_to(place)
+    assert reset(sink, {T0: 33}).positions == {T0: 33, T1: 0}
+    opened = open_sink(sink, {T0: 1, T1: 1})
+    assert not opened.first_start
+    assert opened.positions == {T0: 33, T1: 0}
+
+
+def test_without_create_and_ledger_nothing_is_written(place: Place) -> None:
+    if not place.is_postgres:
+        place.sql("CREATE TABLE other (id INT) STRICT")
+    with pytest.raises(TableMismatch):
+        reset(sink_to(place, create=False), {T0: 0})

@@ -1,0 +1,257 @@
+"""What the processes of the commit scenarios do: write a topic's records, and die on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.decode.base import Decoded, Rejection
+from oncely.errors import Unavailable
+from oncely.runtimes.backoff import Backoff
+from oncely.runtimes.batch_commit import BatchCommit
+from oncely.runtimes.chunks import Bounds, Chunks
+from oncely.runtimes.commit import commit
+from oncely.runtimes.row_transform import Unchanged
+from oncely.sinks.base import Chunk, Fence, Opened, Reject, Written
+from oncely.sinks.sql.cast import cast_rows
+from oncely.sinks.sql.connection import ColumnFit
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.staging import Publication, stage, sweep
+from tests.scenarios.commit_topic import APPEND, Task, left, topic
+from tests.sinktools import (
+    SOURCE,
+    T0,
+    T1,
+    Rec,
+    with_faults,
+)
+
+
+def warm_up() -> None:
+    """Import what pyarrow imports only when it is used (pandas: most of a second)."""
+    for kind in ("append", "upsert"):
+        what = left(kind, {T0: 0, T1: 0}, 999)
+        assert what
+        cast_rows(what.rows, [ColumnFit("id", pa.int16()), ColumnFit("name", pa.large_string())])
+
+
+# -- ways to die ---------------------------------------------------------------------------
+
+
+class Hit:
+    """Does something at the ``at``-th call to the database, before or after it.
+
+    After a call is before the next one: nothing that a killed process did in between is left.
+    """
+
+    def __init__(self, at: int, when: str, what: Callable[[], Any]) -> None:
+        self.at, self.when, self.what = at, when, what
+        self.calls: list[str] = []
+
+    def __call__(self, name: str, call: Callable[[], Any]) -> Any:
+        self.calls.append(name)
+        mine = len(self.calls) == self.at
+        if mine and self.when == "before":
+            self.what()
+        try:
+            return call()
+        finally:
+            if mine and self.when == "after":
+                self.what()
+
+
+def send_self(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def no_answer() -> None:
+    raise Unavailable("no answer")
+
+
+# -- jobs ----------------------------------------------------------------------------------
+
+
+def prepare(task: Task) -> Opened:
+    """The run that is going to die opens the ledger."""
+    for statement in task.ddl():
+        task.place.sql(statement)
+    return opened(task.sink())
+
+
+def opened(sink: SqlSink) -> Opened:
+    start = {T0: 0, T1: 0}
+    return sink.open(SOURCE, lambda: start, start)
+
+
+def write(
+    task: Task, fence: Fence, around: Callable[[str, Callable[[], Any]], Any], last: int = 999
+) -> list[tuple[TopicPartition, OffsetRange, bool]]:
+    """Commit what the ledger says is left, as a task or a driver does."""
+    sink = with_faults(task.sink().bind(), around)
+    patience = Backoff(0.01, 0.01, 0.1)
+    while True:
+        try:
+            positions = {tp: entry.position for tp, entry in sink.entries(fence).items()}
+        except Unavailable:
+            patience.wait_or_raise()
+            continue
+        what = left(task.kind, positions, last)
+        if what is None:
+            return []
+        if task.is_batch:
+            return _write_batch(sink, what, fence, patience)
+        return [
+            (one.partition, one.range, one.replayed)
+            for one in commit(sink, what, fence, None, patience)
+        ]
+
+
+def _write_batch(
+    sink: SqlSink, what: Chunk, fence: Fence, patience: Backoff
+) -> list[tuple[TopicPartition, OffsetRange, bool]]:
+    """Two tasks stage, in a new table when they try again; then the driver publishes."""
+    half = len(what.row_record) // 2
+    attempt = os.getpid() * 100  # Spark numbers the attempts of a job
+    staged = []
+    for rows in (what.rows.slice(0, half), what.rows.slice(half)):
+        while True:
+            attempt += 1
+            try:
+                staged.append(stage(sink, fence, 0, attempt, [rows]))
+                break
+            except Unavailable:
+                patience.wait_or_raise()
+    counts = {
+        tp: Written(
+            int((what.partition == index).sum()), 0, sum(
+                int(what.partition[r.record]) == index for r in what.rejections), 0
+        )
+        for index, tp in enumerate(what.partitions)
+    }  # fmt: skip
+    publication = Publication(what.ranges, counts, what.dead_letters(what.rejections), staged)
+    driver: Any = BatchCommit(sink, None, None, None, ())  # type: ignore[arg-type]
+    driver._fence = fence
+    replayed = driver._publish(publication)
+    return [(tp, range_, replayed) for tp, range_ in what.ranges.items()]
+
+
+def plainly(task: Task, fence: Fence) -> Any:
+    """Write, undisturbed."""
+    return write(task, fence, lambda _, call: call())
+
+
+def die_at(task: Task, fence: Fence, at: int, when: str) -> list[str]:
+    """Write, and be killed at a call to the database; the calls when there were fewer."""
+    hit = Hit(at, when, lambda: send_self(signal.SIGKILL))
+    write(task, fence, hit)
+    return hit.calls
+
+
+def lose_answer(task: Task, fence: Fence, at: int) -> tuple[list[str], Any]:
+    """Write; the answer of one call is lost."""
+    hit = Hit(at, "after", no_answer)
+    outcomes = write(task, fence, hit)
+    return hit.calls, outcomes
+
+
+def stop_at(task: Task, fence: Fence, name: str) -> Any:
+    """Write, and be paused just before the transaction's begin or commit.
+
+    The one that moves the positions: each of two tasks that stage has one of its own before.
+    """
+    seen = []
+
+    def stopping(call_name: str, call: Callable[[], Any]) -> Any:
+        seen.append(call_name)
+        if call_name == name and seen.count(name) == (3 if task.is_batch else 1):
+            send_self(signal.SIGSTOP)
+        return call()
+
+    return write(task, fence, stopping)
+
+
+def hurt_inside_copy(task: Task, fence: Fence, at: int, how: str) -> Any:
+    """Write; at the ``at``-th message of the first COPY something happens to the process."""
+    real, sent = psycopg.Copy.write, []
+
+    def hurting(self: Any, buffer: Any) -> None:
+        sent.append(1)
+        if len(sent) == at:
+            if how == "terminate":
+                with psycopg.connect(task.place.url, autocommit=True) as other:
+                    other.execute(
+                        "SELECT pg_terminate_backend(%s)", (self.connection.info.backend_pid,)
+                    )
+            else:
+                send_self(signal.Signals[how])
+        real(self, buffer)
+
+    psycopg.Copy.write = hurting  # type: ignore[method-assign]
+    return write(task, fence, lambda _, call: call()), len(sent)
+
+
+def restart(task: Task) -> Any:
+    """A new run: open, sweep, and write what the ledger says is left."""
+    sink = task.sink()
+    fence = opened(sink).fence
+    if task.is_batch:
+        sweep(sink, fence)
+    return write(task, fence, lambda _, call: call())
+
+
+# -- a task's input ------------------------------------------------------------------------
+
+
+def write_input(task: Task, fence: Fence, read: int) -> None:
+    """What a Spark task does with its input, which ends after ``read`` records.
+
+    So it looks when a query is stopped or the JVM dies: the pipe closes between two Arrow
+    messages, and nothing tells that more was planned.
+    """
+    records = [(tp, one) for tp, own in topic(task.kind).items() for one in own][:read]
+    batches = (_as_table(records[at : at + 5]) for at in range(0, len(records), 5))
+    sink = task.sink().bind()
+    chunks = Chunks({T0: 0, T1: 0}, _decode, Unchanged(), _kept, Bounds(records=4))
+    for what in chunks.cut(batches):
+        list(commit(sink, what, fence, None, Backoff(0.01, 0.01, 0.1)))
+
+
+def _as_table(records: Sequence[tuple[TopicPartition, Rec]]) -> pa.Table:
+    values = [json.dumps(one.rows).encode() if not one.bad else b"" for _, one in records]
+    return pa.table(
+        {
+            "topic": [tp.topic for tp, _ in records],
+            "partition": pa.array([tp.partition for tp, _ in records], pa.int32()),
+            "offset": pa.array([one.offset for _, one in records], pa.int64()),
+            "value": pa.array(values, pa.binary()),
+        }
+    )
+
+
+def _decode(records: pa.Table) -> Decoded:
+    found = [json.loads(v) if v else None for v in records.column("value").to_pylist()]
+    good = [at for at, rows in enumerate(found) if rows]
+    return Decoded(
+        pa.Table.from_pylist([found[at][0] for at in good], schema=APPEND),
+        pa.array(good, pa.int64()),
+        [Rejection(at, "decode", "no JSON") for at, rows in enumerate(found) if not rows],
+    )
+
+
+def _kept(
+    records: pa.Table, origins: Sequence[tuple[TopicPartition, int]], why: Sequence[Rejection]
+) -> list[Reject]:
+    return [
+        Reject(tp, offset, None, None, value, (), one.stage, one.reason)
+        for (tp, offset), value, one in zip(
+            origins, records.column("value").to_pylist(), why, strict=True
+        )
+    ]

@@ -1,0 +1,37 @@
+"""Fixtures of the scenarios: one Spark for all that need not kill it, and a world for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from oncely.local.kafka import Broker
+from oncely.runtimes import session
+from tests.scenarios.world import World
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[object]:
+    """A Spark session that lives as long as the tests do."""
+    running = session.start("tests", "local[2,4]", {"spark.driver.memory": "1g"})
+    yield running
+    gateway = running.sparkContext._gateway
+    running.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # the JVM ends with its standard input
+    gateway.proc.wait(30)
+
+
+@pytest.fixture
+def make_world(
+    broker: Broker, database: str, make_topic: Callable[..., str], tmp_path: Path
+) -> Callable[..., World]:
+    """``make_world(partitions=4)`` gives an empty topic, an empty database and a fresh name."""
+
+    def make(partitions: int = 4, **config: str) -> World:
+        topic = make_topic(partitions=partitions, config=config or None)
+        return World(broker.bootstrap, database, topic, tmp_path)
+
+    return make

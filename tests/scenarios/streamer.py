@@ -1,0 +1,75 @@
+"""A program that plugs the sink into a streaming DataFrame of its own, to be killed.
+
+``python -m tests.scenarios.streamer ORDER.json``
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from oncely import OncelyError, write_stream
+from oncely.runtimes import session
+from oncely.sinks.sql.connection import connect
+from tests.scenarios.killing import KillAt
+
+
+def frame_of(spark: Any, order: dict[str, Any]) -> Any:
+    """Records as rows; with ``stateful`` counted in windows of ten seconds of event time."""
+    from pyspark.sql import functions as F
+
+    reader = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", order["brokers"])
+        .option("subscribe", order["topic"])
+        .option("startingOffsets", order.get("starting", "earliest"))
+        .option("maxOffsetsPerTrigger", order.get("max_offsets", 100))
+    )
+    value = F.from_json(F.col("value").cast("string"), "id BIGINT, at BIGINT")
+    rows = (
+        reader.load()
+        .select(value.alias("v"), "partition", "offset")
+        .select("v.id", F.timestamp_seconds("v.at").alias("at"), "partition", "offset")
+    )
+    if not order.get("stateful"):
+        return rows.select("id", "partition", "offset")
+    counted = rows.withWatermark("at", "5 seconds").groupBy(F.window("at", "10 seconds")).count()
+    return counted.select(F.col("window.start").cast("bigint").alias("start"), "count")
+
+
+def start(order: dict[str, Any], spark: Any, trigger: dict[str, Any]) -> Any:
+    """Start the query."""
+    kill = order.get("kill")
+    return write_stream(
+        frame_of(spark, order),
+        name=order["name"],
+        url=order["url"],
+        table=order["table"],
+        checkpoint=order["checkpoint"],
+        trigger=trigger,
+        brokers=order["brokers"] if order.get("identity", True) else None,
+        connect=KillAt(**kill) if kill else connect,
+    )
+
+
+def run(order: dict[str, Any], spark: Any) -> None:
+    """Run the query until nothing is left, or until it dies."""
+    start(order, spark, {"availableNow": True}).awaitTermination()
+
+
+def main(path: str) -> int:
+    """Run the order; an error of ours is told by its exit code."""
+    order = json.loads(Path(path).read_text())
+    spark = session.start("streamer", "local[2]", {"spark.sql.shuffle.partitions": "2"})
+    try:
+        run(order, spark)
+    except OncelyError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

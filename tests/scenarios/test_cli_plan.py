@@ -1,0 +1,202 @@
+"""`oncely plan` finds out what can be found out without writing, and tells all of it at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from oncely.config import parse
+from oncely.pipeline import Pipeline
+from tests.scenarios.commands import oncely, oncely_json
+from tests.scenarios.world import World
+
+
+@pytest.fixture
+def world(make_world: Any) -> World:
+    world: World = make_world(3)
+    world.publish(30, partitions=3)
+    return world
+
+
+def tables(world: World) -> set[str]:
+    rows = world.sql("SELECT relname FROM pg_class WHERE relkind = 'r'"
+                     " AND relnamespace = 'public'::regnamespace")  # fmt: skip
+    return {name for (name,) in rows}
+
+
+def problems(plan: dict[str, Any]) -> dict[str, str]:
+    return {one["key"]: one["message"] for one in plan["problems"]}
+
+
+def test_a_new_pipeline_can_run_and_nothing_is_written(world: World) -> None:
+    plan = oncely_json("plan", world.file())
+    assert plan["can_run"]
+    assert plan["problems"] == []
+    assert plan["guarantee"]["commit"] == "partition"
+    assert plan["source"]["partitions"] == 3
+    assert plan["source"]["offsets"] == 30
+    assert plan["source"]["begins"] == "earliest (first start)"
+    assert plan["sink"]["exists"] is False
+    assert plan["sink"]["columns"][0] == {"name": "id", "rows": "int64", "table": "bigint"}
+    assert (plan["connections"]["tasks"], plan["connections"]["total"]) == (2, 4)
+    assert plan["connections"]["room"]["limit"] > 10
+    assert plan["acls"][0].endswith(f"--operation Read --operation Describe --topic {world.topic}")
+    assert f"--group oncely-{world.name}" in plan["acls"][1]
+    assert tables(world) == set()
+    groups = AdminClient({"bootstrap.servers": world.brokers}).list_consumer_groups().result()
+    assert not [one for one in groups.valid if world.name in one.group_id]
+
+
+def test_its_ddl_is_enough_for_who_may_not_create(world: World, spark: Any) -> None:
+    plan = oncely_json("plan", world.file())
+    for statement in plan["ddl"]:
+        world.sql(statement)
+    file = world.file(sink={"create": False})
+    assert oncely_json("plan", file)["can_run"]
+    Pipeline(parse(world.settings(sink={"create": False}))).run("latest", spark=spark)
+    assert world.count() == 30
+    again = oncely_json("plan", file)
+    assert again["epoch"] == 1
+    assert again["source"]["begins"] == "where epoch 1 has ended"
+    assert again["source"]["offsets"] == 0
+
+
+def test_the_screen_says_what_matters(world: World) -> None:
+    said = oncely("plan", world.file()).stdout
+    for one in ("exactly once, by partition commit", "it can run", "CREATE TABLE IF NOT EXISTS",
+                "kafka-acls --bootstrap-server", "up to 4 connections", "ends"):  # fmt: skip
+        assert one in said
+    assert urlsplit(world.url).password not in said
+
+
+def test_all_problems_are_told_at_once(world: World) -> None:
+    world.sql("CREATE TABLE rows (id date)")
+    file = world.file(source={"topics": [world.topic, "nowhere"]}, sink={"create": False})
+    plan = oncely_json("plan", file, expect=2)
+    found = problems(plan)
+    assert "'nowhere'" in found["source.topics"]
+    assert "'id' is date" in found["sink.table"]
+    assert "ledger's tables are missing" in found["sink.create"]
+    assert all(one["way_out"] for one in plan["problems"])
+
+
+def test_servers_that_are_away_are_no_wrong_input(world: World) -> None:
+    file = world.file(source={"brokers": "127.0.0.1:1"},
+                      sink={"url": "postgresql://u:p@127.0.0.1:1/x"})  # fmt: skip
+    plan = oncely_json("plan", file, expect=1)
+    assert set(problems(plan)) == {"source.brokers", "sink.url"}
+
+
+class TestPrivileges:
+    """Of a role that owns nothing."""
+
+    @pytest.fixture
+    def role(self, world: World) -> Any:
+        name = world.name.replace("-", "_")
+        world.sql(f"CREATE ROLE {name} LOGIN PASSWORD 'pw-{name}'")
+        yield name
+        with psycopg.connect(world.url, autocommit=True) as database:
+            database.execute(f"DROP OWNED BY {name}".encode())
+            database.execute(f"DROP ROLE {name}".encode())
+
+    def url(self, world: World, role: str) -> str:
+        parts = urlsplit(world.url)
+        place = parts.netloc.rpartition("@")[2]
+        return urlunsplit(parts._replace(netloc=f"{role}:pw-{role}@{place}"))
+
+    def lacks(self, world: World, role: str, expect: int = 2, **more: Any) -> str:
+        sections = {"sink": {"url": self.url(world, role), **more.pop("sink", {})}, **more}
+        plan = oncely_json("plan", world.file(**sections), "--no-spark", expect=expect)
+        return "\n".join(one["message"] for one in plan["problems"])
+
+    def test_who_may_not_create_tables(self, world: World, role: str) -> None:
+        missing = self.lacks(world, role)
+        assert f"GRANT CREATE ON SCHEMA public TO {role}" in missing
+        world.sql(f"GRANT CREATE ON SCHEMA public TO {role}")
+        assert self.lacks(world, role, expect=0) == ""
+
+    def test_who_may_not_write(self, world: World, role: str) -> None:
+        for statement in oncely_json("plan", world.file())["ddl"]:
+            world.sql(statement)
+        missing = self.lacks(world, role, sink={"create": False})
+        assert f"GRANT INSERT ON rows TO {role}" in missing
+        assert f"GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_positions TO {role}" in missing
+        world.sql(f"GRANT INSERT ON rows TO {role}")
+        world.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_pipelines, oncely_positions,"
+                  f" oncely_ranges, oncely_rejects TO {role}")  # fmt: skip
+        assert self.lacks(world, role, expect=0, sink={"create": False}) == ""
+
+    def test_what_it_says_is_enough_is_enough(self, world: World, role: str, spark: Any) -> None:
+        for statement in oncely_json("plan", world.file())["ddl"]:
+            world.sql(statement)
+        world.sql(f"GRANT INSERT ON rows TO {role}")
+        world.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_pipelines, oncely_positions,"
+                  f" oncely_ranges, oncely_rejects TO {role}")  # fmt: skip
+        settings = world.settings(sink={"create": False, "url": self.url(world, role)})
+        Pipeline(parse(settings)).run("latest", spark=spark)
+        assert world.count() == 30
+
+    def test_staging_tables_of_a_batch_commit(self, world: World, role: str) -> None:
+        for statement in oncely_json("plan", world.file())["ddl"]:
+            world.sql(statement)
+        missing = self.lacks(
+            world, role, transform={"spark": "tests.scenarios.transforms:counted"},
+            sink={"create": False, "keep_source": False},
+        )  # fmt: skip
+        assert "a batch commit stages rows in tables" in missing
+
+    def test_a_schema_that_does_not_exist(self, world: World, role: str) -> None:
+        assert "the schema nowhere" in self.lacks(world, role, sink={"table": "nowhere.rows"})
+
+
+def test_a_topic_that_was_made_again(world: World, spark: Any, broker: Any) -> None:
+    Pipeline(parse(world.settings())).run("latest", spark=spark)
+    broker.delete_topic(world.topic)
+    broker.create_topic(world.topic, 3)
+    found = problems(oncely_json("plan", world.file(), expect=2))
+    assert "deleted and made again" in found["source.topics"]
+    status = oncely("status", world.file())
+    assert "was deleted and made again" in status.stderr
+
+
+def test_a_spark_transform_is_asked_for_its_columns(world: World) -> None:
+    transform = {"spark": "tests.scenarios.transforms:counted"}
+    file = world.file(transform=transform, sink={"keep_source": False})
+    plan = oncely_json("plan", file)
+    assert plan["guarantee"]["commit"] == "batch"
+    assert any("GROUP BY" in one for one in plan["guarantee"]["ends"])
+    assert [one["name"] for one in plan["sink"]["columns"]] == ["id", "grp", "n"]
+    assert plan["executors"][0]["missing"] == []
+    assert plan["executors"][0]["oncely"]
+    without = oncely_json("plan", file, "--no-spark")
+    assert without["executors"] is None
+    assert any("not known" in one for one in without["notes"])
+
+
+def test_a_spark_transform_that_fails_is_told(world: World) -> None:
+    transform = {"spark": "tests.scenarios.transforms:fails"}
+    file = world.file(transform=transform, sink={"keep_source": False})
+    found = problems(oncely_json("plan", file, expect=2))
+    assert "no_such_column" in found["transform.spark"]
+    run = oncely("run", file, "--until", "latest", expect=2)
+    assert "transform.spark" in run.stderr
+    assert "no_such_column" in run.stderr
+    assert tables(world) == set()
+
+
+def test_executors_that_lack_a_package_are_told(world: World, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    file = world.file(spark={"conf": {"spark.pyspark.python": str(bare / "bin" / "python")}})
+    found = oncely_json("plan", file, expect=2)["problems"]
+    missing = "\n".join(one["message"] for one in found)
+    for name in ("oncely", "psycopg", "pgpq", "pyarrow"):
+        assert f"{name}: ModuleNotFoundError" in missing
+    assert all("spark.pyspark.python" in one["way_out"] for one in found)

@@ -1,0 +1,128 @@
+"""`oncely run`: how it ends, by which exit code, and what it prints on the way."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.scenarios.commands import oncely, oncely_json
+from tests.scenarios.world import (
+    World,
+    assert_exactly_once,
+    await_that,
+    jvm_of,
+    running,
+    tree,
+)
+
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) oncely\S*: .+")
+
+
+@pytest.fixture
+def world(make_world: Any) -> World:
+    world: World = make_world(2)
+    world.publish(1_000, partitions=2)
+    return world
+
+
+class Run:
+    """A run that has committed something."""
+
+    def __init__(self, process: Any, log: Path) -> None:
+        self.process, self.log = process, log
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait(self, seconds: float = 60) -> int:
+        return int(self.process.wait(seconds))
+
+
+@pytest.fixture
+def started(world: World) -> Iterator[Run]:
+    file = world.file()
+    with running(file) as process:
+        run = Run(process, file.with_suffix(".log"))
+        await_that(lambda: world.count() == 1_000 or process.poll() is not None, "rows", 120)
+        assert process.poll() is None, run.said
+        await_that(lambda: "committed" in run.said, "the log of a commit")
+        yield run
+
+
+def test_until_latest_ends_by_itself_and_prints_log_lines_only(world: World) -> None:
+    done = oncely("run", world.file(), "--until", "latest")
+    assert done.stdout == ""
+    *lines, summary = done.stderr.strip().splitlines()
+    assert lines
+    assert not [line for line in lines if not LINE.fullmatch(line)]
+    assert summary.startswith("1,000 records: 1,000 rows, 0 rejects in ")
+    assert_exactly_once(world)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_it_in_order(world: World, started: Run, number: signal.Signals) -> None:
+    started.process.send_signal(number)
+    assert started.wait() == 0, started.said
+    assert "asked to stop" in started.said
+    assert "Traceback" not in started.said
+    assert tree(started.process.pid) == []
+    assert_exactly_once(world)
+
+
+def test_a_signal_to_the_group_leaves_spark_to_us(world: World, started: Run) -> None:
+    """As a shell does it with Ctrl-C and `timeout` with SIGTERM."""
+    jvm = jvm_of(started.process.pid)
+    os.killpg(os.getpgid(started.process.pid), signal.SIGTERM)
+    assert started.wait() == 0, started.said
+    assert not jvm.is_running()
+
+
+def test_a_second_signal_ends_it_now_though_spark_hangs(world: World, started: Run) -> None:
+    jvm = jvm_of(started.process.pid)
+    jvm.suspend()
+    for _ in range(2):
+        started.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    assert started.wait(20) == 1
+    assert "Spark did not end in time and was killed" in started.said
+    await_that(lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE, "its end")
+
+
+def test_the_end_of_the_jvm_is_told(world: World, started: Run) -> None:
+    jvm_of(started.process.pid).kill()
+    assert started.wait() == 1
+    assert "error: Spark's Java process has ended by signal 9" in started.said
+    assert "way out:" in started.said
+    assert "Traceback" not in started.said
+
+
+def test_a_signal_while_spark_starts_ends_it_at_once(world: World) -> None:
+    file = world.file()
+    with running(file) as process:
+        run = Run(process, file.with_suffix(".log"))
+        await_that(lambda: "starting Spark" in run.said, "Spark's start")
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert run.wait(20) == 0, run.said
+        assert time.monotonic() - began < 15
+    assert "asked to stop before anything was done" in run.said
+    assert not world.sql("SELECT to_regclass('oncely_pipelines')")[0][0]
+
+
+def test_a_run_that_is_fenced_ends_with_3(world: World, started: Run) -> None:
+    file = world.file()
+    assert oncely_json("offsets", "reset", file, "--shift-by", "0", "--execute")["epoch"] == 2
+    world.publish(100, first=1_000, partitions=2)
+    assert started.wait(120) == 3, started.said
+    assert "is fenced by epoch 2" in started.said
+    assert "must not restart it on exit code 3" in started.said
+    assert world.count() == 1_000

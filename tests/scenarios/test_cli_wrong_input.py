@@ -1,0 +1,131 @@
+"""Wrong input: one clear message with the key and the way out, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tests.scenarios.commands import oncely
+from tests.scenarios.world import World
+
+COMMANDS = (("run",), ("run", "--until", "latest"), ("plan",), ("status",))
+
+
+@pytest.fixture
+def world(make_world: Any) -> World:
+    world: World = make_world(1)
+    world.publish(3, partitions=1)
+    return world
+
+
+def assert_refused(world: World, file: Path, *expected: str, command: tuple[str, ...]) -> None:
+    refused = oncely(*command, file, expect=2)
+    said = " ".join((refused.stdout + refused.stderr).split())
+    for one in expected:
+        assert one in said, said
+    assert "way out" in said or "allowed:" in said
+    assert_nothing_written(world)
+
+
+def assert_nothing_written(world: World, *own: str) -> None:
+    tables = world.sql("SELECT relname FROM pg_class WHERE relkind = 'r' AND"
+                       " relnamespace = 'public'::regnamespace")  # fmt: skip
+    assert {name for (name,) in tables} == set(own)
+    groups = AdminClient({"bootstrap.servers": world.brokers}).list_consumer_groups().result()
+    assert not [one for one in groups.valid if world.name in one.group_id]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_an_unknown_key(world: World, command: tuple[str, ...]) -> None:
+    file = world.file(sink={"tabel": "rows"})
+    assert_refused(world, file, "sink.tabel: unknown key", "did you mean table?", command=command)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_wrong_type(world: World, command: tuple[str, ...]) -> None:
+    file = world.file(spark={"max_records_per_batch": "many"})
+    assert_refused(world, file, "spark.max_records_per_batch: found", command=command)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_missing_topic(world: World, command: tuple[str, ...]) -> None:
+    file = world.file(source={"topics": ["not-there"]})
+    assert_refused(world, file, "source.topics", "no such topic", "'not-there'", command=command)
+
+
+@pytest.mark.parametrize("command", COMMANDS[:3], ids=" ".join)
+def test_a_table_whose_columns_do_not_fit(world: World, command: tuple[str, ...]) -> None:
+    world.sql("CREATE TABLE rows (id date, grp text, needed int NOT NULL)")
+    refused = oncely(*command, world.file(), expect=2)
+    said = " ".join((refused.stdout + refused.stderr).split())
+    for one in ("sink.table", "'id' is date", "no column 'pad'", "'needed' must have a value",
+                "way out"):  # fmt: skip
+        assert one in said
+    assert_nothing_written(world, "rows")
+
+
+@pytest.mark.parametrize("command", COMMANDS[:3], ids=" ".join)
+def test_a_table_that_is_missing_and_may_not_be_created(
+    world: World, command: tuple[str, ...]
+) -> None:
+    file = world.file(sink={"create": False})
+    assert_refused(world, file, "sink.create is false", "oncely plan", command=command)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_missing_file(world: World, tmp_path: Path, command: tuple[str, ...]) -> None:
+    file = tmp_path / "nowhere.toml"
+    assert_refused(world, file, "nowhere.toml", "can't read the pipeline file", command=command)
+
+
+@pytest.mark.parametrize("command", COMMANDS[:3], ids=" ".join)
+def test_a_function_that_is_not_there(world: World, command: tuple[str, ...]) -> None:
+    file = world.file(transform={"python": "no_such_module:f"})
+    assert_refused(world, file, "transform.python", "no_such_module", command=command)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT count(*) AS n FROM input", "SELECT grp, count(*) FROM input GROUP BY grp",
+     "SELECT DISTINCT id FROM input", "SELECT id FROM input LIMIT 3", "SELECT id FROM input a"
+     " JOIN input b USING (id)", "SELECT id FROM (SELECT id FROM input)"],
+)  # fmt: skip
+def test_sql_that_is_not_row_wise(world: World, sql: str) -> None:
+    file = world.file(transform={"sql": sql})
+    assert_refused(world, file, "transform.sql: is not row-wise", command=("run",))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_wrong_password_is_told_and_not_shown(world: World, command: tuple[str, ...]) -> None:
+    url = world.url.replace("://postgres:", "://postgres:canary-7331-")
+    refused = oncely(*command, world.file(sink={"url": url}), expect=2)
+    said = refused.stdout + refused.stderr
+    assert "sink.url" in said
+    assert "way out" in said
+    assert "canary" not in said
+
+
+def test_several_mistakes_are_told_at_once(world: World) -> None:
+    file = world.file(sink={"tabel": "rows", "mode": "replace"}, spark={"trigger": "soon"})
+    refused = oncely("run", file, expect=2)
+    for key in ("sink.tabel", "sink.mode", "spark.trigger"):
+        assert key in refused.stderr
+
+
+def test_an_unknown_option(world: World) -> None:
+    refused = oncely("run", world.file(), "--untill", "latest", expect=2)
+    assert "--until" in refused.stderr
+    oncely("run", world.file(), "--until", "tomorrow", expect=2)
+    oncely("offsets", "reset", world.file(), expect=2)
+    assert_nothing_written(world)
+
+
+def test_a_traceback_is_for_who_asks_for_it(world: World) -> None:
+    from tests.scenarios import commands
+
+    refused = commands.run("run", world.file(sink={"tabel": "x"}), "--debug")
+    assert refused.returncode == 2
+    assert "Traceback" in refused.stderr

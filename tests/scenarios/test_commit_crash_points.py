@@ -1,0 +1,148 @@
+"""A commit is killed before and after every call to the database; nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from oncely.local.postgres import Postgres
+from oncely.sinks.sql.session import close_all
+from tests.scenarios import commit_jobs as jobs
+from tests.scenarios.commit_reader import END, check_restart, look, new_task
+from tests.scenarios.commit_topic import KINDS, topic
+from tests.scenarios.zygote import Zygote
+from tests.sinktools import T0, T1, Place, postgres_place, sqlite_place
+
+DATABASES = ("postgresql", "sqlite")
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def database_url(postgres: Postgres) -> str:
+    return postgres.create_database(f"crash_{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture(params=DATABASES)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    if request.param == "sqlite":
+        with sqlite_place() as place:
+            yield place
+    else:
+        yield postgres_place(request.getfixturevalue("database_url"))
+    close_all()
+
+
+@pytest.fixture
+def on_postgres(database_url: str) -> Iterator[Place]:
+    yield postgres_place(database_url)
+    close_all()
+
+
+# -- killed --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_every_call(zygote: Zygote, place: Place, kind: str) -> None:
+    """Before each call, which is after the one before it; and after the last one."""
+    effects = []
+    for at in itertools.count(1):
+        task = new_task(kind, place)
+        ended = zygote.run(jobs.die_at, task, jobs.prepare(task).fence, at, "before")
+        assert not ended.error, ended.error
+        if not ended.signal:
+            break
+        assert ended.signal == signal.SIGKILL
+        effects.append(any(look(task).values()))  # whatever took effect did so as a whole
+        check_restart(zygote, task)
+    calls = ended.value
+    assert look(task) == END
+    assert at == len(calls) + 1
+    assert effects == [at > last_commit(calls) for at in range(len(calls))]
+    task = new_task(kind, place)
+    ended = zygote.run(jobs.die_at, task, jobs.prepare(task).fence, len(calls), "after")
+    assert ended.signal == signal.SIGKILL
+    assert look(task) == END
+    check_restart(zygote, task)
+
+
+def last_commit(calls: list[str]) -> int:
+    """The one that moves the positions; what is staged is committed before."""
+    return max(at for at, name in enumerate(calls) if name == "commit")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_twice(zygote: Zygote, place: Place, kind: str) -> None:
+    """The restart is killed too, each time one call later."""
+    for at in range(2, 12, 3):
+        task = new_task(kind, place)
+        zygote.run(jobs.die_at, task, jobs.prepare(task).fence, at, "before")
+        fence = jobs.opened(task.sink()).fence
+        zygote.run(jobs.die_at, task, fence, at + 1, "after")
+        look(task)
+        check_restart(zygote, task)
+
+
+@pytest.mark.parametrize("kind", ["append", "append with rejects", "staged append", "upsert"])
+def test_killed_inside_copy(zygote: Zygote, on_postgres: Place, kind: str) -> None:
+    for at in itertools.count(1):
+        task = new_task(kind, on_postgres)
+        ended = zygote.run(jobs.hurt_inside_copy, task, jobs.prepare(task).fence, at, "SIGKILL")
+        assert not ended.error, ended.error
+        if not ended.signal:
+            assert at > 3
+            assert look(task) == END
+            return
+        look(task)
+        check_restart(zygote, task)
+
+
+# -- input that ends early -----------------------------------------------------------------
+
+
+def test_a_task_claims_what_it_has_read(zygote: Zygote, place: Place) -> None:
+    """Cut after each record: the position stands behind the last one read, never further."""
+    records = [(tp, one.offset) for tp, own in topic("append").items() for one in own]
+    for read in range(len(records) + 1):
+        task = new_task("append", place)
+        ended = zygote.run(jobs.write_input, task, jobs.prepare(task).fence, read)
+        assert not ended.error, ended.error
+        claimed = {tp.partition: offset + 1 for tp, offset in records[:read]}
+        assert look(task) == {0: 0, 1: 0} | claimed
+        if read % 4 == 1:
+            check_restart(zygote, task)
+
+
+# -- no answer -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_answer_lost_once(zygote: Zygote, place: Place, kind: str) -> None:
+    for at in itertools.count(1):
+        task = new_task(kind, place)
+        ended = zygote.run(jobs.lose_answer, task, jobs.prepare(task).fence, at)
+        assert not ended.error, ended.error
+        calls, outcomes = ended.value
+        assert look(task) == END
+        assert sorted(tp for tp, _, _ in outcomes) == [T0, T1]  # each reported once
+        if len(calls) < at:
+            return
+        assert all(replayed for *_, replayed in outcomes) == (at - 1 == last_commit(calls))
+
+
+@pytest.mark.parametrize("kind", ["append", "append with rejects", "staged append", "upsert"])
+def test_session_terminated_inside_copy(zygote: Zygote, on_postgres: Place, kind: str) -> None:
+    for at in (1, 2, 3):
+        task = new_task(kind, on_postgres)
+        ended = zygote.run(jobs.hurt_inside_copy, task, jobs.prepare(task).fence, at, "terminate")
+        assert not ended.error, ended.error
+        assert not ended.signal
+        assert look(task) == END

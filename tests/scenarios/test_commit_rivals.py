@@ -1,0 +1,260 @@
+"""A commit meets others: a second attempt, a newer run, a deadlock, a server in trouble."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from oncely.errors import OncelyError
+from oncely.local.postgres import Postgres
+from oncely.sinks.sql.connection import Contention
+from oncely.sinks.sql.session import close_all
+from tests.scenarios import commit_jobs as jobs
+from tests.scenarios.commit_reader import END, check_restart, look, new_task
+from tests.scenarios.commit_topic import KINDS
+from tests.scenarios.zygote import Zygote
+from tests.sinktools import Place, postgres_place, sqlite_place
+
+DATABASES = ("postgresql", "sqlite")
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def database_url(postgres: Postgres) -> str:
+    return postgres.create_database(f"crash_{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture(params=DATABASES)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    if request.param == "sqlite":
+        with sqlite_place() as place:
+            yield place
+    else:
+        yield postgres_place(request.getfixturevalue("database_url"))
+    close_all()
+
+
+@pytest.fixture
+def on_postgres(database_url: str) -> Iterator[Place]:
+    yield postgres_place(database_url)
+    close_all()
+
+
+@pytest.fixture
+def on_sqlite() -> Iterator[Place]:
+    with sqlite_place() as place:
+        yield place
+    close_all()
+
+
+# -- paused --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["append", "upsert"])
+def test_a_zombie_paused_inside_copy_past_a_takeover(
+    zygote: Zygote, on_postgres: Place, kind: str
+) -> None:
+    """No timeout of the server fires while it waits for COPY data: the takeover ends it."""
+    task = new_task(kind, on_postgres)
+    zombie = zygote.start(jobs.hurt_inside_copy, task, jobs.prepare(task).fence, 2, "SIGSTOP")
+    zombie.wait_until_stopped()
+    began = time.monotonic()
+    with Zygote() as other:
+        check_restart(other, task)
+    assert time.monotonic() - began < 5
+    zombie.go_on()
+    ended = zombie.wait()
+    assert "Fenced" in ended.error
+    assert look(task) == END
+
+
+@pytest.mark.parametrize("kind", ["append", "upsert", "batch"])
+def test_a_zombie_paused_with_the_position_s_lock(
+    zygote: Zygote, on_postgres: Place, kind: str
+) -> None:
+    """Between compare-and-set and COMMIT."""
+    task = new_task(kind, on_postgres)
+    zombie = zygote.start(jobs.stop_at, task, jobs.prepare(task).fence, "commit")
+    zombie.wait_until_stopped()
+    began = time.monotonic()
+    with Zygote() as other:
+        check_restart(other, task)
+    assert time.monotonic() - began < 5
+    zombie.go_on()
+    assert "Fenced" in zombie.wait().error
+    assert look(task) == END
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_attempt_at_the_same_ranges(zygote: Zygote, place: Place, kind: str) -> None:
+    """A retry or a speculative copy, in the same epoch: both have decided to write."""
+    task = new_task(kind, place)
+    fence = jobs.prepare(task).fence
+    first = zygote.start(jobs.stop_at, task, fence, "begin")
+    first.wait_until_stopped()
+    second = zygote.run(jobs.plainly, task, fence)
+    assert not second.error, second.error
+    assert look(task) == END
+    first.go_on()
+    ended = first.wait()
+    assert not ended.error, ended.error
+    assert all(replayed for *_, replayed in ended.value)
+    assert look(task) == END
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_attempt_while_the_first_holds_the_lock(
+    zygote: Zygote, on_postgres: Place, kind: str
+) -> None:
+    """It waits at the compare-and-set (an upsert at a key), and then finds itself too late."""
+    task = new_task(kind, on_postgres)
+    fence = jobs.prepare(task).fence
+    first = zygote.start(jobs.stop_at, task, fence, "commit")
+    first.wait_until_stopped()
+    second = zygote.start(jobs.plainly, task, fence)
+    wait_for_lock(on_postgres)
+    first.go_on()
+    for job, late in ((first, False), (second, True)):
+        ended = job.wait()
+        assert not ended.error, ended.error
+        assert [replayed for *_, replayed in ended.value] == [late, late]
+    assert look(task) == END
+
+
+@pytest.mark.parametrize("wrote", [False, True], ids=["only opened", "wrote"])
+def test_a_zombie_of_sqlite_that_had_decided(zygote: Zygote, on_sqlite: Place, wrote: bool) -> None:
+    """Nobody ends its session; its compare-and-set finds another epoch, or position too."""
+    task = new_task("append", on_sqlite)
+    zombie = zygote.start(jobs.stop_at, task, jobs.prepare(task).fence, "begin")
+    zombie.wait_until_stopped()
+    jobs.opened(task.sink())
+    if wrote:
+        with Zygote() as other:
+            check_restart(other, task)
+    zombie.go_on()
+    assert "Fenced" in zombie.wait().error
+    assert look(task) == (END if wrote else {0: 0, 1: 0})
+
+
+def test_a_paused_writer_of_sqlite_keeps_the_lock(zygote: Zygote, on_sqlite: Place) -> None:
+    """There is no server that could end it: the takeover fails, and nothing was taken over."""
+    place = Place(on_sqlite.url, connect_timeout=0.1)
+    task = new_task("append", place)
+    writer = zygote.start(jobs.stop_at, task, jobs.prepare(task).fence, "commit")
+    writer.wait_until_stopped()
+    with pytest.raises(Contention):
+        jobs.opened(task.sink())
+    writer.go_on()
+    assert not writer.wait().error  # it is still the one that may write
+    assert look(task) == END
+    assert jobs.opened(task.sink()).fence.epoch == 2
+
+
+# -- errors that say nothing about a row ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "meaning"),
+    [("53100", "disk_full"), ("40P01", "deadlock_detected"), ("53200", "out_of_memory"),
+     ("57014", "query_canceled"), ("40001", "serialization_failure")],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["append", "upsert"])
+def test_no_reject_for_an_error_of_the_server(
+    on_postgres: Place, kind: str, state: str, meaning: str
+) -> None:
+    """The server fails twice in the middle of the rows, then has recovered."""
+    task = new_task(kind, on_postgres)
+    fence = jobs.prepare(task).fence
+    on_postgres.sql("CREATE SEQUENCE tries")
+    on_postgres.sql(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.kafka_offset = 7 AND nextval('{on_postgres.schema}.tries') <= 2 THEN"
+        f" RAISE EXCEPTION '{meaning}' USING ERRCODE = '{state}'; END IF; RETURN NEW; END $$"
+    )
+    on_postgres.sql(
+        f"CREATE TRIGGER fails BEFORE INSERT ON {task.name} FOR EACH ROW EXECUTE FUNCTION fail()"
+    )
+    jobs.write(task, fence, lambda _, call: call())
+    assert look(task) == END
+    assert on_postgres.sql("SELECT last_value > 2 FROM tries") == [(True,)]
+
+
+def test_a_disk_that_stays_full_ends_in_an_error_and_writes_nothing(on_postgres: Place) -> None:
+    task = new_task("append", on_postgres)
+    fence = jobs.prepare(task).fence
+    on_postgres.sql(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$"
+    )
+    on_postgres.sql(
+        f"CREATE TRIGGER fails BEFORE INSERT ON {task.name} FOR EACH ROW EXECUTE FUNCTION fail()"
+    )
+    with pytest.raises(OncelyError, match="no space left") as caught:
+        jobs.write(task, fence, lambda _, call: call())
+    assert caught.value.retryable
+    assert look(task) == {0: 0, 1: 0}
+
+
+def test_a_deadlock_rejects_nobody(on_postgres: Place) -> None:
+    """Two sessions take the rows of two keys in opposite order; ours is the one that is ended."""
+    task = new_task("upsert", on_postgres)
+    fence = jobs.prepare(task).fence
+    jobs.write(task, fence, lambda _, call: call(), last=8)
+    close_all()  # the session that is kept has no wrapper
+    first, *_, last = [row[0] for row in task.place.sql(f"SELECT id FROM {task.name} ORDER BY id")]
+    calls = []
+
+    def counting(name: str, call: Any) -> Any:
+        calls.append(name)
+        return call()
+
+    with closing(task.place.session()) as other:
+        other.execute("SET deadlock_timeout = '60s'")  # ours finds it first
+        other.execute("BEGIN")
+        touch = f"UPDATE {task.name} SET name = name WHERE id = %s"
+        other.execute(touch.encode(), (last,))
+        writer = threading.Thread(target=jobs.write, args=(task, fence, counting))
+        writer.start()
+        wait_for_lock(task.place)
+        other.execute(touch.encode(), (first,))
+        other.execute("ROLLBACK")
+        writer.join(60)
+    assert calls.count("begin") > 1
+    assert deadlocks(task.place) >= 1
+    assert look(task) == END
+
+
+def wait_for_lock(place: Place) -> None:
+    until = time.monotonic() + 30
+    waiting = (
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND wait_event_type = 'Lock'"
+    )
+    while place.sql(waiting) == [(0,)]:
+        assert time.monotonic() < until, "nobody waits for a lock"
+        time.sleep(0.01)
+
+
+def deadlocks(place: Place) -> int:
+    until = time.monotonic() + 10
+    while True:
+        with psycopg.connect(place.url, autocommit=True) as session:
+            session.execute("SELECT pg_stat_force_next_flush()")
+            row = session.execute(
+                "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+            ).fetchone()
+        if (row and row[0]) or time.monotonic() > until:
+            return int(row[0]) if row else 0
+        time.sleep(0.05)

@@ -1,0 +1,45 @@
+"""A partition that is added, while running or while stopped, is read from its first offset."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from oncely.config import parse
+from oncely.core.events import PartitionAdded
+from oncely.local.kafka import Broker
+from oncely.pipeline import Pipeline
+from oncely.runtimes.stop import StopSignal
+from tests.scenarios.world import World, assert_exactly_once, await_that
+
+
+def test_added_while_stopped_though_start_is_latest(
+    make_world: Any, spark: Any, broker: Broker
+) -> None:
+    world: World = make_world(1)
+    settings = parse(world.settings(source={"start": "latest"}))
+    Pipeline(settings).run("latest", spark=spark)
+    broker.add_partitions(world.topic, 2)
+    world.publish(100, partitions=2)
+    Pipeline(settings).run("latest", spark=spark)
+    assert_exactly_once(world)
+
+
+def test_added_while_running(make_world: Any, spark: Any, broker: Broker) -> None:
+    world: World = make_world(1)
+    world.publish(100, partitions=1)
+    events: list[object] = []
+    stop = StopSignal()
+    pipeline = Pipeline(parse(world.settings()))
+    run = threading.Thread(
+        target=lambda: pipeline.run(stop=stop, spark=spark, listener=events.append)
+    )
+    run.start()
+    await_that(lambda: world.count() == 100, "the first rows")
+    broker.add_partitions(world.topic, 3)
+    world.publish(300, partitions=3, first=100)
+    await_that(lambda: world.count() == 400, "rows of the new partitions")
+    stop.ask()
+    run.join(60)
+    assert sum(isinstance(event, PartitionAdded) for event in events) == 2
+    assert_exactly_once(world)

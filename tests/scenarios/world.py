@@ -1,0 +1,318 @@
+"""What scenarios share: a topic with known records, a pipeline, and a reader of its own.
+
+The reader (:func:`verdict`) uses nothing of Oncely: it consumes the topic, reads the tables by
+plain SQL and compares the two, offset by offset.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+Child = subprocess.Popen  # of bytes that nobody reads: the output goes to a file
+
+SCHEMA = "id BIGINT NOT NULL, grp STRING, pad STRING"
+
+
+@dataclass
+class World:
+    """One topic, one database, one pipeline name."""
+
+    brokers: str
+    url: str
+    topic: str
+    folder: Path
+    name: str = field(default_factory=lambda: f"p-{uuid.uuid4().hex[:8]}")
+    overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def settings(self, **sections: Mapping[str, Any]) -> dict[str, Any]:
+        """The pipeline file's content; keyword arguments add to its sections."""
+        base: dict[str, Any] = {
+            "name": self.name,
+            "delivery": "exactly_once",
+            "source": {"brokers": self.brokers, "topics": [self.topic]},
+            "decode": {"format": "json", "schema": SCHEMA},
+            "sink": {"kind": "sql", "url": self.url, "table": "rows", "keep_source": True},
+            "spark": {"master": "local[2,4]", "trigger": "0 seconds"},
+        }
+        for section, more in {**self.overrides, **sections}.items():
+            base[section] = {**base.get(section, {}), **more}
+        return base
+
+    def file(self, **sections: Mapping[str, Any]) -> Path:
+        """The pipeline file, written."""
+        path = self.folder / f"{self.name}-{uuid.uuid4().hex[:4]}.toml"
+        path.write_text(toml(self.settings(**sections)))
+        return path
+
+    def publish(self, count: int, *, pad: int = 0, partitions: int = 4, first: int = 0) -> None:
+        """Records with ascending ids, round robin over the partitions."""
+        produce(
+            self.brokers,
+            self.topic,
+            ((i % partitions, str(i).encode(), good(i, pad)) for i in range(first, first + count)),
+        )
+
+    def sql(self, statement: str, *params: object) -> list[tuple[Any, ...]]:
+        """Ask the database, as an outsider."""
+        with psycopg.connect(self.url, autocommit=True) as database:
+            cursor = database.execute(statement.encode(), params or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def count(self) -> int:
+        """Rows in the table; 0 when there is none yet."""
+        if not self.sql("SELECT to_regclass('rows')")[0][0]:
+            return 0
+        return int(self.sql("SELECT count(*) FROM rows")[0][0])
+
+
+def good(i: int, pad: int = 0) -> bytes:
+    """Record ``i``."""
+    return json.dumps({"id": i, "grp": f"g{i % 7}", "pad": "x" * pad}).encode()
+
+
+def produce(
+    brokers: str, topic: str, records: Iterable[tuple[int, bytes | None, bytes | None]]
+) -> None:
+    """Send (partition, key, value) and wait for every acknowledgement."""
+    producer = Producer(
+        {"bootstrap.servers": brokers, "linger.ms": 20, "message.max.bytes": 64 << 20}
+    )
+    for partition, key, value in records:
+        while True:
+            try:
+                producer.produce(topic, value, key, partition=partition)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(60) == 0
+
+
+def toml(value: Mapping[str, Any]) -> str:
+    """A mapping of plain values and tables as TOML."""
+    lines = [f"{k} = {_plain(v)}" for k, v in value.items() if not isinstance(v, Mapping)]
+
+    def tables(prefix: str, table: Mapping[str, Any]) -> None:
+        lines.append(f"[{prefix}]")
+        lines.extend(
+            f"{json.dumps(k)} = {_plain(v)}" for k, v in table.items() if not isinstance(v, Mapping)
+        )
+        for k, v in table.items():
+            if isinstance(v, Mapping):
+                tables(f"{prefix}.{json.dumps(k)}", v)
+
+    for k, v in value.items():
+        if isinstance(v, Mapping):
+            tables(k, v)
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: object) -> str:
+    return json.dumps(value)  # TOML's strings, numbers, booleans and lists read like JSON's
+
+
+# -- the reader ------------------------------------------------------------------------------
+
+
+def topic_content(brokers: str, topic: str) -> dict[tuple[int, int], bytes | None]:
+    """Every committed record up to the last stable offset: (partition, offset) to value."""
+    admin = AdminClient({"bootstrap.servers": brokers})
+    partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
+    request = {TopicPartition(topic, p): OffsetSpec.latest() for p in partitions}
+    answers = admin.list_offsets(request, isolation_level=IsolationLevel.READ_COMMITTED)
+    ends = {tp.partition: future.result().offset for tp, future in answers.items()}
+    consumer = Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": uuid.uuid4().hex,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    found: dict[tuple[int, int], bytes | None] = {}
+    consumer.assign([TopicPartition(topic, p, 0) for p in ends])
+    left = set(ends)
+    while left:
+        for message in consumer.consume(10_000, timeout=10):
+            if message.error():
+                left.discard(message.partition())
+            elif message.offset() < ends[message.partition()]:
+                found[message.partition(), message.offset()] = message.value()
+    consumer.close()
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the reader found; offsets are (partition, offset)."""
+
+    records: int
+    rows: int
+    rejects: int
+    lost: tuple[tuple[int, int], ...]
+    duplicated: tuple[tuple[int, int], ...]
+    invented: tuple[tuple[int, int], ...]
+    disordered: tuple[tuple[int, int], ...]
+
+    @property
+    def clean(self) -> bool:
+        return not (self.lost or self.duplicated or self.invented or self.disordered)
+
+
+def verdict(world: World, table: str = "rows") -> Verdict:
+    """Compare topic and tables: each record is one row or one reject, in order."""
+    topic = topic_content(world.brokers, world.topic)
+    # A row's xmin is the transaction that inserted it. A later range is written only after the
+    # one before has committed, so it can't have a lower one. (Where a row lies says nothing:
+    # transactions that run side by side leave each other room.)
+    inserted = world.sql(
+        f"SELECT kafka_partition, kafka_offset, xmin::text::bigint FROM {table} ORDER BY 1, 2"
+    )
+    rows = [(p, o) for p, o, _ in inserted]
+    rejects = [
+        (p, o)
+        for p, o in world.sql(
+            'SELECT "partition", "offset" FROM oncely_rejects WHERE pipeline = %s', world.name
+        )
+    ]
+    seen = Counter([*rows, *rejects])
+    disordered = [
+        (after[0], after[1])
+        for before, after in pairwise(inserted)
+        if before[0] == after[0] and after[2] < before[2]
+    ]
+    return Verdict(
+        len(topic),
+        len(rows),
+        len(rejects),
+        lost=tuple(sorted(topic.keys() - seen.keys())),
+        duplicated=tuple(sorted(at for at, n in seen.items() if n > 1)),
+        invented=tuple(sorted(seen.keys() - topic.keys())),
+        disordered=tuple(disordered),
+    )
+
+
+def assert_exactly_once(world: World, *, rejects: int = 0) -> Verdict:
+    """Nothing lost, doubled, invented or out of order, and the ledger says the same."""
+    found = verdict(world)
+    assert found.clean, (
+        f"{found.records} records: lost {found.lost[:5]} duplicated "
+        f"{found.duplicated[:5]} invented {found.invented[:5]} disordered {found.disordered[:5]}"
+    )
+    assert found.rejects == rejects
+    assert found.rows == found.records - rejects
+    assert_history(world)
+    return found
+
+
+def assert_history(world: World) -> None:
+    """Ranges of a partition follow each other without gap or overlap, up to the position."""
+    ranges = world.sql(
+        'SELECT topic, "partition", range_start, range_end FROM oncely_ranges'
+        " WHERE pipeline = %s AND superseded = 0 ORDER BY 1, 2, 3",
+        world.name,
+    )
+    ends: dict[tuple[str, int], int] = {}
+    for topic, partition, start, end in ranges:
+        assert start == ends.get((topic, partition), start), "the history has a gap or an overlap"
+        ends[topic, partition] = end
+    positions = world.sql(
+        'SELECT topic, "partition", "position" FROM oncely_positions WHERE pipeline = %s',
+        world.name,
+    )
+    for topic, partition, position in positions:
+        assert ends.get((topic, partition), position) == position
+
+
+# -- processes -------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(file: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Child]:
+    """`oncely run` as a child; whatever is left of it at the end is killed, by its pids."""
+    with _child(["oncely.cli", "run", str(file), *arguments], file, env or {}) as process:
+        yield process
+
+
+@contextmanager
+def running_slow(file: Path, *arguments: str) -> Iterator[Child]:
+    """The slow pipeline of ``slow.py`` as a child."""
+    with _child(["tests.scenarios.slow", str(file), *arguments], file, {}) as process:
+        yield process
+
+
+@contextmanager
+def _child(module: list[str], file: Path, env: Mapping[str, str]) -> Iterator[Child]:
+    with file.with_suffix(".log").open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            kill_tree(process.pid)
+            process.wait(30)
+
+
+def run_to_end(file: Path, *, expect: int = 0, timeout: float = 120) -> None:
+    """`oncely run --until latest` as a child, to its end."""
+    with running(file, "--until", "latest") as process:
+        code = process.wait(timeout)
+    assert code == expect, f"exit code {code}\n{file.with_suffix('.log').read_text()[-4000:]}"
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and everything below it, children first."""
+    try:
+        root = psutil.Process(pid)
+        return [*reversed(root.children(recursive=True)), root]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill_tree(pid: int, with_signal: int = signal.SIGKILL) -> None:
+    """Driver, JVM and workers at once, as when a machine goes down."""
+    for one in tree(pid):
+        try:
+            one.send_signal(with_signal)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def jvm_of(pid: int) -> psutil.Process:
+    """The JVM below a driver."""
+    return next(p for p in tree(pid) if p.name() == "java")
+
+
+def await_that(condition: Callable[[], Any], what: str, timeout: float = 60) -> Any:
+    """Poll until the condition holds; its value."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"waited {timeout} s in vain: {what}")

@@ -1,0 +1,85 @@
+"""What a run tells: tallies, sentences, the live line at any width."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from oncely.cli import screen
+from oncely.cli.progress import LiveLine, LogLines, Tally, sentence
+from oncely.core import events
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+OPENED = events.PipelineOpened("p", 3, {T0: 10, T1: 0}, first_start=False)
+EVENTS = [
+    OPENED,
+    events.BatchPlanned(0, {T0: OffsetRange(10, 30)}),
+    events.RangeCommitted(T0, OffsetRange(10, 30), 20, 18, 2, 0),
+    events.BatchCommitted(0, 20, 18, 2, 0.5, {T0: 30}),
+    events.PartitionAdded(TopicPartition("t", 2), 5),
+    events.GapFound(T1, OffsetRange(0, 7)),
+    events.BatchFailed("PostgreSQL: gone", 1, 2.0),
+    events.FencedOut(3, 4),
+    events.Draining(),
+]
+
+
+def test_a_tally_knows_positions_and_counts() -> None:
+    tally = Tally()
+    for event in EVENTS:
+        tally.hear(event)
+    assert (tally.epoch, tally.records, tally.rows, tally.rejects) == (3, 20, 18, 2)
+    assert tally.positions == {T0: 30, T1: 7, TopicPartition("t", 2): 5}
+    assert tally.summary().startswith("20 records: 18 rows, 2 rejects in ")
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_every_event_is_one_line(event: events.Event) -> None:
+    level, text = sentence(event)
+    assert level >= logging.DEBUG
+    assert text
+    assert "\n" not in text
+
+
+def test_log_lines_hear_each_event_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "oncely.run"), LogLines() as progress:
+        for event in EVENTS:
+            progress(event)
+    assert len(caplog.records) == len(EVENTS)
+    assert progress.tally.rows == 18
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_the_live_line_stays_one_line(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(screen, "err", console)
+    line = LiveLine("flights-of-the-year", lambda: {T0: 1_000_030, T1: 7})
+    for event in EVENTS:
+        line(event)
+    line._ends = {T0: 1_000_030, T1: 7}
+    console.print(line._line())
+    (shown,) = written.getvalue().strip("\n").splitlines()
+    assert "flights-of-the-year" in shown
+    assert len(shown) <= width
+    if width >= 80:
+        assert "18 rows" in shown
+        assert "2 rejects" in shown
+        assert "lag 1,000,000" in shown
+
+
+def test_the_end_of_a_partition_that_nobody_reads_is_no_lag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, record=True)
+    monkeypatch.setattr(screen, "err", console)
+    line = LiveLine("p", dict)
+    line(OPENED)
+    line._ends = {TopicPartition("t", 9): 100, T0: 10, T1: 0}
+    console.print(line._line())
+    assert "lag 0" in console.export_text()

@@ -1,0 +1,173 @@
+"""Errors on the screen: message, way out, exit code, and never a secret."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from oncely.cli import logs, screen
+from oncely.cli.spark_log import SparkLog
+from oncely.cli.tables import LEFT, REST, RIGHT, duration, show
+from oncely.errors import ConfigError, Fenced, InvariantViolation, Stopped, Unavailable
+from oncely.secrets import remember
+
+CANARY = "canary-4711-secret"
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    written = io.StringIO()
+    console = Console(file=written, width=100, markup=False, highlight=False, soft_wrap=True)
+    monkeypatch.setattr(screen, "err", console)
+    monkeypatch.setattr(screen, "out", console)
+    remember([CANARY])
+    return written
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("sink.url", "wrong", way_out="mend it"), 2),
+        (Fenced("p", 1, 2), 3),
+        (Stopped("a person must decide"), 1),
+        (Unavailable("gone"), 1),
+        (InvariantViolation("can't be"), 1),
+        (ValueError("unexpected"), 1),
+    ],
+)
+def test_exit_codes(error: Exception, code: int, said: io.StringIO) -> None:
+    assert screen.show_error(error, debug=False) == code
+    assert said.getvalue().startswith("error: ")
+    assert "Traceback" not in said.getvalue()
+
+
+def test_message_and_way_out(said: io.StringIO) -> None:
+    screen.show_error(ConfigError("sink.url", "wrong", way_out="mend it"), debug=False)
+    assert said.getvalue() == "error: sink.url: wrong\nway out: mend it\n"
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_no_secret_leaves_by_an_error(debug: bool, said: io.StringIO) -> None:
+    def fails(password: str) -> None:
+        raise ValueError(f"could not translate host name {password}")
+
+    try:
+        fails(CANARY)
+    except ValueError as error:
+        screen.show_error(error, debug=debug)
+    assert CANARY not in said.getvalue()
+    assert "***" in said.getvalue()
+    assert ("Traceback" in said.getvalue()) is debug
+
+
+def test_an_error_without_a_text_is_still_told(said: io.StringIO) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise AssertionError
+
+    assert screen.show_error(Mute(), debug=False) == 1
+    assert "Mute" in said.getvalue()
+
+
+def test_json_is_redacted_and_stays_json(capsys: pytest.CaptureFixture[str]) -> None:
+    remember([CANARY])
+    screen.show_json({"a": f"x{CANARY}y", "ü": None})
+    assert json.loads(capsys.readouterr().out) == {"a": "x***y", "ü": None}
+
+
+def test_log_lines_are_redacted(
+    monkeypatch: pytest.MonkeyPatch, said: io.StringIO, caplog: pytest.LogCaptureFixture
+) -> None:
+    del caplog  # its handler is put back after the test
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    monkeypatch.setattr("threading.excepthook", sys.excepthook)
+    monkeypatch.setattr("socketserver.BaseServer.handle_error", None)
+    try:
+        logs.configure(debug=False)
+        logging.getLogger("oncely.x").info("secret %s", CANARY)
+        logging.getLogger("somebody").info("not shown")
+        try:
+            raise ValueError(CANARY)
+        except ValueError:
+            logging.getLogger("oncely.x").exception("failed")
+    finally:
+        root.handlers[:], root.level = before
+    assert CANARY not in said.getvalue()
+    assert "secret ***" in said.getvalue()
+    assert "not shown" not in said.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_tables_keep_numbers_whole_and_cut_the_rest(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(screen, "out", Console(file=written, width=width))
+    show(
+        [("topic", LEFT), ("offset", RIGHT), ("reason", REST), ("value", REST)],
+        [("a-topic-with-a-name", 123_456_789, "r" * 300, "v" * 300)],
+    )
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "a-topic-with-a-name" in lines[2]
+    assert "123,456,789" in lines[2]
+    assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "?"), (0, "0 s"), (1.25, "1.2 s"), (119, "119.0 s"), (120, "2.0 min"),
+     (7200, "2.0 h"), (86_400 * 3, "3.0 d")],
+)  # fmt: skip
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds).plain == text
+
+
+class TestSparkLog:
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def write(self, error: Exception | None, path: Path | None = None) -> Path | None:
+        with contextlib.suppress(ValueError), SparkLog("p", path) as log:
+            if log.file is None:
+                return None
+            log.file.write(b"words of Spark's")
+            found = Path(log.file.name) if path else log._path
+            if error:
+                raise error
+        return found
+
+    def test_it_goes_when_all_is_well_and_is_named_when_not(self, said: io.StringIO) -> None:
+        gone = self.write(None)
+        assert gone is not None
+        assert not gone.exists()
+        assert said.getvalue() == ""
+        kept = self.write(ValueError())
+        assert kept is not None
+        assert kept.read_bytes() == b"words of Spark's"
+        assert kept.stat().st_mode & 0o077 == 0
+        assert str(kept) in said.getvalue()
+
+    def test_a_given_file_stays(self, tmp_path: Path, said: io.StringIO) -> None:
+        given = tmp_path / "own.log"
+        self.write(None, given)
+        self.write(None, given)
+        assert given.read_bytes() == b"words of Spark's" * 2
+        assert self.write(None, Path("-")) is None
+        with pytest.raises(ConfigError, match=r"^--spark-log: "):
+            self.write(None, tmp_path / "nowhere" / "x.log")
+
+    def test_old_logs_do_not_pile_up(self, tmp_path: Path, said: io.StringIO) -> None:
+        for _ in range(15):
+            self.write(ValueError())
+        assert len(list(tmp_path.glob("oncely-logs-*/*.log"))) == 11

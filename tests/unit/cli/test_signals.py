@@ -1,0 +1,55 @@
+"""Signals reach the listener though the main thread is busy, and handlers are put back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from oncely.cli.run import importable
+from oncely.cli.signals import Interrupted, Signals
+
+
+def test_every_signal_is_heard_and_the_old_handlers_come_back() -> None:
+    heard = threading.Semaphore(0)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with Signals(heard.release) as signals:
+        signals.nothing_in_hand = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            assert heard.acquire(timeout=5)
+        # PySpark puts a handler of its own in place when a SparkContext starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signals.install()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard.acquire(timeout=5)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_while_nothing_is_in_hand_a_signal_interrupts_once() -> None:
+    heard = threading.Semaphore(0)
+    with Signals(heard.release):
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGTERM) or signal.pause()
+        os.kill(os.getpid(), signal.SIGTERM)  # heard, but what tidies up goes on
+        assert heard.acquire(timeout=5)
+        assert heard.acquire(timeout=5)
+
+
+def test_modules_beside_the_pipeline_file_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setenv("PYTHONPATH", "/else")
+    (tmp_path / "beside_the_file.py").write_text("x = 1\n")
+    importable(tmp_path / "p.toml")
+    import beside_the_file  # type: ignore[import-not-found]
+
+    assert beside_the_file.x == 1
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), "/else"]

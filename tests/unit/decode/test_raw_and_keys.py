@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from oncely.decode.base import Decoded
+from oncely.decode.build import KeySpec, build_decoder
+from oncely.decode.key import PlainKey, WithKey
+from oncely.decode.raw import RawDecoder
+from oncely.errors import ConfigError
+
+
+def records(*pairs: tuple[bytes | None, bytes | None]) -> pa.Table:
+    return pa.table(
+        {
+            "key": pa.array([key for key, _ in pairs], pa.binary()),
+            "value": pa.array([value for _, value in pairs], pa.binary()),
+        }
+    )
+
+
+def outcome(decoded: Decoded, n: int) -> list[Any]:
+    """For each record its row, ("deletes", key) or the reason of its rejection."""
+    found: list[Any] = [None] * n
+    rows = zip(decoded.row_record.to_pylist(), decoded.rows.to_pylist(), strict=True)
+    assert decoded.tombstones is not None
+    dead = zip(decoded.tombstone_record.to_pylist(), decoded.tombstones.to_pylist(), strict=True)
+    outcomes = [*rows, *((at, ("deletes", key)) for at, key in dead)]
+    for at, what in [*outcomes, *((r.record, r.reason) for r in decoded.rejections)]:
+        assert found[at] is None
+        found[at] = what
+    return found
+
+
+class TestRaw:
+    def test_every_record_is_a_row_of_the_chosen_columns(self) -> None:
+        headers = pa.array(
+            [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}], None],
+            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        )
+        table = records((b"k", b"\xff\x00"), (None, None))
+        table = table.append_column("headers", headers)
+        at = datetime(2013, 1, 1, 5, tzinfo=UTC)
+        stamps = pa.array([at, None], pa.timestamp("us", "America/New_York"))
+        table = table.append_column("timestamp", stamps)
+        decoder = RawDecoder(("value", "headers", "timestamp", "key"))
+        assert decoder.needs == {"key", "value", "headers", "timestamp"}
+        decoded = pickle.loads(pickle.dumps(decoder)).decode(table)
+        assert decoded.rows.schema == decoder.schema
+        assert decoded.rows.schema.names == ["value", "headers", "timestamp", "key"]
+        assert decoded.rows.slice(0, 1).to_pylist() == [
+            {
+                "value": b"\xff\x00",
+                "headers": [{"key": "a", "value": b"1"}, {"key": "a", "value": None}],
+                "timestamp": at,
+                "key": b"k",
+            }
+        ]
+        assert set(decoded.rows.to_pylist()[1].values()) == {None}
+        assert decoded.row_record.to_pylist() == [0, 1]
+        assert list(decoded.rejections) == []
+
+    def test_slices_large_types_and_no_records(self) -> None:
+        table = records(*((b"%d" % n, None) for n in range(10))).slice(3, 4)
+        table = table.set_column(0, "key", table["key"].cast(pa.large_binary()))
+        decoded = RawDecoder(("key",)).decode(table)
+        assert decoded.rows["key"].to_pylist() == [b"3", b"4", b"5", b"6"]
+        assert decoded.rows.schema.field("key").type == pa.binary()
+        assert RawDecoder(("key",)).decode(table.slice(0, 0)).rows.num_rows == 0
+
+    @pytest.mark.parametrize("columns", [(), ("value", "value"), ("value", "offsets")])
+    def test_wrong_columns_are_a_configuration_error(self, columns: tuple[str, ...]) -> None:
+        with pytest.raises(ConfigError, match=r"decode\.columns"):
+            RawDecoder(columns)
+
+
+class TestPlainKeys:
+    def test_text(self) -> None:
+        decoded = PlainKey("string", "carrier").decode(
+            records(("ö".encode(), None), (b"\xff", None), (None, None), (b"", None))
+        )
+        assert decoded.rows.to_pylist() == [{"carrier": "ö"}, {"carrier": None}, {"carrier": ""}]
+        assert decoded.row_record.to_pylist() == [0, 2, 3]
+        assert [(r.record, r.reason) for r in decoded.rejections] == [
+            (1, "the key is not UTF-8: byte 0xff at 0")
+        ]
+
+    def test_numbers_of_kafkas_serializers(self) -> None:
+        keys = records(((-5).to_bytes(8, "big", signed=True), None), (b"\0\0\0\5", None))
+        longs, ints = PlainKey("long", "id").decode(keys), PlainKey("int", "id").decode(keys)
+        assert longs.rows["id"].to_pylist() == [-5]
+        assert [r.reason for r in longs.rejections] == ["the key has 4 bytes, long has 8"]
+        assert ints.rows["id"].to_pylist() == [5]
+        assert [r.record for r in ints.rejections] == [0]
+
+    def test_bytes(self) -> None:
+        decoded = PlainKey("raw", "id").decode(records((b"\xff\x00", None)))
+        assert decoded.rows["id"].to_pylist() == [b"\xff\x00"]
+
+
+class TestWithKey:
+    decoder = build_decoder(
+        "json", "n INT NOT NULL", key=KeySpec("json", "id BIGINT NOT NULL, part STRING")
+    )
+
+    def test_values_and_keys_become_rows_tombstones_and_rejections(self) -> None:
+        pairs: list[tuple[bytes | None, bytes | None]] = [
+            (b'{"id": 1, "part": "a"}', b'{"n": 10}'),
+            (b'{"id": 2}', None),
+            (b'{"id": "x"}', b'{"n": 30}'),
+            (b'{"id": 4}', b'{"n": "x"}'),
+            (b"{}", b"{}"),
+            (None, None),
+            (None, b'{"n": 70}'),
+            (b"[]", None),
+            (b'{"id": 9}', b'{"n": 90}'),
+        ]
+        decoded = self.decoder.decode(records(*pairs))
+        assert outcome(decoded, len(pairs)) == [
+            {"n": 10, "id": 1, "part": "a"},
+            ("deletes", {"id": 2, "part": None}),
+            'id: expected BIGINT, found the text "x"',
+            'n: expected INT, found the text "x"',
+            "n: found nothing, but it is NOT NULL",
+            "value and key are null: a tombstone that names nothing",
+            "the key is null",
+            "the key is not a JSON object but an array of 0",
+            {"n": 90, "id": 9, "part": None},
+        ]
+        assert [r.record for r in decoded.rejections] == [2, 3, 4, 5, 6, 7]
+        assert decoded.rows.schema == self.decoder.schema
+        assert decoded.tombstones is not None
+        assert decoded.tombstones.schema.names == ["id", "part"]
+
+    def test_chunks_slices_pickle_and_no_records(self) -> None:
+        pairs = [(b'{"id": %d}' % n, None if n % 3 else b'{"n": %d}' % n) for n in range(20)]
+        whole = pa.concat_tables([records(*pairs[:7]), records(*pairs[7:])]).slice(2, 15)
+        again = pickle.loads(pickle.dumps(self.decoder))
+        for decoder in (self.decoder, again):
+            decoded = decoder.decode(whole)
+            assert decoded.row_record.to_pylist() == [n - 2 for n in range(2, 17) if not n % 3]
+            assert decoded.rows["id"].to_pylist() == [n for n in range(2, 17) if not n % 3]
+            assert decoded.tombstone_record.to_pylist() == [n - 2 for n in range(2, 17) if n % 3]
+            for none in (whole.slice(0, 0), pa.Table.from_batches([], whole.schema)):
+                nothing = decoder.decode(none)
+                assert (len(nothing.rows), len(nothing.tombstones)) == (0, 0)
+                assert nothing.rows.schema == decoder.schema
+
+    def test_a_shared_column_is_one_and_must_agree(self) -> None:
+        decoder = build_decoder("json", "id BIGINT, n INT", key=KeySpec("long", name="id"))
+        assert decoder.schema == pa.schema([("id", pa.int64()), ("n", pa.int32())])
+        five = (5).to_bytes(8, "big")
+        pairs: list[tuple[bytes | None, bytes | None]] = [
+            (five, b'{"id": 5, "n": 1}'),
+            (five, b'{"n": 2}'),
+            (five, b'{"id": 6, "n": 3}'),
+            (None, b'{"id": 7, "n": 4}'),
+            (None, b'{"n": 5}'),
+            (five, None),
+            (None, None),
+        ]
+        assert outcome(decoder.decode(records(*pairs)), len(pairs)) == [
+            {"id": 5, "n": 1},
+            {"id": 5, "n": 2},
+            "id: 5 in the key, 6 in the value",
+            {"id": 7, "n": 4},
+            {"id": None, "n": 5},
+            ("deletes", {"id": 5}),
+            "value and key are null: a tombstone that names nothing",
+        ]
+
+    def test_a_shared_column_is_not_null_when_either_says_so(self) -> None:
+        decoder = build_decoder("json", "id INT, n INT", key=KeySpec("json", "id INT NOT NULL"))
+        assert not decoder.schema.field("id").nullable
+        assert decoder.schema.names == ["id", "n"]
+
+    @pytest.mark.parametrize(
+        ("value", "key", "problem"),
+        [
+            ("id STRING", "id BIGINT", "column 'id' is BIGINT in the key and STRING in the value"),
+            ("id ARRAY<INT>", "id ARRAY<INT>", "ARRAY<INT> has no ="),
+        ],
+    )
+    def test_columns_that_can_not_be_one_are_a_configuration_error(
+        self, value: str, key: str, problem: str
+    ) -> None:
+        with pytest.raises(ConfigError) as caught:
+            build_decoder("json", value, key=KeySpec("json", key))
+        assert caught.value.key == "decode.key"
+        assert problem in caught.value.message
+
+    def test_raw_values_may_have_keys_too(self) -> None:
+        decoder = WithKey(RawDecoder(("value",)), PlainKey("string", "id"))
+        assert decoder.needs == {"key", "value"}
+        pairs: list[tuple[bytes | None, bytes | None]] = [(b"a", b"1"), (b"b", None)]
+        assert outcome(decoder.decode(records(*pairs)), 2) == [
+            {"value": b"1", "id": "a"},
+            ("deletes", {"id": "b"}),
+        ]
+
+
+class TestBuild:
+    def test_no_key_a_null_value_is_a_rejection(self) -> None:
+        decoded = build_decoder("json", "n INT").decode(records((b"k", None)))
+        assert decoded.tombstones is None
+        assert [r.reason for r in decoded.rejections] == ["the value is null"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "key", "problem"),
+        [
+            ({"format": "xml"}, "decode.format", "'xml' is not one of json, avro, raw"),
+            ({"format": "json"}, "decode.schema", "format 'json' needs the columns"),
+            ({"format": "json", "schema": "n"}, "decode.schema", "at character 2"),
+            (
+                {"format": "json", "schema": "n INT", "schema_registry": "http://x"},
+                "decode.schema_registry",
+                "has no meaning with format 'json'",
+            ),
+            (
+                {"format": "json", "schema": "n INT", "columns": ["value"]},
+                "decode.columns",
+                "has no meaning with format 'json'",
+            ),
+            ({"format": "raw", "schema": "n INT"}, "decode.schema", "has no meaning"),
+            ({"format": "raw", "columns": ["x"]}, "decode.columns", "'x' is not one of key"),
+            ({"format": "avro"}, "decode.schema", "a schema file or a schema registry"),
+            ({"format": "avro", "schema": "missing.avsc"}, "decode.schema", "missing.avsc"),
+            ({"format": "avro", "schema": "{"}, "decode.schema", "no Avro schema"),
+            ({"format": "avro", "schema_registry": "http://x"}, "decode.schema", "without topics"),
+            (
+                {"format": "raw", "key": KeySpec("string")},
+                "decode.key.name",
+                "needs the name of its column",
+            ),
+            (
+                {"format": "raw", "key": KeySpec("long", "id LONG", "id")},
+                "decode.key.schema",
+                "has no meaning with format 'long'",
+            ),
+            (
+                {"format": "raw", "key": KeySpec("json", "id LONG", "id")},
+                "decode.key.name",
+                "has no meaning with format 'json'",
+            ),
+            ({"format": "raw", "key": KeySpec("json")}, "decode.key.schema", "needs the columns"),
+            (
+                {"format": "raw", "key": KeySpec("text")},
+                "decode.key.format",
+                "not one of json, avro, string, long, int, raw",
+            ),
+            (
+                {"format": "raw", "key": KeySpec("avro", '"long"')},
+                "decode.key.schema",
+                "its column needs a name",
+            ),
+        ],
+    )
+    def test_what_can_not_work_is_named_by_its_key(
+        self, arguments: dict[str, Any], key: str, problem: str
+    ) -> None:
+        with pytest.raises(ConfigError) as caught:
+            build_decoder(**arguments)
+        assert caught.value.key == key
+        assert problem in caught.value.message

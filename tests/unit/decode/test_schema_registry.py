@@ -1,0 +1,397 @@
+"""Confluent's wire format against a registry that speaks HTTP on this machine."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from oncely.decode.base import Decoded, Decoder
+from oncely.decode.build import KeySpec, build_decoder
+from oncely.decode.careful import decode_carefully
+from oncely.errors import ConfigError, Unavailable
+from oncely.secrets import MASK
+
+Schemas = dict[int, dict[str, Any]]
+
+OLD = {
+    "type": "record",
+    "name": "Flight",
+    "fields": [{"name": "carrier", "type": "string"}, {"name": "gone", "type": "long"}],
+}
+NEW = {
+    "type": "record",
+    "name": "Flight",
+    "fields": [
+        {"name": "carrier", "type": "string"},
+        {"name": "flight", "type": ["null", "int"], "default": None},
+    ],
+}
+
+
+class FakeRegistry(ThreadingHTTPServer):
+    """Answers what a schema registry answers to its readers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.ids: Schemas = {}
+        self.subjects: dict[str, list[int]] = {}
+        self.asked: list[str] = []
+        self.password = ""
+        self.status = 200
+        self.hang = threading.Event()
+        self.hang.set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def add(self, schema: Any, *subjects: str, **more: Any) -> int:
+        schema_id = 7 + 300 * len(self.ids)
+        self.ids[schema_id] = {"schema": json.dumps(schema), **more}
+        for subject in subjects:
+            self.subjects.setdefault(subject, []).append(schema_id)
+        return schema_id
+
+    def answer(self, path: str) -> tuple[int, dict[str, Any]]:
+        parts = path.partition("?")[0].strip("/").split("/")
+        if self.status != 200:
+            return self.status, {"error_code": self.status, "message": "out of order"}
+        if parts[:2] == ["schemas", "ids"]:
+            found = self.ids.get(int(parts[2]))
+            return (200, found) if found else (404, {"error_code": 40403, "message": "none"})
+        versions = self.subjects.get(parts[1], [])
+        number = len(versions) if parts[3] == "latest" else int(parts[3])
+        if not 0 < number <= len(versions):
+            return 404, {"error_code": 40401, "message": "none"}
+        schema_id = versions[number - 1]
+        head = {"subject": parts[1], "version": number, "id": schema_id}
+        return 200, head | self.ids[schema_id]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeRegistry
+    protocol_version = "HTTP/1.1"  # connections are kept, as a registry does
+
+    def do_GET(self) -> None:
+        self.server.hang.wait(20)
+        self.server.asked.append(self.path)
+        wanted = base64.b64encode(f"reader:{self.server.password}".encode()).decode()
+        status, body = self.server.answer(self.path)
+        if self.server.password and self.headers["Authorization"] != f"Basic {wanted}":
+            status, body = 401, {"error_code": 401, "message": "who?"}
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    with FakeRegistry() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.hang.set()
+            server.shutdown()
+            thread.join()
+
+
+def wire(schema_id: int, schema: Any, datum: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), datum)
+    return b"\0" + schema_id.to_bytes(4, "big") + out.getvalue()
+
+
+def decode(decoder: Decoder, *values: bytes | None) -> Decoded:
+    return decoder.decode(pa.table({"value": pa.array(values, pa.binary())}))
+
+
+def reasons(decoded: Decoded) -> list[str]:
+    return [rejection.reason for rejection in decoded.rejections]
+
+
+def test_each_record_is_read_by_its_writers_schema(registry: FakeRegistry) -> None:
+    old, new = registry.add(OLD, "flights-value"), registry.add(NEW, "flights-value")
+    decoder = build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+    assert decoder.schema == pa.schema(
+        [pa.field("carrier", pa.string(), nullable=False), ("flight", pa.int32())]
+    )
+    registry.asked.clear()
+    decoded = decode(
+        decoder,
+        wire(new, NEW, {"carrier": "UA", "flight": 1}),
+        wire(old, OLD, {"carrier": "AA", "gone": 5}),
+        wire(new, NEW, {"carrier": "B6", "flight": None}),
+    )
+    assert decoded.rows.to_pylist() == [
+        {"carrier": "UA", "flight": 1},
+        {"carrier": "AA", "flight": None},
+        {"carrier": "B6", "flight": None},
+    ]
+    assert len(registry.asked) == 2
+
+    again = pickle.loads(pickle.dumps(decoder))  # the next task in the same process asks nothing
+    assert decode(again, wire(old, OLD, {"carrier": "X", "gone": 1})).rows.num_rows == 1
+    assert len(registry.asked) == 2
+
+
+def test_a_schema_file_is_the_readers_schema(registry: FakeRegistry, tmp_path: Path) -> None:
+    (tmp_path / "flight.avsc").write_text(json.dumps(NEW))
+    old = registry.add(OLD)
+    decoder = build_decoder("avro", "flight.avsc", schema_registry=registry.url, base=tmp_path)
+    assert registry.asked == []
+    assert decode(decoder, wire(old, OLD, {"carrier": "UA", "gone": 1})).rows.to_pylist() == [
+        {"carrier": "UA", "flight": None}
+    ]
+
+
+def test_an_unknown_id_is_a_rejection_and_asked_for_once_a_batch(registry: FakeRegistry) -> None:
+    registry.add(NEW, "flights-value")
+    decoder = build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+    late = wire(307, NEW, {"carrier": "UA", "flight": 1})
+    registry.asked.clear()
+    assert reasons(decode(decoder, late, late)) == ["the schema registry has no schema id 307"] * 2
+    assert len(registry.asked) == 1
+    assert registry.add(NEW) == 307
+    assert decode(decoder, late).rows.num_rows == 1
+
+
+def test_what_is_no_avro_or_does_not_fit_is_a_rejection(registry: FakeRegistry) -> None:
+    new = registry.add(NEW, "flights-value")
+    proto = registry.add({}, schemaType="PROTOBUF")
+    broken = registry.add({"type": "record"})
+    other = registry.add(OLD | {"fields": [{"name": "carrier", "type": "int"}]})
+    decoder = build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+    head = [b"\0" + number.to_bytes(4, "big") for number in (new, proto, broken, other)]
+    values = [
+        b'{"carrier": "UA"}',
+        b"\0\0\0",
+        None,
+        head[0],
+        head[1] + b"x",
+        head[2],
+        head[3],
+        wire(new, NEW, {"carrier": "UA", "flight": 1}) + b"!",
+    ]
+    found = reasons(decode(decoder, *values))
+    assert found.pop(5).startswith(f"schema id {broken} is no Avro schema: ")
+    assert found == [
+        "the value does not begin with a zero byte and a schema id, but with 0x7b22636172",
+        "the value does not begin with a zero byte and a schema id, but with 0x000000",
+        "the value is null",
+        "the value is no Avro datum: carrier: it ends too early",
+        f"schema id {proto} is PROTOBUF, not AVRO",
+        f"schema id {other} can't be read as the columns' schema: carrier: int is no string",
+        "the value goes on for 1 bytes behind its datum",
+    ]
+
+
+def test_nesting_without_end_is_a_rejection(registry: FakeRegistry) -> None:
+    node = {
+        "type": "record",
+        "name": "Node",
+        "fields": [{"name": "next", "type": ["null", "Node"]}],
+    }
+    fields = [{"name": "list", "type": node}, *NEW["fields"]]
+    deep = registry.add(NEW | {"fields": fields})
+    decoder = build_decoder("avro", json.dumps(NEW), schema_registry=registry.url)
+    head = b"\0" + deep.to_bytes(4, "big")
+    good = head + b"\x02\x00\x02U\x00"
+    decoded = decode(decoder, good, head + b"\x02" * 100_000 + b"\x00\x02U\x00", good)
+    assert reasons(decoded) == ["the value is nested too deeply"]
+    assert decoded.row_record.to_pylist() == [0, 2]
+
+
+def test_schemas_that_name_types_of_other_subjects(registry: FakeRegistry) -> None:
+    def record(name: str, field: str, kind: str) -> dict[str, Any]:
+        return {"type": "record", "name": name, "fields": [{"name": field, "type": kind}]}
+
+    def refers_to(name: str, subject: str) -> dict[str, Any]:
+        return {"references": [{"name": name, "subject": subject, "version": 1}]}
+
+    point, place = record("org.Point", "lat", "double"), record("org.Place", "at", "org.Point")
+    visit = record("Visit", "place", "org.Place")
+    registry.add(point, "point")
+    registry.add(place, "place", **refers_to("org.Point", "point"))
+    new = registry.add(visit, "flights-value", **refers_to("org.Place", "place"))
+    decoder = build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+    names: dict[str, Any] = {}
+    parsed = [fastavro.parse_schema(schema, names) for schema in (point, place, visit)]
+    datum = {"place": {"at": {"lat": 1.5}}}
+    assert decode(decoder, wire(new, parsed[-1], datum)).rows.to_pylist() == [datum]
+
+
+def test_no_answer_is_unavailable_and_no_record_is_to_blame(registry: FakeRegistry) -> None:
+    new = registry.add(NEW)
+    quick = {"max.retries": 0, "timeout": 0.3}
+    value = wire(new, NEW, {"carrier": "UA", "flight": 1})
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        decoder = build_decoder("avro", json.dumps(NEW), schema_registry={"url": url, **quick})
+        with pytest.raises(Unavailable, match=f"no answer from the schema registry on .* id {new}"):
+            decode(decoder, value)
+    settings = {"url": registry.url, **quick}
+    decoder = build_decoder("avro", json.dumps(NEW), schema_registry=settings)
+    registry.status = 503
+    with pytest.raises(Unavailable, match="failed on schema id"):
+        decode(decoder, value)
+    with pytest.raises(Unavailable):
+        build_decoder("avro", schema_registry=settings, topics=["flights"])
+    registry.status = 200
+    registry.hang.clear()
+    with pytest.raises(Unavailable, match="no answer"):
+        decode(decoder, value)
+    registry.hang.set()
+    assert decode(decoder, value).rows.num_rows == 1
+
+
+def test_a_missing_subject_is_a_configuration_error(registry: FakeRegistry) -> None:
+    with pytest.raises(ConfigError, match="has no subject flights-value") as caught:
+        build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+    assert (caught.value.key, "schema file" in caught.value.way_out) == ("decode.schema", True)
+    registry.add(NEW, "flights-value")
+    registry.add(OLD, "more-value")
+    with pytest.raises(ConfigError, match="flights-value and more-value have different columns"):
+        build_decoder("avro", schema_registry=registry.url, topics=["flights", "more"])
+
+
+def test_keys_have_a_registry_of_their_own(registry: FakeRegistry) -> None:
+    key_id = registry.add("long", "flights-key")
+    key = KeySpec("avro", name="id", schema_registry=registry.url)
+    decoder = build_decoder("json", "carrier STRING", key=key, topics=["flights"])
+    records = pa.table(
+        {"key": [wire(key_id, "long", 5), b"5"], "value": [b'{"carrier": "UA"}', b"{}"]}
+    )
+    decoded = decoder.decode(records)
+    assert decoded.rows.to_pylist() == [{"carrier": "UA", "id": 5}]
+    assert "the key does not begin with a zero byte" in reasons(decoded)[0]
+
+
+@pytest.mark.parametrize("where", ["url", "settings"])
+def test_a_password_is_sent_and_never_shown(registry: FakeRegistry, where: str) -> None:
+    registry.password = "s3cr3t/@canary" + where
+    new = registry.add(NEW, "flights-value")
+    value = wire(new, NEW, {"carrier": "UA", "flight": 1})
+
+    def settings(password: str) -> dict[str, Any]:
+        host = registry.url.removeprefix("http://")
+        if where == "settings":
+            return {"url": registry.url, "basic.auth.user.info": f"reader:{password}"}
+        quoted = password.replace("/", "%2F").replace("@", "%40")
+        return {"url": f"http://reader:{quoted}@{host}"}
+
+    decoder = build_decoder("avro", schema_registry=settings(registry.password), topics=["flights"])
+    assert decode(decoder, value).rows.num_rows == 1
+    assert "canary" not in repr(decoder)
+
+    wrong = settings("canary-of-" + where) | {"max.retries": 0}
+    with pytest.raises(ConfigError, match="refuses us") as caught:
+        build_decoder("avro", schema_registry=wrong, topics=["flights"])
+    assert caught.value.key == "decode.schema_registry"
+    with pytest.raises(ConfigError) as caught:
+        build_decoder(
+            "avro",
+            schema_registry=wrong | {"nonsense": 1, "canary-of-" + where: 2},
+            topics=["flights"],
+        )
+    assert "nonsense" in str(caught.value)
+    assert MASK in str(caught.value)
+    assert "canary-of" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://127.0.0.1", "127.0.0.1:8081"])
+def test_a_url_that_can_not_work_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_decoder("avro", schema_registry=url, topics=["flights"])
+    assert caught.value.key == "decode.schema_registry"
+
+
+def test_tls_with_a_certificate_authority_of_ones_own(
+    registry: FakeRegistry, tmp_path: Path
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    registry.socket = context.wrap_socket(registry.socket, server_side=True)
+    new = registry.add(NEW, "flights-value")
+    url = registry.url.replace("http", "https")
+    settings = {"url": url, "ssl.ca.location": str(certificate)}
+    decoder = build_decoder("avro", schema_registry=settings, topics=["flights"])
+    assert decode(decoder, wire(new, NEW, {"carrier": "UA", "flight": 1})).rows.num_rows == 1
+    with pytest.raises(Unavailable, match=r"(?i)certificate"):
+        build_decoder("avro", schema_registry={"url": url, "max.retries": 0}, topics=["flights"])
+
+
+def test_a_forked_child_does_not_break_its_parents_connection(
+    registry: FakeRegistry, tmp_path: Path
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    registry.socket = context.wrap_socket(registry.socket, server_side=True)
+    registry.add(NEW, "flights-value")
+    url = registry.url.replace("http", "https")
+    settings = {"url": url, "ssl.ca.location": str(certificate), "max.retries": 0}
+    decoder = build_decoder("avro", schema_registry=settings, topics=["flights"])
+    for n in range(3):  # each time the child asks first, then the parent
+        value = wire(registry.add(NEW), NEW, {"carrier": "UA", "flight": n})
+        records = pa.table({"value": pa.array([value], pa.binary())})
+        assert decode_carefully(decoder, records).rows["flight"].to_pylist() == [n]
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "registry")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "ca.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths

@@ -1,0 +1,172 @@
+"""The report: judged without mercy, one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from demo import report
+from demo.faults import KINDS, Fault
+from demo.page import page
+
+WORDS = {kind: words for kind, (words, _) in KINDS.items()}
+
+
+def run(**change: Any) -> dict[str, Any]:
+    seen = {"application": "oncely/x/1", "statement": "COPY", "state": "active", "open_ms": 20.5}
+    faults = [
+        Fault(10.0 + 5 * number, kind, f"<target {number}>", True, seen).shown()
+        for number, kind in enumerate(KINDS)
+    ]
+    told = {
+        **{"records": 1005, "good": 1000, "rows": 1000, "rejects": 5},
+        **{"lost": 0, "duplicated": 0, "changed": 0, "unexpected": 0, "examples": []},
+        **{"faults": faults, "restarts": [], "run_seconds": 60.0},
+        "samples": [[0.0, 0, 0, 0], [20.0, 500, 490, 490], [60.0, 1010, 1000, 1000]],
+    }
+    return {**told, **change}
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    damaged = run(
+        rows=1100,
+        rejects=0,
+        duplicated=100,
+        samples=[[0.0, 0, 0, 0], [20.0, 500, 590, 490], [55.0, 1010, 1100, 1000]],
+    )
+    published = {"flights": 1000, "broken": 5, "transactions": 2, "aborted": 7, "offsets": 1010}
+    told = {"oncely": run(), "control": damaged, "published": published}
+    return {**told, "seconds": 130.0, "problems": []}
+
+
+def judged(found: dict[str, Any], imported: bool = False) -> list[str]:
+    return report.judge(found, {"pipeline_code_imported": imported})
+
+
+def test_what_came_out_well_has_no_problems(found):
+    assert judged(found) == []
+
+
+@pytest.mark.parametrize("name", ["lost", "duplicated", "changed", "unexpected"])
+def test_any_damage_to_ours_is_a_problem(found, name):
+    found["oncely"][name] = 1
+    assert any(name in problem for problem in judged(found))
+
+
+def test_rows_and_rejects_must_make_the_records(found):
+    found["oncely"]["rejects"] = 4
+    assert judged(found)
+
+
+def test_rows_must_agree_with_positions_at_every_look(found):
+    found["oncely"]["samples"][1][2] += 1
+    assert any("at 1 looks" in problem for problem in judged(found))
+
+
+def test_the_reader_must_have_read_all_and_be_alone(found):
+    assert judged(found, imported=True)
+    found["published"]["flights"] += 1
+    assert judged(found)
+
+
+@pytest.mark.parametrize("name", ["oncely", "control"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_fault_must_have_hit_an_open_transaction(found, name, kind):
+    missing = copy.deepcopy(found)
+    faults = missing[name]["faults"]
+    missing[name]["faults"] = [fault for fault in faults if fault["kind"] != kind]
+    assert any(WORDS[kind] in problem for problem in judged(missing))
+    into = found[name]["faults"]
+    next(fault for fault in into if fault["kind"] == kind)["open_transaction"] = False
+    assert any(WORDS[kind] in problem for problem in judged(found))
+
+
+def test_a_control_without_damage_is_a_problem(found):
+    found["control"]["duplicated"] = 0
+    assert any("no damage" in problem for problem in judged(found))
+
+
+class Page(HTMLParser):
+    """Tags as they come; every one that is opened is closed."""
+
+    VOID = ("meta", "br", "line", "circle")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_loads_nothing(found):
+    text = page(found, WORDS)
+    read = Page(text)
+    assert read.open == []
+    loading = {"script", "link", "img", "iframe", "object", "embed", "image", "use"}
+    assert not loading & {tag for tag, _ in read.tags}
+    assert not any({"src", "href"} & attributes.keys() for _, attributes in read.tags)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_the_picture_marks_every_fault_of_both_with_its_number(found):
+    svg = re.search(r"<svg.*</svg>", page(found, WORDS), re.DOTALL)
+    picture = ElementTree.fromstring(svg.group())
+    name = "{http://www.w3.org/2000/svg}text"
+    marks = [text.text for text in picture.iter(name) if text.get("class") == "dot-ink"]
+    assert marks == [str(number) for number in range(1, len(KINDS) + 1)] * 2
+    paths = [path.get("class") for path in picture.iter("{http://www.w3.org/2000/svg}path")]
+    assert paths.count("offsets") == paths.count("ahead") == 2
+
+
+def test_marks_of_faults_at_one_time_do_not_cover_each_other(found):
+    for fault in found["oncely"]["faults"]:
+        fault["at"] = 30.0
+    svg = re.search(r"<svg.*</svg>", page(found, WORDS), re.DOTALL).group()
+    places = [float(x) for x in re.findall(r'<circle class="dot" cx="([\d.]+)"', svg)][: len(KINDS)]
+    assert all(b - a >= 18 for a, b in pairwise(places))
+
+
+def test_what_is_wrong_stands_on_the_page_escaped(found):
+    found["problems"] = ["oncely: <b>1</b> lost"]
+    text = page(found, WORDS)
+    assert "&lt;b&gt;1&lt;/b&gt; lost" in text
+    assert "<b>" not in text
+
+
+def test_a_fault_that_was_not_fired_is_said_to_be_missing(found):
+    found["oncely"]["faults"].pop()
+    assert "not fired" in page(found, WORDS)
+
+
+def test_both_files_are_written_and_the_table_is_shown(found, tmp_path):
+    report.write(found, tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text()) == found
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    console = Console(record=True, width=120)
+    report.show(found, console, tmp_path)
+    shown = console.export_text()
+    for word in ("records", "rows", "rejects", "lost", "duplicated", "1,100"):
+        assert word in shown

@@ -1,0 +1,86 @@
+"""The guarantee in words follows the settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncely.config import parse
+from oncely.errors import ConfigError, Unavailable
+from oncely.pipeline.findings import Findings
+from oncely.pipeline.guarantee import Guarantee, guarantee_of
+from oncely.pipeline.planning import _slots
+
+
+def guarantee(**sections: dict[str, Any]) -> Guarantee:
+    raw: dict[str, Any] = {
+        "name": "p",
+        "source": {"brokers": "b:1", "topics": ["t"]},
+        "decode": {"format": "json", "schema": "id BIGINT"},
+        "sink": {"kind": "sql", "url": "postgresql://u@h/d", "table": "t"},
+    }
+    for name, more in sections.items():
+        raw[name] = {**raw.get(name, {}), **more}
+    return guarantee_of(parse(raw))
+
+
+@pytest.mark.parametrize(
+    ("transform", "commit"),
+    [
+        ({"sql": "SELECT * FROM input"}, "partition"),
+        ({"python": "m:f"}, "partition"),
+        ({"spark": "m:f"}, "batch"),
+    ],
+)
+def test_the_transform_decides(transform: dict[str, str], commit: str) -> None:
+    found = guarantee(transform=transform)
+    assert found.commit == commit
+    assert any("GROUP BY" in end for end in found.ends) is (commit == "batch")
+    assert any("stops the pipeline" in end for end in found.ends) is (commit == "batch")
+    (kind,) = transform
+    assert f"transform.{kind}" in found.why
+
+
+def test_without_a_transform() -> None:
+    assert guarantee().commit == "partition"
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"), [("1%", "beyond 1%"), (7, "beyond 7"), ("100%", "however many")]
+)
+def test_the_budget(budget: object, said: str) -> None:
+    assert said in guarantee(sink={"max_rejects": budget}).rejects
+
+
+def test_gaps_and_upserts() -> None:
+    assert any("on_gap" in end for end in guarantee(source={"on_gap": "record"}).ends)
+    upsert = {"mode": "upsert", "keys": ["id"]}
+    key = {"key": {"format": "json", "schema": "id BIGINT"}}
+    without = guarantee(sink=upsert, decode=key)
+    assert any("sink.version" in end for end in without.ends)
+    versioned = guarantee(
+        sink=upsert | {"version": "v"}, decode={"schema": "id BIGINT, v BIGINT", **key}
+    )
+    assert not any("sink.version" in end for end in versioned.ends)
+
+
+@pytest.mark.parametrize(
+    ("master", "slots"),
+    [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("spark://h:7077", 0), ("yarn", 0)],
+)
+def test_slots(master: str, slots: int) -> None:
+    assert _slots(master) == slots
+    assert _slots("local[*,4]") >= 1
+
+
+def test_findings_go_on_after_a_problem() -> None:
+    findings = Findings()
+    with findings.about("source.brokers"):
+        raise Unavailable("gone")
+    for _ in range(2):
+        with findings.about("decode"):
+            raise ConfigError("decode.schema", "wrong", way_out="mend it")
+    first, second = findings.problems
+    assert (first.key, first.wrong_input) == ("source.brokers", False)
+    assert (second.key, second.message, second.way_out) == ("decode.schema", "wrong", "mend it")

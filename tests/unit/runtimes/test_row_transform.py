@@ -1,0 +1,285 @@
+"""Row transforms: rows in, rows out, each still knowing its record."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from oncely.decode.base import Rejection
+from oncely.errors import ConfigError
+from oncely.runtimes.row_transform import ROW, PythonTransform, SqlTransform, Unchanged
+
+SCHEMA = pa.schema(
+    [("n", pa.int64()), ("text", pa.string()), ("many", pa.list_(pa.int32()))]
+)  # fmt: skip
+ROWS = pa.Table.from_pylist(
+    [
+        {"n": 1, "text": "10", "many": [1, 2]},
+        {"n": 2, "text": "x", "many": []},
+        {"n": 3, "text": None, "many": None},
+        {"n": 4, "text": "40", "many": [7]},
+    ],
+    schema=SCHEMA,
+)
+RECORDS = np.array([5, 7, 8, 11], dtype=np.int64)
+
+
+def apply(sql: str, rows: pa.Table = ROWS, records: Any = RECORDS) -> Any:
+    made, record, refused = SqlTransform(sql).apply(rows, records)
+    return made.to_pylist(), record.tolist(), refused
+
+
+def test_unchanged() -> None:
+    rows, records, refused = Unchanged().apply(ROWS, RECORDS)
+    assert rows is ROWS
+    assert records is RECORDS
+    assert refused == []
+    assert Unchanged().output(SCHEMA) == SCHEMA
+
+
+# -- SQL -----------------------------------------------------------------------------------
+
+
+def test_projection_and_filter() -> None:
+    rows, records, refused = apply("SELECT n * 2 AS twice FROM input WHERE n <> 3")
+    assert rows == [{"twice": 2}, {"twice": 4}, {"twice": 8}]
+    assert records == [5, 7, 11]
+    assert refused == []
+
+
+def test_star_does_not_show_the_record_column() -> None:
+    rows, records, _ = apply("SELECT *, n > 2 AS late FROM input")
+    assert list(rows[0]) == ["n", "text", "many", "late"]
+    assert records == RECORDS.tolist()
+
+
+def test_unnest_gives_several_rows_to_a_record() -> None:
+    rows, records, _ = apply("SELECT n, UNNEST(many) AS one FROM input")
+    assert [row["one"] for row in rows] == [1, 2, 7]
+    assert records == [5, 5, 11]
+
+
+@pytest.mark.parametrize(
+    ("sql", "bad"),
+    [
+        ("SELECT CAST(text AS INT) AS a FROM input", {7}),
+        ("SELECT n FROM input WHERE CAST(text AS INT) > 0", {7}),
+        ("SELECT strptime(text, '%d') AS a FROM input", {7, 11}),
+        ("SELECT CASE WHEN n = 4 THEN error('no fours') END AS a FROM input", {11}),
+        ("SELECT json_extract(CASE WHEN n = 1 THEN '{' END, '$.a') AS a FROM input", {5}),
+        ("SELECT 9223372036854775804 + n AS a FROM input", {11}),
+        ("SELECT n // (n - 2) AS a FROM input", {7}),
+        ("SELECT CASE WHEN n = 1 THEN error('x') END AS a, UNNEST(many) AS b FROM input", {5}),
+    ],
+)
+def test_a_row_that_can_t_be_computed_rejects_its_record(sql: str, bad: set[int]) -> None:
+    _, records, refused = apply(sql)
+    assert {one.record for one in refused} == bad
+    assert all(one.stage == "transform" and one.reason for one in refused)
+    assert not set(records) & bad
+
+
+def test_the_reason_is_one_line_without_the_whole_query() -> None:
+    _, _, [refused] = apply("SELECT CAST(text AS INT) AS a FROM input")
+    assert refused.reason.startswith(
+        "ConversionException: Conversion Error: Could not convert string 'x' to INT32"
+    )
+    assert "\n" not in refused.reason
+
+
+def test_one_bad_row_among_many() -> None:
+    many = pa.table({"text": ["bad" if n == 6_000 else str(n) for n in range(10_000)]})
+    made, records, refused = SqlTransform("SELECT CAST(text AS INT) AS n FROM input").apply(
+        many, np.arange(10_000)
+    )
+    assert refused == [Rejection(6_000, "transform", refused[0].reason)]
+    assert made.column("n").to_pylist() == [n for n in range(10_000) if n != 6_000]
+    assert records.tolist() == made.column("n").to_pylist()
+
+
+def test_all_rows_bad_and_no_rows() -> None:
+    bad = pa.table({"text": ["a", "b"]})
+    made, records, refused = SqlTransform("SELECT CAST(text AS INT) AS n FROM input").apply(
+        bad, np.array([0, 1])
+    )
+    assert made.schema == pa.schema([("n", pa.int32())])
+    assert made.num_rows == len(records) == 0
+    assert [one.record for one in refused] == [0, 1]
+    rows, records, refused = apply("SELECT n FROM input", ROWS.slice(0, 0), RECORDS[:0])
+    assert (rows, records, refused) == ([], [], [])
+
+
+def test_the_order_of_rows_is_kept() -> None:
+    many = pa.table({"n": list(range(50_000))})
+    made, _, _ = SqlTransform("SELECT n FROM input WHERE n % 3 = 0").apply(many, np.arange(50_000))
+    assert made.column("n").to_pylist() == list(range(0, 50_000, 3))
+
+
+def test_output_tells_the_columns_and_agrees_with_apply() -> None:
+    sql = SqlTransform("SELECT n + 1 AS m, text || '!' AS t, many[1] AS first FROM input AS i")
+    schema = sql.output(SCHEMA)
+    assert schema == pa.schema([("m", pa.int64()), ("t", pa.string()), ("first", pa.int32())])
+    assert sql.apply(ROWS, RECORDS)[0].schema == schema
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        ("SELECT COUNT(*) FROM input", "row-wise|must appear"),
+        ("SELECT n, COUNT(*) FROM input GROUP BY ALL", "row-wise"),
+        ("SELECT DISTINCT n FROM input", "row-wise"),
+        ("SELECT n FROM input ORDER BY n", "row-wise"),
+        ("SELECT n FROM input LIMIT 5", "row-wise"),
+        ("SELECT n FROM input LIMIT 0", "row-wise"),
+        ("SELECT n, ROW_NUMBER() OVER () FROM input", "row-wise"),
+        ("SELECT a.n FROM input a, input b", "row-wise|mbiguous"),
+        ("SELECT n, (SELECT MAX(n) FROM input) FROM input", "row-wise"),
+        ("SELECT n FROM input USING SAMPLE 10%", "row-wise"),
+        ("SELECT n FROM input WHERE n IN (SELECT 1)", "row-wise"),
+        ("SELECT n FROM input UNION ALL SELECT n FROM input", "UNION"),
+        ("SELECT 1 AS a", "_oncely_row|input"),
+        ("SELECT missing FROM input", "missing"),
+        ("SELECT n FROM other", "other"),
+        ("SELECT n FROM read_csv('/etc/passwd')", "."),
+        ("SELECT n FROM '/etc/passwd'", "."),
+        ("SELECT FROM", "."),
+        ("", "."),
+        ("SELECT n FROM input; SELECT n FROM input", "one statement"),
+        ("DELETE FROM input", "."),
+        ("COPY input TO '/tmp/x'", "."),
+        ("SET threads = 8", "."),
+    ],
+)
+def test_what_is_not_row_wise_is_refused(sql: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        SqlTransform(sql).output(SCHEMA)
+    assert caught.value.key == "transform.sql"
+    assert caught.value.exit_code == 2
+
+
+def test_a_filter_that_is_never_true_is_still_row_wise() -> None:
+    assert SqlTransform("SELECT n FROM input WHERE false").output(SCHEMA).names == ["n"]
+    assert apply("SELECT n FROM input WHERE false") == ([], [], [])
+
+
+def test_it_is_shipped_to_executors() -> None:
+    import pickle
+
+    sql = SqlTransform("SELECT n FROM input")
+    sql.output(SCHEMA)
+    assert pickle.loads(pickle.dumps(sql)) == sql
+
+
+# -- Python --------------------------------------------------------------------------------
+
+Function = Callable[[pa.RecordBatch], Any]
+
+
+@pytest.fixture
+def python() -> Iterator[Callable[[Function], PythonTransform]]:
+    """Make a transform of a function; each in a module of its own."""
+    made: list[str] = []
+
+    def transform(function: Function) -> PythonTransform:
+        module = types.ModuleType(f"transform_of_a_test_{id(function)}")
+        module.function = function  # type: ignore[attr-defined]
+        sys.modules[module.__name__] = module
+        made.append(module.__name__)
+        return PythonTransform(f"{module.__name__}:function")
+
+    yield transform
+    for name in made:
+        del sys.modules[name]
+
+
+Make = Callable[[Function], PythonTransform]
+
+
+def test_a_function_of_as_many_rows(python: Make) -> None:
+    def twice(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"twice": [v.as_py() * 2 for v in batch["n"]]})
+
+    rows, records, refused = python(twice).apply(ROWS, RECORDS)
+    assert rows.column("twice").to_pylist() == [2, 4, 6, 8]
+    assert records.tolist() == RECORDS.tolist()
+    assert refused == []
+
+
+def test_a_function_that_drops_and_multiplies_keeps_the_row_column(python: Make) -> None:
+    def some(batch: pa.RecordBatch) -> pa.Table:
+        return pa.Table.from_batches([batch]).filter(pa.compute.field("n") != 2).select(["n", ROW])
+
+    rows, records, _ = python(some).apply(ROWS, RECORDS)
+    assert rows.column_names == ["n"]
+    assert records.tolist() == [5, 8, 11]
+
+
+def test_a_row_on_which_it_raises_is_rejected(python: Make) -> None:
+    def fussy(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 2 in batch["n"].to_pylist():
+            raise ValueError("no twos\nand a second line")
+        return batch
+
+    rows, records, refused = python(fussy).apply(ROWS, RECORDS)
+    assert rows.column("n").to_pylist() == [1, 3, 4]
+    assert records.tolist() == [5, 8, 11]
+    assert refused == [Rejection(7, "transform", "ValueError: no twos")]
+
+
+def test_columns_that_are_null_in_one_part_only(python: Make) -> None:
+    """A function that infers its types gives an all-null part another type."""
+
+    def inferring(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 4 in batch["n"].to_pylist():
+            raise ValueError("no fours")
+        return pa.RecordBatch.from_pydict({"text": batch["text"].to_pylist()})
+
+    rows, records, refused = python(inferring).apply(ROWS, RECORDS)
+    assert rows.column("text").to_pylist() == ["10", "x", None]
+    assert records.tolist() == [5, 7, 8]
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda batch: batch.to_pandas(), "returned DataFrame"),
+        (lambda batch: None, "returned NoneType"),
+        (lambda batch: batch.slice(1).drop_columns([ROW]), "made 3 rows of 4"),
+        (lambda batch: batch.set_column(3, ROW, pa.array([0.5] * len(batch))), ROW),
+        (lambda batch: batch.set_column(3, ROW, pa.nulls(len(batch), pa.int64())), ROW),
+        (lambda batch: batch.set_column(3, ROW, pa.array([99] * len(batch))), ROW),
+    ],
+)
+def test_a_result_that_can_t_be_used_is_a_wrong_transform(
+    python: Make, function: Function, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        python(function).apply(ROWS, RECORDS)
+    assert caught.value.key == "transform.python"
+
+
+def test_output_asks_the_function_with_no_rows(python: Make) -> None:
+    def typed(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"n": batch["n"].cast(pa.int32())})
+
+    assert python(typed).output(SCHEMA) == pa.schema([("n", pa.int32())])
+
+
+def test_a_function_that_fails_without_rows(python: Make) -> None:
+    with pytest.raises(ConfigError, match="fails on a batch without rows: IndexError"):
+        python(lambda batch: [].pop()).output(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "path", ["no_such_module:f", "json:no_such_function", "json", "json.no:f", ":f", ""]
+)
+def test_a_function_that_is_not_there(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"transform.python: .* can't be imported"):
+        PythonTransform(path).output(SCHEMA)

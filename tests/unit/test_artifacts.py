@@ -1,0 +1,194 @@
+"""Jars by coordinate: complete or absent, fetched once, clear when they can't be had."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncely import artifacts
+from oncely.errors import Unavailable, WrongInput
+
+_RESOLVE = (
+    "import sys; from oncely import artifacts\n"
+    "for jar in artifacts.resolve(sys.argv[1]): print(jar.stat().st_size, jar)"
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "oncely" / "jars"
+
+
+@pytest.fixture
+def fresh_java() -> Iterator[None]:
+    artifacts.java.cache_clear()
+    yield
+    artifacts.java.cache_clear()
+
+
+def _in_background(coordinate: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _RESOLVE, coordinate],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("coordinate", ["postgresql", "a:b", "a:b:c:d", "a:../b:1", "a::1", ""])
+def test_a_malformed_coordinate_is_refused(coordinate: str) -> None:
+    with pytest.raises(WrongInput, match="is no Maven coordinate") as refused:
+        artifacts.resolve(coordinate)
+    assert "group:artifact:version" in refused.value.way_out
+
+
+def test_two_processes_at_once_fetch_once_and_get_the_same(cache: Path) -> None:
+    both = [_in_background(artifacts.POSTGRES_JDBC) for _ in range(2)]
+    answers = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    assert answers[0][0] == answers[1][0] != ""
+    fetched = [error for _, error in answers if "fetching its jars" in error]
+    assert len(fetched) == 1
+    assert _leftovers(cache) == []
+
+
+def test_a_killed_download_leaves_nothing_that_looks_complete(cache: Path) -> None:
+    killed = _in_background(artifacts.POSTGRES_JDBC)
+    deadline = time.monotonic() + 60
+    while not list(cache.glob(".*/ivy.log")):  # Ivy has begun
+        assert time.monotonic() < deadline
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)  # with its Ivy, which would go on for a while
+    killed.communicate()
+    assert not [place for place in cache.iterdir() if not place.name.startswith(".")]
+    assert artifacts.resolve(artifacts.POSTGRES_JDBC)  # the lock was free
+    assert _leftovers(cache) == []
+
+
+def test_a_jar_that_somebody_removed_or_cut_is_fetched_again(cache: Path) -> None:
+    jars = artifacts.resolve(artifacts.POSTGRES_JDBC)
+    driver = next(jar for jar in jars if jar.name.startswith("postgresql-"))
+    whole = driver.stat().st_size
+    os.truncate(driver, whole // 2)
+    assert artifacts.resolve(artifacts.POSTGRES_JDBC) == jars
+    assert driver.stat().st_size == whole
+    driver.unlink()
+    assert artifacts.resolve(artifacts.POSTGRES_JDBC) == jars
+    assert driver.exists()
+
+
+def test_the_second_time_needs_neither_java_nor_network(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, fresh_java: None
+) -> None:
+    jars = artifacts.resolve(artifacts.POSTGRES_JDBC)
+    artifacts.java.cache_clear()
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    assert artifacts.resolve(artifacts.POSTGRES_JDBC) == jars
+
+
+def test_a_spark_connector_brings_no_module_that_pyspark_brings() -> None:
+    names = [jar.name for jar in artifacts.resolve(artifacts.SPARK_KAFKA)]
+    assert [re.sub(r"-[\d.]+\.jar$", "", name) for name in names] == [
+        "commons-pool2",
+        "kafka-clients",
+        "spark-sql-kafka-0-10_2.13",
+        "spark-token-provider-kafka-0-10_2.13",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("jar", "module"),
+    [
+        ("scala-library-2.13.16.jar", "scala-library"),
+        ("spark-core_2.13-4.0.5.jar", "spark-core_2.13"),
+        ("spark-sql-kafka-0-10_2.13-4.0.0.jar", "spark-sql-kafka-0-10_2.13"),
+        ("log4j-1.2-api-2.24.3.jar", "log4j-1.2-api"),
+        ("guava-33.4.0-jre.jar", "guava"),
+        ("netty-tcnative-2.0.70.Final-linux-x86_64.jar", "netty-tcnative"),
+        ("stax-api-1.0-2.jar", "stax-api"),
+        ("arpack_combined_all-0.1.jar", "arpack_combined_all"),
+        ("odd.jar", "odd"),
+    ],
+)
+def test_a_module_is_known_by_its_jars_name(jar: str, module: str) -> None:
+    assert artifacts._module(jar) == module
+
+
+def test_an_unknown_coordinate_says_that_the_download_failed(cache: Path) -> None:
+    with pytest.raises(Unavailable, match=r"download of org\.postgresql:postgresql:0\.0\.0 failed"):
+        artifacts.resolve("org.postgresql:postgresql:0.0.0")
+    assert _leftovers(cache) == []
+
+
+def test_no_java_names_the_version_that_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_java: None
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(WrongInput, match=r"Java 17\+ is needed; none by PATH"):
+        artifacts.java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(WrongInput, match=r"none by JAVA_HOME"):
+        artifacts.java()
+
+
+@pytest.mark.parametrize(("said", "version"), [("11.0.2", 11), ("1.8.0_292", 8)])
+def test_an_old_java_is_refused(
+    said: str, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_java: None
+) -> None:
+    _fake_java(tmp_path, f"echo 'openjdk version \"{said}\"' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(WrongInput, match=rf"is version {version}\b"):
+        artifacts.java()
+
+
+def test_java_home_comes_before_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_java: None
+) -> None:
+    _fake_java(tmp_path, "echo 'openjdk version \"21\" 2023-09-19' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert artifacts.java() == str(tmp_path / "bin" / "java")
+
+
+def test_a_launcher_that_does_not_run_is_no_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_java: None
+) -> None:
+    _fake_java(tmp_path, "exit 1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(WrongInput, match="does not run"):
+        artifacts.java()
+
+
+def test_an_interrupted_download_takes_ivy_along(cache: Path) -> None:
+    """Ctrl-C reaches the whole process group of a terminal; here only we get it."""
+    stopped = _in_background(artifacts.SPARK_KAFKA)
+    deadline = time.monotonic() + 60
+    while not list(cache.glob(".*/ivy.log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    stopped.send_signal(signal.SIGINT)
+    stopped.communicate(timeout=30)
+    assert stopped.returncode != 0
+    assert _leftovers(cache) == []
+
+
+def _leftovers(cache: Path) -> list[Path]:
+    return [p for p in cache.iterdir() if p.name.startswith(".") and p.suffix != ".lock"]
+
+
+def _fake_java(home: Path, body: str) -> None:
+    (home / "bin").mkdir()
+    program = home / "bin" / "java"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)

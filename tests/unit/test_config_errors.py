@@ -1,0 +1,257 @@
+"""A pipeline file that is wrong: one clear message with every key and the way out."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncely import secrets
+from oncely.config import load, parse
+from oncely.errors import ConfigError
+
+RIGHT = """
+name = "orders"
+[source]
+brokers = "127.0.0.1:9092"
+topics = ["orders"]
+[source.kafka]
+[decode]
+format = "json"
+schema = "id BIGINT, total DOUBLE"
+[decode.key]
+format = "json"
+schema = "id BIGINT"
+[sink]
+kind = "sql"
+url = "postgresql://127.0.0.1/shop"
+table = "orders"
+mode = "upsert"
+keys = ["id"]
+[spark]
+[spark.conf]
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests call a secret is an ordinary word to all others."""
+    monkeypatch.setattr(secrets, "_known", set())
+
+
+def refused(text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse(tomllib.loads(text))
+    assert caught.value.exit_code == 2
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    return caught.value
+
+
+def test_the_file_that_the_others_are_made_of_is_right() -> None:
+    parse(tomllib.loads(RIGHT))
+
+
+# One edit of the file: what is replaced, by what, the key that is named, and a word of the text.
+WRONG = [
+    # unknown and missing keys
+    ("[source]", "[source]\ntopic = 1", "source.topic", "did you mean topics?"),
+    ("[source]", "[source]\nfoo = 1", "source.foo", "allowed here: brokers"),
+    ('name = "orders"', 'name = "orders"\ntable = "x"', "table", "sink.table"),
+    ('name = "orders"', 'name = "orders"\n[snik]', "snik", "did you mean sink?"),
+    ('schema = "id BIGINT, total', 'columns = ["key"]\nschema = "id BIGINT, total',
+     "decode.columns", 'it belongs to format = "raw"'),
+    ('schema = "id BIGINT"', 'column = "id"\nschema = "id BIGINT"',
+     "decode.key.column", 'it belongs to format = "string"'),
+    ('name = "orders"', "", "name", "is missing"),
+    ('brokers = "127.0.0.1:9092"', "", "source.brokers", 'add brokers = "127'),
+    ('topics = ["orders"]', "", "source.topics", "is missing"),
+    ('format = "json"\nschema = "id BIGINT, ', 'schema = "id BIGINT, ', "decode.format", "missing"),
+    ('schema = "id BIGINT, total DOUBLE"', "", "decode.schema", "is missing"),
+    ('kind = "sql"', "", "sink.kind", "is missing"),
+    ('url = "postgresql://127.0.0.1/shop"', "", "sink.url", "is missing"),
+    ('table = "orders"', "", "sink.table", "is missing"),
+    # wrong types
+    ('"orders"', "5", "name", "found 5; allowed: a text"),
+    ('["orders"]', '"orders"', "source.topics", "allowed: a list of texts"),
+    ('["orders"]', '["orders", 5]', "source.topics[1]", "allowed: a text"),
+    ("[spark]", '[spark]\nmax_records_per_batch = "5"', "spark.max_records_per_batch",
+     "found the text '5'; allowed: a whole number"),
+    ("[spark]", "[spark]\nmax_records_per_batch = 1.5", "spark.max_records_per_batch", "whole"),
+    ('kind = "sql"', 'kind = "sql"\ncreate = 1', "sink.create", "allowed: true or false"),
+    ('keys = ["id"]', 'keys = "id"', "sink.keys", "allowed: a list of texts"),
+    ('"postgresql://127.0.0.1/shop"', "5", "sink.url", "found a number; allowed: a text"),
+    ("[spark]\n[spark.conf]", "spark = 5", "sink.spark", "unknown"),
+    # wrong values
+    ('"orders"', '"my orders"', "name", "allowed: 1 to 100 letters"),
+    ('"orders"', f'"{"x" * 101}"', "name", "allowed: 1 to 100 letters"),
+    ('"orders"', '"orders"\ndelivery = "at_least_once"', "delivery", "allowed: exactly_once"),
+    ('"orders"', '"orders"\ndelivery = 1', "delivery", "allowed: a text"),
+    ("9092", "9092,other", "source.brokers", "found 'other'; allowed: host:port"),
+    ("127.0.0.1:9092", "SSL://h:9092", "source.brokers", "security.protocol"),
+    ("9092", "99999", "source.brokers", "host:port"),
+    ('["orders"]', "[]", "source.topics", "is empty"),
+    ('["orders"]', '["a", "b", "a"]', "source.topics", "names a more than once"),
+    ('["orders"]', '["a.*"]', "source.topics", "found 'a.*'"),
+    ('["orders"]', '["a,b"]', "source.topics", "found 'a,b'"),
+    ("[source]", '[source]\nstart = "newest"', "source.start", "earliest, latest"),
+    ("[source]", "[source]\nstart = 12:00:00", "source.start", "ISO 8601"),
+    ("[source]", '[source]\non_gap = "skip"', "source.on_gap", "allowed: fail, record"),
+    ("[source]", "[source]\ngroup = true", "source.group", "or false"),
+    ('format = "json"\nschema = "id BIGINT, ', 'format = "jsn"\nschema = "id BIGINT, ',
+     "decode.format", "allowed: json, avro, raw"),
+    ("id BIGINT, total DOUBLE", "id BIGIN", "decode.schema", "BIGIN"),
+    ('format = "json"\nschema = "id BIGINT"', 'format = "raw"', "decode.key.format",
+     "found 'raw'; allowed: json, avro, string"),
+    ('"sql"', '"kafka"', "sink.kind", "found 'kafka'; allowed: sql"),
+    ("postgresql://", "mysql://", "sink.url", "postgresql://, sqlite:///"),
+    ("postgresql://127.0.0.1/shop", "sqlite:///:memory:", "sink.url", "in memory"),
+    ("postgresql://127.0.0.1/shop", "sqlite://x.db", "sink.url", "three slashes"),
+    ("//127.0.0.1", "//u:a@b@127.0.0.1", "sink.url", "%40"),
+    ("//127.0.0.1", "//u:a/b@127.0.0.1", "sink.url", "%2F"),
+    ("//127.0.0.1", "//u:a?b@127.0.0.1", "sink.url", "%3F"),
+    ("//127.0.0.1", "//u:a%b@127.0.0.1", "sink.url", "%25"),
+    ('table = "orders"', 'table = "a.b.c"', "sink.table", "schema.table"),
+    ('table = "orders"', 'table = ""', "sink.table", "schema.table"),
+    ('table = "orders"', "table = '\"\"'", "sink.table", "schema.table"),
+    ('table = "orders"', 'table = "public.Orders"', "sink.table", "reads Orders as orders"),
+    ('table = "orders"', f'table = "{"x" * 64}"', "sink.table", "63 bytes"),
+    ('"upsert"', '"merge"', "sink.mode", "found 'merge'; allowed: append, upsert"),
+    ('"upsert"', '"upsrt"', "sink.mode", "did you mean upsert?"),
+    ('"upsert"', '"append"', "sink.keys", 'no meaning with mode = "append"'),
+    ('keys = ["id"]', "", "sink.keys", "is missing"),
+    ('keys = ["id"]', 'keys = ["id", "id"]', "sink.keys", "more than once"),
+    ('keys = ["id"]', 'keys = ["id", "day"]', "sink.keys", "decode.key gives id"),
+    ('keys = ["id"]', 'keys = ["id"]\nversion = "id"', "sink.version", "one of the keys"),
+    ('[decode.key]\nformat = "json"\nschema = "id BIGINT"', "", "decode.key", "deletes by its key"),
+    ('kind = "sql"', 'kind = "sql"\nmax_rejects = "101%"', "sink.max_rejects", "0% to 100%"),
+    ('kind = "sql"', "kind = 'sql'\nmax_rejects = -1", "sink.max_rejects", "a share"),
+    ('kind = "sql"', "kind = 'sql'\nmax_rejects = 0.5", "sink.max_rejects", "a share"),
+    ('kind = "sql"', "kind = 'sql'\nconnect_timeout = 5", "sink.connect_timeout", "500 ms"),
+    ("[sink]", "[transform]\n[sink]", "transform", "has nothing"),
+    ("[sink]", '[transform]\nsql = "x"\nspark = "a:b"\n[sink]', "transform", "has sql and spark"),
+    ("[sink]", '[transform]\nsql = " "\n[sink]', "transform.sql", "is empty"),
+    ("[sink]", '[transform]\npython = "a.b"\n[sink]', "transform.python", "package.module:func"),
+    ("[sink]", '[transform]\nspark = "a-b:c"\n[sink]', "transform.spark", "package.module:func"),
+    ("[spark]", '[spark]\nmaster = "lcoal"', "spark.master", 'write "local[*,4]"'),
+    ("[spark]", '[spark]\ntrigger = "1 week"', "spark.trigger", "found '1 week'"),
+    ("[spark]", "[spark]\nmax_records_per_batch = 0", "spark.max_records_per_batch", "1 or more"),
+    ("[spark.conf]", '[spark.conf]\nfs.x = "1"', "spark.conf.fs.x", "spark.hadoop.fs.x"),
+    ("[spark.conf]", "[spark.conf]\nspark.x = [1]", "spark.conf.spark.x", "found a list"),
+    ("[source.kafka]", "[source.kafka]\nminPartitions = 8", "source.kafka.minPartitions", "two"),
+    ("[source.kafka]", '[source.kafka]\nisolation.level = "read_uncommitted"',
+     "source.kafka.isolation.level", "aborted"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "word"), WRONG, ids=[f"{w[2]}:{w[1]}" for w in WRONG]
+)
+def test_one_mistake(old: str, new: str, key: str, word: str) -> None:
+    assert old in RIGHT
+    error = refused(RIGHT.replace(old, new, 1))
+    assert error.key == key
+    assert word in str(error)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.master",
+        "spark.app.name",
+        "spark.submit.deployMode",
+        "spark.remote",
+        "spark.sql.streaming.checkpointLocation",
+        "spark.sql.streaming.checkpointFileManagerClass",
+        "spark.sql.streaming.minBatchesToRetain",
+        "spark.sql.streaming.disabledV2MicroBatchReaders",
+        "spark.sql.streaming.kafka.useDeprecatedOffsetFetching",
+        "spark.redaction.regex",
+        "spark.kafka.clusters.mine.auth.bootstrap.servers",
+    ],
+)
+def test_spark_settings_that_break_the_guarantee(key: str) -> None:
+    error = refused(RIGHT + f'"{key}" = "x"')
+    assert error.key == f"spark.conf.{key}"
+    assert "refused: " in str(error)
+    assert error.way_out
+
+
+def test_spark_settings_that_do_not() -> None:
+    fine = ["task.maxFailures", "speculation", "python.worker.reuse", "sql.shuffle.partitions"]
+    parse(tomllib.loads(RIGHT + "".join(f"spark.{key} = 4\n" for key in fine)))
+
+
+def test_sqlite_needs_a_local_master() -> None:
+    text = RIGHT.replace("postgresql://127.0.0.1/shop", "sqlite:///shop.db")
+    parse(tomllib.loads(text))
+    error = refused(text.replace("[spark]", '[spark]\nmaster = "spark://h:7077"'))
+    assert error.key == "sink.url"
+    assert "one file on one machine" in str(error)
+
+
+def test_avro_needs_one_schema() -> None:
+    avro = RIGHT.replace('format = "json"\nschema = "id BIGINT, total DOUBLE"', 'format = "avro"')
+    assert "exactly one of schema_file" in str(refused(avro))
+    for line, key, word in (
+        ('schema_file = "/no/such.avsc"', "decode.schema_file", "no file '/no/such.avsc'"),
+        ('schema_registry = "https://u:opensesame@r"', "decode.schema_registry", "user_info"),
+        ('schema_registry = "r:8081"', "decode.schema_registry", "http://"),
+        (
+            'schema_registry = "http://r"\nschema_registry_user_info = "opensesame"',
+            "decode.schema_registry_user_info",
+            "user:password",
+        ),
+    ):
+        error = refused(avro.replace('"avro"', f'"avro"\n{line}'))
+        assert error.key == key
+        assert word in str(error)
+        assert "opensesame" not in str(error)
+
+
+def test_several_mistakes_are_told_together() -> None:
+    text = RIGHT.replace('"upsert"', '"merge"').replace("[source]", "[source]\nfoo = 1")
+    text = text.replace("[spark]", "[spark]\ntrigger = 1")
+    text = text.replace("[source.kafka]", "[source.kafka]\ngroup.id = 'x'\nacks = 1")
+    error = str(refused(text))
+    assert "5 problems" in error
+    for key in ("source.foo:", "source.kafka.group.id:", "source.kafka.acks:", "sink.mode:",
+                "spark.trigger:"):  # fmt: skip
+        assert key in error
+
+
+def test_tables_where_values_belong_and_the_other_way_round() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"source": 5}, "source"),
+        ({"decode": "json"}, "decode"),
+        ({"sink": []}, "sink"),
+        ({"name": {}}, "name"),
+        ({"source": {"brokers": "h:1", "topics": ["t"], "kafka": "x"}}, "source.kafka"),
+        ({"spark": {"conf": 5}}, "spark.conf"),
+    ]
+    for change, key in cases:
+        error = None
+        with pytest.raises(ConfigError) as caught:
+            parse(tomllib.loads(RIGHT) | change)
+        error = caught.value
+        assert error.key == key, str(error)
+        assert "found " in str(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (None, "can't read the pipeline file: No such file"),
+        (b"name = ", "not TOML"),
+        (b'name = "\xff"', "not UTF-8"),
+        (b"[spark.conf]\nspark.speculation = true\nspark.speculation.interval = 1", "in quotes"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, content: bytes | None, word: str) -> None:
+    file = tmp_path / "pipeline.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"pipeline\.toml") as caught:
+        load(file)
+    assert word in str(caught.value)
