@@ -1,0 +1,91 @@
+"""What came out: judged, written to ``report.json`` and ``report.html``, and shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from demo.faults import KINDS
+from demo.page import page
+
+_MUST_BE_ZERO = ("lost", "duplicated", "changed", "unexpected")
+_NAMES = {"oncely": "Oncely", "control": "foreachBatch + JDBC"}
+
+
+def judge(found: Mapping[str, Any], answer: Mapping[str, Any]) -> list[str]:
+    """Return what did not come out as it must, in sentences; nothing is good news.
+
+    Args:
+        found: the report.
+        answer: what the reader printed.
+    """
+    ours, control, published = found["oncely"], found["control"], found["published"]
+    problems = [
+        f"oncely: {ours[name]:,} {name}: {'; '.join(ours['examples'][:3])}"
+        for name in _MUST_BE_ZERO
+        if ours[name]
+    ]
+    if ours["rows"] + ours["rejects"] != ours["records"]:
+        problems.append("oncely: rows and rejects together are not the records")
+    apart = sum(rows != flights for _, _, rows, flights in ours["samples"])
+    if apart:
+        problems.append(f"oncely: at {apart} looks its rows were not those before its offsets")
+    if ours["records"] != published["flights"] + published["broken"]:
+        problems.append("the reader did not get as many records as were published")
+    if answer["pipeline_code_imported"]:
+        problems.append("the reader is not independent: it imported Oncely")
+    for name, run in (("oncely", ours), ("control", control)):
+        problems += _unfired(name, run["faults"])
+    if not control["lost"] + control["duplicated"]:
+        problems.append("control: no damage, though a fault was placed to do some")
+    return problems
+
+
+def _unfired(name: str, faults: list[dict[str, Any]]) -> list[str]:
+    into_open = {fault["kind"] for fault in faults if fault["open_transaction"]}
+    return [
+        f"{name}: not fired into an open transaction: {words}"
+        for kind, (words, _) in KINDS.items()
+        if kind not in into_open
+    ]
+
+
+def write(found: Mapping[str, Any], directory: Path) -> None:
+    """Write both files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    (directory / "report.json").write_text(text + "\n", "utf-8")
+    words = {kind: words for kind, (words, _) in KINDS.items()}
+    (directory / "report.html").write_text(page(found, words), "utf-8")
+
+
+def show(found: Mapping[str, Any], console: Console, directory: Path) -> None:
+    """Print the table and what is wrong."""
+    table = Table(title="\nWhat the topic holds, and what the tables hold", title_justify="left")
+    table.add_column("")
+    for name in ("records", "rows", "rejects", "lost", "duplicated"):
+        table.add_column(name, justify="right")
+    for name, title in _NAMES.items():
+        run = found[name]
+        wrong = run["lost"] or run["duplicated"]
+        table.add_row(
+            title,
+            *(f"{run[n]:,}" for n in ("records", "rows", "rejects")),
+            *(f"{run[n]:,}" for n in ("lost", "duplicated")),
+            style="red" if wrong else "green",
+        )
+    console.print(table)
+    control = found["control"]
+    console.print(
+        f"{_NAMES['control']} keeps no rejects: lost and duplicated are counted over good records"
+        f" only;\nit dropped what it could not read and wrote {control['unexpected']:,} rows"
+        " of broken records with holes in them."
+    )
+    for problem in found["problems"]:
+        console.print(f"[red]not as it must be:[/red] {problem}")
+    console.print(f"{found['seconds']:.0f} s; the report is {directory / 'report.html'}")
