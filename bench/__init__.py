@@ -1,0 +1,1 @@
+"""Oncely measured against its peers, on one topic, in one run, every result checked."""

@@ -1,0 +1,137 @@
+"""Run the benchmark: ``python -m bench [--records N] [--rounds N]``; ``make bench`` runs all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from bench import contenders, latency, memory
+from bench.contenders import Contest
+from bench.measure import Series, measured, ratio
+from bench.workload import TABLE, publish
+from oncely.artifacts import POSTGRES_JDBC, resolve
+from oncely.local.kafka import Broker
+from oncely.local.postgres import Postgres
+from oncely.runtimes import session
+
+OUT = Path("build/bench/sql.json")
+GOALS = (
+    ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.6),
+    ("oncely / jdbc", "oncely", "jdbc", 4.0),
+    ("oncely / limit", "oncely", "limit", 0.75),
+    ("limit / jvm_read", "limit", "jvm_read", 0.5),
+)
+console = Console()
+
+
+def main() -> int:
+    """Measure everything; exit code 1 when a result was wrong."""
+    options = argparse.ArgumentParser(prog="bench", description=__doc__)
+    options.add_argument("--records", type=int, default=3_000_000)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--batch", type=int, default=3_000_000, help="records of a micro-batch")
+    options.add_argument("--range", type=int, default=5_000_000, help="records of the memory test")
+    options.add_argument("--only", choices=("sql", "memory", "latency"), default=None)
+    given = options.parse_args()
+    result: dict[str, object] = {}
+    settings = {"spark.jars": ",".join(str(jar) for jar in resolve(POSTGRES_JDBC))}
+    with Broker() as broker, Postgres() as postgres:
+        spark = session.start("bench", "local[2,4]", settings)
+        url = postgres.create_database("bench")
+        if given.only in (None, "sql"):
+            with console.status(f"publishing {given.records:,} records"):
+                workload = publish(broker, "bench", given.records)
+            contest = Contest(spark, broker.bootstrap, url, workload, given.batch)
+            result |= sql(contest, (broker.pid, postgres.pid), given.rounds)
+        if given.only in (None, "memory"):
+            result |= memory.measure(spark, broker, url, given.range, console)
+        if given.only in (None, "latency"):
+            result |= latency.measure(spark, broker, url, console)
+        spark.stop()
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(result, indent=2) + "\n")
+    console.print(f"written: {OUT}")
+    return 0
+
+
+def sql(contest: Contest, servers: tuple[int, int], rounds: int) -> dict[str, object]:
+    """Kafka to PostgreSQL: ours, the peers, and the limits, one after the other in each round."""
+    runs: dict[str, Callable[[str], int | None]] = {
+        "oncely": lambda table: contenders.oncely(contest, table),
+        "jdbc_rewrite": lambda table: contenders.jdbc(contest, table, rewrite=True),
+        "limit": lambda _: contenders.limit(contest),
+        "jdbc": lambda table: contenders.jdbc(contest, table, rewrite=False),
+        "jvm_read": lambda _: contenders.jvm_read(contest),
+    }
+    series = {name: Series(contest.workload.records) for name in runs}
+    for number in range(-1, rounds):  # the first round warms the JVM and is not counted
+        for name, run in runs.items():
+            table = f"t_{uuid.uuid4().hex[:8]}"
+            _fresh(contest.url, table)
+            status = console.status(f"round {number + 1} of {rounds}: {name}")
+            with status, measured(servers) as one:
+                counted = run(table)
+            wrong = _wrong(contest, table, counted)
+            _drop(contest.url, table)
+            if wrong:
+                console.print(f"[bold red]{name}: a wrong result scores nothing: {wrong}")
+                sys.exit(1)
+            rate = contest.workload.records / one.seconds
+            console.print(f"round {number + 1} {name}: {rate:,.0f}/s")
+            if number >= 0:
+                series[name].samples.append(one)
+    _show(series)
+    return {
+        **{name: round(one.rate) for name, one in series.items()},
+        "ratios": {label: round(ratio(series[a], series[b]), 3) for label, a, b, _ in GOALS},
+        "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
+        "rounds": {name: [round(rate) for rate in one.rates] for name, one in series.items()},
+        "records": contest.workload.records,
+        "records_per_batch": contest.batch,
+    }
+
+
+def _wrong(contest: Contest, table: str, counted: int | None) -> str | None:
+    """What is wrong with a run: its table, or the number that it counted."""
+    if counted is None:
+        return contest.workload.wrong(contest.url, table)
+    expected = contest.workload.records
+    return None if counted == expected else f"{counted} records of {expected}"
+
+
+def _fresh(url: str, table: str) -> None:
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(TABLE.format(table).encode())
+        database.execute("CHECKPOINT")
+
+
+def _drop(url: str, table: str) -> None:
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(f"DROP TABLE {table}".encode())
+
+
+def _show(series: dict[str, Series]) -> None:
+    table = Table(title="Kafka to PostgreSQL, records per second")
+    for column in ("", "median", "lowest", "highest", "CPU s per million"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, one in series.items():
+        low, high = min(one.rates), max(one.rates)
+        rates = [f"{rate:,.0f}" for rate in (one.rate, low, high)]
+        table.add_row(name, *rates, f"{one.cpu_per_million:.2f}")
+    console.print(table)
+    for label, ours, theirs, goal in GOALS:
+        found = ratio(series[ours], series[theirs])
+        verdict = "[green]reached" if found >= goal else "[red]missed"
+        console.print(f"{label:24} {found:5.2f}   goal {goal:.2f}   {verdict}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

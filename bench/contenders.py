@@ -1,0 +1,146 @@
+"""The five ways through the same topic, each as one streaming query that drains it.
+
+All read in the same micro-batches with the same Spark session, and all that write have the
+same table without an index and the same durability (PostgreSQL's default: fsync, synchronous
+commit).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from bench.counting import CountingSink
+from bench.workload import SCHEMA, Workload
+from oncely.config import parse
+from oncely.pipeline import Pipeline
+from oncely.runtimes.offset_log import batch_ranges
+from oncely.runtimes.row_transform import Unchanged
+from oncely.runtimes.task import OUTCOME_DDL, Budget, TaskPlan, read_outcomes, run
+from oncely.sinks.base import Fence
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What all contenders share."""
+
+    session: SparkSession
+    brokers: str
+    url: str
+    workload: Workload
+    batch: int
+
+    def pipeline(self, name: str, table: str) -> Pipeline:
+        """Oncely's pipeline for the topic."""
+        return Pipeline(
+            parse(
+                {
+                    "name": name,
+                    "delivery": "exactly_once",
+                    "source": {"brokers": self.brokers, "topics": [self.workload.topic]},
+                    "decode": {"format": "json", "schema": SCHEMA},
+                    "sink": {"kind": "sql", "url": self.url, "table": table},
+                    "spark": {"max_records_per_batch": self.batch, "trigger": "0 seconds"},
+                }
+            )
+        )
+
+    def drain(self, columns: list[str], on_batch: Callable[[DataFrame, int, Path], object]) -> None:
+        """Run a query over the whole topic with a function for each batch."""
+        checkpoint = Path(tempfile.mkdtemp(prefix="bench-checkpoint-"))
+        try:
+            query = (
+                self.session.readStream.format("kafka")
+                .option("kafka.bootstrap.servers", self.brokers)
+                .option("subscribe", self.workload.topic)
+                .option("startingOffsets", "earliest")
+                .option("kafka.isolation.level", "read_committed")
+                .option("maxOffsetsPerTrigger", str(self.batch))
+                .load()
+                .select(*columns)
+                .writeStream.option("checkpointLocation", checkpoint.as_uri())
+                .foreachBatch(lambda frame, number: on_batch(frame, number, checkpoint))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+        finally:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def oncely(contest: Contest, table: str) -> None:
+    """Exactly once, as `oncely run --until latest` does it."""
+    contest.pipeline(table, table).run("latest", spark=contest.session)
+
+
+def jdbc(contest: Contest, table: str, *, rewrite: bool) -> None:
+    """What people do: ``from_json`` and Spark's JDBC append. At least once."""
+    from pyspark.sql import functions as F
+
+    parts = urlsplit(contest.url)
+    address = f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}"
+    if rewrite:
+        address += "?reWriteBatchedInserts=true"
+    options = {
+        "url": address,
+        "dbtable": table,
+        "user": parts.username or "",
+        "password": parts.password or "",
+        "driver": "org.postgresql.Driver",
+    }
+
+    def write(frame: DataFrame, _: int, __: Path) -> None:
+        value = F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")
+        rows = frame.select(value).select("v.*")
+        rows.write.format("jdbc").options(**options).mode("append").save()
+
+    contest.drain(["value"], write)
+
+
+def limit(contest: Contest) -> int:
+    """Our own plan with only the commit replaced by counting; how many rows were counted."""
+    pipeline = contest.pipeline("limit", "limit_")
+    counted = 0
+
+    def count(frame: DataFrame, number: int, checkpoint: Path) -> None:
+        nonlocal counted
+        beginning = {tp: 0 for tp in pipeline.source.partitions()}
+        ranges = batch_ranges(checkpoint, number, beginning)
+        starts = {tp: range_.start for tp, range_ in ranges.items()}
+        plan = TaskPlan(
+            sink=CountingSink(f"{checkpoint.name}/{number}", starts),
+            fence=Fence("limit", 1),
+            source=pipeline.source,
+            decoder=pipeline.decoder,
+            transform=Unchanged(),
+            starts=starts,
+            budget=Budget(),
+            only_topic=contest.workload.topic,
+        )
+        rows = frame.mapInArrow(partial(run, plan), OUTCOME_DDL).collect()
+        counted += sum(one.written.rows for one in read_outcomes(tuple(row) for row in rows))
+
+    contest.drain(["partition", "offset", "value"], count)
+    return counted
+
+
+def jvm_read(contest: Contest) -> int:
+    """Spark reads the topic and never leaves the JVM: how many records it has seen."""
+    seen = 0
+
+    def look(frame: DataFrame, _: int, __: Path) -> None:
+        nonlocal seen
+        counted, _length = frame.selectExpr("count(value)", "sum(length(value))").collect()[0]
+        seen += counted
+
+    contest.drain(["value"], look)
+    return seen

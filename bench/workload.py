@@ -1,0 +1,93 @@
+"""The records that every contender moves, and how a result is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+from confluent_kafka import Producer
+
+from oncely.local.kafka import Broker
+
+PARTITIONS = 4
+SCHEMA = "id BIGINT, carrier STRING, flight INT, time_hour TIMESTAMP, dep_delay DOUBLE"
+TABLE = (
+    "CREATE TABLE {} (id bigint, carrier text, flight integer,"
+    " time_hour timestamptz, dep_delay double precision)"
+)
+_CARRIERS = ("UA", "AA", "B6", "DL", "EV", "MQ", "US", "WN")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A topic full of records.
+
+    Attributes:
+        topic: its name.
+        records: how many it holds; ids run from 0.
+    """
+
+    topic: str
+    records: int
+
+    def wrong(self, url: str, table: str) -> str | None:
+        """What is wrong with a table that should hold each record once, or None.
+
+        A fast wrong run scores nothing.
+        """
+        with psycopg.connect(url) as database:
+            found = database.execute(
+                f"SELECT count(*), count(DISTINCT id), sum(id), sum(flight),"
+                f" count(time_hour), sum(dep_delay) FROM {table}".encode()
+            ).fetchone()
+        n = self.records
+        expected = (
+            n,
+            n,
+            n * (n - 1) // 2,
+            sum(_flight(i) for i in range(n)),
+            n,
+            float(sum(_delay(i) for i in range(n))),
+        )
+        return None if found == expected else f"{table}: found {found}, expected {expected}"
+
+
+def _flight(i: int) -> int:
+    return 1000 + i % 8000
+
+
+def _delay(i: int) -> float:
+    return (i % 240) - 20.5
+
+
+def record(i: int) -> bytes:
+    """Record ``i``: 99 to 103 bytes of JSON."""
+    hour = f"2013-{i % 12 + 1:02}-{i % 28 + 1:02}T{i % 24:02}:00:00Z"
+    return (
+        f'{{"id":{i},"carrier":"{_CARRIERS[i % 8]}","flight":{_flight(i)},'
+        f'"time_hour":"{hour}","dep_delay":{_delay(i)}}}'
+    ).encode()
+
+
+def publish(broker: Broker, topic: str, records: int, partitions: int = PARTITIONS) -> Workload:
+    """Create the topic and fill it, evenly over the partitions."""
+    broker.create_topic(topic, partitions)
+    producer = Producer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "linger.ms": 50,
+            "batch.num.messages": 10_000,
+            "queue.buffering.max.messages": 200_000,
+        }
+    )
+    for i in range(records):
+        while True:
+            try:
+                producer.produce(topic, record(i), partition=i % partitions)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if i % 10_000 == 0:
+            producer.poll(0)
+    producer.flush()
+    return Workload(topic, records)
