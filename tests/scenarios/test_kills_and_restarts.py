@@ -11,11 +11,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
+from tests.scenarios.moment import Moment, inside_a_commit
 from tests.scenarios.world import (
     World,
     assert_exactly_once,
@@ -25,27 +25,7 @@ from tests.scenarios.world import (
     run_to_end,
     running,
     running_slow,
-    tree,
 )
-
-SESSIONS = (
-    "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'oncely/%' AND xact_start"
-    " IS NOT NULL"
-)
-
-
-def worker_of(pid: int) -> psutil.Process | None:
-    """A Python worker: a child of PySpark's daemon."""
-    daemons = {p.pid for p in tree(pid) if "pyspark.daemon" in command(p)}
-    return next((p for p in tree(pid) if p.pid in daemons and p.ppid() in daemons), None)
-
-
-def command(process: psutil.Process) -> str:
-    """A process's command line; empty when it has just ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 @pytest.mark.timeout(400)
@@ -53,35 +33,34 @@ def test_everything_is_hurt_in_turn(tmp_path: Path) -> None:
     with Broker(tmp_path / "kafka") as broker, Postgres(settings={"autovacuum": "off"}) as postgres:
         topic = broker.create_topic("hurt", 4)
         world = World(broker.bootstrap, postgres.create_database("hurt"), topic, tmp_path)
-        first = itertools.count(0, 20_000)
-        file = world.file(spark={"max_records_per_batch": 2_000})
+        first = itertools.count(0, 40_000)
+        file = world.file(spark={"max_records_per_batch": 10_000})
 
-        def hurt(what: str, how: Callable[[], object]) -> None:
-            world.publish(20_000, pad=300, first=next(first))  # there is always work to be hurt in
-            before = world.count()
-            await_that(lambda: world.count() > before, f"a commit before {what}")
-            how()
+        def hurt(pid: int, how: Callable[[Moment], object]) -> None:
+            """Fire into a transaction that is open for certain."""
+            world.publish(40_000, pad=300, first=next(first))  # there is always work to be hurt in
+            with inside_a_commit(world, pid) as moment:
+                how(moment)
 
         with running(file) as driver:
-            hurt(
-                "a worker's death",
-                lambda: await_that(lambda: worker_of(driver.pid), "a Python worker").kill(),
-            )
-            hurt(
-                "a terminated session",
-                lambda: world.sql(f"SELECT pg_terminate_backend(pid) FROM ({SESSIONS}) s"),
-            )
-            hurt("PostgreSQL's restart", lambda: postgres.restart("immediate"))
-            hurt("the broker's death", lambda: (broker.kill(), broker.start()))
-            hurt("the JVM's death", lambda: jvm_of(driver.pid).kill())
+            hurt(driver.pid, lambda moment: moment.owner.kill())
+            hurt(driver.pid, lambda moment: terminate(world, moment.session))
+            hurt(driver.pid, lambda moment: postgres.restart("immediate"))
+            hurt(driver.pid, lambda moment: (broker.kill(), broker.start()))
+            hurt(driver.pid, lambda moment: jvm_of(driver.pid).kill())
             assert driver.wait(60) == 1
         with running(file) as driver:
-            hurt("the driver's death", lambda: kill_tree(driver.pid))
+            hurt(driver.pid, lambda moment: kill_tree(driver.pid))
         with running(file) as driver:
-            hurt("an ordinary stop", lambda: driver.send_signal(signal.SIGTERM))
+            hurt(driver.pid, lambda moment: driver.send_signal(signal.SIGTERM))
             assert driver.wait(60) == 0
         run_to_end(file)
         assert_exactly_once(world)
+
+
+def terminate(world: World, session: int) -> None:
+    """End a session from outside; its transaction was open."""
+    assert world.sql("SELECT pg_terminate_backend(%s)", session) == [(True,)]
 
 
 def test_a_second_sigterm_ends_now(make_world: Callable[..., World]) -> None:

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from oncely.local.kafka import Broker, Scram
 from oncely.local.postgres import Postgres
-from tests.scenarios.world import World, await_that, good, running, tree
+from tests.scenarios.world import World, await_that, command_of, good, running, tree
 
 KAFKA_SECRET = "c4nary+kafka/S\"ecr'et\\1"
 SQL_SECRET = "c4nary@sql:Secr3t/2"
@@ -74,10 +74,10 @@ def test_encrypted_both_ways_and_no_secret_shows(
     commands: set[str] = set()
     with running(file, env=env) as driver:
         await_that(lambda: world.count() == 2_000, "all rows, over TLS", 120)
-        for process in tree(driver.pid):
-            commands.add(" ".join(process.cmdline()))
+        commands.update(command_of(process) for process in tree(driver.pid))
         driver.terminate()
         assert driver.wait(60) == 0
+    assert any("SparkSubmit" in command for command in commands)
     shown += [*commands, file.with_suffix(".log").read_text()]
     status = oncely("status", str(file), "--json", env=env)
     assert json.loads(status.stdout)["rejects"] == 0

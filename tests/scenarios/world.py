@@ -293,6 +293,14 @@ def tree(pid: int) -> list[psutil.Process]:
         return []
 
 
+def command_of(process: psutil.Process) -> str:
+    """A process's command line; empty when it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # gone, or a zombie that its parent is about to collect
+        return ""
+
+
 def kill_tree(pid: int, with_signal: int = signal.SIGKILL) -> None:
     """Driver, JVM and workers at once, as when a machine goes down."""
     for one in tree(pid):
