@@ -3,6 +3,7 @@
 OncelyError
 ├── WrongInput            change something, then start again          exit 2, never retried
 │   ├── ConfigError       a key of the pipeline file
+│   │   └── TopicMissing  no such topic, or one that this user may not see
 │   ├── TableMismatch     the sink's table does not fit the rows
 │   └── SourceMismatch    not the topic that the ledger was written for
 ├── Fenced                a newer run has taken over                  exit 3: do not restart
@@ -58,6 +59,10 @@ class ConfigError(WrongInput):
     def __init__(self, key: str, problem: str, *, way_out: str = "") -> None:
         self.key = key
         super().__init__(f"{key}: {problem}", way_out=way_out)
+
+
+class TopicMissing(ConfigError):
+    """A topic of ``source.topics`` is not there; to a user who may not Describe it, neither."""
 
 
 class TableMismatch(WrongInput):

@@ -198,7 +198,33 @@ def test_without_create_the_tables_that_plan_prints_are_enough(place: Place) -> 
 def test_a_missing_table_is_named(place: Place) -> None:
     open_sink(sink_to(place))
     with pytest.raises(TableMismatch, match=r"there is no table .*other"):
-        open_sink(sink_to(place, table="other", create=False))
+        open_sink(sink_to(place, table="other", create=False, pipeline="q"))
+
+
+def test_another_table_under_the_same_name_is_refused(place: Place) -> None:
+    """It would begin where the old one ends; nothing is created for it."""
+    open_sink(sink_to(place))
+    with pytest.raises(TableMismatch, match=r"'other'.*has written to 'rows'") as caught:
+        open_sink(sink_to(place, table="other"))
+    assert "offsets reset" in caught.value.way_out
+    assert tables(place) == LEDGER | {"rows"}
+    assert open_sink(sink_to(place)).fence.epoch == 2
+    assert open_sink(sink_to(place, table="other", pipeline="q")).fence.epoch == 1
+
+
+def test_a_renamed_table_is_taken_up_by_a_reset(place: Place) -> None:
+    sink, fence = ready(sink_to(place))
+    commit_all(sink, at_t0(0, numbered(0, 2)), fence)
+    place.sql("ALTER TABLE rows RENAME TO renamed")
+    renamed = sink_to(place, table="renamed")
+    with pytest.raises(TableMismatch, match="has written to 'rows'"):
+        open_sink(renamed)
+    renamed.reset(SOURCE, lambda: {T0: 0}, {T0: 0}, lambda positions: positions)
+    bound, fence = ready(renamed)
+    commit_all(bound, at_t0(2, numbered(2, 4)), fence)
+    assert place.sql("SELECT id FROM renamed ORDER BY id") == [(0,), (1,), (2,), (3,)]
+    with pytest.raises(TableMismatch, match="has written to 'renamed'"):
+        open_sink(sink_to(place))
 
 
 def test_what_does_not_fit_is_told_column_by_column(place: Place) -> None:

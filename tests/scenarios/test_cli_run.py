@@ -105,14 +105,18 @@ def test_the_end_of_the_jvm_is_told(world: World, started: Run) -> None:
     assert "Traceback" not in started.said
 
 
-def test_a_signal_while_spark_starts_ends_it_at_once(world: World) -> None:
+@pytest.mark.parametrize(("until", "code"), [((), 0), (("--until", "latest"), 1)])
+def test_a_signal_while_spark_starts_ends_it_at_once(
+    world: World, until: tuple[str, ...], code: int
+) -> None:
+    """With nothing done, a run until the end is not done."""
     file = world.file()
-    with running(file) as process:
+    with running(file, *until) as process:
         run = Run(process, file.with_suffix(".log"))
         await_that(lambda: "starting Spark" in run.said, "Spark's start")
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        assert run.wait(20) == 0, run.said
+        assert run.wait(20) == code, run.said
         assert time.monotonic() - began < 15
     assert "asked to stop before anything was done" in run.said
     assert not world.sql("SELECT to_regclass('oncely_pipelines')")[0][0]

@@ -79,7 +79,8 @@ def run(
 
     Ctrl-C or SIGTERM ends it after the batch in hand; a second one ends it now.
 
-    Exit codes: 0 done; 2 wrong input; 3 fenced by a newer run (do not restart); 1 the rest.
+    Exit codes: 0 done (with --until: all of it is committed); 2 wrong input; 3 fenced by a
+    newer run (do not restart); 1 the rest.
     """
     from oncely.cli.run import run_file
 

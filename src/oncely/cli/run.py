@@ -36,14 +36,17 @@ def run_file(file: Path, until: Literal["latest"] | None, spark_log: Path | None
                 _progress(pipeline) as progress,
                 SparkLog(pipeline.settings.name, spark_log) as out,
             ):
-                _run(pipeline, until, stop, signals, progress, out)
+                done = _run(pipeline, until, stop, signals, progress, out)
         except (Interrupted, KeyboardInterrupt):  # the latter by PySpark's own handler
             log.info("asked to stop before anything was done")
-            return 0
+            return 1 if until else 0
     if stop.now:
         log.warning("ended at once: the batch in hand is read again at the next start")
         return 1
     screen.note(progress.tally.summary())
+    if until and not done:
+        log.warning("asked to stop before everything was committed: start again to go on")
+        return 1
     return 0
 
 
@@ -54,7 +57,7 @@ def _run(
     signals: Signals,
     progress: Progress,
     out: SparkLog,
-) -> None:
+) -> bool:
     progress.say("looking at topics and table")
     pipeline.preflight()
     progress.say("starting Spark")
@@ -63,7 +66,7 @@ def _run(
         signals.install()
         signals.nothing_in_hand = False
         progress.say("opening the ledger")
-        pipeline.run(until, stop=stop, listener=progress, spark=spark)
+        return pipeline.run(until, stop=stop, listener=progress, spark=spark)
     finally:
         signals.nothing_in_hand = False
         session.stop(spark)

@@ -12,7 +12,7 @@ from oncely.sinks.sql.connection import Connection
 from oncely.sinks.sql.ledger import Registered
 from oncely.sinks.sql.session import brief_session
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.takeover import require_ledger
+from oncely.sinks.sql.takeover import require_ledger, same_table
 from oncely.sinks.sql.target import inspect
 
 
@@ -57,12 +57,14 @@ def check_table(sink: SqlSink) -> None:
     """Refuse a table that doesn't take the rows, and a missing one that we may not create.
 
     Raises:
-        TableMismatch: names every column that doesn't fit.
+        TableMismatch: names every column that doesn't fit, or the table that it is not.
     """
     with session(sink) as connection:
         if connection is None:
             return
-        if not sink.create:
+        if sink.ledger.exists(connection):
+            same_table(sink.ledger.registered(connection), sink.wanted.table, sink.pipeline)
+        elif not sink.create:
             require_ledger(connection, sink.ledger)
         if not sink.create or sink.dialect.columns(connection, sink.wanted.table):
             inspect(sink.dialect, connection, sink.wanted)

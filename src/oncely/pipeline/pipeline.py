@@ -216,7 +216,7 @@ class Pipeline:
         stop: StopSignal | None = None,
         listener: events.Listener = _ignore,
         spark: SparkSession | None = None,
-    ) -> None:
+    ) -> bool:
         """Run until asked to stop, or until what is readable now is committed.
 
         Args:
@@ -225,13 +225,17 @@ class Pipeline:
             listener: hears what happens.
             spark: a session to use instead of one of our own.
 
+        Returns:
+            True when it ended by itself, with all of that committed; False when it was asked to
+            stop before.
+
         Raises:
             WrongInput: the pipeline can't run as it is described; nothing was written.
             Fenced: a newer run has taken over.
             Stopped: a person must decide.
             Unavailable: a server did not come back for as long as retries last.
         """
-        running.run(self, until, stop or StopSignal(), listener, spark)
+        return running.run(self, until, stop or StopSignal(), listener, spark)
 
     # -- asking and mending ----------------------------------------------------------------
 

@@ -29,14 +29,15 @@ def run(
     stop: StopSignal,
     listener: events.Listener,
     spark: SparkSession | None,
-) -> None:
+) -> bool:
     """See :meth:`oncely.pipeline.Pipeline.run`."""
     pipeline.preflight()
     own = None if spark is not None else pipeline.start_spark()
     started = spark or own
     try:
-        if started is not None and not stop.draining:
-            _run(pipeline, until, stop, listener, started)
+        if started is None or stop.draining:
+            return False
+        return _run(pipeline, until, stop, listener, started)
     finally:
         if own is not None:
             session.stop(own)
@@ -48,12 +49,12 @@ def _run(
     stop: StopSignal,
     listener: events.Listener,
     spark: SparkSession,
-) -> None:
+) -> bool:
     settings = pipeline.settings
     try:
         batches = pipeline.batches(spark)
         check_table(batches.sink)
-        SparkRun(
+        return SparkRun(
             session=spark,
             source=pipeline.source,
             batches=batches,

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 from oncely.core import events
 from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import DataLost, Fenced, OncelyError, SourceMismatch, Unavailable, WrongInput
+from oncely.errors import (
+    DataLost,
+    Fenced,
+    OncelyError,
+    SourceMismatch,
+    TopicMissing,
+    Unavailable,
+    WrongInput,
+)
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.batches import BatchRunner
 from oncely.runtimes.mirror import Mirror
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 5.0
+_MISSING_TOPIC_TRIES = 4  # some 15 s
 
 
 @dataclass(frozen=True)
@@ -76,10 +85,13 @@ class SparkRun:
     def __post_init__(self) -> None:
         self._failure: BaseException | None = None
         self._in_batch = threading.Lock()
-        self._progress = self._ending = False
+        self._progress = self._ending = self._skipped = False
 
-    def run(self, *, until_latest: bool) -> None:
+    def run(self, *, until_latest: bool) -> bool:
         """Run until asked to stop, or until what was readable at the start is committed.
+
+        Returns:
+            True when all that was readable is committed, False when it was asked to stop first.
 
         Raises:
             OncelyError: why the run ended otherwise.
@@ -91,19 +103,20 @@ class SparkRun:
             try:
                 positions = self._open(epoch)
                 epoch = self.batches.fence.epoch
-                self._query(positions, until_latest)
-                return
+                return self._query(positions, until_latest)
             except OncelyError as error:
                 if self._progress:
                     backoff.reset()
                     attempt, self._progress = 0, False
                 attempt += 1
-                if not error.retryable or attempt > self.settings.retries:
+                tries = self.settings.retries if error.retryable else _tries(error, epoch)
+                if attempt > tries:
                     raise
                 log.warning("%s", error.message)
                 pause = backoff.pause() or 30.0
                 self.listener(events.BatchFailed(error.message, attempt, pause))
                 self.stop.wait(pause)
+        return False
 
     # -- beginning -------------------------------------------------------------------------
 
@@ -157,13 +170,14 @@ class SparkRun:
 
     # -- one query -------------------------------------------------------------------------
 
-    def _query(self, positions: Mapping[TopicPartition, Position], until_latest: bool) -> None:
-        self._failure, self._progress, self._ending = None, False, False
+    def _query(self, positions: Mapping[TopicPartition, Position], until_latest: bool) -> bool:
+        """One query from its start to its end; True when it ended by itself."""
+        self._failure, self._progress, self._ending, self._skipped = None, False, False, False
         self.mirror.start(positions)
         checkpoint = throwaway_checkpoint()
         try:
             query = self._start(positions, checkpoint, until_latest)
-            self._watch(query)
+            return self._watch(query) and not self._skipped
         finally:
             shutil.rmtree(checkpoint, ignore_errors=True)
             self.mirror.finish()
@@ -186,6 +200,7 @@ class SparkRun:
         def on_batch(frame: DataFrame, batch_id: int) -> None:
             with self._in_batch:
                 if self.stop.draining or self._ending:
+                    self._skipped = True
                     return  # nothing is committed, and the checkpoint is thrown away
                 try:
                     self._batch(frame, batch_id, checkpoint)
@@ -209,16 +224,22 @@ class SparkRun:
             writer = writer.trigger(processingTime=f"{pause} milliseconds")
         return writer.start()
 
-    def _watch(self, query: StreamingQuery) -> None:
-        """Wait for the query's end; when asked to stop, let the batch in hand finish first."""
+    def _watch(self, query: StreamingQuery) -> bool:
+        """Wait for the query's end; when asked to stop, let the batch in hand finish first.
+
+        Returns:
+            True when the query ended by itself.
+        """
         from pyspark.errors import StreamingQueryException
 
         look_at = time.monotonic() + _LOOK_SECONDS
+        ended_by_itself = True
         try:
             while not query.awaitTermination(_POLL_SECONDS):
                 if self.stop.draining:
                     self.listener(events.Draining())
                     self._drain(query)
+                    ended_by_itself = False
                     break
                 if time.monotonic() >= look_at:
                     self._look_for_a_newer_run(query)
@@ -227,6 +248,7 @@ class SparkRun:
             raise self._meaning(error) from None
         if isinstance(self._failure, OncelyError):
             raise self._failure
+        return ended_by_itself
 
     def _look_for_a_newer_run(self, query: StreamingQuery) -> None:
         """A run without work would not notice that it was taken over; so it looks.
@@ -336,6 +358,13 @@ class SparkRun:
             SourceMismatch: cluster or topic ids differ from those at the start.
         """
         self.batches.same_source(self.source.identity())
+
+
+def _tries(error: OncelyError, epoch: int | None) -> int:
+    """How often to try again after an error that does not pass by itself."""
+    # A broker that has just come back does not know every topic for a moment (metadata reaches
+    # it later), and answers as if a topic that this run has read were not there.
+    return _MISSING_TOPIC_TRIES if isinstance(error, TopicMissing) and epoch is not None else 0
 
 
 class _BatchFailed(Exception):

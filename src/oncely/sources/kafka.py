@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
-from oncely.errors import ConfigError, Unavailable
+from oncely.errors import ConfigError, TopicMissing, Unavailable
 from oncely.sources.clients import Asker
 from oncely.sources.records import KafkaRecord, RecordReader, first_timestamps
 from oncely.sources.start import Moment, Start
@@ -81,7 +81,8 @@ class KafkaSource:
         """Cluster id and topic ids (KIP-78, KIP-516), asked now.
 
         Raises:
-            ConfigError: a topic is missing (``source.topics``), or the broker refuses us.
+            TopicMissing: a topic is missing (``source.topics``).
+            ConfigError: the broker refuses us.
             Unavailable: no answer.
         """
         described = self._describe()
@@ -229,7 +230,7 @@ class KafkaSource:
         )
         missing = [name for name, answer in answers.items() if _is_missing(answer)]
         if missing:
-            raise ConfigError(
+            raise TopicMissing(
                 "source.topics",
                 f"no such topic on {self.brokers}: {', '.join(map(repr, missing))}",
                 way_out="create it (kafka-topics --create), mend the name, or check that this "

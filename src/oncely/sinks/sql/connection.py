@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from oncely.errors import Unavailable
+from oncely.errors import Stopped, Unavailable
 
 Params = Sequence[object]
 Row = tuple[Any, ...]
@@ -46,6 +46,18 @@ class BadData(Exception):
         super().__init__(reason)
 
 
+class RowsDropped(Stopped):
+    """The table has taken fewer rows than it was given, and no error was raised."""
+
+    def __init__(self, table: TableName, sent: int, taken: int) -> None:
+        super().__init__(
+            f"sink.table: {table} was given {sent} rows and has taken {taken}: something in the"
+            " database drops rows without a word; nothing was written",
+            way_out="look for a BEFORE INSERT trigger that returns NULL (or RAISE(IGNORE));"
+            " filter in the transform instead, where what is left out is counted",
+        )
+
+
 class Contention(Unavailable):
     """A deadlock, a serialization failure or a lock timeout: nothing is wrong with the rows."""
 
@@ -57,7 +69,11 @@ class Connection(Protocol):
         """Start a transaction with bounded waiting for locks."""
 
     def commit(self) -> None:
-        """End the transaction. On ``Unavailable`` its outcome is unknown."""
+        """End the transaction.
+
+        Raises:
+            Unavailable: its outcome is unknown, or the server has undone it.
+        """
 
     def rollback(self) -> None:
         """Undo the transaction."""
@@ -76,6 +92,7 @@ class Connection(Protocol):
 
         Raises:
             BadData: with the index of the refused row when the database tells it.
+            RowsDropped: a trigger has left rows out.
         """
 
     def check_constraints(self) -> None:

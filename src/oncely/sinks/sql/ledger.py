@@ -3,7 +3,7 @@
 They stand beside the destination table, in the same database, so that one transaction covers
 both. All statements work on every dialect.
 
-    oncely_pipelines   one row a pipeline: the epoch given out last, the Kafka cluster
+    oncely_pipelines   one row a pipeline: the epoch given out last, the Kafka cluster, the table
     oncely_positions   one row a topic-partition: position and the epoch that may move it
     oncely_ranges      the history: each committed range, old neighbours joined
     oncely_rejects     dead letters
@@ -30,6 +30,7 @@ _DDL = (
     epoch BIGINT NOT NULL,
     run TEXT NOT NULL DEFAULT '',
     cluster_id TEXT NOT NULL,
+    target TEXT NOT NULL,
     query_id TEXT,
     query_batch BIGINT,
     created_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP
@@ -82,10 +83,11 @@ _DDL = (
 
 @dataclass(frozen=True)
 class Registered:
-    """A pipeline's row: the epoch given out last, and the source it belongs to."""
+    """A pipeline's row: the epoch given out last, the source and the table it belongs to."""
 
     epoch: int
     cluster_id: str
+    target: str
     query_id: str | None = None
     query_batch: int | None = None
 
@@ -120,10 +122,10 @@ class Ledger:
         """Make the pipeline's row if it is missing."""
         connection.execute(
             self._sql(
-                "INSERT INTO {oncely_pipelines} (pipeline, epoch, cluster_id) VALUES (%s, 0, %s)"
-                " ON CONFLICT (pipeline) DO NOTHING"
+                "INSERT INTO {oncely_pipelines} (pipeline, epoch, cluster_id, target)"
+                " VALUES (%s, 0, %s, %s) ON CONFLICT (pipeline) DO NOTHING"
             ),
-            (self._pipeline, cluster_id),
+            (self._pipeline, cluster_id, self._beside.name),
         )
 
     def next_epoch(self, connection: Connection, run: str, *, held: bool) -> int | None:
@@ -147,12 +149,19 @@ class Ledger:
         """The pipeline's row, locked until the transaction's end when asked."""
         rows = connection.query(
             self._sql(
-                "SELECT epoch, cluster_id, query_id, query_batch FROM {oncely_pipelines}"
+                "SELECT epoch, cluster_id, target, query_id, query_batch FROM {oncely_pipelines}"
                 " WHERE pipeline = %s" + (self._dialect.for_update if lock else "")
             ),
             (self._pipeline,),
         )
         return Registered(int(rows[0][0]), *rows[0][1:]) if rows else None
+
+    def retarget(self, connection: Connection) -> None:
+        """Note the table that the pipeline writes from now on; the ledger stands beside it."""
+        connection.execute(
+            self._sql("UPDATE {oncely_pipelines} SET target = %s WHERE pipeline = %s"),
+            (self._beside.name, self._pipeline),
+        )
 
     # -- positions -------------------------------------------------------------------------
 

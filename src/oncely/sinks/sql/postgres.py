@@ -27,6 +27,7 @@ from oncely.sinks.sql.connection import (
     Contention,
     Params,
     Row,
+    RowsDropped,
     TableName,
 )
 from oncely.sinks.sql.postgres_types import column_type, fit, refuse_too_early
@@ -60,8 +61,15 @@ class PostgresConnection:
         _sorted_errors(lambda: self._session.execute(_BEGIN))
 
     def commit(self) -> None:
-        """End the transaction. On ``Unavailable`` its outcome is unknown."""
-        _sorted_errors(lambda: self._session.execute("COMMIT"))
+        """End the transaction.
+
+        Raises:
+            Unavailable: its outcome is unknown, or the server has undone it: COMMIT of a
+                transaction that has failed is answered by ROLLBACK, and by no error.
+        """
+        answer = _sorted_errors(lambda: self._session.execute("COMMIT")).statusmessage
+        if answer != "COMMIT":
+            raise Unavailable(f"PostgreSQL answered COMMIT with {answer}")
 
     def rollback(self) -> None:
         """Undo the transaction."""
@@ -84,20 +92,25 @@ class PostgresConnection:
 
         Raises:
             BadData: with the index of the refused row.
+            RowsDropped: a trigger has left rows out.
         """
         columns = ", ".join(_quoted(name) for name in rows.column_names)
         target = ".".join(_quoted(part) for part in table if part)
         statement = f"COPY {target} ({columns}) FROM STDIN WITH (FORMAT binary)"
-        _sorted_errors(lambda: self._send(statement, rows), copied=table.name)
+        taken = _sorted_errors(lambda: self._send(statement, rows), copied=table.name)
+        if taken != rows.num_rows:
+            raise RowsDropped(table, rows.num_rows, taken)
 
-    def _send(self, statement: str, rows: pa.Table) -> None:
+    def _send(self, statement: str, rows: pa.Table) -> int:
         refuse_too_early(rows)
         encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
-        with self._session.cursor().copy(statement.encode()) as stream:
+        cursor = self._session.cursor()
+        with cursor.copy(statement.encode()) as stream:
             stream.write(encoder.write_header())
             for batch in rows.to_batches(max_chunksize=_rows_a_message(rows)):
                 stream.write(encoder.write_batch(batch))
             stream.write(encoder.finish())
+        return cursor.rowcount
 
     def check_constraints(self) -> None:
         """Check deferred constraints now, then let later statements defer again."""

@@ -72,12 +72,21 @@ class SqlSink:
         if self.create:
             self.dialect.create_database()
         with brief_session(self.dialect, "open", self.connect) as setup:
+            if self.ledger.exists(setup):
+                # Before anything is created; asked again under the pipeline's lock.
+                takeover.same_table(self.ledger.registered(setup), self.wanted.table, self.pipeline)
             if self.create:
                 takeover.create_tables(setup, self.dialect, self.ledger, self.wanted)
             takeover.require_ledger(setup, self.ledger)
             inspect(self.dialect, setup, self.wanted)
             epoch = takeover.take_epoch(
-                setup, self.ledger, source, self.pipeline, self.run, expected
+                setup,
+                self.ledger,
+                source,
+                self.pipeline,
+                self.run,
+                expected,
+                self.wanted.table,
             )
             return takeover.take_positions(
                 setup,
@@ -107,7 +116,9 @@ class SqlSink:
             if self.create:
                 takeover.create_ledger(setup, self.dialect, self.ledger)
             takeover.require_ledger(setup, self.ledger)
-            epoch = takeover.take_epoch(setup, self.ledger, source, self.pipeline, self.run, None)
+            epoch = takeover.take_epoch(
+                setup, self.ledger, source, self.pipeline, self.run, expected=None, table=None
+            )
             fence = Fence(self.pipeline, epoch)
             return takeover.take_positions(
                 setup, self.dialect, self.ledger, fence, source, start, earliest, positions

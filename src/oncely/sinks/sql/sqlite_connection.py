@@ -12,7 +12,14 @@ import pyarrow as pa
 
 from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.sinks.sql import sqlite_types
-from oncely.sinks.sql.connection import BadData, Contention, Params, Row, TableName
+from oncely.sinks.sql.connection import (
+    BadData,
+    Contention,
+    Params,
+    Row,
+    RowsDropped,
+    TableName,
+)
 
 T = TypeVar("T")
 
@@ -84,6 +91,7 @@ class SqliteConnection:
 
         Raises:
             BadData: with the index of the refused row.
+            RowsDropped: a trigger has left rows out.
         """
         names = ", ".join(quoted(name) for name in rows.column_names)
         marks = ", ".join("?" * rows.num_columns)
@@ -91,16 +99,18 @@ class SqliteConnection:
         statement = f"INSERT OR ABORT INTO {into} ({names}) VALUES ({marks})"
         first = 0
         for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
-            self._insert(statement, batch, first)
+            taken = self._insert(statement, batch, first)
+            if taken != batch.num_rows:
+                raise RowsDropped(table, batch.num_rows, taken)
             first += batch.num_rows
 
-    def _insert(self, statement: str, batch: pa.RecordBatch, first: int) -> None:
-        taken = -1  # the row that was bound last: the one an error speaks of
+    def _insert(self, statement: str, batch: pa.RecordBatch, first: int) -> int:
+        at = -1  # the row that was bound last: the one an error speaks of
 
         def bound() -> Iterator[tuple[object, ...]]:
-            nonlocal taken
+            nonlocal at
             for row in zip(*columns, strict=True):
-                taken += 1
+                at += 1
                 yield row
 
         try:
@@ -108,11 +118,11 @@ class SqliteConnection:
                 sqlite_types.values(column, name)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True)
             ]
-            self._session.executemany(statement, bound())
+            return self._session.executemany(statement, bound()).rowcount
         except BadData as error:
             raise BadData(error.reason, first + (error.line or 0)) from None
         except sqlite3.Error as error:
-            raise sort_error(error, None if taken < 0 else first + taken) from error
+            raise sort_error(error, None if at < 0 else first + at) from error
 
     def check_constraints(self) -> None:
         """Nothing to do: all but DEFERRED foreign keys was checked row by row; see commit."""

@@ -28,7 +28,14 @@ from oncely.errors import (
 )
 from oncely.sinks.base import Fence, PositionMoved, Reject, Written
 from oncely.sinks.sql.cast import cast_rows
-from oncely.sinks.sql.connection import BadData, Connection, Contention, Dialect, TableName
+from oncely.sinks.sql.connection import (
+    BadData,
+    Connection,
+    Contention,
+    Dialect,
+    RowsDropped,
+    TableName,
+)
 from oncely.sinks.sql.prepare import DELETED, ORDINAL
 from oncely.sinks.sql.session import session, transaction
 from oncely.sinks.sql.sink import SqlSink
@@ -151,7 +158,6 @@ def publish(
         StagedRowsGone: nothing was published; the batch can be repeated.
     """
     target = _target(sink)
-    tables = [one.table for one in what.staged if one.table is not None]
     expected = sum(one.rows for one in what.staged)
     with (
         session(sink.dialect, sink.pipeline, fence.epoch, sink.connect) as ours,
@@ -161,7 +167,7 @@ def publish(
             _move_query(ours, sink, fence, *what.query)
         ours.execute("SAVEPOINT oncely_publish")
         try:
-            moved = _publish_rows(ours, sink.dialect, target, tables)
+            moved = _publish_rows(ours, sink.dialect, target, what.staged)
         except (BadData, TableMismatch) as error:
             ours.execute("ROLLBACK TO SAVEPOINT oncely_publish")
             if sink.ledger_moved(ours, what.ranges, entries):
@@ -180,6 +186,7 @@ def publish(
         data = [one for one in done if not one[1].is_empty]
         for tp, range_, _ in data:
             check(entries[tp].position == range_.start, f"{tp}: the batch begins elsewhere")
+            check(entries[tp].epoch == fence.epoch, f"{tp}: decided on another epoch's entry")
             if not sink.ledger.move(ours, tp, entries[tp], range_.end):
                 raise PositionMoved(str(tp))
         # After the moves: the loser of a race would meet the winner in the history's key.
@@ -187,17 +194,44 @@ def publish(
     return moved
 
 
-def _publish_rows(ours: Connection, dialect: Dialect, target: Target, tables: Sequence[str]) -> int:
-    """Staged rows into the target; the staging tables go in the same transaction."""
-    names = [quoted(dialect, target.table.sibling(table)) for table in tables]
+def _publish_rows(
+    ours: Connection, dialect: Dialect, target: Target, staged: Sequence[Staged]
+) -> int:
+    """Staged rows into the target; the staging tables go in the same transaction.
+
+    Returns:
+        How many staged rows there were.
+    """
+    rows = {
+        quoted(dialect, target.table.sibling(one.table)): one.rows
+        for one in staged
+        if one.table is not None
+    }
     if target.keys:
-        count = _publish_upsert(ours, dialect, target, names)
+        count = _publish_upsert(ours, dialect, target, list(rows))
     else:
-        count = sum(ours.execute(insert_select(dialect, target, name)) for name in names)
+        count = sum(_publish_append(ours, dialect, target, *one) for one in rows.items())
     ours.check_constraints()
-    for name in names:
+    for name in rows:
         ours.execute(f"DROP TABLE {name}")
     return count
+
+
+def _publish_append(
+    ours: Connection, dialect: Dialect, target: Target, name: str, expected: int
+) -> int:
+    """One staging table into the target; how many rows it held.
+
+    Raises:
+        RowsDropped: they were all there, and the target has not taken them all.
+    """
+    taken = ours.execute(insert_select(dialect, target, name))
+    if taken == expected:
+        return taken
+    held = int(ours.query(f"SELECT COUNT(*) FROM {name}")[0][0])
+    if held != taken:
+        raise RowsDropped(target.table, held, taken)
+    return held
 
 
 def _publish_upsert(

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, SourceMismatch, TableMismatch
 from oncely.sinks.base import Fence, Opened
-from oncely.sinks.sql.connection import Connection, Contention, Dialect
-from oncely.sinks.sql.ledger import Ledger
+from oncely.sinks.sql.connection import Connection, Contention, Dialect, TableName
+from oncely.sinks.sql.ledger import Ledger, Registered
 from oncely.sinks.sql.session import application_name, application_prefix, transaction
 from oncely.sinks.sql.target import Wanted, create_statement, inspect
 
@@ -74,12 +74,18 @@ def take_epoch(
     pipeline: str,
     run: str,
     expected: int | None,
+    table: TableName | None,
 ) -> int:
     """Step 1: the next epoch.
+
+    Args:
+        table: what the pipeline writes; None where a person says where to go on (a reset),
+            which holds for the table that the file names then.
 
     Raises:
         Fenced: another run has opened since ``expected``.
         SourceMismatch: the ledger belongs to another cluster or topic.
+        TableMismatch: the pipeline has written to another table.
     """
     with transaction(connection):
         ledger.register(connection, source.cluster_id)
@@ -93,6 +99,10 @@ def take_epoch(
                 way_out="point source.brokers back, or give the pipeline a new name",
             )
         same_topics(ledger.topic_ids(connection), source, pipeline)
+        if table is None:
+            ledger.retarget(connection)
+        else:
+            same_table(registered, table, pipeline)
         epoch = ledger.next_epoch(connection, run, held=expected is not None)
         if epoch is None:
             raise Fenced(pipeline, expected or 0, registered.epoch)
@@ -113,6 +123,23 @@ def same_topics(known: Mapping[str, str], source: SourceIdentity, pipeline: str)
                 way_out="give the pipeline a new name (it then starts where source.start says);"
                 " rows that it has written stay",
             )
+
+
+def same_table(registered: Registered | None, table: TableName, pipeline: str) -> None:
+    """Compare the table with the one that the ledger's positions speak of.
+
+    Names are enough: the ledger stands in the table's own schema.
+
+    Raises:
+        TableMismatch: another one, which would begin in the middle of the topic.
+    """
+    if registered is not None and registered.target != table.name:
+        raise TableMismatch(
+            f"sink.table: it is {table.name!r}, and pipeline {pipeline!r} has written to"
+            f" {registered.target!r}: the new table would begin where the old one ends",
+            way_out="give the pipeline a new name to begin anew; if this is meant (the table was"
+            " renamed), `oncely offsets reset FILE --shift-by 0 --execute` says so",
+        )
 
 
 def take_positions(

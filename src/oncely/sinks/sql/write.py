@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.decode.base import Rejection
-from oncely.sinks.sql.connection import Connection, Dialect, TableName
+from oncely.sinks.sql.connection import Connection, Dialect, RowsDropped, TableName
 from oncely.sinks.sql.isolate import insert_or_isolate
 from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
 from oncely.sinks.sql.target import Target
@@ -87,6 +87,8 @@ class RowWriter:
 
         Raises:
             BadData: the database refuses a value; the caller undoes and isolates it.
+            RowsDropped: a trigger has left rows out. Of an upsert this can't be told: a row
+                may also stay out because an older version must not win.
         """
         if self._target.direct:
             connection.copy(self._target.table, rows)
@@ -103,7 +105,9 @@ class RowWriter:
         else:
             order = self._dialect.quote(ORDINAL)
             statement = insert_select(self._dialect, self._target, staged)
-            connection.execute(f"{statement} ORDER BY {order}")
+            taken = connection.execute(f"{statement} ORDER BY {order}")
+            if taken != rows.num_rows:
+                raise RowsDropped(self._target.table, rows.num_rows, taken)
 
 
 def staging_columns(dialect: Dialect, target: Target, *, ordered: bool) -> list[tuple[str, str]]:
