@@ -1,0 +1,176 @@
+"""Arrow rows as JSON objects (RFC 8259), one text a row, UTF-8, without spaces.
+
+| Arrow                                   | JSON |
+|-----------------------------------------|---|
+| null value of any type                  | null |
+| bool; all integers                      | true, false; number, all digits |
+| float, double                           | number; "NaN", "Infinity", "-Infinity" as texts |
+| decimal                                 | text, with all digits of its scale |
+| string, and dictionaries of strings     | text |
+| binary, fixed-size binary               | text, base64 (RFC 4648, with padding) |
+| date                                    | text, 2024-01-31 |
+| time                                    | text, 23:59:59.123456, with its unit's digits |
+| timestamp with a zone                   | text, RFC 3339 in UTC: 2024-01-31T23:59:59.123456Z |
+| timestamp without                       | the same without the Z |
+| list of any kind; struct                | array; object |
+| map with text keys                      | object; of a key that comes twice the last value |
+
+Everything else (durations, intervals, unions, maps with other keys) has no one meaning in JSON
+and is refused before anything runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+_encode = msgspec.json.Encoder(decimal_format="string").encode
+_SPECIAL = {math.inf: "Infinity", -math.inf: "-Infinity"}
+_TEMPORAL = (pt.is_date, pt.is_time, pt.is_timestamp)
+_PLAIN = (pt.is_null, pt.is_boolean, pt.is_integer, pt.is_floating, pt.is_decimal)
+_TEXTS = (pt.is_string, pt.is_large_string, pt.is_string_view)
+_BYTES = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary, pt.is_binary_view)
+_LISTS = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list)
+
+
+def unfit(schema: pa.Schema) -> dict[str, str]:
+    """Columns without a meaning in JSON, with the reason."""
+    found = {f.name: reason for f in schema if (reason := _unfit(f.type))}
+    return found | {
+        name: "two columns have this name" for name in schema.names if schema.names.count(name) > 1
+    }
+
+
+def encoded(rows: pa.Table) -> list[bytes]:
+    """One JSON object for each row; fields in the columns' order."""
+    if not rows.num_rows:
+        return []
+    # A class made for these columns is written several times faster than a dict.
+    names = [f"f{at}" for at in range(rows.num_columns)]
+    row = msgspec.defstruct(
+        "Row", names, rename=dict(zip(names, rows.column_names, strict=True)), gc=False
+    )
+    columns = [values(column.combine_chunks()) for column in rows.columns]
+    return [_encode(row(*one)) for one in zip(*columns, strict=True)]
+
+
+def values(array: Any) -> list[Any]:
+    """The array as values that msgspec writes with the meaning above."""
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    type_ = array.type
+    if pt.is_dictionary(type_):
+        return values(array.dictionary_decode())
+    if _is(type_, _TEMPORAL):
+        return _temporal(array)
+    if pt.is_floating(type_):
+        return [_number(one) for one in array.to_pylist()] if _special(array) else array.to_pylist()
+    if pt.is_struct(type_):
+        return _structs(array)
+    if pt.is_map(type_) or _is(type_, _LISTS):
+        return _lists(array)
+    found: list[Any] = array.to_pylist()
+    return found
+
+
+def _is(type_: pa.DataType, kinds: Iterable[Callable[[pa.DataType], bool]]) -> bool:
+    return any(kind(type_) for kind in kinds)
+
+
+def _unfit(type_: pa.DataType) -> str:
+    if pt.is_dictionary(type_):
+        return _unfit(type_.value_type)
+    if _is(type_, (*_PLAIN, *_TEXTS, *_BYTES, *_TEMPORAL)):
+        return ""
+    if _is(type_, _LISTS):
+        return _unfit(type_.value_type)
+    if pt.is_struct(type_):
+        names = [f.name for f in type_]
+        if len(set(names)) < len(names):
+            return f"{type_} has two fields of one name"
+        return next((reason for f in type_ if (reason := _unfit(f.type))), "")
+    if pt.is_map(type_):
+        if not _is(type_.key_type, _TEXTS):
+            return f"the keys of {type_} are no texts"
+        return _unfit(type_.item_type)
+    return f"{type_} has no one meaning in JSON"
+
+
+def _special(array: Any) -> bool:
+    return not pc.all(pc.is_finite(array.cast(pa.float64()))).as_py() and len(array) > 0
+
+
+def _number(one: float | None) -> float | str | None:
+    if one is None or math.isfinite(one):
+        return one
+    return _SPECIAL.get(one, "NaN")
+
+
+def _temporal(array: Any) -> list[str | None]:
+    type_ = array.type
+    if pt.is_date(type_):
+        return _texts(array.cast(pa.date32()))
+    if pt.is_time(type_):
+        return _texts(array)
+    zone = type_.tz is not None
+    # Without a zone first: Arrow would write the zone's own digits, and a date with a space.
+    plain = (
+        array.cast(pa.timestamp(type_.unit, "UTC")).cast(pa.timestamp(type_.unit))
+        if zone
+        else array
+    )
+    text = pc.replace_substring(plain.cast(pa.string()), " ", "T", max_replacements=1)
+    return _texts(pc.binary_join_element_wise(text, "Z", "") if zone else text)
+
+
+def _texts(array: Any) -> list[str | None]:
+    found: list[str | None] = array.cast(pa.string()).to_pylist()
+    return found
+
+
+def _structs(array: Any) -> list[Any]:
+    names = [f.name for f in array.type]
+    fields = [values(array.field(at)) for at in range(array.type.num_fields)]
+    rows = zip(*fields, strict=True) if fields else (() for _ in range(len(array)))
+    there = array.is_valid().to_pylist()
+    return [
+        dict(zip(names, row, strict=True)) if valid else None
+        for row, valid in zip(rows, there, strict=True)
+    ]
+
+
+def _lists(array: Any) -> list[Any]:
+    """Arrays, and objects of maps: the values of all rows at once, then cut row by row."""
+    lengths: Sequence[int | None] = _lengths(array)
+    if pt.is_map(array.type):
+        flat = pa.concat_arrays([row.values for row in array if row.is_valid] or [_no_items(array)])
+        pairs = list(zip(values(flat.field(0)), values(flat.field(1)), strict=True))
+        return _cut(pairs, lengths, dict)
+    return _cut(values(array.flatten()), lengths, list)
+
+
+def _lengths(array: Any) -> list[int | None]:
+    if pt.is_map(array.type):
+        return [len(row) if row.is_valid else None for row in array]
+    found: list[int | None] = pc.list_value_length(array).to_pylist()
+    return found
+
+
+def _no_items(array: Any) -> Any:
+    return pa.array([], pa.struct([array.type.key_field, array.type.item_field]))
+
+
+def _cut(
+    flat: list[Any], lengths: Sequence[int | None], make: Callable[[list[Any]], Any]
+) -> list[Any]:
+    cut, at = [], 0
+    for length in lengths:
+        cut.append(None if length is None else make(flat[at : at + length]))
+        at += length or 0
+    return cut

@@ -1,0 +1,285 @@
+"""What one process holds open to the cluster: a consumer that reads the ledger and the group,
+an admin client, and producers that live for one transaction each.
+
+The order of two questions is the heart of it. Kafka's offsets have no compare-and-set, so who
+wants to move a position first initialises the position's transactional id, which ends and
+fences whoever was about to move it, and only then asks where it stands.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import OffsetSpec
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import TopicPartition
+from oncely.errors import Unavailable
+from oncely.sinks.kafka.settings import producer_config
+from oncely.sinks.kafka.transaction import Transaction
+from oncely.sinks.kafka.words import Stamped, View, Words, read_stamp
+from oncely.sources.clients import Asker, Trouble, make, sort_error
+
+_READER = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "earliest",
+    # Also what makes a fetch of group offsets wait for pending ones (KIP-447).
+    "isolation.level": "read_committed",
+    "fetch.wait.max.ms": 20,
+    "fetch.queue.backoff.ms": 5,
+}
+
+
+class Connect(Protocol):
+    """Makes a client of librdkafka's; the one place where a test puts faults."""
+
+    def __call__(
+        self, kind: Any, brokers: str, kafka: Mapping[str, object], trouble: Trouble, **own: Any
+    ) -> Any:
+        """As :func:`oncely.sources.clients.make`."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a pipeline writes. Picklable.
+
+    Attributes:
+        brokers: ``host:port``, separated by commas.
+        pipeline: its name.
+        group: the consumer group that holds the positions' fast copies.
+        ledger_topic: the compacted topic that holds positions and epochs.
+        kafka: librdkafka's keys for the connection, as the source's. Never in a repr.
+        producer: further keys of the producer.
+        timeout: seconds that one answer may take.
+        transaction_timeout: seconds after which the broker aborts a transaction.
+        connect: how clients are made.
+    """
+
+    brokers: str
+    pipeline: str
+    group: str
+    ledger_topic: str
+    kafka: Mapping[str, object] = field(default_factory=dict, repr=False)
+    producer: Mapping[str, object] = field(default_factory=dict)
+    timeout: float = 30.0
+    transaction_timeout: float = 60.0
+    connect: Connect = make
+
+    @property
+    def words(self) -> Words:
+        """The spelling of ids and keys."""
+        return Words(self.pipeline)
+
+
+class Cluster:
+    """The open clients of one process. Safe for several threads."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._trouble = Trouble(place.brokers)
+        self._consumer: Any = None
+        self.asker = Asker(place.brokers, place.kafka, min(10.0, place.timeout))
+        self._reading = threading.RLock()
+        self._view, self._next = View(), 0
+        self._seen: dict[TopicPartition, Entry] = {}
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._reading:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def transaction(
+        self, transactional_id: str, sizes: Collection[int] = (1_000_000,)
+    ) -> Transaction:
+        """A new producer instance, not initialised yet.
+
+        Args:
+            sizes: ``max.message.bytes`` of the topics that will be written to.
+        """
+        place = self.place
+        config = producer_config(
+            place.producer, transactional_id, round(place.transaction_timeout * 1000), sizes
+        )
+        producer = place.connect(
+            ck.Producer, place.brokers, place.kafka, Trouble(place.brokers), **config
+        )
+        return Transaction(producer, place.timeout, place.brokers)
+
+    def group_metadata(self) -> Any:
+        """What ``send_offsets_to_transaction`` wants to know of the group (KIP-447)."""
+        return self._connected().consumer_group_metadata()
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def look(self) -> View:
+        """The ledger as committed readers see it now; an open transaction may hide its end."""
+        return self._read(stable=False)
+
+    def settled(self) -> View:
+        """The ledger up to all that was in the topic when asked; waits for open transactions.
+
+        Raises:
+            Unavailable: a transaction stayed open, or no answer.
+        """
+        return self._read(stable=True)
+
+    def stable_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Stamped]:
+        """Our group offsets; waits while one of them is pending in a transaction (KIP-447).
+
+        Raises:
+            Unavailable: a transaction stayed open, or no answer.
+        """
+        doing = f"read the offsets of group {self.place.group!r}"
+        wanted = [ck.TopicPartition(*tp) for tp in partitions]
+        try:
+            found = self._connected().committed(wanted, self.place.timeout) if wanted else []
+        except KafkaException as error:
+            raise sort_error(error.args[0], doing, self.place.brokers) from error
+        return self._stamped(found, doing)
+
+    def offsets(self) -> dict[TopicPartition, Stamped]:
+        """Our group offsets as they are now, of every partition; pending ones don't count yet.
+
+        Raises:
+            Unavailable: no answer.
+        """
+        group = self.place.group
+        doing = f"read the offsets of group {group!r}"
+        answer = self.asker.one(
+            doing,
+            lambda client, wait: client.list_consumer_group_offsets(
+                [ck.ConsumerGroupTopicPartitions(group)], request_timeout=wait
+            ),
+        )[group]
+        return self._stamped(answer.topic_partitions, doing)
+
+    def entries(self) -> dict[TopicPartition, Entry]:
+        """Every position that is known to be committed. It may have moved on already.
+
+        Safe for a decision all the same: what it shows has taken effect, and whoever acts on it
+        asks again after initialising its transactional id.
+        """
+        with self._reading:
+            known = self._view.entries() if self._next else self.look().entries()
+        for found in ({tp: s.entry for tp, s in self.offsets().items()}, dict(self._seen)):
+            known |= {tp: newer(known.get(tp), entry) for tp, entry in found.items()}
+        return known
+
+    def stands_at(self, tp: TopicPartition) -> Entry | None:
+        """Where a position stands, asked after ``init`` of its transactional id; None: nowhere.
+
+        The group's copy if there is one, or else (they expire) the ledger topic.
+        """
+        stamped = self.stable_offsets([tp]).get(tp)
+        entry = stamped.entry if stamped else self.settled().entries().get(tp)
+        if entry is not None:
+            self.remember(tp, entry)
+        return entry
+
+    def remember(self, tp: TopicPartition, entry: Entry) -> None:
+        """What was seen for certain, though an open transaction may still hide it in the topic."""
+        self._seen[tp] = newer(self._seen.get(tp), entry)
+
+    def registered(self) -> View:
+        """The ledger as far as this process has read it, read at first use."""
+        with self._reading:
+            return self._view if self._next else self.look()
+
+    # -- the ledger topic ------------------------------------------------------------------
+
+    def bounds(self, *, stable: bool) -> tuple[int, int]:
+        """First offset of the ledger topic, and its high watermark or last stable offset."""
+        here = ck.TopicPartition(self.place.ledger_topic, 0)
+        level = ck.IsolationLevel.READ_UNCOMMITTED if stable else ck.IsolationLevel.READ_COMMITTED
+
+        def offset(spec: Any) -> int:
+            answer = self.asker.one(
+                "look at the ledger topic",
+                lambda client, wait: client.list_offsets(
+                    {here: spec}, isolation_level=level, request_timeout=wait
+                ),
+            )
+            return int(answer[here].offset)
+
+        return offset(OffsetSpec.earliest()), offset(OffsetSpec.latest())
+
+    def _read(self, *, stable: bool) -> View:
+        with self._reading:
+            _, end = self.bounds(stable=stable)
+            if end < self._next:  # another topic by the same name
+                self._view, self._next = View(), 0
+            if end > self._next:
+                self._read_to(end)
+            return View(self._view.pipeline, dict(self._view.positions))
+
+    def _read_to(self, end: int) -> None:
+        """Read on from where the last reading ended."""
+        deadline = time.monotonic() + self.place.timeout
+        consumer = self._connected()
+        consumer.assign([ck.TopicPartition(self.place.ledger_topic, 0, self._next)])
+        try:
+            while self._next < end:
+                for message in consumer.consume(1000, 0.1):
+                    self._take(message)
+                if self._next < end and time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"read the ledger topic {self.place.ledger_topic!r}: an open transaction"
+                        f" or a silent broker hides what follows offset {self._next}",
+                        way_out="the transaction ends by its timeout, at the latest",
+                    )
+        finally:
+            consumer.unassign()
+
+    def _take(self, message: Any) -> None:
+        error = message.error()
+        if error is None:
+            self.place.words.take(self._view, message.key(), message.value())
+            self._next = message.offset() + 1
+        elif error.code() == KafkaError._PARTITION_EOF:
+            self._next = max(self._next, message.offset())
+        elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
+            raise sort_error(error, "read the ledger topic", self.place.brokers)
+
+    def _connected(self) -> Any:
+        with self._reading:
+            if self._consumer is None:
+                place = self.place
+                self._consumer = place.connect(
+                    ck.Consumer,
+                    place.brokers,
+                    place.kafka,
+                    self._trouble,
+                    **_READER,
+                    **{"group.id": place.group},
+                )
+            return self._consumer
+
+    def _stamped(self, found: Collection[Any], doing: str) -> dict[TopicPartition, Stamped]:
+        stamps: dict[TopicPartition, Stamped] = {}
+        for one in found:
+            if one.error:
+                raise sort_error(one.error, doing, self.place.brokers)
+            if stamped := read_stamp(one.offset, one.metadata):
+                stamps[TopicPartition(one.topic, one.partition)] = stamped
+        return stamps
+
+
+def newer(one: Entry | None, other: Entry) -> Entry:
+    """Of two readings of a position the later: an epoch may put it back, within one it grows."""
+    if one is None or (other.epoch, other.position) > (one.epoch, one.position):
+        return other
+    return one

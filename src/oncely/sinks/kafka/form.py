@@ -1,0 +1,158 @@
+"""How rows become records: which column is the key, what the value is made of, which topic.
+
+Everything that can be refused is refused before a pipeline runs; what only a row can show (a
+topic that is not there, a size that no topic takes) is a reject.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from oncely.errors import TableMismatch
+from oncely.sinks.kafka import arrow_json
+from oncely.sinks.kafka.avro_value import AvroValue
+
+_BYTES = (
+    pt.is_binary,
+    pt.is_large_binary,
+    pt.is_fixed_size_binary,
+    pt.is_string,
+    pt.is_large_string,
+)
+
+
+@dataclass(frozen=True)
+class RawValue:
+    """The value is one column's bytes, or its text in UTF-8; a null is a tombstone."""
+
+    column: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a record is made of.
+
+    Attributes:
+        schema: the rows' columns.
+        value: ``"json"``: an object of all columns but those named below; Avro; or a column.
+        topic: where every record goes; None with ``topic_column``.
+        topic_column: a text column that names each record's topic.
+        key: the key's column: bytes, a text (UTF-8), a whole number or a bool (as JSON writes
+            it); None: records without a key.
+        headers: a column of the type that Spark's source gives headers,
+            ``list<struct<key: string, value: binary>>``; None: no headers.
+    """
+
+    schema: pa.Schema
+    value: Literal["json"] | AvroValue | RawValue = "json"
+    topic: str | None = None
+    topic_column: str | None = None
+    key: str | None = None
+    headers: str | None = None
+
+    @property
+    def target(self) -> str:
+        """Where records go, in one word that the ledger keeps."""
+        return self.topic if self.topic is not None else f"column {self.topic_column}"
+
+    @property
+    def value_columns(self) -> list[str]:
+        """The columns that a JSON or Avro value shows: a key is also a field of its record."""
+        return [n for n in self.schema.names if n not in (self.topic_column, self.headers)]
+
+    def bind(self) -> None:
+        """Refuse what can't be written.
+
+        Raises:
+            TableMismatch: a column is missing or has a type that has no form.
+        """
+        if (self.topic is None) == (self.topic_column is None):
+            raise TableMismatch("sink: one of topic and topic_column, and not both")
+        self._column("topic_column", self.topic_column, (pt.is_string, pt.is_large_string))
+        self._column("key", self.key, (*_BYTES, pt.is_integer, pt.is_boolean))
+        self._column("headers", self.headers, (_is_headers,))
+        if isinstance(self.value, RawValue):
+            self._column("value", self.value.column, _BYTES)
+            return
+        columns = pa.schema([self.schema.field(name) for name in self.value_columns])
+        if isinstance(self.value, AvroValue):
+            self.value.bind(columns)
+        elif unfit := arrow_json.unfit(columns):
+            name, reason = next(iter(unfit.items()))
+            raise TableMismatch(
+                f"sink.value: column {name!r} can't be written as JSON: {reason}",
+                way_out="cast it in the transform, or leave it out",
+            )
+
+    def values(self, rows: pa.Table) -> list[bytes | None]:
+        """The value of each row."""
+        if isinstance(self.value, RawValue):
+            return as_bytes(rows.column(self.value.column))
+        shown = rows.select(self.value_columns)
+        if isinstance(self.value, AvroValue):
+            return list(self.value.encoded(shown))
+        return list(arrow_json.encoded(shown))
+
+    def keys(self, rows: pa.Table) -> list[bytes | None]:
+        """The key of each row, or of each deleted key."""
+        if self.key is None:
+            return [None] * rows.num_rows
+        return as_bytes(rows.column(self.key))
+
+    def topics(self, rows: pa.Table) -> list[str | None]:
+        """The topic of each row; None where the column holds none."""
+        if self.topic_column is None:
+            return [self.topic] * rows.num_rows
+        found: list[str | None] = rows.column(self.topic_column).to_pylist()
+        return found
+
+    def header_lists(self, rows: pa.Table) -> list[list[tuple[str, bytes | None]]] | None:
+        """The headers of each row, in order; None when there are none at all."""
+        if self.headers is None:
+            return None
+        return [
+            [(one["key"], one["value"]) for one in of or ()]
+            for of in rows.column(self.headers).to_pylist()
+        ]
+
+    def _column(self, setting: str, name: str | None, kinds: Any) -> None:
+        if name is None:
+            return
+        if self.schema.names.count(name) != 1:
+            raise TableMismatch(
+                f"sink.{setting}: the rows have no column {name!r}",
+                way_out=f"they have: {', '.join(self.schema.names)}",
+            )
+        type_ = self.schema.field(name).type
+        if not any(kind(type_) for kind in kinds):
+            raise TableMismatch(
+                f"sink.{setting}: column {name!r} is {type_}",
+                way_out="cast it in the transform",
+            )
+
+
+def as_bytes(column: Any) -> list[bytes | None]:
+    """Bytes as they are, texts in UTF-8, numbers and bools as JSON writes them."""
+    kind = column.type
+    if pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind):
+        found = column.to_pylist()
+    elif pt.is_large_string(kind):
+        found = column.cast(pa.large_binary()).to_pylist()
+    else:
+        found = column.cast(pa.string()).cast(pa.binary()).to_pylist()
+    return list(found)
+
+
+def _is_headers(type_: pa.DataType) -> bool:
+    if not (pt.is_list(type_) and pt.is_struct(type_.value_type)):
+        return False
+    fields = {f.name: f.type for f in type_.value_type}
+    return (
+        set(fields) == {"key", "value"}
+        and pt.is_string(fields["key"])
+        and pt.is_binary(fields["value"])
+    )

@@ -1,0 +1,283 @@
+"""The Kafka sink: records, rejects, offsets and ledger in one transaction of the cluster."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from oncely.core.ledger import Entry, advance
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.errors import InvariantViolation, TooManyRejects, check
+from oncely.sinks.base import Chunk, Fence, Opened, PositionMoved, RangeKind, Reject, Written
+from oncely.sinks.kafka import letters, settings, takeover, topics
+from oncely.sinks.kafka.cluster import Cluster, Place, newer
+from oncely.sinks.kafka.form import Form
+from oncely.sinks.kafka.messages import Encoded, encode
+from oncely.sinks.kafka.transaction import Transaction
+from oncely.sinks.kafka.words import Moved
+
+
+@dataclass
+class KafkaSink:
+    """Topics of the cluster that the source is on, with the ledger in a topic beside them.
+
+    A chunk of several topic-partitions is one transaction for each of them: a position is moved
+    by one transactional id only, that of its topic-partition (docs/decisions/0008).
+
+    Attributes:
+        place: cluster, pipeline, group and ledger topic.
+        form: what a record is made of.
+        rejects_topic: where dead letters go, in the transaction of their topic-partition.
+        create: create the ledger topic when it is missing.
+        run: a name of this run's own, by which it finds itself in the ledger.
+    """
+
+    place: Place
+    form: Form
+    rejects_topic: str
+    create: bool = True
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _cluster: tuple[int, Cluster] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    _limits: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cluster": None}
+
+    @property
+    def cluster(self) -> Cluster:
+        """The clients of this process; librdkafka's do not survive a fork."""
+        if self._cluster is None or self._cluster[0] != os.getpid():
+            self._cluster = (os.getpid(), Cluster(self.place))
+        return self._cluster[1]
+
+    def close(self) -> None:
+        """Close the clients; the next call makes new ones."""
+        if self._cluster is not None and self._cluster[0] == os.getpid():
+            self._cluster[1].close()
+        self._cluster = None
+
+    def bind(self) -> KafkaSink:
+        """Look at columns, settings and topics as they are now.
+
+        Raises:
+            ConfigError: a key that would weaken the producer, naming it.
+            TableMismatch: the rows have no form, or a topic is missing.
+        """
+        settings.checked(self.place.producer)
+        self.form.bind()
+        named = [self.rejects_topic, *([self.form.topic] if self.form.topic else [])]
+        topics.require_topics(self.cluster.asker, named)
+        self._limits = topics.largest_batch(self.cluster.asker, named)
+        return self
+
+    def open(
+        self,
+        source: SourceIdentity,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        expected: int | None = None,
+    ) -> Opened:
+        """Take the next epoch and settle a position for every partition; see the port.
+
+        Raises:
+            Stopped: the pipeline has written before, and its position is nowhere to be found.
+        """
+        self.bind()
+        return self._open(source, self.form.target, start, earliest, expected)
+
+    def reset(
+        self,
+        source: SourceIdentity,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        positions: takeover.Reset,
+    ) -> Opened:
+        """Take the next epoch and put positions elsewhere.
+
+        ``positions`` is asked when the old run is fenced, with where it has really ended.
+        """
+        return self._open(source, None, start, earliest, None, positions)
+
+    def _open(
+        self,
+        source: SourceIdentity,
+        target: str | None,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        expected: int | None,
+        reset: takeover.Reset = lambda _: {},
+    ) -> Opened:
+        topics.require_ledger(self.cluster.asker, self.place.ledger_topic, create=self.create)
+        return takeover.Takeover(
+            self.cluster, source, self.run, target, start, earliest, expected, reset
+        ).open()
+
+    def add_partitions(
+        self, positions: Mapping[TopicPartition, Position], source: SourceIdentity, fence: Fence
+    ) -> None:
+        """Give partitions that were found while running their position.
+
+        Raises:
+            Fenced: a newer run has opened.
+        """
+        takeover.together(
+            lambda one: takeover.settle(self.cluster, one[0], one[1], fence, source),
+            positions.items(),
+        )
+
+    def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002 - the port's
+        """What has been committed, read now. Decisions made on it are checked by commit."""
+        return self.cluster.entries()
+
+    def commit(
+        self,
+        chunk: Chunk,
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        max_rejects: int | None = None,
+        kind: RangeKind = "data",
+    ) -> dict[TopicPartition, Written]:
+        """Write the chunk and move its positions; see the port.
+
+        Each topic-partition has a transaction of its own. When one of several fails, others may
+        have taken effect: whoever asks the ledger again, as the port demands, skips these.
+        """
+        encoded = encode(chunk, self.form, self._largest)
+        _spend(encoded, max_rejects)
+        # Asked of the broker before a transaction begins: its time is limited.
+        found = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
+        check(len(found) == len(encoded.rejections), "a rejection has no dead letter")
+        written = tally(chunk, encoded)
+
+        def one(tp: TopicPartition) -> None:
+            own = [reject for reject in found if reject.partition == tp]
+            part = _Part(tp, chunk.ranges[tp], entries[tp], fence, kind, written[tp])
+            self._commit_one(part, encoded, encoded.of(chunk, tp), own)
+
+        takeover.together(one, sorted(chunk.ranges))
+        return written
+
+    def _commit_one(
+        self,
+        part: _Part,
+        encoded: Encoded,
+        messages: Mapping[str, Sequence[int]],
+        rejects: Sequence[Reject],
+    ) -> None:
+        """One topic-partition in one transaction of a new instance.
+
+        The order is what makes it safe. ``init`` ends and fences whoever was about to move this
+        position; only what is read after it can't change before our own commit. Read before,
+        it would let a rival's records and ours both take effect.
+        """
+        check(part.entry.epoch == part.fence.epoch, "decided on another epoch's entry")
+        cluster = self.cluster
+        sizes = self._largest([*messages, *([self.rejects_topic] if rejects else [])])
+        identity = self.place.words.writer(part.tp)
+        with cluster.transaction(identity, sizes.values()) as writer:
+            writer.init()
+            now = cluster.stands_at(part.tp)
+            if now != part.entry:
+                check(
+                    now is not None and newer(part.entry, now) == now,
+                    f"{part.tp} stood at {part.entry.position} and stands at {now}: the cluster"
+                    " has lost what it had committed",
+                )
+                raise PositionMoved(str(part.tp))
+            writer.begin()
+            for topic, wanted in messages.items():
+                if encoded.headers is None:
+                    writer.send_plain(topic, encoded.plain(wanted))
+                else:
+                    writer.send(topic, encoded.messages(wanted))
+            if rejects:
+                limit = sizes[self.rejects_topic]
+                writer.send(self.rejects_topic, letters.letters(rejects, limit))
+            self._move(writer, part)
+            writer.commit()
+        cluster.remember(part.tp, Entry(part.position, part.fence.epoch))
+
+    def _move(self, writer: Transaction, part: _Part) -> None:
+        registered = self.cluster.registered().pipeline
+        if registered is None:
+            raise InvariantViolation(f"pipeline {self.place.pipeline!r} is not in the ledger")
+        source = SourceIdentity(registered.cluster, registered.topic_ids)
+        done = part.written
+        moved = Moved(
+            part.position,
+            part.fence.epoch,
+            registered.cluster,
+            registered.topic_ids.get(part.tp.topic, ""),
+            part.range.start,
+            part.range.end,
+            part.kind,
+            done.records,
+            done.rows,
+            done.rejects,
+            done.filtered,
+        )
+        takeover.write_ledger(self.cluster, writer, part.tp, moved, source)
+
+    def _largest(self, names: Sequence[str]) -> dict[str, int]:
+        """``max.message.bytes`` of topics, asked once in a process; missing ones are left out."""
+        if unknown := [name for name in names if name not in self._limits]:
+            asker = self.cluster.asker
+            there = topics.described(asker, unknown)
+            self._limits |= topics.largest_batch(asker, there)
+        return {name: self._limits[name] for name in names if name in self._limits}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a transaction claims for its topic-partition, and on which entry that was decided."""
+
+    tp: TopicPartition
+    range: OffsetRange
+    entry: Entry
+    fence: Fence
+    kind: RangeKind
+    written: Written
+
+    @property
+    def position(self) -> Position:
+        return advance(self.entry, [self.range])
+
+
+def _spend(encoded: Encoded, limit: int | None) -> None:
+    """Stop before anything is written when there are more rejects than the budget has left."""
+    spent = len(encoded.rejections)
+    if limit is not None and spent > limit:
+        raise TooManyRejects(
+            f"sink.max_rejects: {spent} records of one commit can't be written; the first:"
+            f" {encoded.rejections[0].reason}",
+            way_out="mend decode, transform or topics; or raise sink.max_rejects to keep them",
+        )
+
+
+def tally(chunk: Chunk, encoded: Encoded) -> dict[TopicPartition, Written]:
+    """Count per topic-partition what became of the chunk's records."""
+    rejected = np.zeros(chunk.records, dtype=bool)
+    rejected[[one.record for one in encoded.rejections]] = True
+    record = np.asarray(encoded.record, dtype=np.int64)
+    written = record[~rejected[record]] if len(record) else record
+    kept = np.zeros(chunk.records, dtype=bool)
+    kept[written] = True
+    counts: dict[TopicPartition, Written] = dict.fromkeys(chunk.ranges, Written(0, 0, 0, 0))
+    for index, tp in enumerate(chunk.partitions):
+        own = chunk.partition == index
+        if tp in counts:
+            counts[tp] = Written(
+                int(own.sum()),
+                int((chunk.partition[written] == index).sum()),
+                int((own & rejected).sum()),
+                int((own & ~rejected & ~kept).sum()),
+            )
+    return counts

@@ -1,0 +1,394 @@
+"""Taking the ledger over: the next epoch, older instances fenced, a position for every partition.
+
+A position is moved by one transactional id only, and its owner is who initialised it last. So
+an instance that reads after ``init_transactions`` and commits has done a compare-and-set: had
+another one read in between, it would have been fenced. That holds for commits and for this:
+
+1. The ids of all partitions are initialised: what the earlier run left open ends, so nothing
+   in the ledger topic is hidden, and its writers are fenced.
+2. The pipeline's own id is initialised, the ledger read to its end, and the next epoch written,
+   with the positions where partitions begin that have none. From here on two openers differ.
+3. Each partition's instance writes its position again with the new epoch. When the old run has
+   initialised the id meanwhile, this fails, and step 3 begins anew for that partition, with
+   where it stands now. A writer of the old run that comes later reads the new epoch.
+4. The partitions are noted as settled: from here on a missing position is a lost one.
+
+A crash after 2 leaves some positions at the old epoch and some at the new one. The old run is
+fenced at the latter; the next ``open`` begins at 1 and keeps what is pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.errors import (
+    Fenced,
+    InvariantViolation,
+    SourceMismatch,
+    Stopped,
+    TableMismatch,
+    Unavailable,
+)
+from oncely.sinks.base import Fence, Opened
+from oncely.sinks.kafka.cluster import Cluster, newer
+from oncely.sinks.kafka.transaction import Message, Transaction
+from oncely.sinks.kafka.words import Moved, Registered, View, by_topic, encode, stamp
+
+_TRIES = 5
+_TOGETHER = 8  # instances that are initialised at the same time
+
+A = TypeVar("A")
+B = TypeVar("B")
+Reset = Callable[[Mapping[TopicPartition, Position]], Mapping[TopicPartition, Position]]
+"""Where positions are put, given where they stand."""
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """One run's way to the ledger; see the module.
+
+    Attributes:
+        cluster: the open clients.
+        source: cluster and topic ids as they are now.
+        run: the run's own name, by which it finds an epoch whose answer was lost.
+        target: where records go; None: whatever the ledger says (a reset).
+        start, earliest, expected: as in the port.
+        reset: puts positions elsewhere.
+    """
+
+    cluster: Cluster
+    source: SourceIdentity
+    run: str
+    target: str | None
+    start: Callable[[], Mapping[TopicPartition, Position]]
+    earliest: Mapping[TopicPartition, Position]
+    expected: int | None = None
+    reset: Reset = lambda _: {}
+
+    def open(self) -> Opened:
+        """All four steps.
+
+        Raises:
+            Fenced, SourceMismatch, TableMismatch: as the port says.
+            Stopped: a position was lost.
+            Unavailable: no answer, or rivals without end.
+        """
+        self._check(self.cluster.look())  # before anybody is disturbed
+        last: Unavailable | None = None
+        for _ in range(_TRIES):
+            try:
+                return self._try()
+            except Unavailable as error:  # also: fenced by a rival, a commit without an answer
+                last = error
+        raise last or InvariantViolation("a loop that returns or raises has ended")
+
+    def _try(self) -> Opened:
+        words = self.cluster.place.words
+        partitions = self._partitions()
+        with self._initialised({tp: words.writer(tp) for tp in partitions}) as writers:
+            registered, found, first = self._take_epoch(partitions)
+            epoch = registered.epoch
+            fence = Fence(words.pipeline, epoch)
+            positions = {
+                tp: found[tp].position if tp in found else at
+                for tp, at in _flat(registered, found).items()
+            }
+            moved = dict(self.reset(positions))
+            wanted = positions | moved
+
+            def settle(tp: TopicPartition) -> tuple[TopicPartition, Position]:
+                writer = writers.get(tp)
+                return tp, self._settle(tp, wanted[tp], fence, writer, forced=tp in moved)
+
+            settled = dict(together(settle, wanted))
+        self._note_settled(registered, settled)
+        return Opened(fence, settled, first)
+
+    # -- step 1 ----------------------------------------------------------------------------
+
+    def _partitions(self) -> list[TopicPartition]:
+        """All that an earlier run may be writing, as far as can be seen."""
+        known = {*self.earliest, *self.cluster.look().positions, *self.cluster.offsets()}
+        return sorted(known)
+
+    @contextmanager
+    def _initialised(
+        self, ids: Mapping[TopicPartition, str]
+    ) -> Iterator[dict[TopicPartition, Transaction]]:
+        with ExitStack() as stack:
+            made = {tp: stack.enter_context(self.cluster.transaction(i)) for tp, i in ids.items()}
+            together(lambda one: one.init(), made.values())
+            yield made
+
+    # -- step 2 ----------------------------------------------------------------------------
+
+    def _take_epoch(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[Registered, dict[TopicPartition, Entry], bool]:
+        """The next epoch; every position that there is; and whether this is the first start."""
+        words = self.cluster.place.words
+        with self.cluster.transaction(words.opener) as opener:
+            opener.init()
+            view = self.cluster.settled()
+            self._check(view)
+            found = self._found(view, {*partitions, *view.positions})
+            lost_ledger = view.pipeline is None and bool(found)
+            self._refuse_lost(view, found, lost_ledger)
+            old = view.pipeline
+            ours = old is not None and old.run == self.run and not old.settled
+            first = ours or (old is None and not found)
+            pending = self._pending(old, found, first)
+            epoch = max([old.epoch if old else 0, *(e.epoch for e in found.values())]) + 1
+            registered = Registered(
+                epoch,
+                self.run,
+                self.source.cluster_id,
+                {**(old.topic_ids if old else {}), **self.source.topic_ids},
+                self.target or (old.target if old else ""),
+                by_topic(pending),
+                _names(found),
+            )
+            self._write(opener, registered)
+        return registered, found, first
+
+    def _found(
+        self, view: View, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Entry]:
+        """The ledger's positions, and those of which only the group's copy is left."""
+        found = view.entries()
+        for tp, stamped in self.cluster.stable_offsets(partitions).items():
+            same_source(stamped.cluster, {tp.topic: stamped.topic_id}, self.source, self._name)
+            found[tp] = newer(found.get(tp), stamped.entry)
+        return found
+
+    def _pending(
+        self, old: Registered | None, found: Mapping[TopicPartition, Entry], first: bool
+    ) -> dict[TopicPartition, Position]:
+        """Where partitions begin that have no position: decided once, and kept."""
+        decided = self.start() if first and not old else _tree(old.pending) if old else {}
+        wanted = {**self.earliest, **decided}
+        return {tp: at for tp, at in wanted.items() if tp not in found}
+
+    def _refuse_lost(
+        self, view: View, found: Mapping[TopicPartition, Entry], lost_ledger: bool
+    ) -> None:
+        """A pipeline that has written must find where it was.
+
+        Raises:
+            Stopped: neither the ledger nor the group knows a position that has been there.
+        """
+        old = view.pipeline
+        settled = set(_tree_names(old.settled)) if old else set()
+        lost = settled - found.keys()
+        if lost_ledger:  # the pipeline has written, so every partition had a position
+            lost |= self.earliest.keys() - found.keys()
+        emptied = old is None and not found and self.cluster.bounds(stable=True)[0] > 0
+        if lost or emptied:
+            what = ", ".join(map(str, sorted(lost))) or "all partitions"
+            place = self.cluster.place
+            raise Stopped(
+                f"pipeline {place.pipeline!r} has written before, but where it was is gone for"
+                f" {what}: neither the ledger topic {place.ledger_topic!r} nor group"
+                f" {place.group!r} knows a position",
+                way_out="look in the output for the last records written, and set positions with"
+                " `oncely offsets reset`; or give the pipeline a new name to begin anew",
+            )
+
+    def _check(self, view: View) -> None:
+        """Compare with the ledger's words on this pipeline."""
+        old = view.pipeline
+        if old is None:
+            return
+        same_source(old.cluster, old.topic_ids, self.source, self._name)
+        if self.target is not None and old.target and old.target != self.target:
+            raise TableMismatch(
+                f"sink.topic: it is {self.target!r}, and pipeline {self._name!r} has written to"
+                f" {old.target!r}: the new topic would begin where the old one ends",
+                way_out="give the pipeline a new name to begin anew; if this is meant, `oncely"
+                " offsets reset FILE --shift-by 0 --execute` says so",
+            )
+        if self.expected is not None and old.epoch > self.expected and old.run != self.run:
+            raise Fenced(self._name, self.expected, old.epoch)
+
+    # -- step 3 ----------------------------------------------------------------------------
+
+    def _settle(
+        self,
+        tp: TopicPartition,
+        at: Position,
+        fence: Fence,
+        writer: Transaction | None,
+        *,
+        forced: bool,
+    ) -> Position:
+        """Write a position with our epoch, by the instance that read it, or by a new one."""
+        if writer is not None:
+            try:
+                return self._write_position(writer, tp, at, fence)
+            except Unavailable:
+                pass  # the id was initialised by another since, or nobody knows: look again
+        return settle(self.cluster, tp, at, fence, self.source, forced=forced)
+
+    def _write_position(
+        self, writer: Transaction, tp: TopicPartition, at: Position, fence: Fence
+    ) -> Position:
+        write_position(self.cluster, writer, tp, at, fence, self.source)
+        return at
+
+    # -- step 4 ----------------------------------------------------------------------------
+
+    def _note_settled(self, registered: Registered, settled: Iterable[TopicPartition]) -> None:
+        words = self.cluster.place.words
+        with self.cluster.transaction(words.opener) as opener:
+            opener.init()
+            now = self.cluster.settled().pipeline
+            if now is None or now.epoch != registered.epoch or now.run != self.run:
+                raise Fenced(self._name, registered.epoch, now.epoch if now else 0)
+            done = msgspec.structs.replace(
+                now, pending={}, settled=_names([*settled, *_tree_names(now.settled)])
+            )
+            self._write(opener, done)
+
+    def _write(self, opener: Transaction, registered: Registered) -> None:
+        place = self.cluster.place
+        opener.begin()
+        record = Message(encode(registered), place.words.pipeline_key())
+        opener.send(place.ledger_topic, [record])
+        opener.commit()
+
+    @property
+    def _name(self) -> str:
+        return self.cluster.place.pipeline
+
+
+def settle(
+    cluster: Cluster,
+    tp: TopicPartition,
+    at: Position,
+    fence: Fence,
+    source: SourceIdentity,
+    *,
+    forced: bool = False,
+) -> Position:
+    """Give a partition our epoch and keep its position; ``at`` when it has none, or is forced.
+
+    Raises:
+        Fenced: a newer run holds the partition.
+        Unavailable: no answer, or rivals without end.
+    """
+    last: Unavailable | None = None
+    for _ in range(_TRIES):
+        try:
+            with cluster.transaction(cluster.place.words.writer(tp)) as writer:
+                writer.init()
+                now = cluster.stands_at(tp)
+                if now is not None and now.epoch > fence.epoch:
+                    raise Fenced(fence.pipeline, fence.epoch, now.epoch)
+                if (
+                    now is not None
+                    and now.epoch == fence.epoch
+                    and (not forced or now.position == at)
+                ):
+                    return now.position
+                position = at if forced or now is None else now.position
+                write_position(cluster, writer, tp, position, fence, source)
+                return position
+        except Unavailable as error:
+            last = error
+    raise last or InvariantViolation("a loop that returns or raises has ended")
+
+
+def write_position(
+    cluster: Cluster,
+    writer: Transaction,
+    tp: TopicPartition,
+    at: Position,
+    fence: Fence,
+    source: SourceIdentity,
+) -> None:
+    """One transaction that moves nothing and changes the epoch."""
+    moved = Moved(
+        at, fence.epoch, source.cluster_id, source.topic_ids.get(tp.topic, ""), at, at, "taken"
+    )
+    writer.begin()
+    write_ledger(cluster, writer, tp, moved, source)
+    writer.commit()
+    cluster.remember(tp, moved.entry)
+
+
+def write_ledger(
+    cluster: Cluster,
+    writer: Transaction,
+    tp: TopicPartition,
+    moved: Moved,
+    source: SourceIdentity,
+) -> None:
+    """Both copies of a position, in the transaction that moves it."""
+    place = cluster.place
+    record = Message(encode(moved), place.words.position_key(tp))
+    writer.send(place.ledger_topic, [record])
+    mark = stamp(moved.epoch, source, tp.topic)
+    writer.send_offsets({tp: (moved.position, mark)}, cluster.group_metadata())
+
+
+def same_source(
+    cluster_id: str, topic_ids: Mapping[str, str], source: SourceIdentity, pipeline: str
+) -> None:
+    """Compare cluster and topic ids (KIP-78, KIP-516) with what was written.
+
+    Raises:
+        SourceMismatch: another cluster, or a topic that was deleted and made again.
+    """
+    if cluster_id != source.cluster_id:
+        raise SourceMismatch(
+            f"pipeline {pipeline!r} has read from Kafka cluster {cluster_id!r},"
+            f" and source.brokers leads to {source.cluster_id!r}",
+            way_out="point source.brokers back, or give the pipeline a new name",
+        )
+    for topic, topic_id in source.topic_ids.items():
+        known = topic_ids.get(topic) or topic_id
+        if known != topic_id:
+            raise SourceMismatch(
+                f"topic {topic!r} was deleted and made again: its id is {topic_id}, pipeline"
+                f" {pipeline!r} has read {known}; the same offsets name other records now",
+                way_out="give the pipeline a new name (it then starts where source.start says);"
+                " records that it has written stay",
+            )
+
+
+def together(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """Do it for all, some at a time, each to its end; the first error is raised afterwards."""
+    wanted = list(items)
+    if len(wanted) < 2:
+        return [work(one) for one in wanted]
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        return [future.result() for future in [pool.submit(work, one) for one in wanted]]
+
+
+def _flat(
+    registered: Registered, found: Mapping[TopicPartition, Entry]
+) -> dict[TopicPartition, Position]:
+    return {tp: entry.position for tp, entry in found.items()} | _tree(registered.pending)
+
+
+def _tree(tree: Mapping[str, Mapping[int, int]]) -> dict[TopicPartition, Position]:
+    return {TopicPartition(t, n): at for t, own in tree.items() for n, at in own.items()}
+
+
+def _names(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    names: dict[str, list[int]] = {}
+    for topic, number in sorted(set(partitions)):
+        names.setdefault(topic, []).append(number)
+    return names
+
+
+def _tree_names(names: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for topic, own in names.items() for number in own]

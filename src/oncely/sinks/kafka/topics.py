@@ -1,0 +1,145 @@
+"""The topics that the sink writes to: the ledger's own, the output, the rejects'."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+
+from oncely.errors import TableMismatch, Unavailable
+from oncely.sources.clients import Asker
+
+_COMPACT = "compact"
+_AGAIN = 0.02  # seconds
+_LARGEST = "max.message.bytes"
+
+
+def described(asker: Asker, names: Iterable[str]) -> dict[str, int]:
+    """The number of partitions of each topic that exists."""
+    wanted = ck.TopicCollection(sorted(set(names)))
+    answers = asker.ask(
+        "look at the sink's topics",
+        lambda client, wait: client.describe_topics(wanted, request_timeout=wait),
+    )
+    found: dict[str, int] = {}
+    for name, answer in answers.items():
+        if isinstance(answer, KafkaException) and answer.args[0].code() in (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError.TOPIC_EXCEPTION,
+        ):
+            continue
+        if isinstance(answer, Exception):
+            raise asker.sorted(answer, "look at the sink's topics")
+        found[name] = len(answer.partitions)
+    return found
+
+
+def configured(asker: Asker, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The configuration of topics that exist."""
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]
+    if not resources:
+        return {}
+    answers = asker.one(
+        "look at the sink's topics",
+        lambda client, wait: client.describe_configs(resources, request_timeout=wait),
+    )
+    return {
+        resource.name: {key: str(entry.value) for key, entry in answer.items()}
+        for resource, answer in answers.items()
+    }
+
+
+def largest_batch(asker: Asker, names: Iterable[str]) -> dict[str, int]:
+    """``max.message.bytes`` of each topic: what one batch, and so one record, may have."""
+    return {name: int(config[_LARGEST]) for name, config in configured(asker, names).items()}
+
+
+def require_topics(asker: Asker, names: Iterable[str]) -> None:
+    """Refuse topics that are not there, and those whose compaction would not keep all records.
+
+    Raises:
+        TableMismatch: naming the topic.
+    """
+    wanted = sorted(set(names))
+    missing = [name for name in wanted if name not in described(asker, wanted)]
+    if missing:
+        raise TableMismatch(
+            f"no such topic to write to: {', '.join(map(repr, missing))}",
+            way_out="create it, or mend sink.topic and sink.rejects_topic",
+        )
+
+
+def require_ledger(asker: Asker, name: str, *, create: bool) -> bool:
+    """Find the ledger topic, or create it; True when it was created.
+
+    One partition, because a position must not be hidden by another's open transaction for
+    longer than one partition's last stable offset can; compacted, because age must not take a
+    position away.
+
+    Raises:
+        TableMismatch: missing with ``create`` false, or unfit.
+    """
+    made = False
+    found = described(asker, [name])
+    if name not in found:
+        if not create:
+            raise TableMismatch(
+                f"sink.create is false and the ledger topic {name!r} is missing",
+                way_out="create it with one partition and cleanup.policy=compact",
+            )
+        made = _create(asker, name)
+        found = _await_leader(asker, name)
+    policy = configured(asker, [name])[name]["cleanup.policy"]
+    if found.get(name) != 1 or policy != _COMPACT:
+        raise TableMismatch(
+            f"the ledger topic {name!r} has {found.get(name)} partitions and cleanup.policy"
+            f" {policy!r}; it needs one partition and {_COMPACT!r}: positions must neither be"
+            " scattered nor deleted by age",
+            way_out="name another topic, or mend this one before anything is lost",
+        )
+    return made
+
+
+def _await_leader(asker: Asker, name: str, seconds: float = 15.0) -> dict[str, int]:
+    """A topic that was just made has no leader for a moment, and nothing can be asked of it.
+
+    Raises:
+        Unavailable: it got none.
+    """
+    deadline = time.monotonic() + seconds
+    here = {ck.TopicPartition(name, 0): OffsetSpec.latest()}
+
+    def afresh(client: AdminClient, wait: float) -> Any:
+        client.list_topics(name, timeout=wait)  # or the client goes by what it knew before
+        return client.list_offsets(here, request_timeout=wait)
+
+    while True:
+        answer = asker.ask("look at the ledger topic", afresh)
+        if not any(isinstance(one, Exception) for one in answer.values()):
+            return described(asker, [name])
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the ledger topic {name!r} was created and has no leader")
+        time.sleep(_AGAIN)
+
+
+def _create(asker: Asker, name: str) -> bool:
+    """Create the ledger topic with the cluster's replication; False: another run was quicker."""
+    topic = NewTopic(name, 1, -1, config={"cleanup.policy": _COMPACT})
+    answer: Any = asker.ask(
+        "create the ledger topic",
+        lambda client, wait: client.create_topics(
+            [topic], operation_timeout=wait, request_timeout=wait
+        ),
+    )[name]
+    if not isinstance(answer, Exception):
+        return True
+    if (
+        isinstance(answer, KafkaException)
+        and answer.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+    ):
+        return False
+    raise asker.sorted(answer, "create the ledger topic")

@@ -1,0 +1,171 @@
+"""What the Kafka sink writes about itself: transactional ids, ledger records, offset stamps.
+
+The ledger is a compacted topic with one partition. Its keys:
+
+| key                                    | value                                                 |
+|----------------------------------------|-------------------------------------------------------|
+| ``["pipeline", name]``                 | :class:`Registered`: epoch, run, source, destination  |
+| ``["position", name, topic, number]``  | :class:`Moved`: position, epoch, the range just done  |
+
+A committed group offset is the position's fast copy, and its metadata is the stamp, which adds
+the epoch. An offset without a stamp was written by someone else and is not believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.errors import InvariantViolation
+
+_STAMP = "oncely"
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """A position, and the range whose commit moved it there."""
+
+    position: int
+    epoch: int
+    cluster: str
+    topic_id: str
+    start: int
+    end: int
+    kind: str
+    records: int = 0
+    rows: int = 0
+    rejects: int = 0
+    filtered: int = 0
+
+    @property
+    def entry(self) -> Entry:
+        """As decisions take it."""
+        return Entry(self.position, self.epoch)
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """A pipeline.
+
+    Attributes:
+        epoch: the newest that was given out.
+        run: the run that it was given to.
+        cluster: Kafka's cluster id.
+        topic_ids: of the source's topics.
+        target: the output topic, or how it is chosen.
+        pending: where partitions begin that have no position yet; decided once.
+        settled: partitions that have had a position, by topic.
+    """
+
+    epoch: int
+    run: str
+    cluster: str
+    topic_ids: dict[str, str]
+    target: str
+    pending: dict[str, dict[int, int]]
+    settled: dict[str, list[int]]
+
+
+@dataclass
+class View:
+    """What the ledger topic said when it was last read."""
+
+    pipeline: Registered | None = None
+    positions: dict[TopicPartition, Moved] = field(default_factory=dict)
+
+    def entries(self) -> dict[TopicPartition, Entry]:
+        """Every position."""
+        return {tp: moved.entry for tp, moved in self.positions.items()}
+
+
+@dataclass(frozen=True)
+class Words:
+    """Spells keys and ids of one pipeline.
+
+    Neither a topic's name nor a number holds a slash, so no two ids are the same.
+    """
+
+    pipeline: str
+
+    @property
+    def opener(self) -> str:
+        """The transactional id of whoever takes an epoch."""
+        return f"oncely/{self.pipeline}/"
+
+    def writer(self, tp: TopicPartition) -> str:
+        """The transactional id of whoever moves a position."""
+        return f"oncely/{self.pipeline}/{tp.topic}/{tp.partition}"
+
+    def pipeline_key(self) -> bytes:
+        """The key of :class:`Registered`."""
+        return msgspec.json.encode(["pipeline", self.pipeline])
+
+    def position_key(self, tp: TopicPartition) -> bytes:
+        """The key of :class:`Moved`."""
+        return msgspec.json.encode(["position", self.pipeline, *tp])
+
+    def take(self, view: View, key: bytes | None, value: bytes | None) -> None:
+        """Apply one record of the ledger topic; those of other pipelines are passed over.
+
+        Raises:
+            InvariantViolation: a record that is none of ours.
+        """
+        try:
+            match msgspec.json.decode(key or b""):
+                case ["pipeline", name] if name == self.pipeline:
+                    view.pipeline = msgspec.json.decode(value, type=Registered) if value else None
+                case ["position", name, str(topic), int(number)] if name == self.pipeline:
+                    tp = TopicPartition(topic, number)
+                    if value:
+                        view.positions[tp] = msgspec.json.decode(value, type=Moved)
+                    else:
+                        view.positions.pop(tp, None)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise InvariantViolation(f"the ledger topic holds a foreign record: {error}") from None
+
+
+def stamp(epoch: int, source: SourceIdentity, topic: str) -> str:
+    """The metadata of a group offset of ours."""
+    known = [_STAMP, epoch, source.cluster_id, source.topic_ids.get(topic, "")]
+    return msgspec.json.encode(known).decode()
+
+
+class Stamped(msgspec.Struct, frozen=True):
+    """A group offset that carries our stamp."""
+
+    position: int
+    epoch: int
+    cluster: str
+    topic_id: str
+
+    @property
+    def entry(self) -> Entry:
+        """As decisions take it."""
+        return Entry(self.position, self.epoch)
+
+
+def read_stamp(offset: Position, metadata: str | None) -> Stamped | None:
+    """The group offset, or None when it is not ours: a tool's, or another client's."""
+    try:
+        found = msgspec.json.decode((metadata or "").encode())
+    except msgspec.DecodeError:
+        return None
+    match found:
+        case ["oncely", int(epoch), str(cluster), str(topic_id)] if offset >= 0:
+            return Stamped(offset, epoch, cluster, topic_id)
+    return None
+
+
+def by_topic(partitions: Mapping[TopicPartition, Position]) -> dict[str, dict[int, int]]:
+    """Positions as a tree, for JSON."""
+    tree: dict[str, dict[int, int]] = {}
+    for tp, at in sorted(partitions.items()):
+        tree.setdefault(tp.topic, {})[tp.partition] = at
+    return tree
+
+
+def encode(record: Moved | Registered) -> bytes:
+    """The value of a ledger record."""
+    return msgspec.json.encode(record)

@@ -1,0 +1,145 @@
+"""What tests of the Kafka sink share: sinks, and the outcome looked at with plain clients."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from oncely.core import offsets as own
+from oncely.core.offsets import SourceIdentity
+from oncely.local.kafka import Broker
+from oncely.sinks.base import Fence, Opened
+from oncely.sinks.kafka.cluster import Place
+from oncely.sinks.kafka.form import Form
+from oncely.sinks.kafka.sink import KafkaSink
+from tests.sinktools import SCHEMA, SOURCE, T0
+
+_READER = {
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "earliest",
+    "isolation.level": "read_committed",
+    "fetch.wait.max.ms": 10,
+    "log_level": 0,
+}
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topics and the group of one test. Picklable."""
+
+    bootstrap: str
+    pipeline: str
+    output: str
+    rejects: str
+    ledger: str
+    brokers: str = ""  # what the sink is told, when it goes through a proxy
+
+    def sink(self, form: Form | None = None, run: str | None = None, **more: Any) -> KafkaSink:
+        """A sink as the driver makes it."""
+        place = Place(
+            self.brokers or self.bootstrap, self.pipeline, self.pipeline, self.ledger,
+            **{"timeout": 20.0, **more},
+        )  # fmt: skip
+        sink = KafkaSink(place, form or Form(SCHEMA, topic=self.output, key=None), self.rejects)
+        return replace(sink, run=run) if run else sink
+
+    def ids(self) -> list[int]:
+        """What a reader of committed records sees, sorted."""
+        return sorted(one["id"] for one in self.values())
+
+    def values(self) -> list[Any]:
+        """The JSON values in the output, in order, as a reader of committed records sees them."""
+        return [json.loads(m.value()) for m in self.records(self.output)]
+
+    def records(self, topic: str, level: str = "read_committed") -> list[Any]:
+        """All messages of a topic up to its end, partition by partition."""
+        return read_all(self.bootstrap, topic, level)
+
+    def committed(self) -> dict[own.TopicPartition, int]:
+        """The group's offsets, through the admin client."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        asked = [ConsumerGroupTopicPartitions(self.pipeline)]
+        found = admin.list_consumer_group_offsets(asked)[self.pipeline].result(20)
+        return {
+            own.TopicPartition(one.topic, one.partition): one.offset
+            for one in found.topic_partitions
+        }
+
+    def ledger_positions(self) -> dict[own.TopicPartition, tuple[int, int]]:
+        """Position and epoch, the last word of the ledger topic on each."""
+        found: dict[own.TopicPartition, tuple[int, int]] = {}
+        for message in self.records(self.ledger):
+            key = json.loads(message.key())
+            if key[0] == "position":
+                value = json.loads(message.value())
+                found[own.TopicPartition(key[2], key[3])] = (value["position"], value["epoch"])
+        return found
+
+    def ledger_ranges(self) -> list[tuple[int, int, int, str]]:
+        """Partition, start, end and kind of every range in the ledger topic, in order."""
+        return [
+            (key[3], value["start"], value["end"], value["kind"])
+            for message in self.records(self.ledger)
+            if (key := json.loads(message.key()))[0] == "position"
+            and (value := json.loads(message.value()))["start"] < value["end"]
+        ]
+
+
+def make_topics(
+    broker: Broker, partitions: int = 1, config: Mapping[str, str] | None = None
+) -> Topics:
+    """New topics for one test; the ledger is left to the sink."""
+    name = uuid.uuid4().hex[:12]
+    # The broker takes offsets of topics that exist only.
+    there = broker.admin().list_topics(timeout=20).topics
+    for source in SOURCE.topic_ids:
+        if source not in there:
+            broker.create_topic(source, 4)
+    output = broker.create_topic(f"out-{name}", partitions, config)
+    rejects = broker.create_topic(f"rejects-{name}")
+    return Topics(broker.bootstrap, f"p-{name}", output, rejects, f"ledger-{name}")
+
+
+def open_sink(
+    sink: KafkaSink,
+    start: Mapping[own.TopicPartition, int] | None = None,
+    source: SourceIdentity = SOURCE,
+    expected: int | None = None,
+) -> Opened:
+    at = {T0: 0} if start is None else start
+    return sink.open(source, lambda: at, at, expected)
+
+
+def ready(
+    sink: KafkaSink, start: Mapping[own.TopicPartition, int] | None = None
+) -> tuple[KafkaSink, Fence]:
+    """The sink opened and bound, and its fence."""
+    return sink, open_sink(sink, start).fence
+
+
+def read_all(bootstrap: str, topic: str, level: str = "read_committed") -> list[Any]:
+    """All messages of a topic up to its (stable) end."""
+    consumer = Consumer(
+        {**_READER, "isolation.level": level, "bootstrap.servers": bootstrap, "group.id": "tests"}
+    )
+    try:
+        numbers = sorted(consumer.list_topics(topic, timeout=20).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, n, 0) for n in numbers])
+        found: dict[int, list[Any]] = {n: [] for n in numbers}
+        ended: set[int] = set()
+        while len(ended) < len(numbers):
+            for message in consumer.consume(1000, 0.1):
+                if message.error():
+                    ended.add(message.partition())
+                else:
+                    found[message.partition()].append(message)
+        return [message for n in numbers for message in found[n]]
+    finally:
+        consumer.close()
