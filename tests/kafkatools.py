@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, TopicPartition
 
 from oncely.core import offsets as own
 from oncely.core.offsets import SourceIdentity
@@ -63,13 +62,19 @@ class Topics:
         return read_all(self.bootstrap, topic, level)
 
     def committed(self) -> dict[own.TopicPartition, int]:
-        """The group's offsets, through the admin client."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
-        asked = [ConsumerGroupTopicPartitions(self.pipeline)]
-        found = admin.list_consumer_group_offsets(asked)[self.pipeline].result(20)
+        """The group's offsets, through a plain consumer."""
+        asked = [TopicPartition(t, n) for t in SOURCE.topic_ids for n in range(4)]
+        consumer = Consumer(
+            {**_READER, "bootstrap.servers": self.bootstrap, "group.id": self.pipeline}
+        )
+        try:
+            found = consumer.committed(asked, 20)
+        finally:
+            consumer.close()
         return {
             own.TopicPartition(one.topic, one.partition): one.offset
-            for one in found.topic_partitions
+            for one in found
+            if one.offset >= 0
         }
 
     def ledger_positions(self) -> dict[own.TopicPartition, tuple[int, int]]:

@@ -115,7 +115,7 @@ class Cluster:
         producer = place.connect(
             ck.Producer, place.brokers, place.kafka, Trouble(place.brokers), **config
         )
-        return Transaction(producer, place.timeout, place.brokers)
+        return Transaction(producer, place.timeout, place.brokers, place.ledger_topic)
 
     def group_metadata(self) -> Any:
         """What ``send_offsets_to_transaction`` wants to know of the group (KIP-447)."""
@@ -140,6 +140,9 @@ class Cluster:
     ) -> dict[TopicPartition, Stamped]:
         """Our group offsets; waits while one of them is pending in a transaction (KIP-447).
 
+        A consumer is asked, not an admin client: librdkafka 2.16 crashes when an admin client
+        is told that the group's coordinator has moved.
+
         Raises:
             Unavailable: a transaction stayed open, or no answer.
         """
@@ -151,33 +154,14 @@ class Cluster:
             raise sort_error(error.args[0], doing, self.place.brokers) from error
         return self._stamped(found, doing)
 
-    def offsets(self) -> dict[TopicPartition, Stamped]:
-        """Our group offsets as they are now, of every partition; pending ones don't count yet.
-
-        Raises:
-            Unavailable: no answer.
-        """
-        group = self.place.group
-        doing = f"read the offsets of group {group!r}"
-        answer = self.asker.one(
-            doing,
-            lambda client, wait: client.list_consumer_group_offsets(
-                [ck.ConsumerGroupTopicPartitions(group)], request_timeout=wait
-            ),
-        )[group]
-        return self._stamped(answer.topic_partitions, doing)
-
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position that is known to be committed. It may have moved on already.
 
         Safe for a decision all the same: what it shows has taken effect, and whoever acts on it
         asks again after initialising its transactional id.
         """
-        with self._reading:
-            known = self._view.entries() if self._next else self.look().entries()
-        for found in ({tp: s.entry for tp, s in self.offsets().items()}, dict(self._seen)):
-            known |= {tp: newer(known.get(tp), entry) for tp, entry in found.items()}
-        return known
+        known = self.look().entries()
+        return known | {tp: newer(known.get(tp), at) for tp, at in dict(self._seen).items()}
 
     def stands_at(self, tp: TopicPartition) -> Entry | None:
         """Where a position stands, asked after ``init`` of its transactional id; None: nowhere.

@@ -132,6 +132,8 @@ class KafkaSink:
             lambda one: takeover.settle(self.cluster, one[0], one[1], fence, source),
             positions.items(),
         )
+        # Whoever reads the ledger from here on finds them: no open transaction hides them.
+        self.cluster.settled()
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002 - the port's
         """What has been committed, read now. Decisions made on it are checked by commit."""

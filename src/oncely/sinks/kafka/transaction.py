@@ -68,10 +68,12 @@ class Transaction:
         producer: a new, transactional instance of confluent-kafka's Producer.
         timeout: seconds that one step may take.
         brokers: for messages.
+        warm: a topic that is asked for to be connected before anything else.
     """
 
-    def __init__(self, producer: Any, timeout: float, brokers: str) -> None:
+    def __init__(self, producer: Any, timeout: float, brokers: str, warm: str) -> None:
         self._producer, self._timeout, self._brokers = producer, timeout, brokers
+        self._warm = warm
         self._open = False
 
     def __enter__(self) -> Self:
@@ -94,6 +96,8 @@ class Transaction:
             Unavailable: no answer.
             ConfigError: the broker forbids it, or can't do it.
         """
+        # Without a connection librdkafka would look for the coordinator in half a second's time.
+        self._step("connect", lambda left: self._producer.list_topics(self._warm, timeout=left))
         self._step("init_transactions", self._producer.init_transactions)
         return self
 
