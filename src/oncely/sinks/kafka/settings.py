@@ -110,7 +110,7 @@ def producer_config(
             together in a batch, the largest what a single record may have.
     """
     own = checked(settings)
-    batch = min(int(own.get("batch.size", _BATCH)), *sizes, _BATCH)
+    batch = min([int(own.get("batch.size", _BATCH)), *sizes, _BATCH])
     return {
         "linger.ms": 5,
         "compression.type": "lz4",
@@ -124,6 +124,6 @@ def producer_config(
         "transactional.id": transactional_id,
         "transaction.timeout.ms": timeout_ms,
         "message.timeout.ms": timeout_ms,
-        "message.max.bytes": max(_BATCH, *sizes) + _SLACK,
+        "message.max.bytes": max([_BATCH, *sizes]) + _SLACK,
         "batch.size": batch,
     }

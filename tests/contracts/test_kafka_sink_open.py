@@ -1,0 +1,233 @@
+"""Opening: epochs fence, positions are found or refused, sources are told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from confluent_kafka import Producer
+
+from oncely.core.offsets import SourceIdentity
+from oncely.core.ranges import OffsetRange
+from oncely.errors import ConfigError, Fenced, SourceMismatch, Stopped, TableMismatch
+from oncely.local.kafka import Broker
+from oncely.runtimes.commit import commit
+from oncely.sinks.base import Chunk, PositionMoved
+from oncely.sinks.kafka.form import Form
+from tests.kafkatools import Topics, make_topics, open_sink, ready
+from tests.sinktools import SCHEMA, SOURCE, T0, T1, at_t0, chunk, commit_all, impatient, numbered
+
+
+@pytest.fixture
+def topics(broker: Broker) -> Topics:
+    return make_topics(broker)
+
+
+def test_start_is_asked_once_and_positions_are_kept(topics: Topics) -> None:
+    first = open_sink(topics.sink(), {T0: 7})
+    assert (first.fence.epoch, dict(first.positions), first.first_start) == (1, {T0: 7}, True)
+    sink = topics.sink()
+    commit_all(sink, at_t0(7, numbered(7, 9)), first.fence)
+
+    def never() -> dict:
+        raise AssertionError("start was asked again")
+
+    again = sink.open(SOURCE, never, {T0: 0, T1: 3})
+    assert (again.fence.epoch, dict(again.positions), again.first_start) == (
+        2, {T0: 9, T1: 3}, False,
+    )  # fmt: skip
+    assert topics.ledger_positions() == {T0: (9, 2), T1: (3, 2)}
+    assert topics.committed() == {T0: 9, T1: 3}
+
+
+def test_an_older_run_is_fenced(topics: Topics) -> None:
+    old, fence = ready(topics.sink())
+    commit_all(old, at_t0(0, numbered(0, 3)), fence)
+    decided = old.entries(fence)
+    new = open_sink(topics.sink()).fence
+    with pytest.raises(PositionMoved):
+        old.commit(at_t0(3, numbered(3, 6)), decided, fence)
+    with pytest.raises(Fenced):
+        commit_all(old, at_t0(3, numbered(3, 6)), fence)
+    with pytest.raises(Fenced):
+        open_sink(old, expected=fence.epoch)
+    with pytest.raises(Fenced):
+        old.add_partitions({T0: 0}, SOURCE, fence)
+    assert topics.ids() == [0, 1, 2]
+    commit_all(topics.sink(), at_t0(3, numbered(3, 6)), new)
+    assert topics.ids() == list(range(6))
+
+
+def test_the_run_that_holds_the_ledger_may_open_again(topics: Topics) -> None:
+    sink, fence = ready(topics.sink())
+    assert open_sink(sink, expected=fence.epoch).fence.epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        (SourceIdentity("cluster-2", SOURCE.topic_ids), "cluster-1"),
+        (SourceIdentity("cluster-1", {"t": "another id"}), "deleted and made again"),
+    ],
+)
+def test_another_source_is_refused(topics: Topics, source: SourceIdentity, match: str) -> None:
+    sink, fence = ready(topics.sink())
+    with pytest.raises(SourceMismatch, match=match):
+        open_sink(topics.sink(), source=source)
+    commit_all(sink, at_t0(0, numbered(0, 2)), fence)  # nobody was disturbed
+
+
+def test_another_output_topic_is_refused(topics: Topics, broker: Broker) -> None:
+    ready(topics.sink())
+    other = broker.create_topic(f"other-{topics.output}")
+    with pytest.raises(TableMismatch, match="would begin where the old one ends"):
+        open_sink(topics.sink(Form(SCHEMA, topic=other)))
+
+
+def test_a_group_offset_that_is_gone_is_restored(topics: Topics, broker: Broker) -> None:
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    forget_group(broker, topics)
+    assert topics.committed() == {}
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)  # a replay: skipped all the same
+    assert open_sink(topics.sink()).positions == {T0: 3}
+    assert topics.committed() == {T0: 3}
+    forget_group(broker, topics)
+    sink, fence = topics.sink(), open_sink(topics.sink()).fence
+    forget_group(broker, topics)
+    stranger = topics.sink()
+    commit_all(stranger, at_t0(1, numbered(1, 5)), fence)  # trimmed, by the ledger topic alone
+    assert topics.ids() == list(range(5))
+
+
+def test_a_group_offset_that_a_tool_has_moved_is_not_believed(
+    topics: Topics, broker: Broker
+) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    tool = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": topics.pipeline})
+    tool.commit(offsets=[TopicPartition("t", 0, 0)], asynchronous=False)
+    tool.close()
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    assert open_sink(topics.sink()).positions == {T0: 3}
+    assert topics.ids() == [0, 1, 2]
+
+
+def test_a_ledger_topic_that_is_gone_is_restored_from_the_group(
+    topics: Topics, broker: Broker
+) -> None:
+    sink, fence = ready(topics.sink(), {T0: 0, T1: 0})
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    broker.delete_topic(topics.ledger)
+    opened = open_sink(topics.sink(), {T0: 0, T1: 0})
+    assert opened.positions == {T0: 3, T1: 0}
+    assert opened.fence.epoch == 2
+
+
+def test_neither_ledger_nor_group_is_refused(topics: Topics, broker: Broker) -> None:
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    forget_group(broker, topics)
+    broker.delete_records(topics.ledger, {0: end_of(topics)})
+    with pytest.raises(Stopped, match="has written before"):
+        open_sink(topics.sink())
+
+
+def test_one_position_that_is_gone_is_refused(topics: Topics, broker: Broker) -> None:
+    """A tombstone in the ledger topic, and an idle partition whose offset has expired."""
+    sink, _ = ready(topics.sink(), {T0: 0, T1: 0})
+    producer = Producer(broker.client_config())
+    producer.produce(topics.ledger, None, sink.place.words.position_key(T1))
+    producer.flush(20)
+    forget_group(broker, topics)
+    with pytest.raises(Stopped, match="t-1"):
+        open_sink(topics.sink(), {T0: 0, T1: 0})
+
+
+def test_an_unfit_ledger_topic_is_refused(topics: Topics, broker: Broker) -> None:
+    broker.create_topic(topics.ledger, 2, {"cleanup.policy": "compact"})
+    with pytest.raises(TableMismatch, match="2 partitions"):
+        open_sink(topics.sink())
+    other = dataclasses.replace(topics, ledger=f"deleting-{topics.ledger}")
+    broker.create_topic(other.ledger, 1, {"cleanup.policy": "compact,delete"})
+    with pytest.raises(TableMismatch, match="compact,delete"):
+        open_sink(other.sink())
+
+
+def test_missing_topics_are_refused(topics: Topics) -> None:
+    with pytest.raises(TableMismatch, match="no such topic"):
+        open_sink(dataclasses.replace(topics, output="nowhere").sink())
+    sink = dataclasses.replace(topics.sink(), create=False)
+    with pytest.raises(TableMismatch, match="ledger topic"):
+        open_sink(sink)
+
+
+def test_partitions_found_while_running(topics: Topics) -> None:
+    sink, fence = ready(topics.sink())
+    sink.add_partitions({T1: 4}, SOURCE, fence)
+    sink.add_partitions({T1: 0}, SOURCE, fence)  # it has one already
+    commit_all(topics.sink(), chunk({T1: (4, numbered(4, 6))}), fence)
+    assert topics.ledger_positions() == {T0: (0, 1), T1: (6, 1)}
+
+
+def test_a_reset_fences_and_moves(topics: Topics) -> None:
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+    opened = topics.sink().reset(SOURCE, dict, {T0: 0}, lambda at: {T0: at[T0] - 2})
+    assert opened.positions == {T0: 3}
+    with pytest.raises(Fenced):
+        commit_all(sink, at_t0(5, numbered(5, 6)), fence)
+    commit_all(topics.sink(), at_t0(3, numbered(3, 6)), opened.fence)
+    assert topics.ids() == [0, 1, 2, 3, 3, 4, 4, 5]
+
+
+def test_ranges_without_records(topics: Topics) -> None:
+    sink, fence = ready(topics.sink(), {T0: 0, T1: 3})
+    nothing = Chunk.of_nothing({T0: OffsetRange(0, 9), T1: OffsetRange(3, 4)})
+    for replayed in (False, True):
+        done = list(commit(sink, nothing, fence, None, impatient(), kind="hole"))
+        assert [one.replayed for one in done] == [replayed] * 2
+    assert topics.committed() == {T0: 9, T1: 4}
+    assert topics.ledger_ranges().count((0, 0, 9, "hole")) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("enable.idempotence", False), ("acks", 1), ("acks", "0"), ("max.in.flight", 6),
+        ("max.in.flight.requests.per.connection", 10), ("transactional.id", "mine"),
+        ("transaction.timeout.ms", 900_000), ("retries", 0), ("linger", 5),
+        ("request.required.acks", "1"), ("message.timeout.ms", 1),
+    ],
+)  # fmt: skip
+def test_settings_that_would_weaken_it_are_refused(topics: Topics, key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_sink(topics.sink(producer={key: value}))
+    assert refused.value.key == f"sink.kafka.{key}"
+
+
+def test_settings_that_change_speed_only(topics: Topics) -> None:
+    own = {"acks": "all", "enable.idempotence": True, "max.in.flight": 5, "linger.ms": 1,
+           "compression.type": "zstd"}  # fmt: skip
+    sink, fence = ready(topics.sink(producer=own))
+    commit_all(sink, at_t0(0, numbered(0, 2)), fence)
+    assert topics.ids() == [0, 1]
+
+
+def forget_group(broker: Broker, topics: Topics) -> None:
+    """What expiry does."""
+    admin = broker.admin()  # by name: its answers die with it
+    admin.delete_consumer_groups([topics.pipeline])[topics.pipeline].result(20)
+
+
+def end_of(topics: Topics) -> int:
+    from confluent_kafka import Consumer, TopicPartition
+
+    reader = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": "tests"})
+    try:
+        end: int = reader.get_watermark_offsets(TopicPartition(topics.ledger, 0), 20)[1]
+        return end
+    finally:
+        reader.close()
