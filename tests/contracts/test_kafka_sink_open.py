@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from oncely.core.offsets import SourceIdentity
 from oncely.core.ranges import OffsetRange
@@ -103,8 +104,6 @@ def test_a_group_offset_that_is_gone_is_restored(topics: Topics, broker: Broker)
 def test_a_group_offset_that_a_tool_has_moved_is_not_believed(
     topics: Topics, broker: Broker
 ) -> None:
-    from confluent_kafka import Consumer, TopicPartition
-
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     tool = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": topics.pipeline})
@@ -130,7 +129,9 @@ def test_neither_ledger_nor_group_is_refused(topics: Topics, broker: Broker) -> 
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     forget_group(broker, topics)
+    set_policy(broker, topics, "delete")
     broker.delete_records(topics.ledger, {0: end_of(topics)})
+    set_policy(broker, topics, "compact")
     with pytest.raises(Stopped, match="has written before"):
         open_sink(topics.sink())
 
@@ -222,9 +223,14 @@ def forget_group(broker: Broker, topics: Topics) -> None:
     admin.delete_consumer_groups([topics.pipeline])[topics.pipeline].result(20)
 
 
-def end_of(topics: Topics) -> int:
-    from confluent_kafka import Consumer, TopicPartition
+def set_policy(broker: Broker, topics: Topics, policy: str) -> None:
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topics.ledger, incremental_configs=[entry])
+    admin = broker.admin()
+    admin.incremental_alter_configs([resource])[resource].result(20)
 
+
+def end_of(topics: Topics) -> int:
     reader = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": "tests"})
     try:
         end: int = reader.get_watermark_offsets(TopicPartition(topics.ledger, 0), 20)[1]

@@ -1,0 +1,111 @@
+"""What the processes of the Kafka scenarios do: write a range, and die or stop on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Producer
+
+from oncely.core.offsets import TopicPartition
+from oncely.errors import Fenced
+from oncely.runtimes.backoff import Backoff
+from oncely.runtimes.commit import commit
+from oncely.sinks.base import Chunk, Fence
+from oncely.sinks.kafka.sink import KafkaSink
+from oncely.sources.clients import make
+from tests.kafkatools import Topics, open_sink
+from tests.sinktools import T0, T1, Rec, at_t0, chunk, numbered
+
+LAST = 20
+BAD = 13
+START = {T0: 0, T1: 0}
+
+
+def patient() -> Backoff:
+    return Backoff(0.01, 0.2, 30)
+
+
+class Calls:
+    """Counts the calls to every producer of a process, and does something at one of them."""
+
+    def __init__(self, at: int, when: str, what: Callable[[], None]) -> None:
+        self.at, self.when, self.what = at, when, what
+        self.names: list[str] = []
+        self._lock = threading.Lock()
+
+    def connect(self, kind: Any, *args: Any, **own: Any) -> Any:
+        made = make(kind, *args, **own)
+        return _Counted(made, self) if kind is Producer else made
+
+    def around(self, name: str, call: Callable[[], Any]) -> Any:
+        with self._lock:
+            self.names.append(name)
+            mine = len(self.names) == self.at
+        if mine and self.when == "before":
+            self.what()
+        done = call()
+        if mine and self.when == "after":
+            self.what()
+        return done
+
+
+class _Counted:
+    def __init__(self, inner: Any, calls: Calls) -> None:
+        self._inner, self._calls = inner, calls
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        return lambda *args, **own: self._calls.around(name, lambda: method(*args, **own))
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_self() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def what(both: bool) -> Chunk:
+    """Twenty records of t-0, one of them a reject; with ``both`` five of t-1 too."""
+    records = [*numbered(0, BAD), Rec(BAD, bad="no JSON"), *numbered(BAD + 1, LAST)]
+    if not both:
+        return at_t0(0, records)
+    return chunk({T0: (0, records), T1: (0, numbered(100, 105))})
+
+
+def hooked(sink: KafkaSink, calls: Calls) -> KafkaSink:
+    return dataclasses.replace(sink, place=dataclasses.replace(sink.place, connect=calls.connect))
+
+
+def write(
+    topics: Topics, fence: Fence, at: int, when: str, how: str, both: bool, more: dict[str, Any]
+) -> tuple[list[str], list[tuple[TopicPartition, bool]] | str]:
+    """Commit the chunk; at the ``at``-th call to a producer the process dies or stops."""
+    calls = Calls(at, when, kill_self if how == "kill" else stop_self)
+    sink = hooked(topics.sink(**more), calls)
+    try:
+        done = list(commit(sink, what(both), fence, None, patient()))
+    except Fenced:
+        return calls.names, "fenced"
+    return calls.names, [(one.partition, one.replayed) for one in done]
+
+
+def open_and_die(topics: Topics, at: int, when: str) -> list[str]:
+    """Open; at the ``at``-th call to a producer the process dies."""
+    calls = Calls(at, when, kill_self)
+    open_sink(hooked(topics.sink(), calls), START)
+    return calls.names
+
+
+def restart(topics: Topics, both: bool) -> list[tuple[TopicPartition, bool]]:
+    """A new run brings the same chunk, as a replay does."""
+    sink = topics.sink()
+    fence = open_sink(sink, START).fence
+    done = list(commit(sink, what(both), fence, None, patient()))
+    return [(one.partition, one.replayed) for one in done]

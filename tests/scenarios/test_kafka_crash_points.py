@@ -1,0 +1,109 @@
+"""Killed, stopped and gone on at every call to a producer; nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oncely.local.kafka import Broker
+from tests.kafkatools import Topics, make_topics, open_sink
+from tests.scenarios import kafka_jobs as jobs
+from tests.scenarios.zygote import Zygote
+from tests.sinktools import T0, T1
+
+WHOLE = [n for n in range(jobs.LAST) if n != jobs.BAD]
+OTHER = list(range(100, 105))
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote() as running:
+        yield running
+
+
+def new_run(broker: Broker) -> tuple[Topics, Any]:
+    topics = make_topics(broker)
+    return topics, open_sink(topics.sink(), jobs.START).fence
+
+
+def look(topics: Topics, *, both: bool) -> None:
+    """Everything once, in order, with its reject and its position."""
+    seen = [one["id"] for one in topics.values()]
+    assert [one for one in seen if one < 100] == WHOLE
+    assert [one for one in seen if one >= 100] == (OTHER if both else [])
+    assert len(topics.records(topics.rejects)) == 1
+    assert topics.committed() == {T0: jobs.LAST, T1: 105 if both else 0}
+    positions = {tp: at for tp, (at, _) in topics.ledger_positions().items()}
+    assert positions == topics.committed()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("both", [False, True], ids=["one partition", "two partitions"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_every_producer_call(
+    zygote: Zygote, broker: Broker, when: str, both: bool
+) -> None:
+    effects = []
+    for at in itertools.count(1):
+        topics, fence = new_run(broker)
+        ended = zygote.run(jobs.write, topics, fence, at, when, "kill", both, {})
+        assert not ended.error, ended.error
+        if not ended.signal:
+            break
+        assert ended.signal == signal.SIGKILL
+        done = zygote.run(jobs.restart, topics, both)
+        assert not done.error, done.error
+        look(topics, both=both)
+        effects.append([replayed for _, replayed in done.value])
+    calls, _ = ended.value
+    assert at == len(calls) + 1
+    assert calls.count("commit_transaction") == (2 if both else 1)
+    assert not any(effects[0])  # killed at the first call: nothing had taken effect
+    if when == "after":
+        assert all(effects[-1])  # after the last: all had
+
+
+@pytest.mark.timeout(400)
+def test_killed_at_every_producer_call_of_open(zygote: Zygote, broker: Broker) -> None:
+    for at in itertools.count(1):
+        topics = make_topics(broker)
+        ended = zygote.run(jobs.open_and_die, topics, at, "after")
+        assert not ended.error, ended.error
+        done = zygote.run(jobs.restart, topics, True)
+        assert not done.error, done.error
+        look(topics, both=True)
+        if not ended.signal:
+            return
+
+
+@pytest.mark.parametrize("takeover", [True, False], ids=["taken over", "alone"])
+@pytest.mark.parametrize("call", ["produce_batch", "commit_transaction"])
+def test_stopped_past_the_transaction_timeout(
+    zygote: Zygote, broker: Broker, call: str, takeover: bool
+) -> None:
+    """SIGSTOP in an open transaction, until the broker has aborted it; then SIGCONT."""
+    topics, fence = new_run(broker)
+    names, _ = zygote.run(jobs.write, topics, fence, 0, "before", "stop", False, {}).value
+    topics, fence = new_run(broker)
+    short = {"transaction_timeout": 1.0}
+    at = names.index(call) + 1
+    job = zygote.start(jobs.write, topics, fence, at, "before", "stop", False, short)
+    job.wait_until_stopped()
+    if takeover:
+        done = zygote.run(jobs.restart, topics, False)
+        assert not done.error, done.error
+        look(topics, both=False)
+    else:
+        # What the stopped process wrote is aborted by the broker: a new transaction's end shows.
+        probe = topics.sink(timeout=60.0)
+        probe.cluster.settled()
+        assert topics.ids() == []
+    job.go_on()
+    ended = job.wait()
+    assert not ended.error, ended.error
+    assert (ended.value[1] == "fenced") == takeover
+    look(topics, both=False)
