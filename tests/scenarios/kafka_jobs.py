@@ -109,3 +109,14 @@ def restart(topics: Topics, both: bool) -> list[tuple[TopicPartition, bool]]:
     fence = open_sink(sink, START).fence
     done = list(commit(sink, what(both), fence, None, patient()))
     return [(one.partition, one.replayed) for one in done]
+
+
+def write_range(topics: Topics, fence: Fence, start: int, end: int, at: int, how: str) -> str:
+    """Commit numbered records; at the ``at``-th call to a producer the process dies or stops."""
+    calls = Calls(at, "before", kill_self if how == "kill" else stop_self)
+    sink = hooked(topics.sink(), calls)
+    try:
+        list(commit(sink, at_t0(start, numbered(start, end)), fence, None, patient()))
+    except Fenced:
+        return "fenced"
+    return "done"

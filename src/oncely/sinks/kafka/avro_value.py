@@ -10,6 +10,7 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
+from fastavro.validation import ValidationError
 
 from oncely.errors import TableMismatch
 
@@ -61,6 +62,11 @@ class AvroValue:
         for row in rows.to_pylist():
             buffer = io.BytesIO()
             buffer.write(head)
+            # The writer alone would write a number of any size into an int.
+            try:
+                fastavro.validate(row, parsed, raise_errors=True)
+            except ValidationError as error:
+                raise ValueError(" ".join(str(error).split())) from None
             fastavro.schemaless_writer(buffer, parsed, row, strict_allow_default=True)
             done.append(buffer.getvalue())
         return done

@@ -34,6 +34,7 @@ _LOST_STATE = (
     KafkaError.INVALID_TXN_STATE,
     KafkaError.TRANSACTION_ABORTABLE,
     KafkaError._STATE,
+    KafkaError._FATAL,  # it has failed before; why, the next instance learns for itself
 )
 _DENIED = (
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -118,7 +119,7 @@ class Transaction:
                     self._make_room()
                 except KafkaException as error:
                     raise self._sorted(error.args[0], f"produce to {topic}") from error
-        self._producer.poll(0)
+        self._serve(0)
 
     def send_plain(self, topic: str, messages: list[dict[str, object]]) -> None:
         """Queue messages without headers, many at a call; dicts of ``key`` and ``value``."""
@@ -206,7 +207,14 @@ class Transaction:
 
     def _make_room(self) -> None:
         """Wait until queued messages have gone."""
-        self._producer.poll(0.1)
+        self._serve(0.1)
+
+    def _serve(self, seconds: float) -> None:
+        """Serve the instance's events; that it was fenced may come out here."""
+        try:
+            self._producer.poll(seconds)
+        except KafkaException as error:
+            raise self._sorted(error.args[0], "produce") from error
 
     def _refused(self, topic: str, messages: list[dict[str, object]]) -> list[dict[str, object]]:
         """Those that did not fit into the queue, to be handed over again."""

@@ -1,0 +1,192 @@
+"""What a record is made of: key, value, topic, headers; and what becomes of those that don't fit."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+from oncely.errors import TableMismatch
+from oncely.local.kafka import Broker
+from oncely.sinks.base import Written
+from oncely.sinks.kafka.avro_value import AvroValue
+from oncely.sinks.kafka.form import Form, RawValue
+from tests.kafkatools import Topics, make_topics, ready
+from tests.sinktools import T0, Rec, at_t0, commit_all, rec
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.fixture
+def topics(broker: Broker) -> Topics:
+    return make_topics(broker)
+
+
+def write(topics: Topics, form: Form, *records: Rec, keys: Any = ()) -> dict[Any, Written]:
+    sink, fence = ready(topics.sink(form))
+    done = commit_all(sink, at_t0(0, records, form.schema, keys=keys), fence)
+    return {one.partition: one.written for one in done}
+
+
+def test_a_key_is_a_column_and_stays_in_the_value(topics: Topics) -> None:
+    form = Form(SCHEMA, topic=topics.output, key="name")
+    write(topics, form, rec(0, id=1, name="ü", raw=b"\0"), rec(1, id=2, name=None, raw=None))
+    assert [(m.key(), m.value()) for m in topics.records(topics.output)] == [
+        ("ü".encode(), '{"id":1,"name":"ü","raw":"AA=="}'.encode()),
+        (None, b'{"id":2,"name":null,"raw":null}'),
+    ]
+
+
+def test_a_number_as_the_key_and_raw_values(topics: Topics) -> None:
+    form = Form(SCHEMA, RawValue("raw"), topics.output, key="id")
+    write(topics, form, rec(0, id=-1, name="a", raw=b"\0\xff"), rec(1, id=2, name="b", raw=None))
+    assert [(m.key(), m.value()) for m in topics.records(topics.output)] == [
+        (b"-1", b"\0\xff"), (b"2", None),
+    ]  # fmt: skip
+
+
+def test_a_tombstone_keeps_its_place(topics: Topics) -> None:
+    form = Form(SCHEMA, RawValue("raw"), topics.output, key="name")
+    write(
+        topics, form, rec(0, id=1, name="k", raw=b"1"), Rec(1, deletes={"name": "k"}),
+        rec(2, id=2, name="k", raw=b"2"), keys=["name"],
+    )  # fmt: skip
+    assert [m.value() for m in topics.records(topics.output)] == [b"1", None, b"2"]
+
+
+def test_headers_are_carried_in_order(topics: Topics) -> None:
+    schema = pa.schema([*SCHEMA, ("h", HEADERS)])
+    form = Form(schema, topic=topics.output, headers="h")
+    carried = [("traceparent", b"00-1-2-01"), ("a", None), ("a", b"")]
+    given = [{"key": name, "value": value} for name, value in carried]
+    write(topics, form, rec(0, id=1, h=given), rec(1, id=2, h=None))
+    first, second = topics.records(topics.output)
+    assert first.headers() == carried
+    assert second.headers() is None
+    assert "h" not in json.loads(first.value())
+
+
+def test_each_row_names_its_topic(topics: Topics, broker: Broker) -> None:
+    other = broker.create_topic(f"second-{topics.output}")
+    form = Form(SCHEMA, RawValue("raw"), topic_column="name")
+    written = write(
+        topics, form, rec(0, id=0, name=topics.output, raw=b"0"), rec(1, id=1, name=other, raw=b"1"),
+        rec(2, id=2, name="nowhere", raw=b"2"), rec(3, id=3, name=None, raw=b"3"),
+        rec(4, id=4, name=topics.output, raw=b"4"),
+    )  # fmt: skip
+    assert [m.value() for m in topics.records(topics.output)] == [b"0", b"4"]
+    assert [m.value() for m in topics.records(other)] == [b"1"]
+    assert [reason(m) for m in topics.records(topics.rejects)] == [
+        "no such topic: 'nowhere'", "sink.topic_column is null",
+    ]  # fmt: skip
+    assert written == {T0: Written(5, 3, 2, 0)}
+
+
+def test_what_is_too_large_is_a_reject_and_what_just_fits_is_written(broker: Broker) -> None:
+    """The limit is the batch's: 61 bytes, and the record with the lengths of its parts."""
+    topics = make_topics(
+        broker, config={"max.message.bytes": "1000", "compression.type": "producer"}
+    )
+    form = Form(SCHEMA, RawValue("raw"), topics.output, key=None)
+    sizes = range(915, 940)
+    records = [rec(n, id=n, name="", raw=bytes([n % 256]) * size) for n, size in enumerate(sizes)]
+    small = [rec(100 + n, id=n, name="", raw=b"x" * 90) for n in range(100)]
+    sink, fence = ready(topics.sink(form, producer={"compression.type": "none"}))
+    commit_all(sink, at_t0(0, [*records, *small], SCHEMA), fence)
+    fits = 1000 - 61 - 2 - 3 - 1 - 2 - 1  # body's length, fixed part, no key, value's length, none
+    lengths = [len(m.value()) for m in topics.records(topics.output)]
+    assert lengths == [*(size for size in sizes if size <= fits), *[90] * 100]
+    rejected = topics.records(topics.rejects)
+    assert len(rejected) == sum(size > fits for size in sizes) > 0
+    assert "too large for topic" in reason(rejected[0])
+
+
+def test_a_letter_that_is_too_large_for_the_rejects_says_so(broker: Broker) -> None:
+    topics = make_topics(broker)
+    small = broker.create_topic(f"small-{topics.rejects}", 1, {"max.message.bytes": "1000"})
+    import dataclasses
+
+    topics = dataclasses.replace(topics, rejects=small)
+    huge = Rec(0, bad="no JSON", key=b"k", value=b"v" * 2000, headers=[("h", b"1")])
+    hugest = Rec(1, bad="no JSON", key=b"k" * 2000, value=b"v" * 2000)
+    written = write(topics, Form(SCHEMA, topic=topics.output), huge, hugest)
+    assert written[T0].rejects == 2
+    first, second = topics.records(small)
+    assert (first.key(), first.value(), second.key()) == (b"k", None, None)
+    assert dict(first.headers())["h"] == b"1"
+    for one, offset in ((first, b"0"), (second, b"1")):
+        assert b"value 2000 bytes" in dict(one.headers())["oncely.left_out"]
+        assert dict(one.headers())["oncely.offset"] == offset
+
+
+def test_a_reject_is_the_record_as_it_was(topics: Topics) -> None:
+    bad = Rec(3, bad="no JSON", key=b"\0", value=b"\xff", headers=[("a", b"1"), ("a", None)])
+    write(topics, Form(SCHEMA, topic=topics.output), bad)
+    (letter,) = topics.records(topics.rejects)
+    assert (letter.key(), letter.value()) == (b"\0", b"\xff")
+    assert letter.headers()[:2] == [("a", b"1"), ("a", None)]
+    assert {name: value for name, value in letter.headers()[2:]} == {
+        "oncely.topic": b"t", "oncely.partition": b"0", "oncely.offset": b"3",
+        "oncely.timestamp_ms": b"1700000000000", "oncely.stage": b"decode",
+        "oncely.reason": b"no JSON",
+    }  # fmt: skip
+
+
+AVRO = {
+    "type": "record",
+    "name": "Row",
+    "fields": [
+        {"name": "id", "type": "int"},
+        {"name": "name", "type": ["null", "string"]},
+        {"name": "raw", "type": ["null", "bytes"], "default": None},
+    ],
+}
+
+
+@pytest.mark.parametrize("schema_id", [None, 7])
+def test_avro(topics: Topics, schema_id: int | None) -> None:
+    """A value that the schema does not take is a reject, with all rows of its record."""
+    form = Form(SCHEMA, AvroValue(json.dumps(AVRO), schema_id), topics.output)
+    large = Rec(1, ({"id": 5, "name": "b"}, {"id": 2**40, "name": "c"}))
+    write(topics, form, rec(0, id=1, name="a", raw=b"\0"), large, rec(2, id=3, name=None))
+    values = [m.value() for m in topics.records(topics.output)]
+    if schema_id is not None:
+        assert {one[:5] for one in values} == {b"\0\0\0\0\7"}
+        values = [one[5:] for one in values]
+    schema = fastavro.parse_schema(AVRO)
+    assert [fastavro.schemaless_reader(io.BytesIO(one), schema, schema) for one in values] == [
+        {"id": 1, "name": "a", "raw": b"\0"}, {"id": 3, "name": None, "raw": None},
+    ]  # fmt: skip
+    (letter,) = topics.records(topics.rejects)
+    assert "can't be encoded" in reason(letter)
+
+
+@pytest.mark.parametrize(
+    ("form", "match"),
+    [
+        (Form(SCHEMA, topic="x", topic_column="name"), "not both"),
+        (Form(SCHEMA), "not both"),
+        (Form(SCHEMA, topic="x", key="nope"), "no column 'nope'"),
+        (Form(SCHEMA, topic_column="id"), "'id' is int64"),
+        (Form(SCHEMA, RawValue("id"), "x"), "'id' is int64"),
+        (Form(SCHEMA, topic="x", headers="raw"), "'raw' is binary"),
+        (Form(pa.schema([("d", pa.duration("s"))]), topic="x"), "no one meaning in JSON"),
+        (Form(pa.schema([("d", pa.float64())]), topic="x", key="d"), "'d' is double"),
+        (Form(SCHEMA, AvroValue("{"), "x"), "not an Avro schema"),
+        (Form(SCHEMA, AvroValue('"string"'), "x"), "not a record"),
+        (Form(pa.schema([("z", pa.int8())]), AvroValue(json.dumps(AVRO)), "x"), "no field"),
+        (Form(pa.schema([("id", pa.int8())]), AvroValue(json.dumps(AVRO)), "x"), "no column"),
+    ],
+)
+def test_forms_that_are_refused(topics: Topics, form: Form, match: str) -> None:
+    with pytest.raises(TableMismatch, match=match):
+        topics.sink(form).bind()
+
+
+def reason(letter: Any) -> str:
+    return dict(letter.headers())["oncely.reason"].decode()
