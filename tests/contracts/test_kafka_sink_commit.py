@@ -221,8 +221,8 @@ def test_an_instance_that_was_fenced_writes_nothing(topics: Topics) -> None:
         old.init()
         old.begin()
         new.init()
+        old.send(topics.output, [Message(b'{"id": 1}')])
         with pytest.raises(InstanceFenced):
-            old.send(topics.output, [Message(b'{"id": 1}')])
             old.commit()
     assert topics.ids() == []
     commit_all(sink, at_t0(0, numbered(0, 2)), fence)

@@ -1,4 +1,4 @@
-"""What a record is made of: key, value, topic, headers; and what becomes of those that don't fit."""
+"""What a record is made of: key, value, topic, headers; and what is too large for its topic."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def test_each_row_names_its_topic(topics: Topics, broker: Broker) -> None:
     other = broker.create_topic(f"second-{topics.output}")
     form = Form(SCHEMA, RawValue("raw"), topic_column="name")
     written = write(
-        topics, form, rec(0, id=0, name=topics.output, raw=b"0"), rec(1, id=1, name=other, raw=b"1"),
+        topics, form, rec(0, id=0, name=topics.output, raw=b"0"),
+        rec(1, id=1, name=other, raw=b"1"),
         rec(2, id=2, name="nowhere", raw=b"2"), rec(3, id=3, name=None, raw=b"3"),
         rec(4, id=4, name=topics.output, raw=b"4"),
     )  # fmt: skip
