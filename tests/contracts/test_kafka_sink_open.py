@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -10,7 +11,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from oncely.core.offsets import SourceIdentity
 from oncely.core.ranges import OffsetRange
-from oncely.errors import ConfigError, Fenced, SourceMismatch, Stopped, TableMismatch
+from oncely.errors import ConfigError, Fenced, SourceMismatch, Stopped, TableMismatch, Unavailable
 from oncely.local.kafka import Broker
 from oncely.runtimes.commit import commit
 from oncely.sinks.base import Chunk, PositionMoved
@@ -214,6 +215,25 @@ def test_settings_that_change_speed_only(topics: Topics) -> None:
            "compression.type": "zstd"}  # fmt: skip
     sink, fence = ready(topics.sink(producer=own))
     commit_all(sink, at_t0(0, numbered(0, 2)), fence)
+    assert topics.ids() == [0, 1]
+
+
+def test_runs_that_open_at_the_same_time(topics: Topics) -> None:
+    """Each gets an epoch of its own or is told that it lost; the newest one writes, no other."""
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(open_sink, topics.sink(), {T0: 0, T1: 5}) for _ in range(4)]
+    won = [one.result() for one in asked if one.exception() is None]
+    for one in asked:
+        assert one.exception() is None or isinstance(one.exception(), Fenced | Unavailable)
+    newest = open_sink(topics.sink(), {T0: 7, T1: 7})
+    epochs = [one.fence.epoch for one in (*won, newest)]
+    assert len(set(epochs)) == len(epochs)
+    assert newest.fence.epoch == max(epochs)
+    assert newest.positions == {T0: 0, T1: 5}  # where the first run began, whoever that was
+    for one in won:
+        with pytest.raises(Fenced):
+            commit_all(topics.sink(), at_t0(0, numbered(0, 2)), one.fence)
+    commit_all(topics.sink(), at_t0(0, numbered(0, 2)), newest.fence)
     assert topics.ids() == [0, 1]
 
 

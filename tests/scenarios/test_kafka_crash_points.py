@@ -112,14 +112,15 @@ def test_stopped_past_the_transaction_timeout(
 def test_a_takeover_does_not_wait_for_what_a_stopped_run_left_open(
     zygote: Zygote, broker: Broker
 ) -> None:
-    """Its timeout is a minute away; its records in the ledger topic would hide the end of it."""
+    """Its timeout is far away, and its records in the ledger topic would hide the end of it."""
+    long = {"transaction_timeout": 600.0}
     topics, fence = new_run(broker)
     names, _ = zygote.run(jobs.write, topics, fence, 0, "before", "stop", False, {}).value
     topics, fence = new_run(broker)
     at = names.index("commit_transaction") + 1
-    job = zygote.start(jobs.write, topics, fence, at, "before", "stop", False, {})
+    job = zygote.start(jobs.write, topics, fence, at, "before", "stop", False, long)
     job.wait_until_stopped()
-    done = zygote.run(jobs.restart, topics, False)  # gives up after 20 seconds
+    done = zygote.run(jobs.restart, topics, False)
     assert not done.error, done.error
     job.go_on()
     assert job.wait().value[1] == "fenced"

@@ -37,6 +37,15 @@ _READER = {
     "fetch.queue.backoff.ms": 5,
 }
 
+_PASSING = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+)
+"""The group's coordinator moves or begins, or an offset is pending in a transaction."""
+_AGAIN = 0.05  # seconds
+
 
 class Connect(Protocol):
     """Makes a client of librdkafka's; the one place where a test puts faults."""
@@ -148,11 +157,20 @@ class Cluster:
         """
         doing = f"read the offsets of group {self.place.group!r}"
         wanted = [ck.TopicPartition(*tp) for tp in partitions]
-        try:
-            found = self._connected().committed(wanted, self.place.timeout) if wanted else []
-        except KafkaException as error:
-            raise sort_error(error.args[0], doing, self.place.brokers) from error
-        return self._stamped(found, doing)
+        deadline = time.monotonic() + self.place.timeout
+        while wanted:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                found = self._connected().committed(wanted, left)
+                bad = next((one.error for one in found if one.error), None)
+            except KafkaException as error:
+                bad = error.args[0]
+            if bad is None:
+                return self._stamped(found)
+            if bad.code() not in _PASSING or time.monotonic() > deadline:
+                raise sort_error(bad, doing, self.place.brokers)
+            time.sleep(_AGAIN)
+        return {}
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position that is known to be committed. It may have moved on already.
@@ -252,11 +270,10 @@ class Cluster:
                 )
             return self._consumer
 
-    def _stamped(self, found: Collection[Any], doing: str) -> dict[TopicPartition, Stamped]:
+    @staticmethod
+    def _stamped(found: Collection[Any]) -> dict[TopicPartition, Stamped]:
         stamps: dict[TopicPartition, Stamped] = {}
         for one in found:
-            if one.error:
-                raise sort_error(one.error, doing, self.place.brokers)
             if stamped := read_stamp(one.offset, one.metadata):
                 stamps[TopicPartition(one.topic, one.partition)] = stamped
         return stamps

@@ -39,7 +39,7 @@ from oncely.errors import (
 )
 from oncely.sinks.base import Fence, Opened
 from oncely.sinks.kafka.cluster import Cluster, newer
-from oncely.sinks.kafka.transaction import Message, Transaction
+from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
 from oncely.sinks.kafka.words import Moved, Registered, View, by_topic, encode, stamp
 
 _TRIES = 5
@@ -82,11 +82,11 @@ class Takeover:
             Unavailable: no answer, or rivals without end.
         """
         self._check(self.cluster.look())  # before anybody is disturbed
-        last: Unavailable | None = None
+        last: InstanceFenced | None = None
         for _ in range(_TRIES):
             try:
                 return self._try()
-            except Unavailable as error:  # also: fenced by a rival, a commit without an answer
+            except InstanceFenced as error:  # a rival is doing the same
                 last = error
         raise last or InvariantViolation("a loop that returns or raises has ended")
 
@@ -283,7 +283,7 @@ def settle(
         Fenced: a newer run holds the partition.
         Unavailable: no answer, or rivals without end.
     """
-    last: Unavailable | None = None
+    last: InstanceFenced | None = None
     for _ in range(_TRIES):
         try:
             with cluster.transaction(cluster.place.words.writer(tp)) as writer:
@@ -300,7 +300,7 @@ def settle(
                 position = at if forced or now is None else now.position
                 write_position(cluster, writer, tp, position, fence, source)
                 return position
-        except Unavailable as error:
+        except InstanceFenced as error:
             last = error
     raise last or InvariantViolation("a loop that returns or raises has ended")
 
