@@ -235,7 +235,8 @@ class Cluster:
         consumer.assign([ck.TopicPartition(self.place.ledger_topic, 0, self._next)])
         try:
             while self._next < end:
-                for message in consumer.consume(1000, 0.1):
+                message = consumer.poll(0.1)  # consume() would wait for as many as it was asked
+                if message is not None:
                     self._take(message)
                 if self._next < end and time.monotonic() > deadline:
                     raise Unavailable(

@@ -38,6 +38,7 @@ class Encoded:
         topic, key, value, headers: per message; ``headers`` None when no message has any.
         rejections: the chunk's own, and those of records that can't be written.
         limits: of the topics that are written to.
+        only: the one topic that all messages go to, if there is one.
     """
 
     record: IntArray
@@ -47,12 +48,16 @@ class Encoded:
     headers: Sequence[Sequence[tuple[str, bytes | None]]] | None
     rejections: tuple[Rejection, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
+    only: str | None = None
 
     def of(self, chunk: Chunk, tp: TopicPartition) -> dict[str, list[int]]:
         """The messages of one topic-partition, in order, by the topic they go to."""
         if not len(self.record):
             return {}
-        wanted = np.flatnonzero(chunk.partition[self.record] == chunk.partitions.index(tp))
+        mine = chunk.partition[self.record] == chunk.partitions.index(tp)
+        wanted = np.flatnonzero(mine)
+        if self.only is not None and not self.rejections:
+            return {self.only: wanted.tolist()} if len(wanted) else {}
         bad = {one.record for one in self.rejections}
         by_topic: dict[str, list[int]] = {}
         for at in wanted.tolist():
@@ -93,11 +98,11 @@ def encode(chunk: Chunk, form: Form, limits: Limits) -> Encoded:
         topics = _ordered([*topics, *[form.topic] * gone], order)
         headers = _ordered([*headers, *[[]] * gone], order) if headers else None
     known = limits(sorted({t for t in topics if t is not None}))
-    found = Encoded(record, topics, keys, rows, headers, (), known)
+    found = Encoded(record, topics, keys, rows, headers, (), known, form.topic)
     refused = {one.record: one for one in (*chunk.rejections, *bad, *_unwritable(found))}
     return Encoded(
         record, topics, keys, rows, headers,
-        tuple(refused[at] for at in sorted(refused)), known,
+        tuple(refused[at] for at in sorted(refused)), known, form.topic,
     )  # fmt: skip
 
 
@@ -123,6 +128,10 @@ def _values(chunk: Chunk, form: Form) -> tuple[list[bytes | None], list[Rejectio
 
 def _unwritable(found: Encoded) -> list[Rejection]:
     """Records whose topic is not there, or does not take their size."""
+    if found.only is not None and found.only in found.limits and found.headers is None:
+        largest = _longest(found.key) + _longest(found.value)
+        if _BATCH + _MOST + largest <= found.limits[found.only]:
+            return []
     bad = []
     smallest = min(found.limits.values(), default=0)
     plain = found.headers is None
@@ -140,6 +149,10 @@ def _unwritable(found: Encoded) -> list[Rejection]:
             reason = f"{size} bytes are too large for topic {topic!r}, which takes {limit}"
             bad.append(Rejection(int(found.record[at]), "write", reason))
     return bad
+
+
+def _longest(parts: Sequence[bytes | None]) -> int:
+    return max(map(len, filter(None, parts)), default=0)
 
 
 def batch_size(message: Message) -> int:

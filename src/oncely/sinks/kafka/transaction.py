@@ -127,10 +127,12 @@ class Transaction:
             waiting = messages[at : at + _SLICE]
             while waiting:
                 try:
-                    self._producer.produce_batch(topic, waiting)
-                except (BufferError, KafkaException) as error:
-                    if not isinstance(error, BufferError):
-                        raise self._sorted(error.args[0], f"produce to {topic}") from error
+                    if self._producer.produce_batch(topic, waiting) == len(waiting):
+                        break
+                except BufferError:
+                    pass
+                except KafkaException as error:
+                    raise self._sorted(error.args[0], f"produce to {topic}") from error
                 waiting = self._refused(topic, waiting)
 
     def send_offsets(
