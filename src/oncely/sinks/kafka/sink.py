@@ -28,7 +28,7 @@ class KafkaSink:
     """Topics of the cluster that the source is on, with the ledger in a topic beside them.
 
     A chunk of several topic-partitions is one transaction for each of them: a position is moved
-    by one transactional id only, that of its topic-partition (docs/decisions/0008).
+    by one transactional id only, that of its topic-partition (docs/decisions/0010).
 
     Attributes:
         place: cluster, pipeline, group and ledger topic.
