@@ -112,9 +112,10 @@ class PausingInCopy(PostgresConnection):
         super().__init__(session)
         self._marker = Path(marker)
 
-    def _send(self, statement: str, rows: pa.Table) -> None:
+    def _send(self, statement: str, rows: pa.Table) -> int:
         encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
-        with self._session.cursor().copy(statement.encode()) as stream:
+        cursor = self._session.cursor()
+        with cursor.copy(statement.encode()) as stream:
             stream.write(encoder.write_header())
             for batch in rows.to_batches(max_chunksize=500):
                 stream.write(encoder.write_batch(batch))
@@ -122,6 +123,7 @@ class PausingInCopy(PostgresConnection):
                     self._marker.touch(exist_ok=False)
                     os.kill(os.getpid(), signal.SIGSTOP)
             stream.write(encoder.finish())
+        return cursor.rowcount
 
 
 @dataclass(frozen=True)
