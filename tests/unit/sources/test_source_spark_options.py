@@ -37,6 +37,7 @@ def test_options() -> None:
         "includeHeaders": "true",
         "maxOffsetsPerTrigger": "10",
         "kafka.client.id": "me",
+        "kafka.fetch.max.wait.ms": "10",
         "kafka.max.poll.records": "10000",
         "kafka.max.partition.fetch.bytes": "4194304",
         "kafka.isolation.level": "read_committed",
