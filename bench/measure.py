@@ -11,7 +11,6 @@ from threading import Event, Thread
 
 import psutil
 
-
 _WORKERS = {"pyspark.daemon", "pyspark.worker"}  # python -m ...; the JVM's words hold paths only
 
 
