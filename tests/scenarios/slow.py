@@ -30,6 +30,7 @@ from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.task import run
 from oncely.sinks.base import Chunk
 from oncely.sinks.sql.postgres import PostgresConnection
+from oncely.sources import spark_options
 
 SLEEP = "coalesce(reflect('java.lang.Thread', 'sleep', {ms}L), 'slept') is not null"
 ARROW_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -51,6 +52,9 @@ class SlowPipeline(Pipeline):
             return plain(held, batch_id, ranges)
 
         runner.run = slowly
+        # A cancelled task notices when it fetches. In bulk that would be after all of the records:
+        # so they come in the small pieces that the client fetches by default.
+        spark_options.IN_BULK.clear()
         return runner
 
 
