@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,10 @@ from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
 from oncely.sinks.sql.session import close_all
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
+
+# Spark is started some eighty times and lives for seconds: what is compiled best is compiled in
+# vain. Children inherit it.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 Record = Sequence[object]  # (partition, key, value[, headers]); bytes, str or None
 MakeTopic = Callable[..., str]
