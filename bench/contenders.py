@@ -1,5 +1,8 @@
 """The five ways through the same topic, each as one streaming query that drains it.
 
+Peers are what people have: Spark's defaults. What we set otherwise (how much the Kafka client
+fetches at once) is a part of ours, and of the limit, which is our plan.
+
 All read in the same micro-batches with the same Spark session, and all that write have the
 same table without an index and the same durability (PostgreSQL's default: fsync, synchronous
 commit).
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,7 @@ from oncely.runtimes.offset_log import batch_ranges
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.task import OUTCOME_DDL, Budget, TaskPlan, read_outcomes, run
 from oncely.sinks.base import Fence
+from oncely.sources.spark_options import IN_BULK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,8 +58,16 @@ class Contest:
             )
         )
 
-    def drain(self, columns: list[str], on_batch: Callable[[DataFrame, int, Path], object]) -> None:
-        """Run a query over the whole topic with a function for each batch."""
+    def drain(
+        self,
+        columns: list[str],
+        on_batch: Callable[[DataFrame, int, Path], object],
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run a query over the whole topic with a function for each batch.
+
+        ``more`` options are for the reader; without any it is what Spark's users have.
+        """
         checkpoint = Path(tempfile.mkdtemp(prefix="bench-checkpoint-"))
         try:
             query = (
@@ -65,6 +77,7 @@ class Contest:
                 .option("startingOffsets", "earliest")
                 .option("kafka.isolation.level", "read_committed")
                 .option("maxOffsetsPerTrigger", str(self.batch))
+                .options(**(more or {}))
                 .load()
                 .select(*columns)
                 .writeStream.option("checkpointLocation", checkpoint.as_uri())
@@ -129,7 +142,8 @@ def limit(contest: Contest) -> int:
         rows = frame.mapInArrow(partial(run, plan), OUTCOME_DDL).collect()
         counted += sum(one.written.rows for one in read_outcomes(tuple(row) for row in rows))
 
-    contest.drain(["partition", "offset", "value"], count)
+    # The same plan, so it also reads as ours does.
+    contest.drain(["partition", "offset", "value"], count, more=IN_BULK)
     return counted
 
 

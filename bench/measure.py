@@ -11,6 +11,8 @@ from threading import Event, Thread
 
 import psutil
 
+_WORKERS = {"pyspark.daemon", "pyspark.worker"}  # python -m ...; the JVM's words hold paths only
+
 
 @dataclass
 class Sample:
@@ -80,7 +82,7 @@ def peak_worker_memory(answer: Callable[[int], None]) -> Iterator[None]:
         while not done.wait(0.05):
             for process in psutil.Process().children(recursive=True):
                 try:
-                    if "pyspark" in " ".join(process.cmdline()):
+                    if _WORKERS & set(process.cmdline()):
                         peak = max(peak, process.memory_info().rss)
                 except psutil.Error:
                     continue

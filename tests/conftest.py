@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,12 @@ from confluent_kafka import Producer
 from oncely import artifacts
 from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
+from oncely.sinks.sql.session import close_all
+from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
+
+# Spark is started some eighty times and lives for seconds: what is compiled best is compiled in
+# vain. Children inherit it.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 Record = Sequence[object]  # (partition, key, value[, headers]); bytes, str or None
 MakeTopic = Callable[..., str]
@@ -53,6 +60,38 @@ def database(postgres: Postgres) -> Iterator[str]:
     yield postgres.create_database(name)
     with contextlib.suppress(Exception):
         postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def shared_database(postgres: Postgres) -> str:
+    """The URL of one database, in which each test that uses a :class:`Place` has a schema."""
+    return postgres.create_database("places")
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """An empty place on each kind of database."""
+    if request.param == "sqlite":
+        with sqlite_place() as place:
+            yield place
+    else:
+        yield postgres_place(request.getfixturevalue("shared_database"))
+    close_all()
+
+
+@pytest.fixture
+def on_postgres(shared_database: str) -> Iterator[Place]:
+    """An empty schema of PostgreSQL."""
+    yield postgres_place(shared_database)
+    close_all()
+
+
+@pytest.fixture
+def on_sqlite() -> Iterator[Place]:
+    """A file of SQLite that is not there yet."""
+    with sqlite_place() as place:
+        yield place
+    close_all()
 
 
 @pytest.fixture

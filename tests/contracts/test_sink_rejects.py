@@ -38,10 +38,10 @@ def test_what_a_reject_keeps(place: Place) -> None:
     worse = Rec(2, bad="not JSON", key=None, value=None)
     commit_all(sink, at_t0(0, [rec(0, id=0), bad, worse]), fence)
     with brief_session(place.dialect, "test", sink.connect) as session:
-        kept = sink.ledger.rejects(session, ("", -1, -1), 10)
-        assert sink.ledger.count_rejects(session) == 2
-        assert [r.offset for r in sink.ledger.rejects(session, ("t", 0, 1), 10)] == [2]
-        assert [r.offset for r in sink.ledger.rejects(session, ("", -1, -1), 1)] == [1]
+        kept = sink.dead_letters.read(session, ("", -1, -1), 10)
+        assert sink.dead_letters.count(session) == 2
+        assert [r.offset for r in sink.dead_letters.read(session, ("t", 0, 1), 10)] == [2]
+        assert [r.offset for r in sink.dead_letters.read(session, ("", -1, -1), 1)] == [1]
     refused, undecoded = kept
     assert (refused.partition, refused.offset, refused.stage) == (T0, 1, "write")
     assert refused.key == b"\x00\xff"
@@ -291,6 +291,6 @@ def test_taking_a_reject_out(place: Place) -> None:
     sink, fence = ready(sink_to(place))
     commit_all(sink, at_t0(0, [Rec(0, bad="first"), Rec(1, bad="second")]), fence)
     with brief_session(place.dialect, "test", through(lambda _, go: go())) as session:
-        assert sink.ledger.remove_reject(session, T0, 0)
-        assert not sink.ledger.remove_reject(session, T0, 0)
+        assert sink.dead_letters.remove(session, T0, 0)
+        assert not sink.dead_letters.remove(session, T0, 0)
     assert [offset for offset, _ in rejected(place)] == [1]

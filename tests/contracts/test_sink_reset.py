@@ -16,6 +16,7 @@ from tests.sinktools import (
     T0,
     T1,
     Place,
+    Rec,
     at_t0,
     chunk,
     commit_all,
@@ -110,3 +111,12 @@ def test_without_create_and_ledger_nothing_is_written(place: Place) -> None:
         place.sql("CREATE TABLE other (id INT) STRICT")
     with pytest.raises(TableMismatch):
         reset(sink_to(place, create=False), {T0: 0})
+
+
+def test_dead_letters_from_the_position_on_go(place: Place) -> None:
+    sink, fence = ready(sink_to(place), START)
+    bad = [Rec(offset, bad="no") for offset in range(4)]
+    commit_all(sink, chunk({T0: (0, bad), T1: (0, bad)}), fence)
+    reset(sink, {T0: 2})
+    kept = place.sql('SELECT "partition", "offset" FROM oncely_rejects ORDER BY 1, 2')
+    assert kept == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3)]

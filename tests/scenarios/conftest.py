@@ -10,6 +10,7 @@ import pytest
 from oncely.local.kafka import Broker
 from oncely.runtimes import session
 from tests.scenarios.world import World
+from tests.scenarios.zygote import Zygote
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,13 @@ def spark() -> Iterator[object]:
     gateway.shutdown()
     gateway.proc.stdin.close()  # the JVM ends with its standard input
     gateway.proc.wait(30)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """Starts processes that may be killed, each in milliseconds."""
+    with Zygote() as running:
+        yield running
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.task import run
 from oncely.sinks.base import Chunk
 from oncely.sinks.sql.postgres import PostgresConnection
+from oncely.sources import spark_options
 
 SLEEP = "coalesce(reflect('java.lang.Thread', 'sleep', {ms}L), 'slept') is not null"
 ARROW_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -51,6 +52,9 @@ class SlowPipeline(Pipeline):
             return plain(held, batch_id, ranges)
 
         runner.run = slowly
+        # A cancelled task notices when it fetches. In bulk that would be after all of the records:
+        # so they come in the small pieces that the client fetches by default.
+        spark_options.IN_BULK.clear()
         return runner
 
 
@@ -112,9 +116,10 @@ class PausingInCopy(PostgresConnection):
         super().__init__(session)
         self._marker = Path(marker)
 
-    def _send(self, statement: str, rows: pa.Table) -> None:
+    def _send(self, statement: str, rows: pa.Table) -> int:
         encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
-        with self._session.cursor().copy(statement.encode()) as stream:
+        cursor = self._session.cursor()
+        with cursor.copy(statement.encode()) as stream:
             stream.write(encoder.write_header())
             for batch in rows.to_batches(max_chunksize=500):
                 stream.write(encoder.write_batch(batch))
@@ -122,6 +127,7 @@ class PausingInCopy(PostgresConnection):
                     self._marker.touch(exist_ok=False)
                     os.kill(os.getpid(), signal.SIGSTOP)
             stream.write(encoder.finish())
+        return cursor.rowcount
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -13,51 +11,13 @@ import psycopg
 import pytest
 
 from oncely.errors import OncelyError
-from oncely.local.postgres import Postgres
 from oncely.sinks.sql.connection import Contention
 from oncely.sinks.sql.session import close_all
 from tests.scenarios import commit_jobs as jobs
 from tests.scenarios.commit_reader import END, check_restart, look, new_task
 from tests.scenarios.commit_topic import KINDS
 from tests.scenarios.zygote import Zygote
-from tests.sinktools import Place, postgres_place, sqlite_place
-
-DATABASES = ("postgresql", "sqlite")
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def database_url(postgres: Postgres) -> str:
-    return postgres.create_database(f"crash_{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture(params=DATABASES)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    if request.param == "sqlite":
-        with sqlite_place() as place:
-            yield place
-    else:
-        yield postgres_place(request.getfixturevalue("database_url"))
-    close_all()
-
-
-@pytest.fixture
-def on_postgres(database_url: str) -> Iterator[Place]:
-    yield postgres_place(database_url)
-    close_all()
-
-
-@pytest.fixture
-def on_sqlite() -> Iterator[Place]:
-    with sqlite_place() as place:
-        yield place
-    close_all()
-
+from tests.sinktools import Place
 
 # -- paused --------------------------------------------------------------------------------
 

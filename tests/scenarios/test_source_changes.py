@@ -10,7 +10,8 @@ from oncely.config import parse
 from oncely.errors import DataLost, SourceMismatch
 from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
-from tests.scenarios.world import World, assert_exactly_once
+from tests.scenarios.moment import inside_a_commit
+from tests.scenarios.world import World, assert_exactly_once, kill_tree, running
 
 
 def test_topic_deleted_and_made_again(make_world: Any, spark: Any, broker: Broker) -> None:
@@ -59,3 +60,32 @@ def test_restart_without_anything_but_the_database(make_world: Any, spark: Any) 
         world.publish(1_000, partitions=3, first=first)
         Pipeline(parse(world.settings())).run("latest", spark=spark)
     assert_exactly_once(world)
+
+
+def test_killed_inside_a_commit_and_meanwhile_the_topic_changed(
+    make_world: Any, spark: Any, broker: Broker
+) -> None:
+    """Retention passes the position, then the topic is made anew, while the pipeline is down."""
+    world: World = make_world(2)
+    world.publish(40_000, pad=300, partitions=2)
+    file = world.file(spark={"max_records_per_batch": 10_000})
+    with running(file) as driver, inside_a_commit(world, driver.pid):
+        kill_tree(driver.pid)
+    at = dict(world.sql('SELECT "partition", "position" FROM oncely_positions'))
+    kept = world.count()
+    assert kept == sum(at.values())
+    assert at[0] < 20_000
+    missing = range(at[0], min(at[0] + 1_000, 20_000))
+    broker.delete_records(world.topic, {0: missing.stop})
+    with pytest.raises(DataLost, match=rf"\[{missing.start}, {missing.stop}\)"):
+        Pipeline(parse(world.settings())).run("latest", spark=spark)
+    assert world.count() == kept
+    Pipeline(parse(world.settings(source={"on_gap": "record"}))).run("latest", spark=spark)
+    found = world.sql("SELECT kafka_partition, kafka_offset FROM rows ORDER BY 1, 2")
+    assert found == [(p, o) for p in (0, 1) for o in range(20_000) if not (p == 0 and o in missing)]
+    broker.delete_topic(world.topic)
+    broker.create_topic(world.topic, 2)
+    world.publish(50_000, partitions=2)
+    with pytest.raises(SourceMismatch, match="deleted and made again"):
+        Pipeline(parse(world.settings())).run("latest", spark=spark)
+    assert world.count() == len(found)

@@ -6,6 +6,7 @@ import logging
 import socketserver
 import threading
 import time
+from pathlib import Path
 
 from rich.text import Text
 
@@ -48,6 +49,8 @@ def configure(*, debug: bool) -> None:
         _Lines.default_msec_format = ""
     else:
         handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    if not debug:
+        handler.addFilter(_is_news)
     _tame_threads(debug=debug)
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -55,6 +58,11 @@ def configure(*, debug: bool) -> None:
     logging.getLogger("oncely").setLevel(logging.DEBUG if debug else logging.INFO)
     for name, level in _QUIET.items():
         logging.getLogger(name).setLevel(logging.WARNING if debug else level)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what py4j logs through the root logger: it raises the same error."""
+    return not (record.name == "root" and "py4j" in Path(record.pathname).parts)
 
 
 def _tame_threads(*, debug: bool) -> None:

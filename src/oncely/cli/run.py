@@ -65,6 +65,8 @@ def _run(
     try:
         signals.install()
         signals.nothing_in_hand = False
+        if stop.draining:  # raised while Python tidied an object up, Interrupted goes unheard
+            raise Interrupted
         progress.say("opening the ledger")
         return pipeline.run(until, stop=stop, listener=progress, spark=spark)
     finally:

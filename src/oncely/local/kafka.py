@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from oncely import artifacts, secrets
 from oncely.errors import Unavailable, WrongInput
 from oncely.local.certificates import Certificates, make_certificates
+from oncely.local.child_server import ChildServer
 from oncely.local.kafka_config import (
     LOG4J,
     MECHANISM,
@@ -36,7 +36,7 @@ _ITERATIONS = 4096
 __all__ = ["Broker", "Scram"]
 
 
-class Broker:
+class Broker(ChildServer):
     """One Kafka node on 127.0.0.1 with a directory of its own.
 
     Args:
@@ -47,6 +47,8 @@ class Broker:
         port: of the clients' listener; a free one by default.
     """
 
+    name = "the Kafka broker"
+
     def __init__(
         self,
         directory: Path | None = None,
@@ -56,16 +58,15 @@ class Broker:
         heap: str = "512m",
         port: int | None = None,
     ) -> None:
-        self._temporary = directory is None
-        self.directory = (directory or Path(tempfile.mkdtemp(prefix="oncely-kafka-"))).absolute()
-        self.directory.mkdir(parents=True, exist_ok=True)
+        place = (directory or Path(tempfile.mkdtemp(prefix="oncely-kafka-"))).absolute()
+        place.mkdir(parents=True, exist_ok=True)
+        super().__init__(place, temporary=directory is None)
         self.security = security
         self.port = port or free_port()
         self._inner_port, self._controller_port = free_port(), free_port()
         self._heap = heap
         self._properties = dict(properties or {})
         self._certificates: Certificates | None = None
-        self._process: Process | None = None
         if security:
             secrets.remember(security.users.values())
             self._certificates = make_certificates(self.directory / "tls")
@@ -74,22 +75,6 @@ class Broker:
     def bootstrap(self) -> str:
         """``host:port`` for clients."""
         return f"{HOST}:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        """Of the broker's JVM.
-
-        Raises:
-            WrongInput: it is not running.
-        """
-        if self._process is None:
-            raise WrongInput("the Kafka broker is not running", way_out="start() it first")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the broker's process is there."""
-        return self._process is not None and self._process.running
 
     @property
     def certificates(self) -> Certificates | None:
@@ -125,38 +110,6 @@ class Broker:
             config["ssl.key.location"] = str(self._certificates.client_key)
         return config
 
-    def start(self) -> Self:
-        """Start the broker; return when it answers a client.
-
-        Raises:
-            Unavailable: it did not come up; with the end of its log.
-            WrongInput: Java is missing.
-        """
-        if self.running:
-            return self
-        classpath = os.pathsep.join(str(jar) for jar in artifacts.resolve(artifacts.KAFKA_BROKER))
-        config = self.directory / "server.properties"
-        settings = self._settings()
-        config.touch(mode=0o600)
-        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        log4j = self.directory / "log4j2.properties"
-        log4j.write_text(LOG4J)
-        java = [artifacts.java(), f"-Dlog4j2.configurationFile={log4j.as_uri()}", "-cp", classpath]
-        self._format(java, config)
-        self._process = Process(
-            "the Kafka broker",
-            [java[0], f"-Xmx{self._heap}", *java[1:], "kafka.Kafka", str(config)],
-            directory=self.directory,
-            log=self.directory / "kafka.log",
-            remove=self.directory if self._temporary else None,
-        )
-        try:
-            self._await_answer(self._process)
-        except BaseException:
-            self._process.kill()
-            raise
-        return self
-
     def stop(self, timeout: float = 30.0) -> None:
         """End the broker in order; SIGKILL after ``timeout`` seconds. Data and port stay."""
         if self._process is not None:
@@ -166,29 +119,6 @@ class Broker:
         """SIGKILL the broker. Data and port stay."""
         if self._process is not None:
             self._process.kill()
-
-    def restart(self) -> None:
-        """Stop in order and start again, on the same port with the same data."""
-        self.stop()
-        self.start()
-
-    def close(self) -> None:
-        """Stop, and delete the directory if it was a temporary one."""
-        if self._temporary:
-            self.kill()
-            shutil.rmtree(self.directory, ignore_errors=True)
-        else:
-            self.stop()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def admin(self) -> AdminClient:
         """Return an admin client with all rights; it goes by an inner listener of its own."""
@@ -248,6 +178,24 @@ class Broker:
             settings |= security_properties(self.security, self._certificates)
         return settings | self._properties
 
+    def _launch(self) -> Process:
+        classpath = os.pathsep.join(str(jar) for jar in artifacts.resolve(artifacts.KAFKA_BROKER))
+        config = self.directory / "server.properties"
+        settings = self._settings()
+        config.touch(mode=0o600)
+        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        log4j = self.directory / "log4j2.properties"
+        log4j.write_text(LOG4J)
+        java = [artifacts.java(), f"-Dlog4j2.configurationFile={log4j.as_uri()}", "-cp", classpath]
+        self._format(java, config)
+        return Process(
+            self.name,
+            [java[0], f"-Xmx{self._heap}", *java[1:], "kafka.Kafka", str(config)],
+            directory=self.directory,
+            log=self.directory / "kafka.log",
+            remove=self._delete_after,
+        )
+
     def _format(self, java: list[str], config: Path) -> None:
         """Give the node its cluster id, once."""
         if (self.directory / "data" / "meta.properties").exists():
@@ -261,7 +209,7 @@ class Broker:
         if done.returncode:
             raise Unavailable(f"formatting Kafka's storage failed: {done.stdout}{done.stderr}")
 
-    def _await_answer(self, process: Process) -> None:
+    def _await_ready(self, process: Process) -> None:
         configs = [{"bootstrap.servers": self._inner}, self.client_config()]
         if self.security:
             self._await_login(process, configs[0])
@@ -301,9 +249,7 @@ class Broker:
         self._await(led, f"{name} has leaders")
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
-        if self._process is None:
-            raise WrongInput("the Kafka broker is not running", way_out="start() it first")
-        wait_until(condition, process=self._process, timeout=_ADMIN, what=what)
+        wait_until(condition, process=self._started(), timeout=_ADMIN, what=what)
 
 
 def _answers(config: Mapping[str, str]) -> bool:

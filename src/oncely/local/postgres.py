@@ -9,7 +9,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 from urllib.parse import quote, urlencode
 
 import psycopg
@@ -19,6 +19,7 @@ from oncely import secrets
 from oncely.errors import Unavailable, WrongInput
 from oncely.local import pginstall
 from oncely.local.certificates import make_certificates
+from oncely.local.child_server import ChildServer
 from oncely.local.ports import HOST, free_port
 from oncely.local.process import Process, wait_until
 
@@ -33,7 +34,7 @@ _STOP: Mapping[Mode, signal.Signals] = {
 }
 
 
-class Postgres:
+class Postgres(ChildServer):
     """One PostgreSQL server on 127.0.0.1 with a directory of its own, passwords by SCRAM.
 
     Args:
@@ -48,6 +49,8 @@ class Postgres:
         WrongInput: the programs are missing, or root has no other user to run them as.
     """
 
+    name = "PostgreSQL"
+
     def __init__(
         self,
         directory: Path | None = None,
@@ -59,31 +62,13 @@ class Postgres:
         password: str | None = None,
     ) -> None:
         self._runs_as = pginstall.server_user()
-        self._temporary = directory is None
-        self.directory = self._make_directory(directory)
+        super().__init__(self._make_directory(directory), temporary=directory is None)
         self.port = port or free_port()
         self.user = user
         self._password = password or self._kept_password() or random_secrets.token_urlsafe(18)
         secrets.remember([self._password])
         self._settings = dict(settings or {})
         self._tls = tls
-        self._process: Process | None = None
-
-    @property
-    def pid(self) -> int:
-        """Of the postmaster.
-
-        Raises:
-            WrongInput: it is not running.
-        """
-        if self._process is None:
-            raise WrongInput("PostgreSQL is not running", way_out="start() it first")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the postmaster is there."""
-        return self._process is not None and self._process.running
 
     @property
     def ca_file(self) -> Path:
@@ -107,40 +92,6 @@ class Postgres:
             return url
         return f"{url}?{urlencode({'sslmode': 'verify-full', 'sslrootcert': self.ca_file})}"
 
-    def start(self) -> Self:
-        """Start the server; return when it takes connections.
-
-        Raises:
-            Unavailable: it did not come up; with the end of its log.
-        """
-        if self.running:
-            return self
-        self._make_cluster()
-        self._configure()
-        pid_file = self._data / "postmaster.pid"
-        _clear(pid_file)
-        process = self._process = Process(
-            "PostgreSQL",
-            [str(pginstall.programs(tls=self._tls) / "postgres"), "-D", str(self._data)],
-            directory=self._data,
-            log=self.directory / "postgres.log",
-            environment=self._environment(),
-            user=self._runs_as,
-            end_signal=signal.SIGQUIT,  # it takes its sessions along; they have groups of their own
-            remove=self.directory if self._temporary else None,
-        )
-        try:
-            wait_until(
-                lambda: _ready(pid_file, process.pid),
-                process=process,
-                timeout=_START,
-                what="it was ready",
-            )
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
     def stop(self, mode: Mode = "fast", timeout: float = 60.0) -> None:
         """Stop the server: ``smart`` waits for its clients, ``fast`` ends their sessions.
 
@@ -162,24 +113,6 @@ class Postgres:
         self.stop(mode)
         self.start()
 
-    def close(self) -> None:
-        """Stop, and delete the directory if it was a temporary one."""
-        if self._temporary:
-            self.kill()
-            shutil.rmtree(self.directory, ignore_errors=True)
-        else:
-            self.stop()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL."""
         self._run(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -196,6 +129,10 @@ class Postgres:
     @property
     def _data(self) -> Path:
         return self.directory / "data"
+
+    @property
+    def _pid_file(self) -> Path:
+        return self._data / "postmaster.pid"
 
     def _make_directory(self, wanted: Path | None) -> Path:
         if wanted is None:
@@ -223,6 +160,29 @@ class Postgres:
     def _environment(self) -> dict[str, str]:
         """PG* variables are for clients; some of them would reach into the server too."""
         return {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"}
+
+    def _launch(self) -> Process:
+        self._make_cluster()
+        self._configure()
+        _clear(self._pid_file)
+        return Process(
+            self.name,
+            [str(pginstall.programs(tls=self._tls) / "postgres"), "-D", str(self._data)],
+            directory=self._data,
+            log=self.directory / "postgres.log",
+            environment=self._environment(),
+            user=self._runs_as,
+            end_signal=signal.SIGQUIT,  # it takes its sessions along; they have groups of their own
+            remove=self._delete_after,
+        )
+
+    def _await_ready(self, process: Process) -> None:
+        wait_until(
+            lambda: _ready(self._pid_file, process.pid),
+            process=process,
+            timeout=_START,
+            what="it was ready",
+        )
 
     def _make_cluster(self) -> None:
         if (self._data / "PG_VERSION").exists():

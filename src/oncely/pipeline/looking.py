@@ -39,7 +39,7 @@ def look(sink: SqlSink) -> Known:
         Unavailable: no answer.
     """
     with session(sink) as connection:
-        if connection is None or not sink.ledger.exists(connection):
+        if connection is None or not sink.ledger_tables.exists(connection):
             return Known()
         registered = sink.ledger.registered(connection)
         if registered is None:
@@ -49,7 +49,7 @@ def look(sink: SqlSink) -> Known:
             registered,
             {tp: entry.position for tp, entry in entries.items()},
             sink.ledger.topic_ids(connection),
-            sink.ledger.count_rejects(connection),
+            sink.dead_letters.count(connection),
         )
 
 
@@ -62,10 +62,10 @@ def check_table(sink: SqlSink) -> None:
     with session(sink) as connection:
         if connection is None:
             return
-        if sink.ledger.exists(connection):
+        if sink.ledger_tables.exists(connection):
             same_table(sink.ledger.registered(connection), sink.wanted.table, sink.pipeline)
         elif not sink.create:
-            require_ledger(connection, sink.ledger)
+            require_ledger(connection, sink.ledger_tables)
         if not sink.create or sink.dialect.columns(connection, sink.wanted.table):
             inspect(sink.dialect, connection, sink.wanted)
 

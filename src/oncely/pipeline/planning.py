@@ -264,7 +264,7 @@ class _Planner:
         self, schema: pa.Schema | None
     ) -> tuple[SinkFacts | None, Connections | None, tuple[str, ...]]:
         sink = self.pipeline.ledger_sink if schema is None else self.pipeline.sink(schema)
-        ddl = list(sink.ledger.ddl())
+        ddl = list(sink.ledger_tables.ddl())
         if schema is not None:
             with self.findings.about("sink.table"):
                 ddl.insert(0, create_statement(sink.dialect, sink.wanted))
@@ -279,7 +279,7 @@ class _Planner:
                         target = inspect(sink.dialect, connection, sink.wanted)
                 with self.findings.about("sink.create"):
                     if not sink.create:
-                        require_ledger(connection, sink.ledger)
+                        require_ledger(connection, sink.ledger_tables)
                 self._privileges(sink, connection, target)
             facts = SinkFacts(
                 sink.dialect.endpoint,

@@ -67,10 +67,10 @@ def rejects(pipeline: Pipeline, limit: int) -> Rejects:
     """
     sink = pipeline.ledger_sink
     with session(sink) as connection:
-        if connection is None or not sink.ledger.exists(connection):
+        if connection is None or not sink.ledger_tables.exists(connection):
             return Rejects((), 0)
-        total = sink.ledger.count_rejects(connection)
-        return Rejects(tuple(sink.ledger.rejects(connection, FIRST, limit)), total)
+        total = sink.dead_letters.count(connection)
+        return Rejects(tuple(sink.dead_letters.read(connection, FIRST, limit)), total)
 
 
 def replay(

@@ -90,24 +90,8 @@ def write_stream(
     sink = _sink(name, settings, row_schema(df), connect)
     check_table(sink)
     source = None if brokers is None else KafkaSource(brokers, (), dict(kafka or {}))
-    cluster_id = _cluster_id(sink, source)
-    opened = sink.open(SourceIdentity(cluster_id, {}), dict, {})
-    bound = sink.bind()
-    sweep(bound, opened.fence)
-    batches = PublishedBatches(
-        bound,
-        opened.fence,
-        Checkpoint(df.sparkSession, str(checkpoint)),
-        _topic_ids(source),
-        is_stateful(df),
-    )
-    writer = (
-        df.writeStream.queryName(_query_name(name))
-        .outputMode(output_mode)
-        .option("checkpointLocation", str(checkpoint))
-        .foreachBatch(batches)
-    )
-    return (writer.trigger(**trigger) if trigger else writer).start()
+    batches = _take_over(df, sink, source, str(checkpoint))
+    return _start(df, name, batches, str(checkpoint), output_mode, trigger)
 
 
 def _check(df: DataFrame, name: str) -> None:
@@ -151,6 +135,40 @@ def _sink(name: str, settings: SqlSinkSettings, schema: pa.Schema, connect: Conn
         create=settings.create,
         connect=connect,
     )
+
+
+def _take_over(
+    df: DataFrame, sink: SqlSink, source: KafkaSource | None, checkpoint: str
+) -> PublishedBatches:
+    """Take the ledger, drop what older runs left staged, and make what publishes the batches."""
+    opened = sink.open(SourceIdentity(_cluster_id(sink, source), {}), dict, {})
+    bound = sink.bind()
+    sweep(bound, opened.fence)
+    return PublishedBatches(
+        bound,
+        opened.fence,
+        Checkpoint(df.sparkSession, checkpoint),
+        _topic_ids(source),
+        is_stateful(df),
+    )
+
+
+def _start(
+    df: DataFrame,
+    name: str,
+    batches: PublishedBatches,
+    checkpoint: str,
+    output_mode: str,
+    trigger: Mapping[str, Any] | None,
+) -> StreamingQuery:
+    """Start the query that hands its micro-batches to ``batches``."""
+    writer = (
+        df.writeStream.queryName(_query_name(name))
+        .outputMode(output_mode)
+        .option("checkpointLocation", checkpoint)
+        .foreachBatch(batches)
+    )
+    return (writer.trigger(**trigger) if trigger else writer).start()
 
 
 def _cluster_id(sink: SqlSink, source: KafkaSource | None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,13 @@ import pyarrow as pa
 from oncely.core.ledger import Append, Entry, Skip, decide
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.decode.base import Decoder, Rejection
+from oncely.decode.base import Rejection
 from oncely.errors import InvariantViolation, TooManyRejects, Unavailable
 from oncely.runtimes.backoff import Backoff
-from oncely.runtimes.batches import LedgerKeeper
 from oncely.runtimes.commit import Outcome
 from oncely.runtimes.determinism import refuse_non_deterministic
-from oncely.runtimes.letters import Rereader, dead_letters
+from oncely.runtimes.ledger_keeper import LedgerKeeper
+from oncely.runtimes.letters import dead_letters
 from oncely.runtimes.staging_task import (
     OFFSET,
     PARTITION,
@@ -40,7 +39,6 @@ from oncely.runtimes.staging_task import (
     read_staged,
     stage_task,
 )
-from oncely.runtimes.task import Budget
 from oncely.sinks.base import Opened, PositionMoved, Reject, Written
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.staging import Publication, Staged, StagedRowsGone, publish, sweep
@@ -52,26 +50,8 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 
 
 @dataclass
-class BatchCommit(LedgerKeeper):
+class BatchCommit(LedgerKeeper[Transform]):
     """Tasks stage; the driver publishes."""
-
-    source: Rereader
-    decoder: Decoder
-    transform: Transform
-    topics: tuple[str, ...]
-    max_rejects_share: Fraction | None = None
-    max_rejects_count: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._records = self._rejects = 0
-
-    @property
-    def columns(self) -> list[str]:
-        """Partition, offset, value, and what else the decoder reads."""
-        topic = ["topic"] if len(self.topics) > 1 or "topic" in self.decoder.needs else []
-        more = sorted(self.decoder.needs - {"topic", "partition", "offset", "value"})
-        return [*topic, "partition", "offset", "value", *more]
 
     def open(
         self,
@@ -92,7 +72,7 @@ class BatchCommit(LedgerKeeper):
         from pyspark import StorageLevel
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        plan = DecodePlan(self.decoder, None if "topic" in self.columns else self.topics[0])
+        plan = DecodePlan(self.decoder, self._only_topic)
         schema = from_arrow_schema(decoded_schema(self.decoder.schema))
         decoded = frame.mapInArrow(partial(decode_task, plan), schema)
         # A local checkpoint, not a cache: rejects are counted in one job and rows staged in
@@ -104,8 +84,7 @@ class BatchCommit(LedgerKeeper):
         staged = stage_frame(self.sink, self.transform(rows), self.fence, batch_id)
         replayed = self._publish(Publication(ranges, written, rejects, staged))
         self._tidy(lambda: sweep(self.sink, self.fence, keep_batches_from=batch_id + 1))
-        self._records += sum(one.records for one in written.values())
-        self._rejects += len(rejects)
+        self._count(sum(one.records for one in written.values()), len(rejects))
         return [Outcome(tp, ranges[tp], written[tp], replayed) for tp in sorted(ranges)]
 
     def _set_aside(
@@ -139,9 +118,6 @@ class BatchCommit(LedgerKeeper):
             tp: Written(counts.get(tp, (0, 0))[0], 0, counts.get(tp, (0, 0))[1], 0) for tp in ranges
         }
         return written, rejects
-
-    def _budget(self) -> Budget:
-        return Budget(self.max_rejects_share, self.max_rejects_count, self._records, self._rejects)
 
     def _letters(self, bad: Sequence[tuple[Any, ...]]) -> list[Reject]:
         origins = [origin(row[:3]) for row in bad]

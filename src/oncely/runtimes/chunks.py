@@ -179,9 +179,20 @@ def _shifted(indices: Sequence[IntArray], first: IntArray) -> IntArray:
     )
 
 
+def _only_topic(topics: pa.ChunkedArray) -> str | None:
+    """The topic of all records, where a dictionary knows no other."""
+    if not pa.types.is_dictionary(topics.type):
+        return None
+    names = {name for chunk in topics.chunks for name in chunk.dictionary.to_pylist()}
+    return names.pop() if len(names) == 1 else None
+
+
 def _partitions(records: pa.Table) -> tuple[tuple[TopicPartition, ...], IntArray]:
     """The topic-partitions of the records, sorted, and each record's index into them."""
     number = records.column("partition").to_numpy()
+    only = _only_topic(records.column("topic"))
+    if only is not None and number.min() == number.max():  # nearly always, and worth a sort
+        return (TopicPartition(only, int(number[0])),), np.zeros(len(number), dtype=np.int32)
     topics = records.column("topic").combine_chunks().dictionary_encode()
     if isinstance(topics, pa.ChunkedArray):
         topics = topics.combine_chunks()

@@ -10,9 +10,11 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +23,13 @@ from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.careful import decode_carefully
-from oncely.errors import OncelyError
+from oncely.errors import OncelyError, check
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.commit import Outcome, commit
 from oncely.runtimes.letters import Rereader, dead_letters
 from oncely.runtimes.row_transform import RowTransform
-from oncely.sinks.base import Committer, Fence, Written
+from oncely.sinks.base import Chunk, Committer, Fence, Written
 
 OUTCOME_DDL = (
     "topic STRING, `partition` INT, `start` BIGINT, `end` BIGINT, records BIGINT,"
@@ -95,18 +97,79 @@ def run(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
     chunks = Chunks(
         plan.starts, decode, plan.transform, partial(dead_letters, plan.source), plan.bounds
     )
-    records = rejects = 0
-    try:
-        for chunk in chunks.cut(with_topic(batch, plan.only_topic) for batch in batches):
-            limit = plan.budget.left(records + chunk.records, rejects)
-            for outcome in commit(plan.sink, chunk, plan.fence, limit, Backoff()):
-                rejects += outcome.written.rejects
-                yield _row(outcome)
-            records += chunk.records
-    except OncelyError as error:
-        yield _error_row(error)
-        for _ in batches:  # an iterator left half-read costs Spark the worker
-            pass
+    # A second try decodes in forked children first, and a fork copies no thread.
+    with CommitInHand(plan, overlap=not is_retry()) as hand:
+        try:
+            for chunk in chunks.cut(with_topic(batch, plan.only_topic) for batch in batches):
+                yield from map(_row, hand.finish())
+                hand.begin(chunk)
+            yield from map(_row, hand.finish())
+        except OncelyError as error:
+            yield _error_row(error)
+            for _ in batches:  # an iterator left half-read costs Spark the worker
+                pass
+
+
+class CommitInHand:
+    """Commits one chunk in a thread while the task reads and decodes the next one.
+
+    One at a time and in order: a chunk's commit begins when the one before it has ended. So the
+    ledger sees what it would see without the thread, and the task no longer stands still while
+    the database works. What a chunk claims was read before it is handed over; the end of the
+    input in the meantime adds nothing to it.
+    """
+
+    def __init__(self, plan: TaskPlan, *, overlap: bool) -> None:
+        self._plan = plan
+        self._records = self._rejects = 0
+        self._thread = ThreadPoolExecutor(1, "oncely-commit") if overlap else None
+        self._running: Future[list[Outcome]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Also when the task is cancelled: the commit in hand ends before the task does."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+    def begin(self, chunk: Chunk) -> None:
+        """Begin to commit; :meth:`finish` must have been called since the last one began."""
+        check(self._running is None, "two chunks of a task would be committed at once")
+        self._records += chunk.records
+        work = partial(self._commit, chunk, self._plan.budget.left(self._records, self._rejects))
+        self._running = self._thread.submit(work) if self._thread is not None else _done(work)
+
+    def finish(self) -> list[Outcome]:
+        """Wait for the chunk in hand, if there is one; its outcomes.
+
+        Raises:
+            OncelyError: as :func:`oncely.runtimes.commit.commit`.
+        """
+        if self._running is None:
+            return []
+        running, self._running = self._running, None
+        outcomes = running.result()
+        self._rejects += sum(one.written.rejects for one in outcomes)
+        return outcomes
+
+    def _commit(self, chunk: Chunk, limit: int | None) -> list[Outcome]:
+        return list(commit(self._plan.sink, chunk, self._plan.fence, limit, Backoff()))
+
+
+def _done(work: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
+    """Do the work here and now."""
+    done: Future[list[Outcome]] = Future()
+    done.set_result(work())
+    return done
+
+
+def is_retry() -> bool:
+    """True in a task that Spark tries again."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
 
 def careful_decode(decoder: Decoder) -> Callable[[pa.Table], Decoded]:
@@ -114,12 +177,7 @@ def careful_decode(decoder: Decoder) -> Callable[[pa.Table], Decoded]:
 
     The first try may have died of a record that kills the decoder.
     """
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is not None and context.attemptNumber() > 0:
-        return partial(decode_carefully, decoder)
-    return decoder.decode
+    return partial(decode_carefully, decoder) if is_retry() else decoder.decode
 
 
 def with_topic(batch: pa.RecordBatch, only_topic: str | None) -> pa.Table:

@@ -37,8 +37,16 @@ def test_options() -> None:
         "includeHeaders": "true",
         "maxOffsetsPerTrigger": "10",
         "kafka.client.id": "me",
+        "kafka.fetch.max.wait.ms": "10",
+        "kafka.max.poll.records": "10000",
+        "kafka.max.partition.fetch.bytes": "4194304",
         "kafka.isolation.level": "read_committed",
     }
+
+
+def test_how_much_is_fetched_at_once_is_the_users_choice() -> None:
+    options = reader_options("h:1", ["a"], {A0: 0}, kafka={"fetch.message.max.bytes": 1_000})
+    assert options["kafka.max.partition.fetch.bytes"] == "1000"
 
 
 def test_nothing_wins_over_the_guarantee() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncely.sinks.sql.connection import Connection, TableName
-from oncely.sinks.sql.ledger import TABLES
+from oncely.sinks.sql.ledger_tables import TABLES
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.sqlite import Sqlite
 
@@ -111,7 +111,7 @@ def _schema(sink: SqlSink, connection: Connection) -> str | None:
 def _lacks(
     connection: Connection, sink: SqlSink, table: TableName, wanted: Sequence[str]
 ) -> list[str]:
-    name = sink.ledger.quoted(table).replace("%%", "%")
+    name = sink.ledger_tables.quoted(table).replace("%%", "%")
     return [
         one
         for one in wanted

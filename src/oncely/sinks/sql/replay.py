@@ -76,13 +76,12 @@ def replay_run(sink: SqlSink, after: Place, limit: int, judge: Judge) -> Replaye
     target = sink.target
     if target is None:
         raise InvariantViolation("replay before bind")
-    ledger = sink.ledger
     with (
         brief_session(sink.dialect, "replay", sink.connect) as ours,
         transaction(ours),
     ):
-        registered = ledger.registered(ours)
-        rejects = ledger.rejects(ours, after, limit, lock=True)
+        registered = sink.ledger.registered(ours)
+        rejects = sink.dead_letters.read(ours, after, limit, lock=True)
         if registered is None or not rejects:
             return Replayed(0, 0, None)
         judged = judge(rejects)
@@ -137,9 +136,9 @@ def _settle(
         again = failed.get(index)
         if again is not None:
             still.append(_with_reason(reject, again))
-        elif not sink.ledger.remove_reject(ours, reject.partition, reject.offset):
+        elif not sink.dead_letters.remove(ours, reject.partition, reject.offset):
             raise InvariantViolation(f"{reject.partition}: reject {reject.offset} was locked by us")
-    sink.ledger.add_rejects(ours, still, epoch)
+    sink.dead_letters.add(ours, still, epoch)
 
 
 def _with_reason(reject: Reject, why: Rejection) -> Reject:

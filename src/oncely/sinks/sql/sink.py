@@ -16,7 +16,10 @@ from oncely.errors import Fenced, InvariantViolation, TooManyRejects, check
 from oncely.sinks.base import Chunk, Fence, Opened, PositionMoved, RangeKind, Reject, Written
 from oncely.sinks.sql import takeover
 from oncely.sinks.sql.connection import Connect, Connection, Dialect, connect
+from oncely.sinks.sql.dead_letters import DeadLetters
+from oncely.sinks.sql.history import History
 from oncely.sinks.sql.ledger import Ledger, Registered
+from oncely.sinks.sql.ledger_tables import LedgerTables
 from oncely.sinks.sql.prepare import Prepared, prepare
 from oncely.sinks.sql.session import brief_session, session, transaction
 from oncely.sinks.sql.target import Target, Wanted, inspect
@@ -48,9 +51,24 @@ class SqlSink:
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
+    def ledger_tables(self) -> LedgerTables:
+        """The tables beside the destination table."""
+        return LedgerTables(self.dialect, self.wanted.table, self.pipeline)
+
+    @property
     def ledger(self) -> Ledger:
-        """The ledger's statements."""
-        return Ledger(self.dialect, self.wanted.table, self.pipeline)
+        """Epoch and positions."""
+        return Ledger(self.ledger_tables)
+
+    @property
+    def history(self) -> History:
+        """The committed ranges."""
+        return History(self.ledger_tables)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The rejects."""
+        return DeadLetters(self.ledger_tables)
 
     def bind(self) -> SqlSink:
         """Look at the table as it is now; executors work with what was found.
@@ -72,30 +90,19 @@ class SqlSink:
         if self.create:
             self.dialect.create_database()
         with brief_session(self.dialect, "open", self.connect) as setup:
-            if self.ledger.exists(setup):
+            if self.ledger_tables.exists(setup):
                 # Before anything is created; asked again under the pipeline's lock.
                 takeover.same_table(self.ledger.registered(setup), self.wanted.table, self.pipeline)
             if self.create:
-                takeover.create_tables(setup, self.dialect, self.ledger, self.wanted)
-            takeover.require_ledger(setup, self.ledger)
+                takeover.create_tables(setup, self.ledger_tables, self.wanted)
+            takeover.require_ledger(setup, self.ledger_tables)
             inspect(self.dialect, setup, self.wanted)
             epoch = takeover.take_epoch(
-                setup,
-                self.ledger,
-                source,
-                self.pipeline,
-                self.run,
-                expected,
-                self.wanted.table,
+                setup, self.ledger, source, self.pipeline, self.run, expected, self.wanted.table
             )
+            fence = Fence(self.pipeline, epoch)
             return takeover.take_positions(
-                setup,
-                self.dialect,
-                self.ledger,
-                Fence(self.pipeline, epoch),
-                source,
-                start,
-                earliest,
+                setup, self.ledger_tables, fence, source, start, earliest
             )
 
     def reset(
@@ -114,14 +121,14 @@ class SqlSink:
             self.dialect.create_database()
         with brief_session(self.dialect, "reset", self.connect) as setup:
             if self.create:
-                takeover.create_ledger(setup, self.dialect, self.ledger)
-            takeover.require_ledger(setup, self.ledger)
+                takeover.create_ledger(setup, self.ledger_tables)
+            takeover.require_ledger(setup, self.ledger_tables)
             epoch = takeover.take_epoch(
                 setup, self.ledger, source, self.pipeline, self.run, expected=None, table=None
             )
             fence = Fence(self.pipeline, epoch)
             return takeover.take_positions(
-                setup, self.dialect, self.ledger, fence, source, start, earliest, positions
+                setup, self.ledger_tables, fence, source, start, earliest, positions
             )
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
@@ -170,7 +177,7 @@ class SqlSink:
             Fenced: a newer run has opened.
         """
         with self._holding_the_pipeline(fence) as ours:
-            return self.ledger.join_history(ours, keep_newest)
+            return self.history.join(ours, keep_newest)
 
     @contextmanager
     def _holding_the_pipeline(self, fence: Fence) -> Iterator[Connection]:
@@ -209,7 +216,7 @@ class SqlSink:
         ):
             done = self._write_rows(ours, chunk, entries, prepared, budget)
             letters += _letters(chunk, done.rejections[len(prepared.rejections) :])
-            self.ledger.add_rejects(ours, letters, fence.epoch)
+            self.dead_letters.add(ours, letters, fence.epoch)
             written = tally(chunk, done)
             self._write_ledger(ours, chunk, entries, written, fence, kind)
         return written
@@ -257,7 +264,7 @@ class SqlSink:
             check(entry.epoch == fence.epoch, "a commit was decided on another epoch's entry")
             if not self.ledger.move(ours, tp, entry, advance(entry, [range_])):
                 raise PositionMoved(str(tp))
-        self.ledger.append_ranges(ours, done, kind, fence.epoch)
+        self.history.append(ours, done, kind, fence.epoch)
 
     def _still_ours(
         self, ours: Connection, chunk: Chunk, entries: Mapping[TopicPartition, Entry]

@@ -180,7 +180,7 @@ def publish(
                 f"tasks staged {expected} rows, {moved} were there to publish: the database"
                 " restarted or the staging tables were removed; the batch is done again"
             )
-        sink.ledger.add_rejects(ours, what.rejects, fence.epoch)
+        sink.dead_letters.add(ours, what.rejects, fence.epoch)
         written = what.counted(moved)
         done = [(tp, what.ranges[tp], written[tp]) for tp in sorted(what.ranges)]
         data = [one for one in done if not one[1].is_empty]
@@ -190,7 +190,7 @@ def publish(
             if not sink.ledger.move(ours, tp, entries[tp], range_.end):
                 raise PositionMoved(str(tp))
         # After the moves: the loser of a race would meet the winner in the history's key.
-        sink.ledger.append_ranges(ours, data, "data", fence.epoch)
+        sink.history.append(ours, data, "data", fence.epoch)
     return moved
 
 

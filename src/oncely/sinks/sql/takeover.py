@@ -18,8 +18,11 @@ from collections.abc import Callable, Mapping
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, SourceMismatch, TableMismatch
 from oncely.sinks.base import Fence, Opened
-from oncely.sinks.sql.connection import Connection, Contention, Dialect, TableName
+from oncely.sinks.sql.connection import Connection, Contention, TableName
+from oncely.sinks.sql.dead_letters import DeadLetters
+from oncely.sinks.sql.history import History
 from oncely.sinks.sql.ledger import Ledger, Registered
+from oncely.sinks.sql.ledger_tables import LedgerTables
 from oncely.sinks.sql.session import application_name, application_prefix, transaction
 from oncely.sinks.sql.target import Wanted, create_statement, inspect
 
@@ -29,38 +32,38 @@ Reset = Callable[[Mapping[TopicPartition, Position]], Mapping[TopicPartition, Po
 """Where positions are put, given where they stand."""
 
 
-def create_tables(connection: Connection, dialect: Dialect, ledger: Ledger, wanted: Wanted) -> None:
+def create_tables(connection: Connection, tables: LedgerTables, wanted: Wanted) -> None:
     """Create the destination table and the ledger's where they are missing.
 
     Raises:
         TableMismatch: the table would not take the rows; nothing was created.
     """
-    if ledger.exists(connection) and dialect.columns(connection, wanted.table):
+    if tables.exists(connection) and tables.dialect.columns(connection, wanted.table):
         return
     with transaction(connection):
-        dialect.lock_for_setup(connection)
-        for statement in (create_statement(dialect, wanted), *ledger.ddl()):
+        tables.dialect.lock_for_setup(connection)
+        for statement in (create_statement(tables.dialect, wanted), *tables.ddl()):
             connection.execute(statement)
-        inspect(dialect, connection, wanted)
+        inspect(tables.dialect, connection, wanted)
 
 
-def create_ledger(connection: Connection, dialect: Dialect, ledger: Ledger) -> None:
+def create_ledger(connection: Connection, tables: LedgerTables) -> None:
     """Create the ledger's tables where they are missing, and nothing else."""
-    if ledger.exists(connection):
+    if tables.exists(connection):
         return
     with transaction(connection):
-        dialect.lock_for_setup(connection)
-        for statement in ledger.ddl():
+        tables.dialect.lock_for_setup(connection)
+        for statement in tables.ddl():
             connection.execute(statement)
 
 
-def require_ledger(connection: Connection, ledger: Ledger) -> None:
+def require_ledger(connection: Connection, tables: LedgerTables) -> None:
     """Refuse to go on without the ledger's tables.
 
     Raises:
         TableMismatch: a table of the ledger is missing and ``create`` is false.
     """
-    if not ledger.exists(connection):
+    if not tables.exists(connection):
         raise TableMismatch(
             "sink.create is false and the ledger's tables are missing",
             way_out="create them with the DDL that `oncely plan` prints",
@@ -144,8 +147,7 @@ def same_table(registered: Registered | None, table: TableName, pipeline: str) -
 
 def take_positions(
     connection: Connection,
-    dialect: Dialect,
-    ledger: Ledger,
+    tables: LedgerTables,
     fence: Fence,
     source: SourceIdentity,
     start: Callable[[], Mapping[TopicPartition, Position]],
@@ -158,13 +160,13 @@ def take_positions(
         Fenced: a newer run opened in between.
     """
     for attempt in range(_TRIES):
-        dialect.end_sessions(
+        tables.dialect.end_sessions(
             connection,
             application_prefix(fence.pipeline),
             keep=application_name(fence.pipeline, fence.epoch),
         )
         try:
-            return _settle(connection, ledger, fence, source, start, earliest, reset)
+            return _settle(connection, tables, fence, source, start, earliest, reset)
         except Contention:
             # A session that opened after we looked still holds a position's lock: end it too.
             if attempt == _TRIES - 1:
@@ -174,13 +176,14 @@ def take_positions(
 
 def _settle(
     connection: Connection,
-    ledger: Ledger,
+    tables: LedgerTables,
     fence: Fence,
     source: SourceIdentity,
     start: Callable[[], Mapping[TopicPartition, Position]],
     earliest: Mapping[TopicPartition, Position],
     reset: Reset,
 ) -> Opened:
+    ledger = Ledger(tables)
     with transaction(connection):
         registered = ledger.registered(connection, lock=True)
         if registered is None or registered.epoch != fence.epoch:
@@ -194,6 +197,24 @@ def _settle(
         positions = {tp: entry.position for tp, entry in known.items()} | missing
         # Asked only now: until its positions were taken, the old run may have moved on.
         moved = dict(reset(positions))
-        ledger.reset(connection, moved, fence.epoch)
+        _put(connection, tables, moved, fence.epoch)
         positions |= moved
     return Opened(fence, positions, first_start)
+
+
+def _put(
+    connection: Connection,
+    tables: LedgerTables,
+    positions: Mapping[TopicPartition, Position],
+    epoch: int,
+) -> None:
+    """Put positions where a person wants them; what was beyond them no longer counts.
+
+    History is kept and marked. Dead letters go: their records are judged anew, and a replay
+    of one that has become a row in the meantime would write it twice.
+    """
+    ledger, history, dead_letters = Ledger(tables), History(tables), DeadLetters(tables)
+    for tp, at in sorted(positions.items()):
+        ledger.put(connection, tp, at)
+        history.supersede(connection, tp, at, epoch)
+        dead_letters.remove_from(connection, tp, at)

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.decode.base import Rejection
+from oncely.sinks.base import IntArray
 from oncely.sinks.sql.connection import Connection, Dialect, RowsDropped, TableName
 from oncely.sinks.sql.isolate import insert_or_isolate
 from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
@@ -34,7 +35,7 @@ def write_rows(
     """
     writer = RowWriter(dialect, target)
     writer.begin(connection, prepared.rows)
-    several = len(np.unique(prepared.row_record)) < len(prepared.row_record)
+    several = _have_several_rows(prepared.row_record)
     while True:
         bad: dict[int, Rejection] = {}
         now = prepared
@@ -55,6 +56,13 @@ def write_rows(
             writer.end(connection)
             return prepared
         connection.execute("ROLLBACK TO SAVEPOINT oncely_chunk")
+
+
+def _have_several_rows(row_record: IntArray) -> bool:
+    """True when a record has more than one row."""
+    if (np.diff(row_record) > 0).all():  # as good as always, and a tenth of what sorting costs
+        return False
+    return len(np.unique(row_record)) < len(row_record)
 
 
 class RowWriter:

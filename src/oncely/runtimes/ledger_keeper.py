@@ -1,0 +1,149 @@
+"""What both ways of committing share: the ledger, what is read, and the reject budget."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Generic, TypeVar
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.decode.base import Decoder
+from oncely.errors import Fenced, InvariantViolation, SourceMismatch, Unavailable
+from oncely.runtimes.backoff import Backoff
+from oncely.runtimes.commit import commit
+from oncely.runtimes.letters import Rereader
+from oncely.runtimes.task import Budget
+from oncely.sinks.base import Chunk, Fence, Opened
+from oncely.sinks.sql.sink import SqlSink
+
+log = logging.getLogger(__name__)
+
+_JOIN_HISTORY_EVERY = 100
+_HISTORY_KEPT = 1_000
+
+AnyTransform = TypeVar("AnyTransform")
+
+
+@dataclass
+class LedgerKeeper(Generic[AnyTransform]):
+    """The driver's side of a run, whichever way it commits.
+
+    Attributes:
+        sink: where the records go; bound to its table by :meth:`open`.
+        source: rereads rejected records, for their dead letters.
+        decoder: of the records.
+        transform: of the decoded rows.
+        topics: what is read.
+        max_rejects_share: the greatest share of rejects among the run's records, or None.
+        max_rejects_count: the greatest number of rejects of the run, or None.
+    """
+
+    sink: SqlSink
+    source: Rereader
+    decoder: Decoder
+    transform: AnyTransform
+    topics: tuple[str, ...]
+    max_rejects_share: Fraction | None = None
+    max_rejects_count: int | None = None
+
+    def __post_init__(self) -> None:
+        self._fence: Fence | None = None
+        self._source: SourceIdentity | None = None
+        self._batches = self._records = self._rejects = 0
+
+    @property
+    def fence(self) -> Fence:
+        """The epoch of this run, once opened."""
+        if self._fence is None:
+            raise InvariantViolation("the ledger was not opened")
+        return self._fence
+
+    @property
+    def columns(self) -> list[str]:
+        """Partition, offset, value, and what else the decoder reads."""
+        topic = ["topic"] if len(self.topics) > 1 or "topic" in self.decoder.needs else []
+        more = sorted(self.decoder.needs - {"topic", "partition", "offset", "value"})
+        return [*topic, "partition", "offset", "value", *more]
+
+    @property
+    def _only_topic(self) -> str | None:
+        """The topic of all records, where it is not read with each of them."""
+        return None if "topic" in self.columns else self.topics[0]
+
+    def open(
+        self,
+        source: SourceIdentity,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        expected: int | None,
+    ) -> Opened:
+        """Take the ledger and bind the sink to the table as it is now."""
+        opened = self.sink.open(source, start, earliest, expected)
+        self.sink = self.sink.bind()
+        self._fence, self._source = opened.fence, source
+        return opened
+
+    def same_source(self, source: SourceIdentity) -> None:
+        """Refuse a cluster or topic other than at ``open``.
+
+        Raises:
+            SourceMismatch: the topic was made anew under the running query.
+        """
+        if self._source is None or source == self._source:
+            return
+        raise SourceMismatch(
+            "the topic or its cluster changed while the pipeline ran:"
+            f" {dict(self._source.topic_ids)} at start, {dict(source.topic_ids)} now",
+            way_out="give the pipeline a new name if the topic was made again on purpose",
+        )
+
+    def positions(self) -> dict[TopicPartition, Position]:
+        """The ledger's positions, read now."""
+        return {tp: entry.position for tp, entry in self._entries().items()}
+
+    def add_partitions(
+        self, positions: Mapping[TopicPartition, Position], source: SourceIdentity
+    ) -> None:
+        """Give partitions that were found while running their position."""
+        self.sink.add_partitions(positions, source, self.fence)
+
+    def record_gaps(self, gaps: Mapping[TopicPartition, OffsetRange]) -> None:
+        """Move positions over lost ranges and keep those in the history."""
+        lost = Chunk.of_nothing(gaps)
+        list(commit(self.sink, lost, self.fence, None, Backoff(), kind="gap"))
+
+    def _entries(self) -> dict[TopicPartition, Entry]:
+        try:
+            entries = self.sink.entries(self.fence)
+        except Unavailable:
+            # The kept session may have been ended while nothing was to do: a new one may work.
+            entries = self.sink.entries(self.fence)
+        newest = max((entry.epoch for entry in entries.values()), default=self.fence.epoch)
+        if newest > self.fence.epoch:
+            raise Fenced(self.fence.pipeline, self.fence.epoch, newest)
+        return entries
+
+    def _tidy(self, *more: Callable[[], object]) -> None:
+        """Housekeeping after a batch; it can wait, and must not fail what is committed."""
+        self._batches += 1
+        works = list(more)
+        if self._batches % _JOIN_HISTORY_EVERY == 0:
+            works.append(lambda: self.sink.join_history(self.fence, _HISTORY_KEPT))
+        for work in works:
+            try:
+                work()
+            except Unavailable as error:
+                log.warning("housekeeping is put off: %s", error.message)
+
+    def _budget(self) -> Budget:
+        """What the batches so far have left of the rejects that are allowed."""
+        return Budget(self.max_rejects_share, self.max_rejects_count, self._records, self._rejects)
+
+    def _count(self, records: int, rejects: int) -> None:
+        """Count a batch that has taken effect."""
+        self._records += records
+        self._rejects += rejects

@@ -1,0 +1,161 @@
+"""The driver is killed before and after every call while it opens, resets or tidies the ledger."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from oncely.sinks.base import Fence
+from tests.scenarios import commit_jobs
+from tests.scenarios import opening_jobs as jobs
+from tests.scenarios.commit_reader import END, check_restart, look, new_task
+from tests.scenarios.commit_topic import Task
+from tests.scenarios.zygote import Zygote
+from tests.sinktools import T0, T1, Place
+
+Prepare = Callable[[Task], int]
+"""Brings the ledger to where the step begins; the epoch of the run that does the step."""
+
+
+@pytest.fixture
+def crashes(zygote: Zygote, place: Place) -> Callable[[jobs.Step, Prepare], Iterator[Task]]:
+    """``crashes(step, prepare)``: a task for each call at which the step was killed."""
+
+    def killed(step: jobs.Step, prepare: Prepare, at: int, when: str) -> tuple[Task, Any]:
+        task = new_task("append", place)
+        return task, zygote.run(jobs.die_at, step, task, prepare(task), at, when)
+
+    def all_of_them(step: jobs.Step, prepare: Prepare) -> Iterator[Task]:
+        for at in itertools.count(1):
+            task, ended = killed(step, prepare, at, "before")
+            assert not ended.error, ended.error
+            if not ended.signal:
+                break
+            yield task
+        assert at == len(ended.value) + 1 > 3
+        task, ended = killed(step, prepare, at - 1, "after")
+        assert ended.signal == signal.SIGKILL
+        yield task
+
+    return all_of_them
+
+
+def never_opened(_: Task) -> int:
+    return 0
+
+
+def opened(task: Task) -> int:
+    return jobs.open_at(task, {T0: 0, T1: 0}).fence.epoch
+
+
+def committed(*ends: int) -> Prepare:
+    """A run that has committed up to each of the offsets in turn."""
+
+    def prepare(task: Task) -> int:
+        epoch = opened(task)
+        for end in ends:
+            plain = commit_jobs.write(task, Fence(task.name, epoch), lambda _, call: call(), end)
+            assert plain
+        return epoch
+
+    return prepare
+
+
+def ledger(task: Task, columns: str, table: str) -> list[tuple[Any, ...]]:
+    """Rows of a ledger table, which may not be there yet."""
+    if not task.place.dialect.name.startswith("postgres") and not task.place.file.exists():
+        return []
+    catalog = "pg_tables WHERE tablename" if task.place.is_postgres else "sqlite_master WHERE name"
+    here = " AND schemaname = current_schema()" if task.place.is_postgres else ""
+    if not task.place.sql(f"SELECT 1 FROM {catalog} = '{table}'{here}"):
+        return []
+    where = f"WHERE pipeline = '{task.name}' ORDER BY 1, 2"
+    return task.place.sql(f"SELECT {columns} FROM {table} {where}")
+
+
+def positions(task: Task) -> dict[int, int]:
+    return dict(ledger(task, '"partition", "position"', "oncely_positions"))
+
+
+def test_a_latest_start_stays_where_it_was_settled(crashes: Any) -> None:
+    """Killed before its first batch: what arrives meanwhile is not skipped at the next start."""
+    latest, later = {0: 5, 1: 7}, {0: 50, 1: 70}
+    outcomes = []
+    for task in crashes(jobs.open_first, never_opened):
+        settled = positions(task)
+        assert settled in ({}, latest)
+        jobs.open_at(task, jobs.LATER)
+        assert positions(task) == (latest if settled else later)
+        outcomes.append(bool(settled))
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {False, True}
+
+
+def test_an_added_partition_begins_at_its_first_offset(zygote: Zygote, crashes: Any) -> None:
+    def one_partition(task: Task) -> int:
+        return jobs.open_at(task, {T0: 0}).fence.epoch
+
+    for task in crashes(jobs.add_partition, one_partition):
+        assert positions(task) in ({0: 0}, {0: 0, 1: 0})
+        jobs.open_at(task, jobs.LATER)
+        assert positions(task) == {0: 0, 1: 0}
+        check_restart(zygote, task)
+
+
+def test_a_gap_is_kept_once(crashes: Any) -> None:
+    outcomes = []
+    for task in crashes(jobs.record_gap, opened):
+        before = positions(task)[0], gaps(task)
+        assert before in ((0, []), (5, [(0, 5)]))
+        epoch = jobs.open_at(task, {T0: 0, T1: 0}).fence.epoch
+        jobs.record_gap(task, epoch, lambda _, call: call())
+        assert (positions(task)[0], gaps(task)) == (5, [(0, 5)])
+        outcomes.append(before[0])
+    assert set(outcomes) == {0, 5}
+
+
+def gaps(task: Task) -> list[tuple[Any, ...]]:
+    kinds = ledger(task, "range_start, range_end, kind", "oncely_ranges")
+    return [(start, end) for start, end, kind in kinds if kind == "gap"]
+
+
+def test_a_takeover_that_dies_leaves_one_run_that_may_write(zygote: Zygote, crashes: Any) -> None:
+    """The old run goes on unharmed or is fenced; either way nothing is doubled."""
+    outcomes = []
+    for task in crashes(jobs.take_over, committed(8)):
+        old = zygote.run(commit_jobs.plainly, task, Fence(task.name, 1))
+        assert not old.error or "Fenced" in old.error, old.error
+        assert (look(task) == END) == (not old.error)
+        outcomes.append(bool(old.error))
+        check_restart(zygote, task)
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {False, True}
+
+
+def test_a_reset_happens_whole_or_not_at_all(crashes: Any) -> None:
+    outcomes = []
+    for task in crashes(jobs.reset, committed(8, 99)):
+        moved = positions(task)[0] == 3
+        assert positions(task) == ({**END, 0: 3} if moved else END)
+        superseded = ledger(task, '"partition", superseded', "oncely_ranges")
+        assert {number for number, mark in superseded if mark} == ({0} if moved else set())
+        epochs = {epoch for (epoch, _) in ledger(task, "epoch, topic", "oncely_positions")}
+        assert epochs == ({2} if moved else {1})
+        assert {tp.partition: at for tp, at in jobs.open_at(task, {}).positions.items()} == (
+            positions(task)
+        )
+        outcomes.append(moved)
+    assert set(outcomes) == {False, True}
+
+
+def test_a_history_that_is_being_joined_covers_every_offset(zygote: Zygote, crashes: Any) -> None:
+    outcomes = set()
+    for task in crashes(jobs.join_history, committed(3, 6, 9, 12)):
+        look(task)
+        outcomes.add(len(ledger(task, "topic, range_start", "oncely_ranges")))
+        check_restart(zygote, task)
+    assert outcomes == {8, 4}  # of each partition three are joined, the newest stays

@@ -1,0 +1,149 @@
+"""A chunk is committed while the next one is read: one at a time, in order, and never lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from oncely.core.ledger import Entry, advance
+from oncely.core.offsets import TopicPartition
+from oncely.decode.base import Decoded
+from oncely.errors import InvariantViolation, TooManyRejects
+from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.row_transform import Unchanged
+from oncely.runtimes.task import Budget, CommitInHand, TaskPlan, run
+from oncely.sinks.base import Chunk, Fence, Written
+from tests.sinktools import T0, at_t0, numbered
+
+
+@dataclass
+class Memory:
+    """A sink that remembers, and says when a commit begins."""
+
+    positions: dict[TopicPartition, int] = field(default_factory=lambda: {T0: 0})
+    order: list[tuple[int, int]] = field(default_factory=list)
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go_on: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1_000))
+    fail_at: int = -1
+    threads: set[int] = field(default_factory=set)
+    at_once: int = 0
+
+    def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        return {tp: Entry(at, 1) for tp, at in self.positions.items()}
+
+    def commit(self, chunk: Chunk, entries: Mapping[TopicPartition, Entry], *_: Any) -> Any:
+        self.at_once += 1
+        assert self.at_once == 1
+        self.threads.add(threading.get_ident())
+        self.begun.release()
+        assert self.go_on.acquire(timeout=10)
+        range_ = chunk.ranges[T0]
+        if range_.start == self.fail_at:
+            self.at_once -= 1
+            raise TooManyRejects("enough")
+        self.positions[T0] = advance(entries[T0], [range_])
+        self.order.append((range_.start, range_.end))
+        self.at_once -= 1
+        return {T0: Written(chunk.records, chunk.rows.num_rows, 0, 0)}
+
+
+def plan(sink: Any) -> TaskPlan:
+    nothing: Any = None
+    return TaskPlan(
+        sink, Fence("p", 1), nothing, Decoder(), Unchanged(), {T0: 0}, Budget(), "t",
+        Bounds(records=10),
+    )  # fmt: skip
+
+
+class Decoder:
+    """Every record is a row."""
+
+    needs = frozenset({"value"})
+    schema = pa.schema([("value", pa.binary())])
+
+    def decode(self, records: pa.Table) -> Decoded:
+        return Decoded(records.select(["value"]), pa.array(range(records.num_rows), pa.int64()), [])
+
+
+def batch(first: int, count: int = 10) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "partition": pa.array([0] * count, pa.int32()),
+            "offset": pa.array(range(first, first + count), pa.int64()),
+            "value": pa.array([b"x"] * count, pa.binary()),
+        }
+    )
+
+
+def answers(rows: Sequence[pa.RecordBatch]) -> list[tuple[Any, Any, bool]]:
+    found = [row.to_pylist()[0] for row in rows]
+    return [(one["start"], one["end"], one["error"] is not None) for one in found]
+
+
+def test_the_next_chunk_is_read_while_one_is_committed() -> None:
+    sink = Memory(go_on=threading.Semaphore(0))
+
+    def batches() -> Any:
+        yield batch(0)
+        # More is asked for while the first chunk's commit has begun and has not ended.
+        assert sink.begun.acquire(timeout=10)
+        assert sink.order == []
+        sink.go_on.release(1_000)
+        yield batch(10)
+        yield batch(20)
+
+    rows = list(run(plan(sink), batches()))
+    assert sink.order == [(0, 10), (10, 20), (20, 30)]
+    assert answers(rows) == [(0, 10, False), (10, 20, False), (20, 30, False)]
+    assert threading.get_ident() not in sink.threads
+
+
+def test_input_that_ends_early_commits_what_was_read_and_no_more() -> None:
+    sink = Memory()
+    rows = list(run(plan(sink), iter([batch(0), batch(10, 7)])))
+    assert answers(rows) == [(0, 10, False), (10, 17, False)]
+    assert sink.positions == {T0: 17}
+
+
+def test_after_a_failure_nothing_more_is_committed_and_the_input_is_read_up() -> None:
+    sink = Memory(fail_at=10)
+    input_ = iter([batch(at) for at in range(0, 100, 10)])
+    rows = list(run(plan(sink), input_))
+    assert answers(rows) == [(0, 10, False), (None, None, True)]
+    assert sink.positions == {T0: 10}
+    assert next(input_, None) is None
+
+
+def test_a_cancelled_task_ends_after_the_commit_in_hand() -> None:
+    sink = Memory()
+    task = run(plan(sink), iter([batch(at) for at in range(0, 50, 10)]))
+    next(task)
+    task.close()  # type: ignore[attr-defined]
+    position = sink.positions[T0]
+    assert position in (10, 20)
+    assert not [t for t in threading.enumerate() if t.name.startswith("oncely-commit")]
+    assert sink.positions[T0] == position
+
+
+def test_two_at_once_are_refused() -> None:
+    sink = Memory()
+    with CommitInHand(plan(sink), overlap=True) as hand:
+        hand.begin(at_t0(0, numbered(0, 3)))
+        with pytest.raises(InvariantViolation, match="at once"):
+            hand.begin(at_t0(3, numbered(3, 6)))
+        assert [one.range.end for one in hand.finish()] == [3]
+        assert hand.finish() == []
+
+
+def test_without_overlap_it_is_done_at_once_and_in_this_thread() -> None:
+    sink = Memory()
+    with CommitInHand(plan(sink), overlap=False) as hand:
+        hand.begin(at_t0(0, numbered(0, 3)))
+        assert sink.order == [(0, 3)]
+        assert sink.threads == {threading.get_ident()}
+        assert [one.range.end for one in hand.finish()] == [3]
