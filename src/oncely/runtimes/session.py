@@ -33,6 +33,7 @@ _DEFAULTS = {
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.sql.streaming.minBatchesToRetain": "4",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_AN_ARROW_BATCH),
+    "spark.sql.execution.pandas.udf.buffer.size": str(256 << 10),  # between the JVM and Python
     # Renames by plain files: a third of a small batch's cost less than the default's checksums.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"

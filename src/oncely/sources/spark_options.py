@@ -22,6 +22,7 @@ IN_BULK = {
     # for each record; a task only copies it. A quarter more records a second, measured.
     "kafka.max.poll.records": "10000",
     "kafka.max.partition.fetch.bytes": str(4 << 20),
+    "kafka.receive.buffer.bytes": "-1",  # the system's own choice; the default is 64 KB at most
     # Having read up to the newest record, the client asks for more, and the broker answers nothing
     # else on that connection (Spark asks where the topic ends) until data comes or this time is
     # over: half a second for each partition, by default. Nobody is listening for more.

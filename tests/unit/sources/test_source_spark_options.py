@@ -40,6 +40,7 @@ def test_options() -> None:
         "kafka.fetch.max.wait.ms": "10",
         "kafka.max.poll.records": "10000",
         "kafka.max.partition.fetch.bytes": "4194304",
+        "kafka.receive.buffer.bytes": "-1",
         "kafka.isolation.level": "read_committed",
     }
 
