@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check bench format clean
+.PHONY: help setup demo test long check bench format clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -26,6 +26,9 @@ demo: $(READY) ## Run the main job on real servers, hurt it, and prove that noth
 
 test: $(READY) ## Run all tests against real servers
 	@$(BIN)/python -m pytest
+
+long: $(READY) ## Run the tests that wait for minutes (the Kafka sink's crash points, lost frames, expiry)
+	@$(BIN)/python -m pytest -m long
 
 check: $(READY) ## Lint, format, types, import layers
 	@$(BIN)/ruff check src tests demo bench

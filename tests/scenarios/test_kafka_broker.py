@@ -17,6 +17,8 @@ from oncely.sources.clients import make
 from tests.kafkatools import Topics, make_topics, open_sink, ready
 from tests.sinktools import T0, Rec, at_t0, commit_all, numbered
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[Broker]:

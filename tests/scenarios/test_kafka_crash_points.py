@@ -15,6 +15,8 @@ from tests.scenarios import kafka_jobs as jobs
 from tests.scenarios.zygote import Zygote
 from tests.sinktools import T0, T1
 
+pytestmark = pytest.mark.long
+
 WHOLE = [n for n in range(jobs.LAST) if n != jobs.BAD]
 OTHER = list(range(100, 105))
 

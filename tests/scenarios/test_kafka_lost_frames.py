@@ -21,6 +21,8 @@ from tests.kafka_proxy import KafkaProxy, proxied_broker
 from tests.kafkatools import Topics, make_topics, read_all, ready
 from tests.sinktools import T0, Rec, at_t0, commit_all, numbered
 
+pytestmark = pytest.mark.long
+
 Proxied = tuple[Broker, KafkaProxy]
 
 

@@ -16,6 +16,8 @@ from tests.scenarios import kafka_jobs as jobs
 from tests.scenarios.zygote import Zygote
 from tests.sinktools import T0
 
+pytestmark = pytest.mark.long
+
 
 class Reader(threading.Thread):
     """Reads on and on; what it sees must be 0, 1, 2, ... at any time."""
