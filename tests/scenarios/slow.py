@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pgpq
 import pyarrow as pa
@@ -52,10 +53,15 @@ class SlowPipeline(Pipeline):
             return plain(held, batch_id, ranges)
 
         runner.run = slowly
-        # A cancelled task notices when it fetches. In bulk that would be after all of the records:
-        # so they come in the small pieces that the client fetches by default.
-        spark_options.IN_BULK.clear()
         return runner
+
+    def run(self, *args: Any, **kwargs: Any) -> bool:
+        """Fetch in the client's small default pieces.
+
+        A cancelled task notices when it fetches, and in bulk that is after all of the records.
+        """
+        with mock.patch.dict(spark_options.IN_BULK, clear=True):
+            return super().run(*args, **kwargs)
 
 
 @dataclass(frozen=True)
