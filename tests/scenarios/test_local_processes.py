@@ -204,7 +204,8 @@ def test_a_child_left_behind_fails_the_test_run(tmp_path: Path) -> None:
         "    left = subprocess.Popen(['/bin/sleep', '13'])\n"
     )
     run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=tmp_path)
+    env = {**os.environ, "PYTHONPATH": str(own.parent.parent)}  # the guard's file imports from here
+    done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
     assert "1 passed" in done.stdout
     assert "left behind" in done.stdout
     assert done.returncode == 1
