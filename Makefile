@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Run the main job on real servers, hurt it, and prove that nothing was lost or doubled
 	@$(BIN)/python -m demo
 
-test: $(READY) ## Run all tests against real servers
+test: $(READY) ## Run the tests against real servers (make long: those that wait for minutes)
 	@$(BIN)/python -m pytest
 
 long: $(READY) ## Run the tests that wait for minutes (the Kafka sink's crash points, lost frames, expiry)
@@ -36,7 +36,7 @@ check: $(READY) ## Lint, format, types, import layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(READY) ## Measure against Spark's JDBC sink, on the same topic in one run (about 15 minutes)
+bench: $(READY) ## Measure against Spark's JDBC sink, on the same topic in one run (about 8 minutes)
 	@$(BIN)/python -m bench
 
 format: $(READY) ## Format the code

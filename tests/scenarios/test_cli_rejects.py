@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -24,12 +23,6 @@ from tests.scenarios.zygote import Zygote
 NARROW = {"decode": {"schema": "id INT NOT NULL, grp STRING, pad STRING"}}
 BIG = 1 << 40
 BAD = b"not json"
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as running:
-        yield running
 
 
 @pytest.fixture

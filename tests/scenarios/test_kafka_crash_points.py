@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,12 +18,6 @@ pytestmark = pytest.mark.long
 
 WHOLE = [n for n in range(jobs.LAST) if n != jobs.BAD]
 OTHER = list(range(100, 105))
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as running:
-        yield running
 
 
 def new_run(broker: Broker) -> tuple[Topics, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -51,12 +50,6 @@ class Reader(threading.Thread):
     def end(self) -> None:
         self._ending = True
         self.join(20)
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as running:
-        yield running
 
 
 @pytest.mark.timeout(300)

@@ -18,9 +18,10 @@ from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.looking import Known
 from oncely.runtimes import session
 from oncely.runtimes.probe import ExecutorFacts, Slots, probe
+from oncely.sinks.same_source import same_topics
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.takeover import require_ledger, same_topics
+from oncely.sinks.sql.takeover import require_ledger
 from oncely.sinks.sql.target import Target, create_statement, inspect
 from oncely.sources.kafka import Watermarks
 from oncely.sources.permissions import missing_permissions, needed_acls

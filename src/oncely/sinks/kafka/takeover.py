@@ -32,7 +32,6 @@ from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.errors import (
     Fenced,
     InvariantViolation,
-    SourceMismatch,
     Stopped,
     TableMismatch,
     Unavailable,
@@ -41,6 +40,7 @@ from oncely.sinks.base import Fence, Opened
 from oncely.sinks.kafka.cluster import Cluster, newer
 from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
 from oncely.sinks.kafka.words import Moved, Registered, View, by_topic, encode, stamp
+from oncely.sinks.same_source import same_cluster, same_topics
 
 _TRIES = 5
 _TOGETHER = 8  # instances that are initialised at the same time
@@ -164,7 +164,7 @@ class Takeover:
         """The ledger's positions, and those of which only the group's copy is left."""
         found = view.entries()
         for tp, stamped in self.cluster.stable_offsets(partitions).items():
-            same_source(stamped.cluster, {tp.topic: stamped.topic_id}, self.source, self._name)
+            self._same_source(stamped.cluster, {tp.topic: stamped.topic_id})
             found[tp] = newer(found.get(tp), stamped.entry)
         return found
 
@@ -206,7 +206,7 @@ class Takeover:
         old = view.pipeline
         if old is None:
             return
-        same_source(old.cluster, old.topic_ids, self.source, self._name)
+        self._same_source(old.cluster, old.topic_ids)
         if self.target is not None and old.target and old.target != self.target:
             raise TableMismatch(
                 f"sink.topic: it is {self.target!r}, and pipeline {self._name!r} has written to"
@@ -216,6 +216,10 @@ class Takeover:
             )
         if self.expected is not None and old.epoch > self.expected and old.run != self.run:
             raise Fenced(self._name, self.expected, old.epoch)
+
+    def _same_source(self, cluster_id: str, topic_ids: Mapping[str, str]) -> None:
+        same_cluster(cluster_id, self.source, self._name)
+        same_topics(topic_ids, self.source, self._name)
 
     # -- step 3 ----------------------------------------------------------------------------
 
@@ -336,31 +340,6 @@ def write_ledger(
     writer.send(place.ledger_topic, [record])
     mark = stamp(moved.epoch, source, tp.topic)
     writer.send_offsets({tp: (moved.position, mark)}, cluster.group_metadata())
-
-
-def same_source(
-    cluster_id: str, topic_ids: Mapping[str, str], source: SourceIdentity, pipeline: str
-) -> None:
-    """Compare cluster and topic ids (KIP-78, KIP-516) with what was written.
-
-    Raises:
-        SourceMismatch: another cluster, or a topic that was deleted and made again.
-    """
-    if cluster_id != source.cluster_id:
-        raise SourceMismatch(
-            f"pipeline {pipeline!r} has read from Kafka cluster {cluster_id!r},"
-            f" and source.brokers leads to {source.cluster_id!r}",
-            way_out="point source.brokers back, or give the pipeline a new name",
-        )
-    for topic, topic_id in source.topic_ids.items():
-        known = topic_ids.get(topic) or topic_id
-        if known != topic_id:
-            raise SourceMismatch(
-                f"topic {topic!r} was deleted and made again: its id is {topic_id}, pipeline"
-                f" {pipeline!r} has read {known}; the same offsets name other records now",
-                way_out="give the pipeline a new name (it then starts where source.start says);"
-                " records that it has written stay",
-            )
 
 
 def together(work: Callable[[A], B], items: Iterable[A]) -> list[B]:

@@ -14,6 +14,7 @@ from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.decode.base import Rejection
 from oncely.errors import Fenced, InvariantViolation, TooManyRejects, check
 from oncely.sinks.base import Chunk, Fence, Opened, PositionMoved, RangeKind, Reject, Written
+from oncely.sinks.same_source import same_topics
 from oncely.sinks.sql import takeover
 from oncely.sinks.sql.connection import Connect, Connection, Dialect, connect
 from oncely.sinks.sql.dead_letters import DeadLetters
@@ -155,9 +156,7 @@ class SqlSink:
             SourceMismatch: a topic was deleted and made again.
         """
         with brief_session(self.dialect, "look", self.connect) as look:
-            takeover.same_topics(
-                self.ledger.topic_ids(look), SourceIdentity("", topic_ids), self.pipeline
-            )
+            same_topics(self.ledger.topic_ids(look), SourceIdentity("", topic_ids), self.pipeline)
 
     def add_partitions(
         self, positions: Mapping[TopicPartition, Position], source: SourceIdentity, fence: Fence

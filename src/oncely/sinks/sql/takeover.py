@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
-from oncely.errors import Fenced, InvariantViolation, SourceMismatch, TableMismatch
+from oncely.errors import Fenced, InvariantViolation, TableMismatch
 from oncely.sinks.base import Fence, Opened
+from oncely.sinks.same_source import same_cluster, same_topics
 from oncely.sinks.sql.connection import Connection, Contention, TableName
 from oncely.sinks.sql.dead_letters import DeadLetters
 from oncely.sinks.sql.history import History
@@ -95,12 +96,7 @@ def take_epoch(
         registered = ledger.registered(connection, lock=True)
         if registered is None:
             raise InvariantViolation("a pipeline that was just registered has no row")
-        if registered.cluster_id != source.cluster_id:
-            raise SourceMismatch(
-                f"pipeline {pipeline!r} has read from Kafka cluster {registered.cluster_id!r},"
-                f" and source.brokers leads to {source.cluster_id!r}",
-                way_out="point source.brokers back, or give the pipeline a new name",
-            )
+        same_cluster(registered.cluster_id, source, pipeline)
         same_topics(ledger.topic_ids(connection), source, pipeline)
         if table is None:
             ledger.retarget(connection)
@@ -110,22 +106,6 @@ def take_epoch(
         if epoch is None:
             raise Fenced(pipeline, expected or 0, registered.epoch)
         return epoch
-
-
-def same_topics(known: Mapping[str, str], source: SourceIdentity, pipeline: str) -> None:
-    """Compare topic ids (KIP-516) with the ledger's.
-
-    Raises:
-        SourceMismatch: a topic was deleted and made again.
-    """
-    for topic, topic_id in source.topic_ids.items():
-        if known.get(topic, topic_id) != topic_id:
-            raise SourceMismatch(
-                f"topic {topic!r} was deleted and made again: its id is {topic_id}, pipeline"
-                f" {pipeline!r} has read {known[topic]}; the same offsets name other records now",
-                way_out="give the pipeline a new name (it then starts where source.start says);"
-                " rows that it has written stay",
-            )
 
 
 def same_table(registered: Registered | None, table: TableName, pipeline: str) -> None:
