@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Test processes side by side, each with servers of its own: much of a test is waiting.
+JOBS ?= 2
 
 .PHONY: help setup demo test long check bench format clean
 
@@ -25,10 +27,10 @@ demo: $(READY) ## Run the main job on real servers, hurt it, and prove that noth
 	@$(BIN)/python -m demo
 
 test: $(READY) ## Run the tests against real servers (make long: those that wait for minutes)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 long: $(READY) ## Run the tests that wait for minutes (the Kafka sink's crash points, lost frames, expiry)
-	@$(BIN)/python -m pytest -m long
+	@$(BIN)/python -m pytest -m long -n $(JOBS) --dist loadfile
 
 check: $(READY) ## Lint, format, types, import layers
 	@$(BIN)/ruff check src tests demo bench

@@ -159,11 +159,21 @@ def test_an_unfit_ledger_topic_is_refused(topics: Topics, broker: Broker) -> Non
 
 
 def test_missing_topics_are_refused(topics: Topics) -> None:
+    elsewhere = dataclasses.replace(topics, output=f"new-{topics.output}")
     with pytest.raises(TableMismatch, match="no such topic"):
-        open_sink(dataclasses.replace(topics, output="nowhere").sink())
+        open_sink(dataclasses.replace(elsewhere.sink(), create=False))
     sink = dataclasses.replace(topics.sink(), create=False)
     with pytest.raises(TableMismatch, match="ledger topic"):
         open_sink(sink)
+
+
+def test_missing_topics_are_created(topics: Topics) -> None:
+    name = topics.output
+    elsewhere = dataclasses.replace(topics, output=f"new-{name}", rejects=f"new-rejects-{name}")
+    sink, fence = ready(elsewhere.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    assert elsewhere.ids() == [0, 1, 2]
+    assert elsewhere.records(elsewhere.rejects) == []
 
 
 def test_partitions_found_while_running(topics: Topics) -> None:

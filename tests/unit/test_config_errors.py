@@ -104,7 +104,7 @@ WRONG = [
     ("id BIGINT, total DOUBLE", "id BIGIN", "decode.schema", "BIGIN"),
     ('format = "json"\nschema = "id BIGINT"', 'format = "raw"', "decode.key.format",
      "found 'raw'; allowed: json, avro, string"),
-    ('"sql"', '"kafka"', "sink.kind", "found 'kafka'; allowed: sql"),
+    ('"sql"', '"redis"', "sink.kind", "found 'redis'; allowed: sql, kafka"),
     ("postgresql://", "mysql://", "sink.url", "postgresql://, sqlite:///"),
     ("postgresql://127.0.0.1/shop", "sqlite:///:memory:", "sink.url", "in memory"),
     ("postgresql://127.0.0.1/shop", "sqlite://x.db", "sink.url", "three slashes"),

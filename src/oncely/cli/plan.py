@@ -13,8 +13,9 @@ from oncely.cli import screen
 from oncely.cli.run import importable
 from oncely.cli.tables import LEFT, cell, show
 from oncely.pipeline import Pipeline
+from oncely.pipeline.destination import Connections, SinkFacts
 from oncely.pipeline.findings import Problem
-from oncely.pipeline.planning import Connections, Plan, SinkFacts, SourceFacts
+from oncely.pipeline.planning import Plan, SourceFacts
 from oncely.secrets import redact
 
 
@@ -80,7 +81,7 @@ def _facts(plan: Plan) -> None:
         state = "exists" if plan.sink.exists else "is missing: the first start creates it"
         if not plan.sink.exists and not plan.settings["sink"]["create"]:
             state = "is missing"
-        rows.append(("table", f"{plan.sink.table} in {plan.sink.endpoint} {state}"))
+        rows.append((plan.sink.kind, f"{plan.sink.table} in {plan.sink.endpoint} {state}"))
     if plan.connections is not None:
         rows.append(("sessions", _connections(plan.connections)))
     rows += [("executor", f"{one.host}: {one.python}, oncely {one.oncely or 'missing'}")

@@ -27,6 +27,7 @@ from oncely.config.decode import (
     TextKey,
 )
 from oncely.config.fill import Filling
+from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.problems import explain, joined
 from oncely.config.sink import SqlSinkSettings
@@ -42,6 +43,7 @@ __all__ = [
     "DecodeSettings",
     "JsonDecode",
     "JsonKey",
+    "KafkaSinkSettings",
     "PipelineSettings",
     "RawDecode",
     "RejectBudget",

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from oncely.config.base import Section
 from oncely.config.decode import DecodeSettings, key_columns
+from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
@@ -76,7 +77,7 @@ class TransformSettings(Section):
 
 
 class PipelineSettings(Section):
-    """A pipeline: from which topics, through what, into which table.
+    """A pipeline: from which topics, through what, into which table or topics.
 
     Attributes:
         name: the ledger's key.
@@ -84,7 +85,7 @@ class PipelineSettings(Section):
         source: Kafka.
         decode: bytes to columns.
         transform: rows to rows, or None.
-        sink: the table.
+        sink: the table, or the topics.
         spark: where and how it runs.
     """
 
@@ -93,12 +94,15 @@ class PipelineSettings(Section):
     source: SourceSettings
     decode: DecodeSettings
     transform: TransformSettings | None = None
-    sink: SqlSinkSettings
+    sink: Annotated[SqlSinkSettings | KafkaSinkSettings, Field(discriminator="kind")]
     spark: SparkSettings = Field(default_factory=SparkSettings)
 
     @property
     def mirror_group(self) -> str | None:
-        """The consumer group that shows the position to lag tools; None when switched off."""
+        """The consumer group that shows the position to lag tools; None when switched off.
+
+        A Kafka sink commits positions to it in its transactions.
+        """
         group = self.source.group
         if group is None:
             return f"oncely-{self.name}"
@@ -107,19 +111,44 @@ class PipelineSettings(Section):
     def describe(self) -> dict[str, Any]:
         """All settings as JSON-able values, without a secret."""
         done: dict[str, Any] = self.model_dump(mode="json")
-        done["sink"]["url"] = self.sink.url_for_display
+        if isinstance(self.sink, SqlSinkSettings):
+            done["sink"]["url"] = self.sink.url_for_display
         done["source"]["group"] = self.mirror_group
         return done
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if found := [*_master_problems(self), *_key_problems(self)]:
+        if isinstance(self.sink, SqlSinkSettings):
+            found = [*_master_problems(self, self.sink), *_key_problems(self, self.sink)]
+        else:
+            found = _topic_problems(self, self.sink)
+        if found:
             raise all_wrong(found)
         return self
 
 
-def _master_problems(pipeline: PipelineSettings) -> list[Problem]:
-    if pipeline.sink.dialect != "sqlite" or pipeline.spark.is_local:
+def _topic_problems(pipeline: PipelineSettings, sink: KafkaSinkSettings) -> list[Problem]:
+    found = [
+        Problem("sink.topic", f"writes to {name}, which source.topics reads: it would never end",
+                "write to another topic")
+        for name in sink.topics
+        if name in pipeline.source.topics
+    ]  # fmt: skip
+    if sink.headers and pipeline.transform is not None and pipeline.transform.kind == "spark":
+        found.append(
+            Problem("sink.headers", "a row of a Spark transform comes from no single record",
+                    "remove it, or use transform.sql or .python")
+        )  # fmt: skip
+    if not pipeline.source.group and pipeline.source.group is not None:
+        found.append(
+            Problem("source.group", "is switched off, and this sink commits offsets to the group",
+                    "remove it, or name a group")
+        )  # fmt: skip
+    return found
+
+
+def _master_problems(pipeline: PipelineSettings, sink: SqlSinkSettings) -> list[Problem]:
+    if sink.dialect != "sqlite" or pipeline.spark.is_local:
         return []
     return [
         Problem(
@@ -130,9 +159,9 @@ def _master_problems(pipeline: PipelineSettings) -> list[Problem]:
     ]
 
 
-def _key_problems(pipeline: PipelineSettings) -> list[Problem]:
+def _key_problems(pipeline: PipelineSettings, sink: SqlSinkSettings) -> list[Problem]:
     """An upsert's keys come out of the record's key, or a tombstone could not delete."""
-    sink, key = pipeline.sink, pipeline.decode.key
+    key = pipeline.decode.key
     if sink.mode != "upsert":
         return []
     if key is None:

@@ -10,6 +10,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from oncely.config.decode import AvroDecode, AvroKey, JsonDecode, JsonKey, RawDecode, TextKey
+from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
@@ -23,7 +24,7 @@ _TABLES: Mapping[str, Sequence[type[Any]]] = {
     "decode": (JsonDecode, AvroDecode, RawDecode),
     "decode.key": (JsonKey, AvroKey, TextKey),
     "transform": (TransformSettings,),
-    "sink": (SqlSinkSettings,),
+    "sink": (SqlSinkSettings, KafkaSinkSettings),
     "spark": (SparkSettings,),
 }
 _EXAMPLES: Mapping[str, str] = {
@@ -42,7 +43,13 @@ _EXAMPLES: Mapping[str, str] = {
     "sink.url": 'url = "postgresql://user:${PASSWORD}@host:5432/database"',
     "sink.table": 'table = "public.flights"',
 }
-_FORMATS = {"decode": "json, avro, raw", "decode.key": "json, avro, string"}
+_TAGS: Mapping[str, str] = {"sink": "kind"}
+"""The key that chooses among the tables of one name; ``format`` where nothing else is said."""
+_CHOICES = {
+    "decode": "json, avro, raw",
+    "decode.key": "json, avro, string",
+    "sink": "sql, kafka",
+}
 _SECRET = frozenset({"sink.url", "decode.schema_registry_user_info"})
 _EXPECTED: Mapping[str, str] = {
     "string_type": "a text",
@@ -64,20 +71,24 @@ def known_keys(table: str, chosen: object = None) -> list[str]:
 
     Args:
         table: its dotted name.
-        chosen: the ``format`` in it; None for the keys of all formats.
+        chosen: the ``format`` (or ``kind``) in it; None for the keys of all.
     """
     return sorted(
         {
             field.alias or name
             for one in _TABLES[table]
-            if chosen in (None, _format(one))
+            if chosen in (None, _tag_of(one, table))
             for name, field in one.model_fields.items()
         }
     )
 
 
-def _format(table: type[Any]) -> str | None:
-    field = table.model_fields.get("format")
+def _tag(table: str) -> str:
+    return _TAGS.get(table, "format")
+
+
+def _tag_of(section: type[Any], table: str) -> str | None:
+    field = section.model_fields.get(_tag(table))
     return field.annotation.__args__[0] if field else None
 
 
@@ -110,12 +121,19 @@ def _dotted(loc: Sequence[int | str], raw: Mapping[str, Any]) -> str:
     """Pydantic's place as a dotted key: without the names of formats and types in between."""
     parts: list[str] = []
     at: Any = raw
+    chosen: set[str] = set()  # tables whose choice was met; a key below may have the same name
     for step in loc:
+        table = ".".join(parts)
         if isinstance(step, int):
             parts[-1] += f"[{step}]"
             at = None
-        elif isinstance(at, Mapping) and step == at.get("format") and "format" not in parts:
-            continue  # the name of the chosen format; its table goes on below
+        elif (
+            isinstance(at, Mapping)
+            and table in _CHOICES
+            and table not in chosen
+            and step == at.get(_tag(table))
+        ):
+            chosen.add(table)  # the name of the chosen format; its table goes on below
         elif at is None and parts:
             continue  # the name of a type in a union, below a value
         else:
@@ -136,10 +154,11 @@ def _explain(details: ErrorDetails, key: str) -> list[ConfigError]:
             example = _EXAMPLES.get(key)
             return [ConfigError(key, "is missing", way_out=f"add {example}" if example else "")]
         case "union_tag_not_found":
-            return [ConfigError(f"{key}.format", "is missing", way_out='add format = "json"')]
+            example = _EXAMPLES.get(f"{key}.{_tag(key)}", 'format = "json"')
+            return [ConfigError(f"{key}.{_tag(key)}", "is missing", way_out=f"add {example}")]
         case "union_tag_invalid":
             found = shown(context.get("tag"))
-            return [ConfigError(f"{key}.format", f"found {found}; allowed: {_FORMATS[key]}")]
+            return [ConfigError(f"{key}.{_tag(key)}", f"found {found}; allowed: {_CHOICES[key]}")]
         case "literal_error":
             allowed = str(context["expected"]).replace("'", "").replace(" or ", ", ")
             way_out = _nearest(value, allowed.split(", "))
@@ -162,13 +181,14 @@ def _type_shown(key: str, value: object) -> str:
 
 def _unknown(key: str, raw: Mapping[str, Any]) -> ConfigError:
     table, _, name = key.rpartition(".")
-    chosen = _at(table, raw).get("format")
+    chosen = _at(table, raw).get(_tag(table))
     known = known_keys(table, chosen)
     near = difflib.get_close_matches(name, known, 1, 0.6)
-    formats = [f for one in _TABLES[table] if name in one.model_fields and (f := _format(one))]
+    owners = [one for one in _TABLES[table] if name in one.model_fields]
+    formats = [f for one in owners if (f := _tag_of(one, table)) and len(_TABLES[table]) > 1]
     elsewhere = [f"{t}.{name}".lstrip(".") for t in _TABLES if t != table and name in known_keys(t)]
     if formats:
-        way_out = f'it belongs to format = "{formats[0]}"'
+        way_out = f'it belongs to {_tag(table)} = "{formats[0]}"'
     elif near:
         way_out = f"did you mean {near[0]}?"
     elif elsewhere:

@@ -20,7 +20,8 @@ _BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-def _brokers(value: str) -> str:
+def broker_list(value: str) -> str:
+    """Check ``host:port``, more of them after commas. Raises a problem."""
     brokers = [broker.strip() for broker in value.split(",")]
     for broker in brokers:
         match = _BROKER.fullmatch(broker)
@@ -32,16 +33,21 @@ def _brokers(value: str) -> str:
     return ",".join(brokers)
 
 
+def topic_name(value: str) -> str:
+    """Check a topic's name. Raises a problem."""
+    if not _TOPIC.fullmatch(value) or value in (".", ".."):
+        raise wrong(
+            f"found {shown(value)}; allowed: 1 to 249 letters, digits, dots, dashes, underscores",
+            "name topics one by one; patterns are not taken",
+        )
+    return value
+
+
 def _topics(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
         raise wrong("is empty", 'name at least one topic: topics = ["flights"]')
     for topic in value:
-        if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-            raise wrong(
-                f"found {shown(topic)}; allowed: 1 to 249 letters, digits, dots, dashes, "
-                "underscores",
-                "name topics one by one; patterns are not taken",
-            )
+        topic_name(topic)
     twice = sorted({topic for topic in value if value.count(topic) > 1})
     if twice:
         raise wrong(f"names {', '.join(twice)} more than once", "name each topic once")
@@ -89,7 +95,7 @@ class SourceSettings(Section):
         kafka: librdkafka's keys; secret ones are hidden.
     """
 
-    brokers: Annotated[str, AfterValidator(_brokers)]
+    brokers: Annotated[str, AfterValidator(broker_list)]
     topics: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(_topics)]
     start: Annotated[
         Literal["earliest", "latest"] | InstanceOf[Moment],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from oncely.config import PipelineSettings
+from oncely.config import KafkaSinkSettings, PipelineSettings, SqlSinkSettings
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,20 @@ class Guarantee:
     ends: tuple[str, ...]
 
 
-_PARTITION = (
-    "each task writes rows, rejects and the new position of its topic-partitions in one"
-    " transaction of the database; records of a partition keep their order"
-)
-_BATCH = (
-    "tasks stage rows; the driver publishes them with all rejects and all positions of the"
-    " micro-batch in one transaction of the database"
-)
+_PARTITION = {
+    "sql": "each task writes rows, rejects and the new position of its topic-partitions in one"
+    " transaction of the database; records of a partition keep their order",
+    "kafka": "each task writes records, rejects and the new position of a topic-partition in one"
+    " transaction of Kafka; readers with isolation.level=read_committed see each record once,"
+    " and those of a partition with the same key in order",
+}
+_BATCH = {
+    "sql": "tasks stage rows; the driver publishes them with all rejects and all positions of the"
+    " micro-batch in one transaction of the database",
+    "kafka": "tasks stage records; the driver publishes them with all rejects and all positions"
+    " of the micro-batch in one transaction of Kafka: all or nothing becomes visible to readers"
+    " with isolation.level=read_committed, though not in all partitions at one instant",
+}
 
 
 def guarantee_of(settings: PipelineSettings) -> Guarantee:
@@ -46,9 +52,9 @@ def guarantee_of(settings: PipelineSettings) -> Guarantee:
         return Guarantee(
             "batch",
             f"{why} rows belong to one range of offsets",
-            _BATCH,
+            _BATCH[settings.sink.kind],
             _rejects(settings, "decoded"),
-            (*_batch_ends(), *_common_ends(settings)),
+            (*_batch_ends(settings.sink.kind), *_common_ends(settings)),
         )
     whys = {
         None: "there is no transform: a row comes from one record",
@@ -58,25 +64,27 @@ def guarantee_of(settings: PipelineSettings) -> Guarantee:
     return Guarantee(
         "partition",
         whys[kind],
-        _PARTITION,
+        _PARTITION[settings.sink.kind],
         _rejects(settings, "decoded, transformed or written"),
         (*_row_ends(kind), *_common_ends(settings)),
     )
 
 
 def _rejects(settings: PipelineSettings, verbs: str) -> str:
-    budget = settings.sink.max_rejects
+    budget, sink = settings.sink.max_rejects, settings.sink
+    place = f"topic {sink.rejects}" if isinstance(sink, KafkaSinkSettings) else "oncely_rejects"
     beyond = "however many" if budget.unlimited else f"beyond {budget} the pipeline stops"
     return (
-        f"a record that can't be {verbs} is kept in oncely_rejects with key, value, headers and"
+        f"a record that can't be {verbs} is kept in {place} with key, value, headers and"
         f" reason, in the same transaction; {beyond} (sink.max_rejects)"
     )
 
 
-def _batch_ends() -> tuple[str, ...]:
+def _batch_ends(kind: str) -> tuple[str, ...]:
+    refused = "the table refuses" if kind == "sql" else "can't be written"
     return (
         "GROUP BY, joins, windows and DISTINCT see one micro-batch, not the whole stream",
-        "a row that the table refuses stops the pipeline: after a Spark transform no single"
+        f"a row that {refused} stops the pipeline: after a Spark transform no single"
         " record answers for it",
         "the transform must give the same rows when part of it runs again: non-deterministic"
         " expressions before a shuffle are refused where Spark can see them, inside functions of"
@@ -98,20 +106,30 @@ def _row_ends(kind: str | None) -> tuple[str, ...]:
 
 
 def _common_ends(settings: PipelineSettings) -> tuple[str, ...]:
-    ends = [
-        "it covers the table and the ledger beside it, in one database: rows that others write"
-        " there are not looked at",
-        "a database that is restored to an earlier state is restored with its positions: what"
-        " came after is read again, as far as the topic still holds it",
-    ]
+    ends = [*(_KAFKA_ENDS if settings.sink.kind == "kafka" else _SQL_ENDS)]
     if settings.source.on_gap == "record":
         ends.append(
             'records that leave the topic before they are read are lost: on_gap = "record" keeps'
             " the lost range in the history and goes on"
         )
-    if settings.sink.mode == "upsert" and settings.sink.version is None:
+    sink = settings.sink
+    if isinstance(sink, SqlSinkSettings) and sink.mode == "upsert" and sink.version is None:
         ends.append(
             "a key whose records are in several partitions gets whichever comes last: without"
             " sink.version nothing else says which is newer"
         )
     return tuple(ends)
+
+
+_SQL_ENDS = (
+    "it covers the table and the ledger beside it, in one database: rows that others write"
+    " there are not looked at",
+    "a database that is restored to an earlier state is restored with its positions: what"
+    " came after is read again, as far as the topic still holds it",
+)
+_KAFKA_ENDS = (
+    "it covers what Oncely writes; a reader without isolation.level=read_committed also sees"
+    " records of transactions that were aborted",
+    "when the ledger topic and the consumer group are both deleted, nothing tells that the"
+    " pipeline has written before: it begins anew",
+)

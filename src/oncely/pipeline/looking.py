@@ -1,34 +1,17 @@
-"""Looks at the sink without writing: what the ledger says, whether the table takes the rows."""
+"""Looks at a SQL sink without writing: what its ledger says, whether the table takes the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from oncely.core.offsets import Position, TopicPartition
 from oncely.errors import TableMismatch
+from oncely.pipeline.destination import Known
 from oncely.sinks.sql.connection import Connection
-from oncely.sinks.sql.ledger import Registered
 from oncely.sinks.sql.session import brief_session
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.takeover import require_ledger, same_table
 from oncely.sinks.sql.target import inspect
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the ledger knows of a pipeline; nothing at all before its first start."""
-
-    registered: Registered | None = None
-    positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
-    rejects: int = 0
-
-    @property
-    def epoch(self) -> int:
-        """The epoch given out last; 0 for a pipeline that never ran."""
-        return self.registered.epoch if self.registered else 0
 
 
 def look(sink: SqlSink) -> Known:
@@ -46,7 +29,8 @@ def look(sink: SqlSink) -> Known:
             return Known()
         entries = sink.ledger.entries(connection)
         return Known(
-            registered,
+            registered.epoch,
+            registered.cluster_id,
             {tp: entry.position for tp, entry in entries.items()},
             sink.ledger.topic_ids(connection),
             sink.dead_letters.count(connection),

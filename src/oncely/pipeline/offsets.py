@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncely.core.offsets import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable, WrongInput
-from oncely.pipeline.looking import look
 from oncely.sinks.base import Opened
 from oncely.sources.kafka import Watermarks
 from oncely.sources.reset import ResetPlan, Verb, plan_reset
@@ -49,7 +48,7 @@ def standings(pipeline: Pipeline) -> list[Standing]:
         WrongInput: a topic is missing, or a server does not let us in.
         Unavailable: a server does not answer.
     """
-    known = look(pipeline.ledger_sink)
+    known = pipeline.destination.look()
     marks = pipeline.source.watermarks()
     group = pipeline.settings.mirror_group
     mirrored: Mapping[TopicPartition, Position] = {}
@@ -114,8 +113,8 @@ def reset(
         Fenced: another run opened at the same moment.
         Unavailable: a server does not answer.
     """
-    source, sink = pipeline.source, pipeline.ledger_sink
-    known = look(sink)
+    source = pipeline.source
+    known = pipeline.destination.look()
     marks = source.watermarks()
     chosen = _chosen(topics, marks)
 
@@ -137,7 +136,7 @@ def reset(
         before = {tp: current[tp] for tp in plan.positions if tp in current}
         return plan.positions
 
-    opened = sink.reset(
+    opened = pipeline.destination.ledger.reset(
         source.identity(),
         lambda: source.resolve_start(pipeline.settings.source.start),
         {tp: mark.low for tp, mark in marks.items()},
@@ -148,7 +147,7 @@ def reset(
 
 
 def _mirror(pipeline: Pipeline, opened: Opened) -> None:
-    group = pipeline.settings.mirror_group
+    group = pipeline.mirror_group
     if group is None:
         return
     try:

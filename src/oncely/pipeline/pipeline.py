@@ -10,15 +10,18 @@ from typing import IO, TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from oncely.config import PipelineSettings, load
+from oncely.config import PipelineSettings, SqlSinkSettings, load
 from oncely.core import events
 from oncely.decode.base import Decoder
 from oncely.errors import ConfigError, OncelyError
-from oncely.pipeline import looking, offsets, planning, rejects, running, status
+from oncely.pipeline import offsets, planning, rejects, running, status
 from oncely.pipeline.decoding import decoder_of
+from oncely.pipeline.destination import Destination
+from oncely.pipeline.kafka_destination import KafkaDestination
 from oncely.pipeline.offsets import Reset, Standing
 from oncely.pipeline.planning import Plan
 from oncely.pipeline.rejects import Rejects
+from oncely.pipeline.sql_destination import SqlDestination
 from oncely.pipeline.status import Status
 from oncely.runtimes import session
 from oncely.runtimes.batch_commit import BatchCommit, Transform, output_schema
@@ -31,10 +34,10 @@ from oncely.runtimes.row_transform import (
     load_function,
 )
 from oncely.runtimes.stop import StopSignal
+from oncely.sinks.base import Sink
+from oncely.sinks.kafka.cluster import Connect as KafkaConnect
 from oncely.sinks.sql.connection import Connect, connect
-from oncely.sinks.sql.dialects import dialect_for
-from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.target import SOURCE_COLUMNS, Wanted
+from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.reset import Verb
 
@@ -48,15 +51,17 @@ def _ignore(_: events.Event) -> None:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Moves records from Kafka into a SQL table, exactly once.
+    """Moves records from Kafka into a SQL table or into topics, exactly once.
 
     Attributes:
         settings: what the pipeline file says.
         connect: how database sessions are opened; a test puts faults here.
+        kafka_connect: how a Kafka sink's clients are made; a test puts faults here.
     """
 
     settings: PipelineSettings
     connect: Connect = connect
+    kafka_connect: KafkaConnect = make
 
     @classmethod
     def from_file(cls, path: str | Path) -> Pipeline:
@@ -107,24 +112,14 @@ class Pipeline:
         return Unchanged()
 
     def row_schema(self, spark: SparkSession | None = None) -> pa.Schema:
-        """The columns that reach the table; a Spark transform needs a session to tell.
+        """The columns that reach the sink; a Spark transform needs a session to tell.
 
         Raises:
             ConfigError: the transform can't work on the decoder's columns.
         """
         if self.spark_transform is not None:
             return self._made_by_spark(spark or self.start_spark(), self.spark_transform)
-        schema = self.row_transform.output(self.decoder.schema)
-        if not self.settings.sink.keep_source:
-            return schema
-        clash = set(schema.names) & set(SOURCE_COLUMNS.names)
-        if clash:
-            raise ConfigError(
-                "sink.keep_source",
-                f"the rows have columns {', '.join(sorted(clash))} already",
-                way_out="rename them in a transform",
-            )
-        return pa.schema([*schema, *SOURCE_COLUMNS])
+        return self.destination.row_schema(self.row_transform.output(self.decoder.schema))
 
     def _made_by_spark(self, spark: SparkSession, transform: Transform) -> pa.Schema:
         try:
@@ -142,22 +137,25 @@ class Pipeline:
                 + ", ".join(f"{one.name} {one.type}" for one in self.decoder.schema),
             ) from None
 
-    def sink(self, schema: pa.Schema) -> SqlSink:
-        """The table and the ledger beside it."""
-        sink = self.settings.sink
-        return SqlSink(
-            pipeline=self.settings.name,
-            dialect=dialect_for(sink.url.get_secret_value(), sink.connect_timeout),
-            wanted=Wanted(sink.table, schema, tuple(sink.keys), sink.version),
-            keep_source=sink.keep_source,
-            create=sink.create,
-            connect=self.connect,
-        )
+    @cached_property
+    def destination(self) -> Destination:
+        """What the sink is, by its kind."""
+        given = self.settings.sink
+        if isinstance(given, SqlSinkSettings):
+            return SqlDestination(self.settings, given, self.connect)
+        return KafkaDestination(self.settings, given, self.source, self.kafka_connect)
+
+    def sink(self, schema: pa.Schema) -> Sink:
+        """The destination and the ledger beside it, for rows of these columns."""
+        return self.destination.sink(schema)
 
     @property
-    def ledger_sink(self) -> SqlSink:
-        """The sink for work on the ledger alone: it does not know the rows' columns."""
-        return self.sink(pa.schema([]))
+    def mirror_group(self) -> str | None:
+        """The group that positions are mirrored to; None where there is nothing to mirror.
+
+        A Kafka sink commits to the group itself, and a mirror would erase its stamps.
+        """
+        return self.settings.mirror_group if self.settings.sink.kind == "sql" else None
 
     def start_spark(self, log: IO[bytes] | None = None) -> SparkSession:
         """The Spark session of the pipeline.
@@ -191,7 +189,7 @@ class Pipeline:
         """
         self.source.identity()
         if self.spark_transform is None:
-            looking.check_table(self.sink(self.row_schema()))
+            self.destination.check(self.row_schema())
         self.refuse_keep_source()
 
     def refuse_keep_source(self) -> None:
@@ -200,7 +198,8 @@ class Pipeline:
         Raises:
             ConfigError: ``sink.keep_source`` with a Spark transform.
         """
-        if self.spark_path is not None and self.settings.sink.keep_source:
+        given = self.settings.sink
+        if self.spark_path is not None and isinstance(given, SqlSinkSettings) and given.keep_source:
             raise ConfigError(
                 "sink.keep_source",
                 "a row of a Spark transform comes from no single record",

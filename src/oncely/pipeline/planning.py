@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,24 +11,17 @@ import pyarrow as pa
 
 from oncely.core.offsets import TopicPartition
 from oncely.errors import OncelyError, Unavailable
-from oncely.pipeline import looking
+from oncely.pipeline.destination import Connections, Known, SinkFacts
 from oncely.pipeline.findings import Findings, Problem
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
-from oncely.pipeline.looking import Known
 from oncely.runtimes import session
 from oncely.runtimes.probe import ExecutorFacts, Slots, probe
 from oncely.sinks.same_source import same_topics
-from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
-from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.takeover import require_ledger
-from oncely.sinks.sql.target import Target, create_statement, inspect
 from oncely.sources.kafka import Watermarks
 from oncely.sources.permissions import missing_permissions, needed_acls
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
-
-_DRIVER_CONNECTIONS = 2  # one that commits, one for a moment that looks or opens
 
 
 @dataclass(frozen=True)
@@ -42,31 +34,6 @@ class SourceFacts:
     offsets: int
     """Between where the next start would begin and the end; holes count."""
     begins: str
-
-
-@dataclass(frozen=True)
-class SinkFacts:
-    """The table as it is now, and what its columns take."""
-
-    endpoint: str
-    table: str
-    exists: bool
-    columns: tuple[tuple[str, str, str], ...]
-    """Name, the rows' Arrow type, the table's own type; the latter as created when missing."""
-
-
-@dataclass(frozen=True)
-class Connections:
-    """Connections to the database that a run takes at most."""
-
-    tasks: int
-    driver: int
-    room: Room | None
-
-    @property
-    def total(self) -> int:
-        """Tasks and driver."""
-        return self.tasks + self.driver
 
 
 @dataclass(frozen=True)
@@ -122,25 +89,33 @@ class _Planner:
         self.slots: Slots | None = None
 
     def plan(self) -> Plan:
-        with self.findings.about("sink.url"):
-            self.known = looking.look(self.pipeline.ledger_sink)
+        with self.findings.about(self._sink_key):
+            self.known = self.pipeline.destination.look()
         source = self._source()
         schema = self._schema()
-        sink, connections, ddl = self._sink(schema)
+        sink = self.pipeline.destination.plan(schema, self.findings, self.notes, self.slots)
         return Plan(
             name=self.settings.name,
             guarantee=guarantee_of(self.settings),
             problems=tuple(self.findings.problems),
             source=source,
             epoch=self.known.epoch if self.known else 0,
-            sink=sink,
-            connections=connections,
+            sink=sink.facts,
+            connections=sink.connections,
             executors=None if self.slots is None else self.slots.executors,
-            ddl=ddl,
-            acls=tuple(needed_acls(self.pipeline.source, self.settings.mirror_group)),
+            ddl=sink.statements,
+            acls=(
+                *needed_acls(self.pipeline.source, self.settings.mirror_group),
+                *sink.acls,
+            ),
             notes=tuple(self.notes),
             settings=self.settings.describe(),
         )
+
+    @property
+    def _sink_key(self) -> str:
+        """The key of the file that says where the sink is."""
+        return "sink.url" if self.settings.sink.kind == "sql" else "sink.brokers"
 
     # -- source ----------------------------------------------------------------------------
 
@@ -166,13 +141,13 @@ class _Planner:
                 identity.cluster_id, dict(identity.topic_ids), len(marks), offsets, begins
             )
             self._in_the_log(positions, marks)
-        if self.known is not None and self.known.registered is not None and facts is not None:
+        if self.known is not None and self.known.cluster_id is not None and facts is not None:
             with self.findings.about("source.topics"):
                 same_topics(self.known.topic_ids, identity, self.settings.name)
-            if self.known.registered.cluster_id != identity.cluster_id:
+            if self.known.cluster_id != identity.cluster_id:
                 self.findings.add(
                     "source.brokers",
-                    f"the ledger was written for cluster {self.known.registered.cluster_id},"
+                    f"the ledger was written for cluster {self.known.cluster_id},"
                     f" this is {identity.cluster_id}",
                     "point source.brokers back, or give the pipeline a new name",
                 )
@@ -259,70 +234,6 @@ class _Planner:
             for missing in one.missing:
                 self.findings.add("spark.master", f"{one.host}, {one.python}: {missing}", way_out)
 
-    # -- sink ------------------------------------------------------------------------------
-
-    def _sink(
-        self, schema: pa.Schema | None
-    ) -> tuple[SinkFacts | None, Connections | None, tuple[str, ...]]:
-        sink = self.pipeline.ledger_sink if schema is None else self.pipeline.sink(schema)
-        ddl = list(sink.ledger_tables.ddl())
-        if schema is not None:
-            with self.findings.about("sink.table"):
-                ddl.insert(0, create_statement(sink.dialect, sink.wanted))
-        facts, left = None, None
-        with self.findings.about("sink.url"), looking.session(sink) as connection:
-            target = None
-            exists = bool(connection and sink.dialect.columns(connection, sink.wanted.table))
-            if connection is not None:
-                left = room(sink, connection)
-                if schema is not None and (exists or not sink.create):
-                    with self.findings.about("sink.table"):
-                        target = inspect(sink.dialect, connection, sink.wanted)
-                with self.findings.about("sink.create"):
-                    if not sink.create:
-                        require_ledger(connection, sink.ledger_tables)
-                self._privileges(sink, connection, target)
-            facts = SinkFacts(
-                sink.dialect.endpoint,
-                str(sink.wanted.table),
-                exists,
-                _columns(sink, schema, target),
-            )
-        connections = self._connections(left) if facts is not None else None
-        return facts, connections, tuple(one.replace("%%", "%") + ";" for one in ddl)
-
-    def _privileges(self, sink: SqlSink, connection: Any, target: Target | None) -> None:
-        batch = self.pipeline.spark_path is not None
-        needs = Needs(
-            upsert=bool(sink.wanted.keys),
-            temporary=not batch and target is not None and not target.direct,
-            staging=batch,
-        )
-        for one in missing_privileges(sink, connection, needs):
-            self.findings.add("sink.url", f"this user lacks: {one}", "have it granted")
-
-    def _connections(self, left: Room | None) -> Connections:
-        slots = self.slots.slots if self.slots else _slots(self.settings.spark.master)
-        needed = Connections(slots, _DRIVER_CONNECTIONS, left)
-        if left is not None and left.limit - left.used < needed.total:
-            self.notes.append(
-                f"the database has room for {left.limit - left.used} more connections, a run may"
-                f" take {needed.total}: tasks wait and try again when there is none"
-            )
-        return needed
-
-
-def _columns(
-    sink: SqlSink, schema: pa.Schema | None, target: Target | None
-) -> tuple[tuple[str, str, str], ...]:
-    if schema is None:
-        return ()
-    known = dict(zip(target.columns, target.types, strict=True)) if target else {}
-    return tuple(
-        (one.name, str(one.type), known.get(one.name) or sink.dialect.column_type(one.type))
-        for one in schema
-    )
-
 
 def _start(pipeline: Pipeline) -> Any:
     """Spark for questions, its noise thrown away.
@@ -338,11 +249,3 @@ def _start(pipeline: Pipeline) -> Any:
         except Exception as error:
             first = str(error).strip().splitlines()[:1]
             raise Unavailable(f"Spark did not start: {''.join(first)}") from None
-
-
-def _slots(master: str) -> int:
-    """Tasks at the same time, from ``local[N,F]``; for a cluster only the cluster knows."""
-    match = re.fullmatch(r"local(?:\[\s*(\d+|\*).*\])?", master)
-    if match is None:
-        return 0
-    return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)

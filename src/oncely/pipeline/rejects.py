@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from oncely.config import SqlSinkSettings
 from oncely.decode.base import Decoded, Decoder, Rejection
 from oncely.decode.careful import decode_carefully
-from oncely.errors import ConfigError, Unavailable
-from oncely.pipeline.looking import look, session
+from oncely.errors import ConfigError, Unavailable, WrongInput
+from oncely.pipeline.sql_destination import SqlDestination
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.row_transform import Unchanged
@@ -65,12 +66,8 @@ def rejects(pipeline: Pipeline, limit: int) -> Rejects:
         WrongInput: the database does not let us in.
         Unavailable: no answer.
     """
-    sink = pipeline.ledger_sink
-    with session(sink) as connection:
-        if connection is None or not sink.ledger_tables.exists(connection):
-            return Rejects((), 0)
-        total = sink.dead_letters.count(connection)
-        return Rejects(tuple(sink.dead_letters.read(connection, FIRST, limit)), total)
+    listed, total = pipeline.destination.rejects(limit)
+    return Rejects(tuple(listed), total)
 
 
 def replay(
@@ -95,17 +92,20 @@ def replay(
         Unavailable: the database did not come back.
     """
     sink = pipeline.settings.sink
-    if sink.mode == "upsert" and sink.version is None:
+    if isinstance(sink, SqlSinkSettings) and sink.mode == "upsert" and sink.version is None:
         raise ConfigError(
             "sink.version",
             "is missing: a replayed record is old and would overwrite a newer row of its key",
             way_out="name a column that grows with each change; or delete the rejects by SQL",
         )
-    if not look(pipeline.ledger_sink).rejects:
+    if not pipeline.destination.look().rejects:
         return 0, 0
     if pipeline.spark_path is not None and spark is None:
         spark = pipeline.start_spark()
-    bound = pipeline.sink(pipeline.row_schema(spark)).bind()
+    destination = pipeline.destination
+    if not isinstance(destination, SqlDestination):
+        raise WrongInput("replay")
+    bound = destination.sink(pipeline.row_schema(spark)).bind()
     judge = _judge(pipeline, spark)
     moved = kept = 0
     after: Place | None = FIRST
@@ -139,10 +139,15 @@ def records_of(found: Sequence[Reject]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_RECORDS)
 
 
+def _upserts(pipeline: Pipeline) -> bool:
+    sink = pipeline.settings.sink
+    return isinstance(sink, SqlSinkSettings) and sink.mode == "upsert"
+
+
 def _judge(pipeline: Pipeline, spark: SparkSession | None) -> Judge:
     by_spark = pipeline.spark_transform is not None
     transform = Unchanged() if by_spark else pipeline.row_transform
-    decode = _decoding(pipeline.decoder, by_spark, pipeline.settings.sink.mode == "upsert")
+    decode = _decoding(pipeline.decoder, by_spark, _upserts(pipeline))
 
     def judge(found: Sequence[Reject]) -> Judged:
         starts = {one.partition: 0 for one in found}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 from oncely.core import events
 from oncely.errors import OncelyError, Unavailable
-from oncely.pipeline.looking import check_table
 from oncely.runtimes import session
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.spark import RunSettings, SparkRun
@@ -53,7 +52,8 @@ def _run(
     settings = pipeline.settings
     try:
         batches = pipeline.batches(spark)
-        check_table(batches.sink)
+        if pipeline.spark_path is not None:  # its columns were not known before
+            pipeline.destination.check(pipeline.row_schema(spark))
         return SparkRun(
             session=spark,
             source=pipeline.source,
@@ -65,7 +65,7 @@ def _run(
                 trigger_seconds=settings.spark.trigger,
                 max_records_per_batch=settings.spark.max_records_per_batch,
             ),
-            mirror=Mirror(pipeline.source, settings.mirror_group),
+            mirror=Mirror(pipeline.source, pipeline.mirror_group),
             stop=stop,
             listener=listener,
         ).run(until_latest=until == "latest")

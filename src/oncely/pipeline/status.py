@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oncely.core.offsets import Position, TopicPartition
-from oncely.pipeline.looking import Known, look
+from oncely.pipeline.destination import Known
 from oncely.sources.lag import PartitionLag, measure_lag
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def status(pipeline: Pipeline) -> Status:
         WrongInput: a topic is missing, or a server does not let us in.
         Unavailable: a server does not answer.
     """
-    known = look(pipeline.ledger_sink)
+    known = pipeline.destination.look()
     lags = measure_lag(pipeline.source, _reading(pipeline, known), int(time.time() * 1000))
     return Status(
         tuple(
@@ -68,8 +68,8 @@ def _reading(pipeline: Pipeline, known: Known) -> dict[TopicPartition, Position]
 
 def _warnings(pipeline: Pipeline, known: Known) -> tuple[str, ...]:
     now = pipeline.source.identity()
-    if known.registered is not None and known.registered.cluster_id != now.cluster_id:
-        return (f"the ledger was written for another Kafka cluster, {known.registered.cluster_id}",)
+    if known.cluster_id not in (None, now.cluster_id):
+        return (f"the ledger was written for another Kafka cluster, {known.cluster_id}",)
     return tuple(
         f"topic {topic} was deleted and made again since the pipeline read it"
         for topic, topic_id in now.topic_ids.items()

@@ -20,7 +20,6 @@ from oncely.runtimes.plugin import PublishedBatches, TopicIds, is_stateful, row_
 from oncely.sinks.sql.connection import Connect, connect
 from oncely.sinks.sql.dialects import dialect_for
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import sweep
 from oncely.sinks.sql.target import Wanted
 from oncely.sources.kafka import KafkaSource
 
@@ -143,7 +142,7 @@ def _take_over(
     """Take the ledger, drop what older runs left staged, and make what publishes the batches."""
     opened = sink.open(SourceIdentity(_cluster_id(sink, source), {}), dict, {})
     bound = sink.bind()
-    sweep(bound, opened.fence)
+    bound.sweep(opened.fence)
     return PublishedBatches(
         bound,
         opened.fence,
@@ -177,10 +176,10 @@ def _cluster_id(sink: SqlSink, source: KafkaSource | None) -> str:
     Raises:
         ConfigError: the ledger was begun without brokers, so there is nothing to compare with.
     """
-    registered = look(sink).registered
+    known = look(sink).cluster_id
     if source is None:
-        return registered.cluster_id if registered else _UNKNOWN
-    if registered is not None and registered.cluster_id == _UNKNOWN:
+        return known or _UNKNOWN
+    if known == _UNKNOWN:
         raise ConfigError(
             "brokers",
             "the ledger of this name was begun without brokers and knows no cluster",

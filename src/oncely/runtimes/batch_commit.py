@@ -39,9 +39,16 @@ from oncely.runtimes.staging_task import (
     read_staged,
     stage_task,
 )
-from oncely.sinks.base import Opened, PositionMoved, Reject, Written
-from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import Publication, Staged, StagedRowsGone, publish, sweep
+from oncely.sinks.base import (
+    Opened,
+    PositionMoved,
+    Publication,
+    Reject,
+    Staged,
+    StagedRowsGone,
+    Stager,
+    Written,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,7 +69,7 @@ class BatchCommit(LedgerKeeper[Transform]):
     ) -> Opened:
         """Take the ledger, and drop what older runs left staged."""
         opened = super().open(source, start, earliest, expected)
-        self._tidy(lambda: sweep(self.sink, self.fence))
+        self._tidy(lambda: self.sink.sweep(self.fence))
         return opened
 
     def run(
@@ -83,7 +90,7 @@ class BatchCommit(LedgerKeeper[Transform]):
         rows = decoded.where(decoded[REASON].isNull()).select(*self.decoder.schema.names)
         staged = stage_frame(self.sink, self.transform(rows), self.fence, batch_id)
         replayed = self._publish(Publication(ranges, written, rejects, staged))
-        self._tidy(lambda: sweep(self.sink, self.fence, keep_batches_from=batch_id + 1))
+        self._tidy(lambda: self.sink.sweep(self.fence, batch_id + 1))
         self._count(sum(one.records for one in written.values()), len(rejects))
         return [Outcome(tp, ranges[tp], written[tp], replayed) for tp in sorted(ranges)]
 
@@ -137,7 +144,7 @@ class BatchCommit(LedgerKeeper[Transform]):
                 entries = self._entries()
                 if self._all_done(what.ranges, entries):
                     return True
-                publish(self.sink, what, entries, self.fence)
+                self.sink.publish(what, entries, self.fence)
             except PositionMoved:
                 continue
             except StagedRowsGone:
@@ -161,7 +168,7 @@ class BatchCommit(LedgerKeeper[Transform]):
         raise InvariantViolation(f"a batch commit met a ledger that holds half of it: {decisions}")
 
 
-def stage_frame(sink: SqlSink, frame: DataFrame, fence: Any, batch_id: int) -> list[Staged]:
+def stage_frame(sink: Stager, frame: DataFrame, fence: Any, batch_id: int) -> list[Staged]:
     """Run the transform's plan and stage its rows; only successful attempts are heard of.
 
     Raises:

@@ -94,6 +94,7 @@ class PartitionCommit(LedgerKeeper[RowTransform]):
             budget=budget,
             only_topic=self._only_topic,
             bounds=self.bounds,
+            headers="headers" in self.sink.needs,
         )
         offsets = sum(range_.end - range_.start for range_ in ranges.values())
         tasks = max(1, min(len(ranges), -(-offsets // OFFSETS_A_TASK)))

@@ -44,6 +44,8 @@ class Chunks:
         decode: records to rows, tombstones and rejections.
         transform: rows to rows.
         letters: makes dead letters of rejected records.
+        bounds: when a chunk is full.
+        headers: whether the records' headers go along.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class Chunks:
         transform: RowTransform,
         letters: Letters,
         bounds: Bounds,
+        *,
+        headers: bool = False,
     ) -> None:
         self._claimed = dict(starts)
         self._decode, self._transform, self._letters = decode, transform, letters
-        self._bounds = bounds
+        self._bounds, self._headers = bounds, headers
 
     def cut(self, tables: Iterable[pa.Table]) -> Iterator[Chunk]:
         """Yield a chunk whenever one is full, and what is left at the end of the input."""
@@ -131,6 +135,7 @@ class Chunks:
             dead_letters=lambda wanted: self._dead_letters(
                 records, partitions, partition, offset, wanted
             ),
+            headers=records.column("headers") if self._headers else None,
         )
 
     def _claim(

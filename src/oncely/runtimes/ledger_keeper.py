@@ -17,13 +17,11 @@ from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.commit import commit
 from oncely.runtimes.letters import Rereader
 from oncely.runtimes.task import Budget
-from oncely.sinks.base import Chunk, Fence, Opened
-from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.base import Chunk, Fence, Opened, Sink
 
 log = logging.getLogger(__name__)
 
-_JOIN_HISTORY_EVERY = 100
-_HISTORY_KEPT = 1_000
+_TIDY_EVERY = 100  # batches
 
 AnyTransform = TypeVar("AnyTransform")
 
@@ -33,7 +31,7 @@ class LedgerKeeper(Generic[AnyTransform]):
     """The driver's side of a run, whichever way it commits.
 
     Attributes:
-        sink: where the records go; bound to its table by :meth:`open`.
+        sink: where the records go; bound to its destination by :meth:`open`.
         source: rereads rejected records, for their dead letters.
         decoder: of the records.
         transform: of the decoded rows.
@@ -42,7 +40,7 @@ class LedgerKeeper(Generic[AnyTransform]):
         max_rejects_count: the greatest number of rejects of the run, or None.
     """
 
-    sink: SqlSink
+    sink: Sink
     source: Rereader
     decoder: Decoder
     transform: AnyTransform
@@ -64,9 +62,10 @@ class LedgerKeeper(Generic[AnyTransform]):
 
     @property
     def columns(self) -> list[str]:
-        """Partition, offset, value, and what else the decoder reads."""
-        topic = ["topic"] if len(self.topics) > 1 or "topic" in self.decoder.needs else []
-        more = sorted(self.decoder.needs - {"topic", "partition", "offset", "value"})
+        """Partition, offset, value, and what else decoder and sink read."""
+        needs = self.decoder.needs | self.sink.needs
+        topic = ["topic"] if len(self.topics) > 1 or "topic" in needs else []
+        more = sorted(needs - {"topic", "partition", "offset", "value"})
         return [*topic, "partition", "offset", "value", *more]
 
     @property
@@ -81,7 +80,7 @@ class LedgerKeeper(Generic[AnyTransform]):
         earliest: Mapping[TopicPartition, Position],
         expected: int | None,
     ) -> Opened:
-        """Take the ledger and bind the sink to the table as it is now."""
+        """Take the ledger and bind the sink to its destination as it is now."""
         opened = self.sink.open(source, start, earliest, expected)
         self.sink = self.sink.bind()
         self._fence, self._source = opened.fence, source
@@ -131,8 +130,8 @@ class LedgerKeeper(Generic[AnyTransform]):
         """Housekeeping after a batch; it can wait, and must not fail what is committed."""
         self._batches += 1
         works = list(more)
-        if self._batches % _JOIN_HISTORY_EVERY == 0:
-            works.append(lambda: self.sink.join_history(self.fence, _HISTORY_KEPT))
+        if self._batches % _TIDY_EVERY == 0:
+            works.append(lambda: self.sink.tidy(self.fence))
         for work in works:
             try:
                 work()

@@ -20,10 +20,9 @@ from oncely.errors import Fenced, Unavailable, WrongInput
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.batch_commit import stage_frame
 from oncely.runtimes.checkpoint import BatchRanges, Checkpoint
-from oncely.sinks.base import Fence, PositionMoved, Written
+from oncely.sinks.base import Fence, PositionMoved, Publication, Written
 from oncely.sinks.sql.ledger import Registered
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import Publication, publish, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -108,7 +107,7 @@ class PublishedBatches:
                 patience.wait_or_raise()
                 continue
             break
-        sweep(self.sink, self.fence, keep_batches_from=batch_id + 1)
+        self.sink.sweep(self.fence, batch_id + 1)
 
     def _only_remember(self, frame: DataFrame) -> None:
         """Run a replayed batch for its state alone.
@@ -130,7 +129,7 @@ class PublishedBatches:
         nothing = Written(0, 0, 0, 0)  # a query of somebody else does not tell what it has read
         written = dict.fromkeys(ranges, nothing)
         what = Publication(ranges, written, (), staged, (query_id, batch_id))
-        publish(self.sink, what, self.sink.entries(self.fence), self.fence)
+        self.sink.publish(what, self.sink.entries(self.fence), self.fence)
 
     def _is_published(self, query_id: str, batch_id: int, ranges: BatchRanges) -> bool:
         """Ask the ledger. It may be ahead of the checkpoint by the one batch Spark replays."""

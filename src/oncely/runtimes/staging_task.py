@@ -13,17 +13,15 @@ from oncely.core.offsets import TopicPartition
 from oncely.decode.base import Decoder
 from oncely.errors import OncelyError
 from oncely.runtimes.task import careful_decode, with_topic
-from oncely.sinks.base import Fence
-from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import Staged, stage
+from oncely.sinks.base import Fence, Staged, Stager
 
 TOPIC, PARTITION, OFFSET, REASON, VALUE = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "reason", "value")
 )
 NO_TOMBSTONES = "a record without a value can't pass a Spark transform"
 
-STAGED_DDL = "`table` STRING, `rows` BIGINT, error STRING"
-_STAGED = pa.schema([("table", pa.string()), ("rows", pa.int64()), ("error", pa.string())])
+STAGED_DDL = "name STRING, `rows` BIGINT, error STRING"
+_STAGED = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("error", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def _columns(
 class StagePlan:
     """What a staging task needs."""
 
-    sink: SqlSink
+    sink: Stager
     fence: Fence
     batch_id: int
 
@@ -87,8 +85,8 @@ def stage_task(plan: StagePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[p
     attempt = context.taskAttemptId() if context is not None else 0
     tables = (pa.Table.from_batches([batch]) for batch in batches)
     try:
-        done = stage(plan.sink, plan.fence, plan.batch_id, attempt, tables)
-        answer: tuple[str | None, int | None, str | None] = (done.table, done.rows, None)
+        done = plan.sink.stage(plan.fence, plan.batch_id, attempt, tables)
+        answer: tuple[str | None, int | None, str | None] = (done.name, done.rows, None)
     except OncelyError as error:
         answer = (None, None, base64.b64encode(pickle.dumps(error)).decode())
         for _ in batches:
@@ -105,10 +103,10 @@ def read_staged(rows: Iterable[tuple[str | None, int | None, str | None]]) -> li
         OncelyError: what a task answered instead.
     """
     staged = []
-    for table, count, error in rows:
+    for name, count, error in rows:
         if error is not None:
             raise pickle.loads(base64.b64decode(error))  # noqa: S301 - our own task's answer
-        staged.append(Staged(table, int(count or 0)))
+        staged.append(Staged(name, int(count or 0)))
     return staged
 
 

@@ -89,13 +89,20 @@ class TaskPlan:
     only_topic: str | None
     """The topic, when there is one only: its name is not sent with each record."""
     bounds: Bounds = field(default_factory=Bounds)
+    headers: bool = False
+    """Whether the sink wants the records' headers."""
 
 
 def run(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Commit the task's records chunk by chunk; yield an outcome row for each range."""
     decode = careful_decode(plan.decoder)
     chunks = Chunks(
-        plan.starts, decode, plan.transform, partial(dead_letters, plan.source), plan.bounds
+        plan.starts,
+        decode,
+        plan.transform,
+        partial(dead_letters, plan.source),
+        plan.bounds,
+        headers=plan.headers,
     )
     # A second try decodes in forked children first, and a fork copies no thread.
     with CommitInHand(plan, overlap=not is_retry()) as hand:

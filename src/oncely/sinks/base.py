@@ -6,9 +6,9 @@ committed?" can promise at-least-once only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Rejection
+from oncely.errors import Unavailable
 
 RangeKind = Literal["data", "hole", "gap", "joined"]
 """data: records were read; hole: there were none; gap: lost before we read them."""
@@ -79,6 +80,8 @@ class Chunk:
         delete_record: per delete, its record (int64).
         rejections: records found bad before writing.
         dead_letters: fetches what a reject keeps (key, value, headers) for rejections.
+        headers: per record, its headers as Spark's source gives them; None where the sink does
+            not ask for them.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -91,6 +94,7 @@ class Chunk:
     delete_record: IntArray
     rejections: tuple[Rejection, ...]
     dead_letters: Callable[[Sequence[Rejection]], list[Reject]]
+    headers: pa.ChunkedArray | None = None
 
     @classmethod
     def of_nothing(cls, ranges: Mapping[TopicPartition, OffsetRange]) -> Chunk:
@@ -136,8 +140,60 @@ class Written:
     filtered: int
 
 
+@dataclass(frozen=True)
+class Staged:
+    """What one successful task left for a batch commit.
+
+    Attributes:
+        name: where its rows are; None when it had none.
+        rows: how many.
+    """
+
+    name: str | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What the driver publishes in one transaction.
+
+    Attributes:
+        ranges: the ranges that were read; empty ones are allowed (a batch without new data).
+        written: per topic-partition, how many records were read and rejected. Rows after a
+            shuffle belong to no partition: they are counted in the history of the first one.
+        rejects: dead letters of the batch.
+        staged: what the successful tasks left.
+        query: checkpoint id and batch id of a streaming query that brings its own checkpoint.
+    """
+
+    ranges: Mapping[TopicPartition, OffsetRange]
+    written: Mapping[TopicPartition, Written]
+    rejects: Sequence[Reject]
+    staged: Sequence[Staged]
+    query: tuple[str, int] | None = None
+
+    def counted(self, rows: int) -> dict[TopicPartition, Written]:
+        """What the history says of each range, the published rows at the first one."""
+        first = min((tp for tp, range_ in self.ranges.items() if not range_.is_empty), default=None)
+        return {
+            tp: replace(one, rows=rows) if tp == first else one for tp, one in self.written.items()
+        }
+
+
 class PositionMoved(Exception):
     """The compare-and-set changed no row: someone else committed. Read the ledger, decide again."""
+
+
+class StagedRowsGone(Unavailable):
+    """Staged rows are not there to be published: a crash emptied them, or they were taken.
+
+    They may have been taken by this very publication, when the answer to its commit was lost:
+    the ledger knows.
+    """
+
+
+Reset = Callable[[Mapping[TopicPartition, Position]], Mapping[TopicPartition, Position]]
+"""Where positions are put, given where they stand; asked when the old run is fenced."""
 
 
 class Committer(Protocol):
@@ -166,8 +222,30 @@ class Committer(Protocol):
         """
 
 
-class Sink(Committer, Protocol):
+class Stager(Protocol):
+    """The half of a sink that tasks of a batch commit use. Picklable; connects lazily."""
+
+    def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
+        """Keep a task's rows under the attempt's own name, where nobody reads them yet.
+
+        Raises:
+            Stopped: a row can't be written, and no single record answers for it.
+        """
+
+
+class Sink(Committer, Stager, Protocol):
     """A transactional store that holds rows and ledger together."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads of a record beside what the decoder does, such as ``headers``."""
+
+    def bind(self) -> Self:
+        """Look at the destination as it is now; tasks work with what was found.
+
+        Raises:
+            TableMismatch: it is missing, or doesn't take the rows.
+        """
 
     def open(
         self,
@@ -190,4 +268,43 @@ class Sink(Committer, Protocol):
             SourceMismatch: the ledger was written for another cluster or topic.
             TableMismatch: the table doesn't take the rows.
             Unavailable: no answer from the store.
+        """
+
+    def reset(
+        self,
+        source: SourceIdentity,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        positions: Reset,
+    ) -> Opened:
+        """Take the next epoch and put positions elsewhere. Raises as :meth:`open` does."""
+
+    def add_partitions(
+        self, positions: Mapping[TopicPartition, Position], source: SourceIdentity, fence: Fence
+    ) -> None:
+        """Give partitions that were found while running their position.
+
+        Raises:
+            Fenced: a newer run has opened.
+        """
+
+    def tidy(self, fence: Fence) -> None:
+        """Housekeeping between batches; may fail, and is tried again later."""
+
+    def publish(
+        self, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
+    ) -> None:
+        """Make staged rows, rejects and every position take effect in one transaction.
+
+        Raises:
+            PositionMoved: nothing was published; read the ledger and decide again.
+            StagedRowsGone: nothing was published; the batch can be repeated.
+            Unavailable: the outcome is unknown; read the ledger and decide again.
+        """
+
+    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
+        """Remove what was staged and will not be published; how much there was.
+
+        What older epochs left always; of our own epoch that of batches before
+        ``keep_batches_from``.
         """

@@ -10,7 +10,7 @@ from oncely.config import parse
 from oncely.errors import ConfigError, Unavailable
 from oncely.pipeline.findings import Findings
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
-from oncely.pipeline.planning import _slots
+from oncely.pipeline.sql_destination import _slots
 
 
 def guarantee(**sections: dict[str, Any]) -> Guarantee:

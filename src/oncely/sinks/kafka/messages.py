@@ -17,7 +17,7 @@ import pyarrow as pa
 from oncely.core.offsets import TopicPartition
 from oncely.decode.base import Rejection
 from oncely.sinks.base import Chunk, IntArray
-from oncely.sinks.kafka.form import Form
+from oncely.sinks.kafka.form import Form, header_lists
 from oncely.sinks.kafka.transaction import Message
 
 T = TypeVar("T")
@@ -97,6 +97,8 @@ def encode(chunk: Chunk, form: Form, limits: Limits) -> Encoded:
         keys = _ordered([*keys, *form.keys(chunk.deletes)], order)
         topics = _ordered([*topics, *[form.topic] * gone], order)
         headers = _ordered([*headers, *[[]] * gone], order) if headers else None
+    if headers is None and chunk.headers is not None:
+        headers = header_lists(chunk.headers.take(pa.array(record)))
     known = limits(sorted({t for t in topics if t is not None}))
     found = Encoded(record, topics, keys, rows, headers, (), known, form.topic)
     refused = {one.record: one for one in (*chunk.rejections, *bad, *_unwritable(found))}

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from oncely.core.ledger import Entry, advance
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.errors import InvariantViolation, TooManyRejects, check
-from oncely.sinks.base import Chunk, Fence, Opened, PositionMoved, RangeKind, Reject, Written
+from oncely.sinks.base import (
+    Chunk,
+    Fence,
+    Opened,
+    PositionMoved,
+    Publication,
+    RangeKind,
+    Reject,
+    Reset,
+    Staged,
+    Written,
+)
 from oncely.sinks.kafka import letters, settings, takeover, topics
 from oncely.sinks.kafka.cluster import Cluster, Place, newer
 from oncely.sinks.kafka.form import Form
@@ -34,7 +46,8 @@ class KafkaSink:
         place: cluster, pipeline, group and ledger topic.
         form: what a record is made of.
         rejects_topic: where dead letters go, in the transaction of their topic-partition.
-        create: create the ledger topic when it is missing.
+        create: create the ledger topic, and the topics written to, when they are missing.
+        headers: write the source record's headers, and with them its trace context.
         run: a name of this run's own, by which it finds itself in the ledger.
     """
 
@@ -42,6 +55,7 @@ class KafkaSink:
     form: Form
     rejects_topic: str
     create: bool = True
+    headers: bool = False
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     _cluster: tuple[int, Cluster] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -64,18 +78,36 @@ class KafkaSink:
             self._cluster[1].close()
         self._cluster = None
 
-    def bind(self) -> KafkaSink:
-        """Look at columns, settings and topics as they are now.
+    @property
+    def needs(self) -> frozenset[str]:
+        """The source's headers, where they are carried."""
+        return frozenset({"headers"}) if self.headers else frozenset()
+
+    @property
+    def named_topics(self) -> list[str]:
+        """The topics that records and rejects go to, as far as their names are known."""
+        return [*([self.form.topic] if self.form.topic else []), self.rejects_topic]
+
+    def check(self) -> None:
+        """Look at columns, settings and topics as they are now; nothing is created.
 
         Raises:
             ConfigError: a key that would weaken the producer, naming it.
-            TableMismatch: the rows have no form, or a topic is missing.
+            TableMismatch: the rows have no form, or a topic is missing that may not be created.
         """
         settings.checked(self.place.producer)
         self.form.bind()
-        named = [self.rejects_topic, *([self.form.topic] if self.form.topic else [])]
-        topics.require_topics(self.cluster.asker, named)
-        self._limits = topics.largest_batch(self.cluster.asker, named)
+        if not self.create:
+            topics.require_topics(self.cluster.asker, self.named_topics)
+
+    def bind(self) -> KafkaSink:
+        """Look at columns, settings and topics, and create what is missing and may be.
+
+        Raises as :meth:`check` does.
+        """
+        self.check()
+        topics.require_topics(self.cluster.asker, self.named_topics, create=self.create)
+        self._limits = topics.largest_batch(self.cluster.asker, self.named_topics)
         return self
 
     def open(
@@ -98,7 +130,7 @@ class KafkaSink:
         source: SourceIdentity,
         start: Callable[[], Mapping[TopicPartition, Position]],
         earliest: Mapping[TopicPartition, Position],
-        positions: takeover.Reset,
+        positions: Reset,
     ) -> Opened:
         """Take the next epoch and put positions elsewhere.
 
@@ -113,7 +145,7 @@ class KafkaSink:
         start: Callable[[], Mapping[TopicPartition, Position]],
         earliest: Mapping[TopicPartition, Position],
         expected: int | None,
-        reset: takeover.Reset = lambda _: {},
+        reset: Reset = lambda _: {},
     ) -> Opened:
         topics.require_ledger(self.cluster.asker, self.place.ledger_topic, create=self.create)
         return takeover.Takeover(
@@ -134,6 +166,23 @@ class KafkaSink:
         )
         # Whoever reads the ledger from here on finds them: no open transaction hides them.
         self.cluster.settled()
+
+    def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
+        """Keep a task's records in a file of its own; see the port."""
+        raise NotImplementedError
+
+    def publish(
+        self, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
+    ) -> None:
+        """Publish staged records with rejects and positions; see the port."""
+        raise NotImplementedError
+
+    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
+        """Remove staged files that nobody will publish; see the port."""
+        raise NotImplementedError
+
+    def tidy(self, fence: Fence) -> None:
+        """Nothing to do: Kafka compacts the ledger topic."""
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002 - the port's
         """What has been committed, read now. Decisions made on it are checked by commit."""

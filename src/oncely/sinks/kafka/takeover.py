@@ -36,7 +36,7 @@ from oncely.errors import (
     TableMismatch,
     Unavailable,
 )
-from oncely.sinks.base import Fence, Opened
+from oncely.sinks.base import Fence, Opened, Reset
 from oncely.sinks.kafka.cluster import Cluster, newer
 from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
 from oncely.sinks.kafka.words import Moved, Registered, View, by_topic, encode, stamp
@@ -47,8 +47,6 @@ _TOGETHER = 8  # instances that are initialised at the same time
 
 A = TypeVar("A")
 B = TypeVar("B")
-Reset = Callable[[Mapping[TopicPartition, Position]], Mapping[TopicPartition, Position]]
-"""Where positions are put, given where they stand."""
 
 
 @dataclass(frozen=True)

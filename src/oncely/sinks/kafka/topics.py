@@ -58,19 +58,31 @@ def largest_batch(asker: Asker, names: Iterable[str]) -> dict[str, int]:
     return {name: int(config[_LARGEST]) for name, config in configured(asker, names).items()}
 
 
-def require_topics(asker: Asker, names: Iterable[str]) -> None:
-    """Refuse topics that are not there, and those whose compaction would not keep all records.
+def missing(asker: Asker, names: Iterable[str]) -> list[str]:
+    """Those of the topics that are not there."""
+    wanted = sorted(set(names))
+    there = described(asker, wanted)
+    return [name for name in wanted if name not in there]
+
+
+def require_topics(asker: Asker, names: Iterable[str], *, create: bool = False) -> None:
+    """Find the topics to write to; missing ones are created as the broker makes topics.
 
     Raises:
-        TableMismatch: naming the topic.
+        TableMismatch: missing with ``create`` false, naming the topics.
     """
-    wanted = sorted(set(names))
-    missing = [name for name in wanted if name not in described(asker, wanted)]
-    if missing:
+    absent = missing(asker, names)
+    if not absent:
+        return
+    if not create:
         raise TableMismatch(
-            f"no such topic to write to: {', '.join(map(repr, missing))}",
+            f"no such topic to write to: {', '.join(map(repr, absent))}",
             way_out="create it, or mend sink.topic and sink.rejects_topic",
         )
+    for name in absent:
+        _create(asker, NewTopic(name, -1, -1))  # the broker's num.partitions (KIP-464)
+    for name in absent:
+        _await_leader(asker, name)
 
 
 def require_ledger(asker: Asker, name: str, *, create: bool) -> bool:
@@ -91,7 +103,8 @@ def require_ledger(asker: Asker, name: str, *, create: bool) -> bool:
                 f"sink.create is false and the ledger topic {name!r} is missing",
                 way_out="create it with one partition and cleanup.policy=compact",
             )
-        made = _create(asker, name)
+        # With the cluster's own replication.
+        made = _create(asker, NewTopic(name, 1, -1, config={"cleanup.policy": _COMPACT}))
         found = _await_leader(asker, name)
     policy = configured(asker, [name])[name]["cleanup.policy"]
     if found.get(name) != 1 or policy != _COMPACT:
@@ -118,23 +131,23 @@ def _await_leader(asker: Asker, name: str, seconds: float = 15.0) -> dict[str, i
         return client.list_offsets(here, request_timeout=wait)
 
     while True:
-        answer = asker.ask("look at the ledger topic", afresh)
+        answer = asker.ask("look at a new topic", afresh)
         if not any(isinstance(one, Exception) for one in answer.values()):
             return described(asker, [name])
         if time.monotonic() > deadline:
-            raise Unavailable(f"the ledger topic {name!r} was created and has no leader")
+            raise Unavailable(f"topic {name!r} was created and has no leader")
         time.sleep(_AGAIN)
 
 
-def _create(asker: Asker, name: str) -> bool:
-    """Create the ledger topic with the cluster's replication; False: another run was quicker."""
-    topic = NewTopic(name, 1, -1, config={"cleanup.policy": _COMPACT})
+def _create(asker: Asker, topic: NewTopic) -> bool:
+    """Create a topic; False: another run was quicker."""
+    doing = f"create topic {topic.topic!r}"
     answer: Any = asker.ask(
-        "create the ledger topic",
+        doing,
         lambda client, wait: client.create_topics(
             [topic], operation_timeout=wait, request_timeout=wait
         ),
-    )[name]
+    )[topic.topic]
     if not isinstance(answer, Exception):
         return True
     if (
@@ -142,4 +155,4 @@ def _create(asker: Asker, name: str) -> bool:
         and answer.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
     ):
         return False
-    raise asker.sorted(answer, "create the ledger topic")
+    raise asker.sorted(answer, doing)

@@ -8,14 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pyarrow as pa
 
 from oncely.core.ledger import Entry, advance
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.decode.base import Rejection
 from oncely.errors import Fenced, InvariantViolation, TooManyRejects, check
-from oncely.sinks.base import Chunk, Fence, Opened, PositionMoved, RangeKind, Reject, Written
+from oncely.sinks.base import (
+    Chunk,
+    Fence,
+    Opened,
+    PositionMoved,
+    Publication,
+    RangeKind,
+    Reject,
+    Reset,
+    Staged,
+    Written,
+)
 from oncely.sinks.same_source import same_topics
-from oncely.sinks.sql import takeover
+from oncely.sinks.sql import staging, takeover
 from oncely.sinks.sql.connection import Connect, Connection, Dialect, connect
 from oncely.sinks.sql.dead_letters import DeadLetters
 from oncely.sinks.sql.history import History
@@ -25,6 +37,8 @@ from oncely.sinks.sql.prepare import Prepared, prepare
 from oncely.sinks.sql.session import brief_session, session, transaction
 from oncely.sinks.sql.target import Target, Wanted, inspect
 from oncely.sinks.sql.write import write_rows
+
+_HISTORY_KEPT = 1_000
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,11 @@ class SqlSink:
         """The rejects."""
         return DeadLetters(self.ledger_tables)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """A table takes nothing but rows and where they come from."""
+        return frozenset()
+
     def bind(self) -> SqlSink:
         """Look at the table as it is now; executors work with what was found.
 
@@ -111,7 +130,7 @@ class SqlSink:
         source: SourceIdentity,
         start: Callable[[], Mapping[TopicPartition, Position]],
         earliest: Mapping[TopicPartition, Position],
-        positions: takeover.Reset,
+        positions: Reset,
     ) -> Opened:
         """Take the next epoch and put positions elsewhere, in one transaction.
 
@@ -169,12 +188,16 @@ class SqlSink:
         with self._holding_the_pipeline(fence) as ours:
             self.ledger.add_positions(ours, positions, source.topic_ids, fence.epoch)
 
-    def join_history(self, fence: Fence, keep_newest: int) -> int:
-        """Join old adjacent ranges; the number of history rows saved.
+    def tidy(self, fence: Fence) -> None:
+        """Join old adjacent ranges of the history.
 
         Raises:
             Fenced: a newer run has opened.
         """
+        self.join_history(fence, _HISTORY_KEPT)
+
+    def join_history(self, fence: Fence, keep_newest: int) -> int:
+        """Join old adjacent ranges; the number of history rows saved."""
         with self._holding_the_pipeline(fence) as ours:
             return self.history.join(ours, keep_newest)
 
@@ -219,6 +242,20 @@ class SqlSink:
             written = tally(chunk, done)
             self._write_ledger(ours, chunk, entries, written, fence, kind)
         return written
+
+    def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
+        """Write a task's rows into a table of its own; see the port."""
+        return staging.stage(self, fence, batch_id, attempt, rows)
+
+    def publish(
+        self, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
+    ) -> None:
+        """Move staged rows into the table, with rejects and positions; see the port."""
+        staging.publish(self, what, entries, fence)
+
+    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
+        """Drop staging tables that nobody will publish; see the port."""
+        return staging.sweep(self, fence, keep_batches_from)
 
     def _write_rows(
         self,

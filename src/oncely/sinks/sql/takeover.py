@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, TableMismatch
-from oncely.sinks.base import Fence, Opened
+from oncely.sinks.base import Fence, Opened, Reset
 from oncely.sinks.same_source import same_cluster, same_topics
 from oncely.sinks.sql.connection import Connection, Contention, TableName
 from oncely.sinks.sql.dead_letters import DeadLetters
@@ -28,9 +28,6 @@ from oncely.sinks.sql.session import application_name, application_prefix, trans
 from oncely.sinks.sql.target import Wanted, create_statement, inspect
 
 _TRIES = 3
-
-Reset = Callable[[Mapping[TopicPartition, Position]], Mapping[TopicPartition, Position]]
-"""Where positions are put, given where they stand."""
 
 
 def create_tables(connection: Connection, tables: LedgerTables, wanted: Wanted) -> None:

@@ -1,0 +1,140 @@
+"""``[sink]`` with ``kind = "kafka"``: which topics, and what a record is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    model_validator,
+)
+
+from oncely.config.base import Section, plain_table
+from oncely.config.decode import FileName
+from oncely.config.source import broker_list, topic_name
+from oncely.config.values import RejectBudget, parse_budget, parse_seconds
+from oncely.config.wrong import Problem, all_wrong, shown, wrong
+from oncely.errors import ConfigError
+from oncely.sinks.kafka.settings import checked
+
+_SHORTEST = 10.0  # seconds
+_LONGEST = 900.0  # the broker's default of transaction.max.timeout.ms
+
+
+def _producer(value: object) -> dict[str, str]:
+    """``[sink.kafka]``, each key looked at; what would weaken the producer is refused."""
+    found: dict[str, str] = {}
+    problems: list[Problem] = []
+    for key, given in plain_table(value).items():
+        try:
+            found |= checked({key: given})
+        except ConfigError as error:
+            text = error.message.removeprefix(f"{error.key}: ")
+            problems.append(Problem(key, text, error.way_out))
+    if problems:
+        raise all_wrong(problems)
+    return found
+
+
+def _timeout(value: object) -> float:
+    seconds = parse_seconds(value)
+    if not _SHORTEST <= seconds <= _LONGEST:
+        raise wrong(
+            f"found {shown(value)}; allowed: 10 seconds to 15 minutes",
+            "stay below the broker's transaction.max.timeout.ms, 15 minutes by default",
+        )
+    return seconds
+
+
+class KafkaSinkSettings(Section):
+    """``[sink]`` with ``kind = "kafka"``: topics on the cluster that the source is on.
+
+    Attributes:
+        topic: where every record goes; None with ``topic_column``.
+        topic_column: a text column that names each record's topic; it is not part of the value.
+        key: the column that becomes the key; None: records without a key.
+        value: ``json`` (an object of all columns), ``avro``, or a column's name: its bytes.
+        schema_file: Avro: the schema of every record.
+        schema_id: Avro: its id in a registry, for Confluent's framing; None: bare records.
+        headers: carry the source record's headers, and with them its trace context.
+        rejects_topic: where dead letters go; ``<topic>.rejects`` by default.
+        ledger_topic: the compacted topic of positions and epochs; pipelines may share one.
+        create: create the ledger topic, and topics to write to, when they are missing.
+        max_rejects: beyond it the pipeline stops.
+        transaction_timeout: seconds after which the broker gives a transaction up.
+        brokers: only to say where the sink is; another cluster than the source's is refused.
+        kafka: further keys of the producer, by librdkafka's names.
+    """
+
+    kind: Literal["kafka"]
+    topic: Annotated[str, AfterValidator(topic_name)] | None = None
+    topic_column: Annotated[str, Field(min_length=1)] | None = None
+    key: Annotated[str, Field(min_length=1)] | None = None
+    value: Annotated[str, Field(min_length=1)] = "json"
+    schema_file: FileName | None = None
+    schema_id: Annotated[int, Field(ge=1)] | None = None
+    headers: bool = False
+    rejects_topic: Annotated[str, AfterValidator(topic_name)] | None = None
+    ledger_topic: Annotated[str, AfterValidator(topic_name)] = "oncely.ledger"
+    create: bool = True
+    max_rejects: Annotated[
+        InstanceOf[RejectBudget],
+        BeforeValidator(parse_budget),
+        PlainSerializer(str, when_used="json"),
+    ] = parse_budget("1%")
+    transaction_timeout: Annotated[float, BeforeValidator(_timeout)] = 60.0
+    brokers: Annotated[str, AfterValidator(broker_list)] | None = None
+    kafka: Annotated[dict[str, str], BeforeValidator(_producer)] = Field(default_factory=dict)
+
+    @property
+    def rejects(self) -> str:
+        """The topic of dead letters."""
+        return self.rejects_topic or f"{self.topic}.rejects"
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that is written to, as far as its name is known."""
+        return tuple(filter(None, (self.topic, self.rejects, self.ledger_topic)))
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if found := [*_topic_problems(self), *_avro_problems(self)]:
+            raise all_wrong(found)
+        return self
+
+
+def _topic_problems(sink: KafkaSinkSettings) -> list[Problem]:
+    found = []
+    if (sink.topic is None) == (sink.topic_column is None):
+        both = "both are given" if sink.topic else "one of the two is needed"
+        found.append(Problem("topic", f"topic and topic_column: {both}",
+                             'keep one: topic = "flights.delayed"'))  # fmt: skip
+    if sink.topic is None and sink.rejects_topic is None:
+        found.append(Problem("rejects_topic", "is missing; with topic_column it has no default",
+                             'add rejects_topic = "flights.rejects"'))  # fmt: skip
+    named = [name for name in sink.topics if name]
+    for name in sorted({name for name in named if named.count(name) > 1}):
+        found.append(Problem("topic", f"{name} is named for two purposes",
+                             "records, rejects and ledger need topics of their own"))  # fmt: skip
+    if sink.topic_column is not None and sink.topic_column in (sink.key, sink.value):
+        found.append(Problem("topic_column", "names the column of key or value",
+                             "use a column of its own"))  # fmt: skip
+    return found
+
+
+def _avro_problems(sink: KafkaSinkSettings) -> list[Problem]:
+    if sink.value == "avro" and sink.schema_file is None:
+        return [Problem("schema_file", 'is missing; value = "avro" needs the schema',
+                        'add schema_file = "delayed.avsc"')]  # fmt: skip
+    if sink.value == "avro":
+        return []
+    given = {"schema_file": sink.schema_file, "schema_id": sink.schema_id}
+    return [
+        Problem(name, 'has no meaning unless value = "avro"', "remove it")
+        for name, value in given.items()
+        if value is not None
+    ]

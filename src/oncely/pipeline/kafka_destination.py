@@ -1,0 +1,209 @@
+"""Topics of the source's cluster as a pipeline's destination."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from oncely.config import KafkaSinkSettings, PipelineSettings
+from oncely.errors import ConfigError, OncelyError
+from oncely.pipeline.destination import Known, SinkFacts, SinkPlan
+from oncely.pipeline.findings import Findings
+from oncely.runtimes.probe import Slots
+from oncely.sinks.base import Reject
+from oncely.sinks.kafka import topics
+from oncely.sinks.kafka.avro_value import AvroValue
+from oncely.sinks.kafka.cluster import Connect, Place
+from oncely.sinks.kafka.form import Form, RawValue
+from oncely.sinks.kafka.sink import KafkaSink
+from oncely.sources.clients import make
+from oncely.sources.kafka import KafkaSource
+
+
+@dataclass(frozen=True)
+class KafkaDestination:
+    """Topics for records and rejects, and the ledger topic beside them.
+
+    Attributes:
+        settings: the pipeline's.
+        given: its ``[sink]``.
+        source: where records come from; the sink is on the same cluster.
+        connect: how clients are made; a test puts faults here.
+    """
+
+    settings: PipelineSettings
+    given: KafkaSinkSettings
+    source: KafkaSource
+    connect: Connect = make
+
+    @property
+    def place(self) -> Place:
+        """Cluster, group and ledger topic."""
+        given = self.given
+        return Place(
+            brokers=given.brokers or self.source.brokers,
+            pipeline=self.settings.name,
+            group=self.settings.mirror_group or f"oncely-{self.settings.name}",
+            ledger_topic=given.ledger_topic,
+            kafka=self.source.kafka,
+            producer=given.kafka,
+            transaction_timeout=given.transaction_timeout,
+            connect=self.connect,
+        )
+
+    def row_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the rows."""
+        return schema
+
+    def sink(self, schema: pa.Schema) -> KafkaSink:
+        """The topics for rows of these columns."""
+        given = self.given
+        form = Form(schema, self._value(), given.topic, given.topic_column, given.key)
+        return KafkaSink(
+            self.place, form, given.rejects, create=given.create, headers=given.headers
+        )
+
+    @property
+    def ledger(self) -> KafkaSink:
+        """The sink for work on the ledger alone."""
+        return self.sink(pa.schema([]))
+
+    def look(self) -> Known:
+        """Read the ledger topic; one that was never created knows nothing."""
+        self._same_cluster()
+        sink = self.ledger
+        try:
+            if topics.missing(sink.cluster.asker, [self.given.ledger_topic]):
+                return Known()
+            view = sink.cluster.look()
+        finally:
+            sink.close()
+        if view.pipeline is None:
+            return Known()
+        return Known(
+            view.pipeline.epoch,
+            view.pipeline.cluster,
+            {tp: moved.position for tp, moved in view.positions.items()},
+            view.pipeline.topic_ids,
+        )
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse another cluster, columns without a form, and topics that don't fit."""
+        self._same_cluster()
+        sink = self.sink(schema)
+        try:
+            sink.check()
+        finally:
+            sink.close()
+
+    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+        """The first dead letters, and how many there are."""
+        return (), 0
+
+    def plan(
+        self,
+        schema: pa.Schema | None,
+        findings: Findings,
+        notes: list[str],  # noqa: ARG002 - the protocol's
+        slots: Slots | None,  # noqa: ARG002
+    ) -> SinkPlan:
+        """Look at cluster, topics and columns."""
+        with findings.about("sink.brokers"):
+            self._same_cluster()
+        facts, absent = None, []
+        sink = self.ledger if schema is None else self.sink(schema)
+        try:
+            if schema is not None:
+                with findings.about("sink"):
+                    sink.check()
+            with findings.about("sink.topic"):
+                absent = topics.missing(sink.cluster.asker, self.given.topics)
+                facts = SinkFacts(
+                    "topic",
+                    sink.place.brokers,
+                    sink.form.target,
+                    self.given.topic not in absent,
+                    () if schema is None else tuple(self._columns(schema)),
+                )
+        finally:
+            sink.close()
+        return SinkPlan(facts, None, tuple(self._commands(absent)), tuple(self._acls()))
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def _value(self) -> Literal["json"] | AvroValue | RawValue:
+        given = self.given
+        if given.value == "json":
+            return "json"
+        if given.value != "avro" or given.schema_file is None:
+            return RawValue(given.value)
+        try:
+            text = given.schema_file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                "sink.schema_file", f"can't be read: {error}", way_out="name an .avsc file"
+            ) from None
+        return AvroValue(text, given.schema_id)
+
+    def _same_cluster(self) -> None:
+        """Refuse a sink elsewhere: two clusters share no transaction.
+
+        Raises:
+            ConfigError: ``sink.brokers`` leads to another cluster than ``source.brokers``.
+        """
+        if self.given.brokers is None:
+            return
+        here = self.source.identity().cluster_id
+        try:
+            there = KafkaSource(self.given.brokers, (), self.source.kafka).identity().cluster_id
+        except ConfigError as error:
+            raise ConfigError("sink.brokers", error.message, way_out=error.way_out) from None
+        except OncelyError as error:
+            raise type(error)(f"sink.brokers: {error.message}", way_out=error.way_out) from None
+        if here != there:
+            raise ConfigError(
+                "sink.brokers",
+                f"leads to cluster {there}, and source.brokers to {here}: two clusters share no"
+                " transaction, so nothing could be exactly once",
+                way_out="write to a topic of the source's cluster, and copy that elsewhere"
+                " (MirrorMaker 2); or read from the other cluster",
+            )
+
+    def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
+        given = self.given
+        whole = given.value in ("json", "avro")
+        parts = {given.topic_column: "topic", given.key: "key"}
+        found = []
+        for one in schema:
+            part = [parts[one.name]] if one.name in parts else []
+            if (whole and one.name != given.topic_column) or one.name == given.value:
+                part.append(f"value ({given.value})" if whole else "value")
+            found.append((one.name, str(one.type), ", ".join(part) or "not written"))
+        return found
+
+    def _commands(self, absent: Sequence[str]) -> list[str]:
+        head = f"kafka-topics --bootstrap-server {self.place.brokers} --create --topic"
+        return [
+            f"{head} {name} --partitions 1 --config cleanup.policy=compact"
+            if name == self.given.ledger_topic
+            else f"{head} {name}"
+            for name in absent
+        ]
+
+    def _acls(self) -> list[str]:
+        user = self.source.kafka.get("sasl.username") or "ANONYMOUS"
+        head = (
+            f"kafka-acls --bootstrap-server {self.place.brokers} --add"
+            f" --allow-principal User:{user}"
+        )
+        out = [name for name in (self.given.topic, self.given.rejects) if name]
+        ids = f"--transactional-id oncely/{self.settings.name}/"
+        return [
+            *(f"{head} --operation Write --operation Describe --topic {one}" for one in out),
+            f"{head} --operation Read --operation Write --operation Describe --topic"
+            f" {self.given.ledger_topic}",
+            f"{head} --operation Write --operation Describe {ids} --resource-pattern-type prefixed",
+        ]

@@ -1,0 +1,166 @@
+"""A SQL table as a pipeline's destination."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from oncely.config import PipelineSettings, SqlSinkSettings
+from oncely.errors import ConfigError
+from oncely.pipeline import looking
+from oncely.pipeline.destination import Connections, Known, SinkFacts, SinkPlan
+from oncely.pipeline.findings import Findings
+from oncely.runtimes.probe import Slots
+from oncely.sinks.base import Reject
+from oncely.sinks.sql.connection import Connect
+from oncely.sinks.sql.dialects import dialect_for
+from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
+from oncely.sinks.sql.replay import FIRST
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.takeover import require_ledger
+from oncely.sinks.sql.target import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
+
+_DRIVER_CONNECTIONS = 2  # one that commits, one for a moment that looks or opens
+
+
+@dataclass(frozen=True)
+class SqlDestination:
+    """A table and the ledger beside it.
+
+    Attributes:
+        settings: the pipeline's.
+        given: its ``[sink]``.
+        connect: how sessions are opened; a test puts faults here.
+    """
+
+    settings: PipelineSettings
+    given: SqlSinkSettings
+    connect: Connect
+
+    def row_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the rows, and where they come from if that is written too."""
+        if not self.given.keep_source:
+            return schema
+        clash = set(schema.names) & set(SOURCE_COLUMNS.names)
+        if clash:
+            raise ConfigError(
+                "sink.keep_source",
+                f"the rows have columns {', '.join(sorted(clash))} already",
+                way_out="rename them in a transform",
+            )
+        return pa.schema([*schema, *SOURCE_COLUMNS])
+
+    def sink(self, schema: pa.Schema) -> SqlSink:
+        """The table for rows of these columns."""
+        given = self.given
+        return SqlSink(
+            pipeline=self.settings.name,
+            dialect=dialect_for(given.url.get_secret_value(), given.connect_timeout),
+            wanted=Wanted(given.table, schema, tuple(given.keys), given.version),
+            keep_source=given.keep_source,
+            create=given.create,
+            connect=self.connect,
+        )
+
+    @property
+    def ledger(self) -> SqlSink:
+        """The sink for work on the ledger alone."""
+        return self.sink(pa.schema([]))
+
+    def look(self) -> Known:
+        """Read the ledger."""
+        return looking.look(self.ledger)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse a table that doesn't take the rows."""
+        looking.check_table(self.sink(schema))
+
+    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+        """The first dead letters, and how many there are."""
+        sink = self.ledger
+        with looking.session(sink) as connection:
+            if connection is None or not sink.ledger_tables.exists(connection):
+                return (), 0
+            total = sink.dead_letters.count(connection)
+            return sink.dead_letters.read(connection, FIRST, limit), total
+
+    def plan(
+        self, schema: pa.Schema | None, findings: Findings, notes: list[str], slots: Slots | None
+    ) -> SinkPlan:
+        """Look at table, ledger, privileges and free connections."""
+        sink = self.ledger if schema is None else self.sink(schema)
+        ddl = list(sink.ledger_tables.ddl())
+        if schema is not None:
+            with findings.about("sink.table"):
+                ddl.insert(0, create_statement(sink.dialect, sink.wanted))
+        facts, left = None, None
+        with findings.about("sink.url"), looking.session(sink) as connection:
+            target = None
+            exists = bool(connection and sink.dialect.columns(connection, sink.wanted.table))
+            if connection is not None:
+                left = room(sink, connection)
+                if schema is not None and (exists or not sink.create):
+                    with findings.about("sink.table"):
+                        target = inspect(sink.dialect, connection, sink.wanted)
+                with findings.about("sink.create"):
+                    if not sink.create:
+                        require_ledger(connection, sink.ledger_tables)
+                self._privileges(sink, connection, target, findings)
+            facts = SinkFacts(
+                "table",
+                sink.dialect.endpoint,
+                str(sink.wanted.table),
+                exists,
+                _columns(sink, schema, target),
+            )
+        connections = self._connections(left, notes, slots) if facts is not None else None
+        statements = tuple(one.replace("%%", "%") + ";" for one in ddl)
+        return SinkPlan(facts, connections, statements)
+
+    def _privileges(
+        self, sink: SqlSink, connection: Any, target: Target | None, findings: Findings
+    ) -> None:
+        transform = self.settings.transform
+        batch = transform is not None and transform.spark is not None
+        needs = Needs(
+            upsert=bool(sink.wanted.keys),
+            temporary=not batch and target is not None and not target.direct,
+            staging=batch,
+        )
+        for one in missing_privileges(sink, connection, needs):
+            findings.add("sink.url", f"this user lacks: {one}", "have it granted")
+
+    def _connections(self, left: Room | None, notes: list[str], slots: Slots | None) -> Connections:
+        tasks = slots.slots if slots else _slots(self.settings.spark.master)
+        needed = Connections(tasks, _DRIVER_CONNECTIONS, left)
+        if left is not None and left.limit - left.used < needed.total:
+            notes.append(
+                f"the database has room for {left.limit - left.used} more connections, a run may"
+                f" take {needed.total}: tasks wait and try again when there is none"
+            )
+        return needed
+
+
+def _columns(
+    sink: SqlSink, schema: pa.Schema | None, target: Target | None
+) -> tuple[tuple[str, str, str], ...]:
+    if schema is None:
+        return ()
+    known = dict(zip(target.columns, target.types, strict=True)) if target else {}
+    return tuple(
+        (one.name, str(one.type), known.get(one.name) or sink.dialect.column_type(one.type))
+        for one in schema
+    )
+
+
+def _slots(master: str) -> int:
+    """Tasks at the same time, from ``local[N,F]``; for a cluster only the cluster knows."""
+    match = re.fullmatch(r"local(?:\[\s*(\d+|\*).*\])?", master)
+    if match is None:
+        return 0
+    return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
