@@ -44,6 +44,7 @@ from oncely.sinks.base import (
     PositionMoved,
     Publication,
     Reject,
+    Sink,
     Staged,
     StagedRowsGone,
     Stager,
@@ -88,8 +89,9 @@ class BatchCommit(LedgerKeeper[Transform]):
         decoded = decoded.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK)
         written, rejects = self._set_aside(decoded, ranges)
         rows = decoded.where(decoded[REASON].isNull()).select(*self.decoder.schema.names)
-        staged = stage_frame(self.sink, self.transform(rows), self.fence, batch_id)
-        replayed = self._publish(Publication(ranges, written, rejects, staged))
+        sink = self.sink.in_hand(ranges)
+        staged = stage_frame(sink, self.transform(rows), self.fence, batch_id)
+        replayed = self._publish(sink, Publication(ranges, written, rejects, staged))
         self._tidy(lambda: self.sink.sweep(self.fence, batch_id + 1))
         self._count(sum(one.records for one in written.values()), len(rejects))
         return [Outcome(tp, ranges[tp], written[tp], replayed) for tp in sorted(ranges)]
@@ -132,7 +134,7 @@ class BatchCommit(LedgerKeeper[Transform]):
         values = [None if row[4] is None else bytes(row[4]) for row in bad]
         return dead_letters(self.source, pa.table({"value": values}), origins, why)
 
-    def _publish(self, what: Publication) -> bool:
+    def _publish(self, sink: Sink, what: Publication) -> bool:
         """Publish, settling a lost answer by the ledger; True when it had taken effect before.
 
         Raises:
@@ -141,14 +143,14 @@ class BatchCommit(LedgerKeeper[Transform]):
         patience = Backoff()
         while True:
             try:
-                entries = self._entries()
+                entries = self._entries(sink)
                 if self._all_done(what.ranges, entries):
                     return True
-                self.sink.publish(what, entries, self.fence)
+                sink.publish(what, entries, self.fence)
             except PositionMoved:
                 continue
             except StagedRowsGone:
-                if self._all_done(what.ranges, self._entries()):
+                if self._all_done(what.ranges, self._entries(sink)):
                     return True  # our own publication took them, and its answer was lost
                 raise
             except Unavailable:

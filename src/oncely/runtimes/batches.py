@@ -85,7 +85,7 @@ class PartitionCommit(LedgerKeeper[RowTransform]):
         """One stage: decode, transform, commit. Only outcome rows come back."""
         budget = self._budget()
         plan = TaskPlan(
-            sink=self.sink,
+            sink=self.sink.in_hand(ranges),
             fence=self.fence,
             source=self.source,
             decoder=self.decoder,
@@ -100,7 +100,8 @@ class PartitionCommit(LedgerKeeper[RowTransform]):
         tasks = max(1, min(len(ranges), -(-offsets // OFFSETS_A_TASK)))
         rows = frame.coalesce(tasks).mapInArrow(partial(run, plan), OUTCOME_DDL).collect()
         outcomes = read_outcomes(tuple(row) for row in rows)
-        self._close_holes(ranges, outcomes)
+        if not self.sink.timed:
+            self._close_holes(ranges, outcomes)
         records = sum(one.written.records for one in outcomes)
         rejects = sum(one.written.rejects for one in outcomes)
         self._tidy()

@@ -115,12 +115,13 @@ class LedgerKeeper(Generic[AnyTransform]):
         lost = Chunk.of_nothing(gaps)
         list(commit(self.sink, lost, self.fence, None, Backoff(), kind="gap"))
 
-    def _entries(self) -> dict[TopicPartition, Entry]:
+    def _entries(self, sink: Sink | None = None) -> dict[TopicPartition, Entry]:
+        sink = sink or self.sink
         try:
-            entries = self.sink.entries(self.fence)
+            entries = sink.entries(self.fence)
         except Unavailable:
             # The kept session may have been ended while nothing was to do: a new one may work.
-            entries = self.sink.entries(self.fence)
+            entries = sink.entries(self.fence)
         newest = max((entry.epoch for entry in entries.values()), default=self.fence.epoch)
         if newest > self.fence.epoch:
             raise Fenced(self.fence.pipeline, self.fence.epoch, newest)

@@ -234,7 +234,14 @@ class Stager(Protocol):
 
 
 class Sink(Committer, Stager, Protocol):
-    """A transactional store that holds rows and ledger together."""
+    """A store that holds rows and ledger, and as a rule moves both in one transaction."""
+
+    @property
+    def timed(self) -> bool:
+        """True when positions move on a timer, whatever becomes of the records."""
+
+    def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Sink:
+        """The sink for one micro-batch, which reads these ranges."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -308,3 +315,42 @@ class Sink(Committer, Stager, Protocol):
         What older epochs left always; of our own epoch that of batches before
         ``keep_batches_from``.
         """
+
+
+class Halves(Sink, Protocol):
+    """A sink whose two halves, records and positions, can also be written apart.
+
+    For the semantics that are weaker than exactly once: whichever comes first, a crash between
+    the two shows.
+    """
+
+    def prepare(self) -> None:
+        """Create what is missing and may be; the ledger is left alone.
+
+        Raises:
+            TableMismatch: the destination doesn't take the rows.
+            Unavailable: no answer.
+        """
+
+    def write(
+        self, chunk: Chunk, fence: Fence, max_rejects: int | None
+    ) -> dict[TopicPartition, Written]:
+        """Write the chunk's rows and rejects, and no position.
+
+        Raises:
+            TooManyRejects: nothing was written.
+            Unavailable: nobody knows how much was written.
+        """
+
+    def write_staged(self, what: Publication, fence: Fence) -> None:
+        """Write staged rows and rejects, and no position. Raises as :meth:`publish` does."""
+
+    def move(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        written: Mapping[TopicPartition, Written],
+        kind: RangeKind,
+    ) -> None:
+        """Move positions over ranges, and keep those in the history. Raises as ``commit`` does."""

@@ -21,6 +21,7 @@ from confluent_kafka.admin import OffsetSpec
 from oncely.core.ledger import Entry
 from oncely.core.offsets import TopicPartition
 from oncely.errors import Unavailable
+from oncely.sinks.kafka.plain import Delivered, Plain
 from oncely.sinks.kafka.settings import producer_config
 from oncely.sinks.kafka.transaction import Transaction
 from oncely.sinks.kafka.words import Stamped, View, Words, read_stamp
@@ -125,6 +126,20 @@ class Cluster:
             ck.Producer, place.brokers, place.kafka, Trouble(place.brokers), **config
         )
         return Transaction(producer, place.timeout, place.brokers, place.ledger_topic)
+
+    def plain(self, sizes: Collection[int] = (1_000_000,)) -> Plain:
+        """A new producer without transactions."""
+        place, delivered = self.place, Delivered()
+        config = producer_config(place.producer, None, round(place.timeout * 1000), sizes)
+        producer = place.connect(
+            ck.Producer,
+            place.brokers,
+            place.kafka,
+            Trouble(place.brokers),
+            **config,
+            on_delivery=delivered,
+        )
+        return Plain(producer, delivered, place.timeout, place.brokers)
 
     def group_metadata(self) -> Any:
         """What ``send_offsets_to_transaction`` wants to know of the group (KIP-447)."""

@@ -101,15 +101,27 @@ def _one(item: tuple[str, object]) -> tuple[str, str]:
 
 
 def producer_config(
-    settings: Mapping[str, object], transactional_id: str, timeout_ms: int, sizes: Collection[int]
+    settings: Mapping[str, object],
+    transactional_id: str | None,
+    timeout_ms: int,
+    sizes: Collection[int],
 ) -> dict[str, object]:
     """What one producer instance is told, beside brokers and security.
 
     Args:
+        settings: of ``[sink.kafka]``.
+        transactional_id: None for an idempotent producer without transactions.
+        timeout_ms: of a transaction, and of a message.
         sizes: ``max.message.bytes`` of the topics written to. The smallest bounds what may go
             together in a batch, the largest what a single record may have.
     """
     own = checked(settings)
+    transactional: dict[str, object] = {}
+    if transactional_id is not None:
+        transactional = {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+        }
     batch = min([int(own.get("batch.size", _BATCH)), *sizes, _BATCH])
     return {
         "linger.ms": 5,
@@ -121,8 +133,7 @@ def producer_config(
         "enable.idempotence": True,
         "acks": "all",
         "max.in.flight": 5,
-        "transactional.id": transactional_id,
-        "transaction.timeout.ms": timeout_ms,
+        **transactional,
         "message.timeout.ms": timeout_ms,
         "message.max.bytes": max([_BATCH, *sizes]) + _SLACK,
         "batch.size": batch,

@@ -31,6 +31,7 @@ from oncely.sinks.kafka import letters, settings, takeover, topics
 from oncely.sinks.kafka.cluster import Cluster, Place, newer
 from oncely.sinks.kafka.form import Form
 from oncely.sinks.kafka.messages import Encoded, encode
+from oncely.sinks.kafka.sender import Sender
 from oncely.sinks.kafka.transaction import Transaction
 from oncely.sinks.kafka.words import Moved
 
@@ -99,6 +100,15 @@ class KafkaSink:
         self.form.bind()
         if not self.create:
             topics.require_topics(self.cluster.asker, self.named_topics)
+
+    @property
+    def timed(self) -> bool:
+        """Positions move with the records."""
+        return False
+
+    def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> KafkaSink:  # noqa: ARG002
+        """The same for every batch."""
+        return self
 
     def bind(self) -> KafkaSink:
         """Look at columns, settings and topics, and create what is missing and may be.
@@ -201,11 +211,7 @@ class KafkaSink:
         Each topic-partition has a transaction of its own. When one of several fails, others may
         have taken effect: whoever asks the ledger again, as the port demands, skips these.
         """
-        encoded = encode(chunk, self.form, self._largest)
-        _spend(encoded, max_rejects)
-        # Asked of the broker before a transaction begins: its time is limited.
-        found = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
-        check(len(found) == len(encoded.rejections), "a rejection has no dead letter")
+        encoded, found = self._encoded(chunk, max_rejects)
         written = tally(chunk, encoded)
 
         def one(tp: TopicPartition) -> None:
@@ -215,6 +221,60 @@ class KafkaSink:
 
         takeover.together(one, sorted(chunk.ranges))
         return written
+
+    def _encoded(self, chunk: Chunk, max_rejects: int | None) -> tuple[Encoded, list[Reject]]:
+        """Messages and dead letters, made before anything is begun: a transaction's time is
+        limited, and dead letters are asked of the broker.
+        """  # fmt: skip
+        encoded = encode(chunk, self.form, self._largest)
+        _spend(encoded, max_rejects)
+        found = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
+        check(len(found) == len(encoded.rejections), "a rejection has no dead letter")
+        return encoded, found
+
+    def write(
+        self,
+        chunk: Chunk,
+        fence: Fence,  # noqa: ARG002 - the port's: nothing fences a plain producer
+        max_rejects: int | None = None,
+    ) -> dict[TopicPartition, Written]:
+        """Write the chunk without a transaction; see :class:`oncely.sinks.base.Halves`."""
+        encoded, found = self._encoded(chunk, max_rejects)
+        by_tp = {tp: encoded.of(chunk, tp) for tp in sorted(chunk.ranges)}
+        names = {topic for messages in by_tp.values() for topic in messages}
+        sizes = self._largest([*names, *([self.rejects_topic] if found else [])])
+        writer = self.cluster.plain(sizes.values())
+        for messages in by_tp.values():
+            _send(writer, encoded, messages)
+        if found:
+            writer.send(self.rejects_topic, letters.letters(found, sizes[self.rejects_topic]))
+        writer.finish()
+        return tally(chunk, encoded)
+
+    def write_staged(self, what: Publication, fence: Fence) -> None:
+        """Write staged records without a transaction."""
+        raise NotImplementedError
+
+    def move(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        written: Mapping[TopicPartition, Written],
+        kind: RangeKind,
+    ) -> None:
+        """Move positions alone, each in its transaction; see the port."""
+        nothing = Encoded(np.array([], dtype=np.int64), (), (), (), None)
+
+        def one(tp: TopicPartition) -> None:
+            part = _Part(tp, ranges[tp], entries[tp], fence, kind, written[tp])
+            self._commit_one(part, nothing, {}, ())
+
+        takeover.together(one, sorted(ranges))
+
+    def prepare(self) -> None:
+        """Create the topics that are missing, if they may be."""
+        self.bind()
 
     def _commit_one(
         self,
@@ -244,11 +304,7 @@ class KafkaSink:
                 )
                 raise PositionMoved(str(part.tp))
             writer.begin()
-            for topic, wanted in messages.items():
-                if encoded.headers is None:
-                    writer.send_plain(topic, encoded.plain(wanted))
-                else:
-                    writer.send(topic, encoded.messages(wanted))
+            _send(writer, encoded, messages)
             if rejects:
                 limit = sizes[self.rejects_topic]
                 writer.send(self.rejects_topic, letters.letters(rejects, limit))
@@ -300,6 +356,15 @@ class _Part:
     @property
     def position(self) -> Position:
         return advance(self.entry, [self.range])
+
+
+def _send(writer: Sender, encoded: Encoded, messages: Mapping[str, Sequence[int]]) -> None:
+    """Hand messages over, in bulk where none has headers."""
+    for topic, wanted in messages.items():
+        if encoded.headers is None:
+            writer.send_plain(topic, encoded.plain(wanted))
+        else:
+            writer.send(topic, encoded.messages(wanted))
 
 
 def _spend(encoded: Encoded, limit: int | None) -> None:

@@ -14,52 +14,24 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.core.offsets import Position, TopicPartition
-from oncely.errors import ConfigError, OncelyError, Stopped, Unavailable
-from oncely.sources.clients import sort_error
+from oncely.errors import OncelyError
+from oncely.sinks.kafka.sender import InstanceFenced, Message, Sender
 
-_FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-# The broker and this instance no longer agree on its state; a new instance begins with a new one.
-_LOST_STATE = (
-    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
-    KafkaError.UNKNOWN_PRODUCER_ID,
-    KafkaError.INVALID_PRODUCER_ID_MAPPING,
-    KafkaError.INVALID_TXN_STATE,
-    KafkaError.TRANSACTION_ABORTABLE,
-    KafkaError._STATE,
-    KafkaError._FATAL,  # it has failed before; why, the next instance learns for itself
-)
-_DENIED = (
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-)
+__all__ = ["InstanceFenced", "Message", "Transaction"]
+
 _AGAIN = 0.05  # seconds
 _ABORT = 5.0  # seconds; who does not answer is fenced by the next instance anyway
-_SLICE = 50_000  # messages handed over at once, so that the queue is served in between
 
 
-class Message(NamedTuple):
-    """A record to be written; ``headers`` in order."""
-
-    value: bytes | None
-    key: bytes | None = None
-    headers: Sequence[tuple[str, bytes | None]] = ()
-
-
-class InstanceFenced(Unavailable):
-    """Another instance holds the transactional id: a rival of the same run, or a newer run."""
-
-
-class Transaction:
+class Transaction(Sender):
     """A transaction from InitProducerId to EndTxn; afterwards the instance is gone.
 
     Inside ``with`` an error aborts it. A commit without an answer leaves it as it is: the next
@@ -73,7 +45,7 @@ class Transaction:
     """
 
     def __init__(self, producer: Any, timeout: float, brokers: str, warm: str) -> None:
-        self._producer, self._timeout, self._brokers = producer, timeout, brokers
+        super().__init__(producer, timeout, brokers)
         self._warm = warm
         self._open = False
 
@@ -106,34 +78,6 @@ class Transaction:
         """From here on readers of committed records wait for the end of this transaction."""
         self._step("begin_transaction", lambda _: self._producer.begin_transaction())
         self._open = True
-
-    def send(self, topic: str, messages: Iterable[Message]) -> None:
-        """Queue messages; librdkafka sends them in order, and the commit waits for all."""
-        produce = self._producer.produce
-        for value, key, headers in messages:
-            while True:
-                try:
-                    produce(topic, value, key, headers=list(headers) if headers else None)
-                    break
-                except BufferError:
-                    self._make_room()
-                except KafkaException as error:
-                    raise self._sorted(error.args[0], f"produce to {topic}") from error
-        self._serve(0)
-
-    def send_plain(self, topic: str, messages: list[dict[str, object]]) -> None:
-        """Queue messages without headers, many at a call; dicts of ``key`` and ``value``."""
-        for at in range(0, len(messages), _SLICE):
-            waiting = messages[at : at + _SLICE]
-            while waiting:
-                try:
-                    if self._producer.produce_batch(topic, waiting) == len(waiting):
-                        break
-                except BufferError:
-                    pass
-                except KafkaException as error:
-                    raise self._sorted(error.args[0], f"produce to {topic}") from error
-                waiting = self._refused(topic, waiting)
 
     def send_offsets(
         self, offsets: Mapping[TopicPartition, tuple[Position, str]], group: Any
@@ -176,59 +120,13 @@ class Transaction:
                 raise self._sorted(error, name) from failure
 
     def _sorted(self, error: KafkaError, doing: str) -> OncelyError:
-        """The error by its consequence."""
-        code, text = error.code(), f"{doing}: {error.str()}"
+        """The error by its consequence; after a fatal one not even an abort can be done."""
         if error.code() == KafkaError._FATAL or error.fatal():
-            self._open = False  # nothing more can be done with this instance, not even an abort
-        if code in _FENCED:
-            return InstanceFenced(text)
-        if code in _DENIED:
-            return ConfigError(
-                "sink.kafka",
-                f"{self._brokers} denies it: {text}",
-                way_out="grant this user Write on the output topics and the ledger, Read on the"
-                " group, and Write and Describe on transactional ids with the prefix oncely/",
-            )
-        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-            return ConfigError(
-                "sink.transaction_timeout",
-                f"{self._brokers} refuses it: {error.str()}",
-                way_out="stay below the broker's transaction.max.timeout.ms",
-            )
-        if error.txn_requires_abort() or error.retriable() or code in _LOST_STATE:
-            return Unavailable(f"{self._brokers}: {text}")
-        if error.fatal():
-            return Stopped(f"{self._brokers}: {text}", way_out="the broker's log says more")
-        return sort_error(error, doing, self._brokers)
+            self._open = False
+        return super()._sorted(error, doing)
 
     def _abort(self) -> None:
         """End it, so that readers need not wait for its timeout; best effort."""
         with contextlib.suppress(KafkaException):
             self._producer.abort_transaction(_ABORT)
         self._open = False
-
-    def _make_room(self) -> None:
-        """Wait until queued messages have gone."""
-        self._serve(0.1)
-
-    def _serve(self, seconds: float) -> None:
-        """Serve the instance's events; that it was fenced may come out here."""
-        try:
-            self._producer.poll(seconds)
-        except KafkaException as error:
-            raise self._sorted(error.args[0], "produce") from error
-
-    def _refused(self, topic: str, messages: list[dict[str, object]]) -> list[dict[str, object]]:
-        """Those that did not fit into the queue, to be handed over again."""
-        again = []
-        for message in messages:
-            error = message.pop("_error", None)
-            if error is None:
-                continue
-            if not isinstance(error, KafkaError) or error.code() != KafkaError._QUEUE_FULL:
-                reason = error if isinstance(error, KafkaError) else KafkaError(KafkaError._FAIL)
-                raise self._sorted(reason, f"produce to {topic}")
-            again.append(message)
-        if again:
-            self._make_room()
-        return again

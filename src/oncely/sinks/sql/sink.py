@@ -6,12 +6,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from oncely.core.ledger import Entry, advance
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Rejection
 from oncely.errors import Fenced, InvariantViolation, TooManyRejects, check
 from oncely.sinks.base import (
@@ -90,6 +92,15 @@ class SqlSink:
         """A table takes nothing but rows and where they come from."""
         return frozenset()
 
+    @property
+    def timed(self) -> bool:
+        """Positions move with the rows."""
+        return False
+
+    def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> SqlSink:  # noqa: ARG002
+        """The same for every batch."""
+        return self
+
     def bind(self) -> SqlSink:
         """Look at the table as it is now; executors work with what was found.
 
@@ -113,10 +124,7 @@ class SqlSink:
             if self.ledger_tables.exists(setup):
                 # Before anything is created; asked again under the pipeline's lock.
                 takeover.same_table(self.ledger.registered(setup), self.wanted.table, self.pipeline)
-            if self.create:
-                takeover.create_tables(setup, self.ledger_tables, self.wanted)
-            takeover.require_ledger(setup, self.ledger_tables)
-            inspect(self.dialect, setup, self.wanted)
+            self._prepare(setup)
             epoch = takeover.take_epoch(
                 setup, self.ledger, source, self.pipeline, self.run, expected, self.wanted.table
             )
@@ -226,6 +234,61 @@ class SqlSink:
         Nothing of the ledger is locked while rows are sent. The compare-and-set comes last, and
         its row locks are held from there to COMMIT only.
         """
+        return self._in_one_transaction(
+            chunk,
+            fence,
+            max_rejects,
+            lambda ours: self._still_ours(ours, chunk, entries),
+            lambda ours, written: self._write_ledger(
+                ours, chunk.ranges, entries, written, fence, kind
+            ),
+        )
+
+    def write(
+        self, chunk: Chunk, fence: Fence, max_rejects: int | None = None
+    ) -> dict[TopicPartition, Written]:
+        """Write the chunk and move no position; see :class:`oncely.sinks.base.Halves`."""
+        return self._in_one_transaction(
+            chunk, fence, max_rejects, lambda _: None, lambda _, __: None
+        )
+
+    def move(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        written: Mapping[TopicPartition, Written],
+        kind: RangeKind,
+    ) -> None:
+        """Move positions alone; see :class:`oncely.sinks.base.Halves`."""
+        with (
+            session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours,
+            transaction(ours),
+        ):
+            self._write_ledger(ours, ranges, entries, written, fence, kind)
+
+    def prepare(self) -> None:
+        """Create the tables that are missing, if they may be."""
+        if self.create:
+            self.dialect.create_database()
+        with brief_session(self.dialect, "open", self.connect) as setup:
+            self._prepare(setup)
+
+    def _prepare(self, setup: Connection) -> None:
+        if self.create:
+            takeover.create_tables(setup, self.ledger_tables, self.wanted)
+        takeover.require_ledger(setup, self.ledger_tables)
+        inspect(self.dialect, setup, self.wanted)
+
+    def _in_one_transaction(
+        self,
+        chunk: Chunk,
+        fence: Fence,
+        max_rejects: int | None,
+        still_ours: Callable[[Connection], None],
+        finish: Callable[[Connection, Mapping[TopicPartition, Written]], None],
+    ) -> dict[TopicPartition, Written]:
+        """Rows and rejects, then ``finish``, and COMMIT."""
         check(self.target is not None or not chunk.rows.num_rows, "commit before bind")
         budget = _Budget(max_rejects)
         prepared = prepare(chunk, self.target, self.keep_source)
@@ -236,11 +299,11 @@ class SqlSink:
             session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours,
             transaction(ours),
         ):
-            done = self._write_rows(ours, chunk, entries, prepared, budget)
+            done = self._write_rows(ours, prepared, budget, partial(still_ours, ours))
             letters += _letters(chunk, done.rejections[len(prepared.rejections) :])
             self.dead_letters.add(ours, letters, fence.epoch)
             written = tally(chunk, done)
-            self._write_ledger(ours, chunk, entries, written, fence, kind)
+            finish(ours, written)
         return written
 
     def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
@@ -257,30 +320,26 @@ class SqlSink:
         """Drop staging tables that nobody will publish; see the port."""
         return staging.sweep(self, fence, keep_batches_from)
 
+    def write_staged(self, what: Publication, fence: Fence) -> None:
+        """Move staged rows into the table, and no position."""
+        staging.publish(self, what, None, fence)
+
     def _write_rows(
         self,
         ours: Connection,
-        chunk: Chunk,
-        entries: Mapping[TopicPartition, Entry],
         prepared: Prepared,
         budget: _Budget,
+        still_ours: Callable[[], None],
     ) -> Prepared:
         """Send the rows; the ledger's tables are only read."""
         if self.target is None or not prepared.rows.num_rows:
             return prepared
-        return write_rows(
-            ours,
-            self.dialect,
-            self.target,
-            prepared,
-            still_ours=lambda: self._still_ours(ours, chunk, entries),
-            refused=budget.spend,
-        )
+        return write_rows(ours, self.dialect, self.target, prepared, still_ours, budget.spend)
 
     def _write_ledger(
         self,
         ours: Connection,
-        chunk: Chunk,
+        ranges: Mapping[TopicPartition, OffsetRange],
         entries: Mapping[TopicPartition, Entry],
         written: Mapping[TopicPartition, Written],
         fence: Fence,
@@ -294,7 +353,7 @@ class SqlSink:
         Raises:
             PositionMoved: a position is not what the decision was made on.
         """
-        done = [(tp, chunk.ranges[tp], written[tp]) for tp in sorted(chunk.ranges)]
+        done = [(tp, ranges[tp], written[tp]) for tp in sorted(ranges)]
         for tp, range_, _ in done:
             entry = entries[tp]
             check(entry.epoch == fence.epoch, "a commit was decided on another epoch's entry")

@@ -100,9 +100,11 @@ def _refused(reason: str) -> Stopped:
 
 
 def publish(
-    sink: SqlSink, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
+    sink: SqlSink, what: Publication, entries: Mapping[TopicPartition, Entry] | None, fence: Fence
 ) -> int:
     """Move staged rows, rejects, history and every position in one transaction; in the driver.
+
+    Without ``entries`` rows and rejects alone, for the weaker semantics.
 
     The compare-and-sets stand at the end, in lock order, and demand that NO position has moved
     since ``entries`` was read: Append for all, or nothing at all.
@@ -127,7 +129,7 @@ def publish(
             moved = _publish_rows(ours, sink.dialect, target, what.staged)
         except (BadData, TableMismatch) as error:
             ours.execute("ROLLBACK TO SAVEPOINT oncely_publish")
-            if sink.ledger_moved(ours, what.ranges, entries):
+            if entries is not None and sink.ledger_moved(ours, what.ranges, entries):
                 raise PositionMoved("published meanwhile") from None
             if isinstance(error, BadData):
                 raise _refused(error.reason) from None
@@ -138,17 +140,30 @@ def publish(
                 " restarted or the staging tables were removed; the batch is done again"
             )
         sink.dead_letters.add(ours, what.rejects, fence.epoch)
-        written = what.counted(moved)
-        done = [(tp, what.ranges[tp], written[tp]) for tp in sorted(what.ranges)]
-        data = [one for one in done if not one[1].is_empty]
-        for tp, range_, _ in data:
-            check(entries[tp].position == range_.start, f"{tp}: the batch begins elsewhere")
-            check(entries[tp].epoch == fence.epoch, f"{tp}: decided on another epoch's entry")
-            if not sink.ledger.move(ours, tp, entries[tp], range_.end):
-                raise PositionMoved(str(tp))
-        # After the moves: the loser of a race would meet the winner in the history's key.
-        sink.history.append(ours, data, "data", fence.epoch)
+        if entries is not None:
+            _move(ours, sink, what, moved, entries, fence)
     return moved
+
+
+def _move(
+    ours: Connection,
+    sink: SqlSink,
+    what: Publication,
+    rows: int,
+    entries: Mapping[TopicPartition, Entry],
+    fence: Fence,
+) -> None:
+    """Every position from its range's start to its end, and the ranges into the history."""
+    written = what.counted(rows)
+    done = [(tp, what.ranges[tp], written[tp]) for tp in sorted(what.ranges)]
+    data = [one for one in done if not one[1].is_empty]
+    for tp, range_, _ in data:
+        check(entries[tp].position == range_.start, f"{tp}: the batch begins elsewhere")
+        check(entries[tp].epoch == fence.epoch, f"{tp}: decided on another epoch's entry")
+        if not sink.ledger.move(ours, tp, entries[tp], range_.end):
+            raise PositionMoved(str(tp))
+    # After the moves: the loser of a race would meet the winner in the history's key.
+    sink.history.append(ours, data, "data", fence.epoch)
 
 
 def _publish_rows(
