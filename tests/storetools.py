@@ -48,7 +48,10 @@ PARTITIONS = 4
 
 _ZOOKEEPER = (
     "org.apache.zookeeper:zookeeper:3.9.4",
-    "io.dropwizard.metrics:metrics-core:4.1.12.1",  # the server needs it and does not name it
+    # What its server needs and its POM does not name; and its log.
+    "io.dropwizard.metrics:metrics-core:4.1.12.1",
+    "org.xerial.snappy:snappy-java:1.1.10.7",
+    "org.slf4j:slf4j-simple:2.0.13",
 )
 _REDIS = "com.github.codemonstur:embedded-redis:1.4.3"
 _REDIS_FOR = {
@@ -170,14 +173,14 @@ class ZooKeeperServer(_Server):
     """A ZooKeeper of one server."""
 
     name = "ZooKeeper"
-    question = b"ruok"
-    answers = (b"imok",)
+    question = b"srvr"
+    answers = (b"Zookeeper version",)  # it listens before it serves
 
     def _command(self) -> list[str]:
         config = self.directory / "zoo.cfg"
         config.write_text(
             f"tickTime=500\ndataDir={self.directory / 'data'}\nclientPort={self.port}\n"
-            f"clientPortAddress={HOST}\n4lw.commands.whitelist=ruok\nadmin.enableServer=false\n"
+            f"clientPortAddress={HOST}\n4lw.commands.whitelist=srvr\nadmin.enableServer=false\n"
         )
         jars = [jar for coordinate in _ZOOKEEPER for jar in artifacts.resolve(coordinate)]
         quick = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]

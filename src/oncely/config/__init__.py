@@ -27,6 +27,15 @@ from oncely.config.decode import (
     TextKey,
 )
 from oncely.config.fill import Filling
+from oncely.config.offsets import (
+    FileOffsets,
+    KafkaOffsets,
+    LedgerOffsets,
+    OffsetsSettings,
+    RedisOffsets,
+    SqlOffsets,
+    ZooKeeperOffsets,
+)
 from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.problems import explain, joined
 from oncely.config.sink import SqlSinkSettings
@@ -40,16 +49,23 @@ __all__ = [
     "AvroDecode",
     "AvroKey",
     "DecodeSettings",
+    "FileOffsets",
     "JsonDecode",
     "JsonKey",
+    "KafkaOffsets",
+    "LedgerOffsets",
+    "OffsetsSettings",
     "PipelineSettings",
     "RawDecode",
+    "RedisOffsets",
     "RejectBudget",
     "SourceSettings",
     "SparkSettings",
+    "SqlOffsets",
     "SqlSinkSettings",
     "TextKey",
     "TransformSettings",
+    "ZooKeeperOffsets",
     "load",
     "parse",
 ]
