@@ -16,6 +16,7 @@ from oncely import artifacts
 from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
 from oncely.sinks.sql.session import close_all
+from tests import storetools
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 
 # Spark is started some eighty times and lives for seconds: what is compiled best is compiled in
@@ -38,6 +39,20 @@ def postgres() -> Iterator[Postgres]:
     """A plain PostgreSQL. Do not stop it: other tests use it. Start your own for that."""
     # Without vacuum no space is used again, and a table's rows stand in the order of insertion.
     with Postgres(settings={"autovacuum": "off"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[storetools.RedisServer]:
+    """A plain Redis. Do not stop it: other tests use it. Skips aloud where there is none."""
+    with storetools.redis_or_skip() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[storetools.ZooKeeperServer]:
+    """A plain ZooKeeper. Do not stop it: other tests use it."""
+    with storetools.ZooKeeperServer() as running:
         yield running
 
 
@@ -92,6 +107,12 @@ def on_sqlite() -> Iterator[Place]:
     with sqlite_place() as place:
         yield place
     close_all()
+
+
+@pytest.fixture(params=storetools.KINDS)
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> storetools.Shelf:
+    """An empty place for offset stores, of each kind."""
+    return storetools.shelf(request.param, request.getfixturevalue, tmp_path)
 
 
 @pytest.fixture

@@ -28,6 +28,15 @@ from oncely.config.decode import (
 )
 from oncely.config.fill import Filling
 from oncely.config.kafka_sink import KafkaSinkSettings
+from oncely.config.offsets import (
+    FileOffsets,
+    KafkaOffsets,
+    LedgerOffsets,
+    OffsetsSettings,
+    RedisOffsets,
+    SqlOffsets,
+    ZooKeeperOffsets,
+)
 from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.problems import explain, joined
 from oncely.config.sink import SqlSinkSettings
@@ -41,17 +50,24 @@ __all__ = [
     "AvroDecode",
     "AvroKey",
     "DecodeSettings",
+    "FileOffsets",
     "JsonDecode",
     "JsonKey",
+    "KafkaOffsets",
     "KafkaSinkSettings",
+    "LedgerOffsets",
+    "OffsetsSettings",
     "PipelineSettings",
     "RawDecode",
+    "RedisOffsets",
     "RejectBudget",
     "SourceSettings",
     "SparkSettings",
+    "SqlOffsets",
     "SqlSinkSettings",
     "TextKey",
     "TransformSettings",
+    "ZooKeeperOffsets",
     "load",
     "parse",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import (
@@ -11,6 +12,7 @@ from pydantic import (
     SecretStr,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     model_serializer,
 )
 
@@ -53,6 +55,14 @@ class Section(BaseModel):
 def as_tuple(value: object) -> object:
     """TOML knows lists only."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def file_name(value: object, info: ValidationInfo) -> object:
+    """A path; a relative one begins at the folder of the pipeline file."""
+    if not isinstance(value, str) or not value.strip():
+        return value
+    base = (info.context or {}).get("base", Path())
+    return Path(base, value)
 
 
 def _flat(value: object, found: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,24 +12,15 @@ from pydantic import (
     Field,
     PlainSerializer,
     SecretStr,
-    ValidationInfo,
     model_validator,
 )
 
-from oncely.config.base import Section, as_tuple
+from oncely.config.base import Section, as_tuple, file_name
 from oncely.config.wrong import shown, wrong
 from oncely.decode.raw import RAW_COLUMNS
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
 from oncely.secrets import remember
-
-
-def _file_name(value: object, info: ValidationInfo) -> object:
-    """A path; a relative one begins at the folder of the pipeline file."""
-    if not isinstance(value, str) or not value.strip():
-        return value
-    base = (info.context or {}).get("base", Path())
-    return Path(base, value)
 
 
 def _readable(value: Path) -> Path:
@@ -40,7 +31,7 @@ def _readable(value: Path) -> Path:
 
 FileName = Annotated[
     Path,
-    BeforeValidator(_file_name),
+    BeforeValidator(file_name),
     AfterValidator(_readable),
     PlainSerializer(str, when_used="json"),
 ]

@@ -1,0 +1,220 @@
+"""``[offsets]``: where positions live when the sink's own ledger does not hold them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    SecretStr,
+    model_validator,
+)
+
+from oncely.config import urls
+from oncely.config.base import Section, file_name
+from oncely.config.values import parse_table, quoted
+from oncely.config.wrong import shown, wrong
+from oncely.secrets import redact, remember
+from oncely.sinks.sql.connection import TableName
+from oncely.stores.sql import DEFAULT_TABLE
+
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
+_NODES = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^/\0]+)+")
+_REDIS = re.compile(r"(?:rediss?://[^/?#\s]+(?:/\d*)?|unix://\S*?/[^?#\s]+)(?:\?[^#\s]*)?")
+_REDIS_WAY = 'write "redis://user:${PASSWORD}@host:6379/0", or rediss:// for TLS'
+
+
+class LedgerOffsets(Section):
+    """``[offsets]`` with ``store = "ledger"``: in the sink, beside the rows. The default."""
+
+    store: Literal["ledger"] = "ledger"
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether only one machine can reach the store."""
+        return False
+
+
+def _group(value: str) -> str:
+    if not value.strip():
+        raise wrong("is empty", 'name a group, or remove it for "oncely-<name>"')
+    return value
+
+
+class KafkaOffsets(Section):
+    """``[offsets]`` with ``store = "kafka"``: committed offsets on the source's cluster.
+
+    Attributes:
+        group: the consumer group; None for ``oncely-<name>``, see :meth:`group_of`.
+    """
+
+    store: Literal["kafka"]
+    group: Annotated[str, AfterValidator(_group)] | None = None
+
+    def group_of(self, pipeline: str) -> str:
+        """The group of a pipeline."""
+        return self.group or f"oncely-{pipeline}"
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether only one machine can reach the store."""
+        return False
+
+
+def _directory(value: Path) -> Path:
+    if value.exists() and not value.is_dir():
+        raise wrong(
+            f"{shown(str(value))} is a file; each pipeline has a file of its own in a directory",
+            "name a directory; it is made when it is missing",
+        )
+    return value
+
+
+class FileOffsets(Section):
+    """``[offsets]`` with ``store = "file"``: a JSON file on one machine.
+
+    Attributes:
+        path: the directory in which each pipeline has a file; a relative one begins at the folder
+            of the pipeline file.
+    """
+
+    store: Literal["file"]
+    path: Annotated[
+        Path,
+        BeforeValidator(file_name),
+        AfterValidator(_directory),
+        PlainSerializer(str, when_used="json"),
+    ]
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether only one machine can reach the store."""
+        return True
+
+
+class SqlOffsets(Section):
+    """``[offsets]`` with ``store = "sql"``: a table in PostgreSQL or SQLite.
+
+    Attributes:
+        url: of the database; hidden, see :attr:`url_for_display`.
+        table: as (schema or None, name); made when it is missing.
+    """
+
+    store: Literal["sql"]
+    url: SecretStr
+    table: Annotated[
+        InstanceOf[TableName],
+        BeforeValidator(parse_table),
+        PlainSerializer(quoted, when_used="json"),
+    ] = DEFAULT_TABLE
+
+    @property
+    def url_for_display(self) -> str:
+        """The URL with its password, and whatever was filled in, as ``***``."""
+        return redact(urls.without_password(self.url.get_secret_value()))
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether only one machine can reach the store."""
+        return urls.dialect(self.url.get_secret_value()) == "sqlite"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        url = self.url.get_secret_value()
+        remember(urls.passwords(url))
+        try:
+            dialect = urls.dialect(url)
+        except ValueError as error:
+            problem = error.context["problems"][0]  # type: ignore[attr-defined]
+            raise wrong(problem.text, problem.way_out, below="url") from None
+        if dialect == "sqlite" and self.table.schema not in (None, "main"):
+            raise wrong(
+                f"SQLite has no schema {shown(self.table.schema)}",
+                f"write {quoted(TableName(None, self.table.name))}",
+                below="table",
+            )
+        return self
+
+
+class RedisOffsets(Section):
+    """``[offsets]`` with ``store = "redis"``: a hash in Redis.
+
+    Attributes:
+        url: of the server; hidden, see :attr:`url_for_display`.
+    """
+
+    store: Literal["redis"]
+    url: SecretStr
+
+    @property
+    def url_for_display(self) -> str:
+        """The URL with its password, and whatever was filled in, as ``***``."""
+        return redact(urls.without_password(self.url.get_secret_value()))
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether only one machine can reach the store."""
+        return self.url.get_secret_value().startswith("unix:")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        url = self.url.get_secret_value()
+        remember(urls.passwords(url))
+        if not _REDIS.fullmatch(url) or "@" in url.rpartition("@")[0]:
+            raise wrong(
+                "not a URL of Redis; allowed: redis://, rediss://, unix://",
+                f"{_REDIS_WAY}; in user and password write @ as %40, / as %2F, ? as %3F",
+                below="url",
+            )
+        return self
+
+
+def _hosts(value: str) -> str:
+    hosts = [host.strip() for host in value.split(",")]
+    for host in hosts:
+        match = _HOST.fullmatch(host)
+        if match is None or not 0 < int(match[1]) < 65_536:
+            raise wrong(
+                f"found {shown(host)}; allowed: host:port, more of them after commas",
+                'write "zk-1:2181,zk-2:2181,zk-3:2181"; a path goes to offsets.path',
+            )
+    return ",".join(hosts)
+
+
+def _nodes(value: str) -> str:
+    if not _NODES.fullmatch(value) or value.split("/")[1] == "zookeeper":
+        raise wrong(
+            f"found {shown(value)}; allowed: names after slashes, but not /zookeeper, its own",
+            'write "/oncely"',
+        )
+    return value
+
+
+class ZooKeeperOffsets(Section):
+    """``[offsets]`` with ``store = "zookeeper"``: nodes in ZooKeeper.
+
+    Attributes:
+        hosts: ``host:port``, separated by commas.
+        path: the node below which the pipelines stand; made when it is missing.
+    """
+
+    store: Literal["zookeeper"]
+    hosts: Annotated[str, AfterValidator(_hosts)]
+    path: Annotated[str, AfterValidator(_nodes)] = "/oncely"
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether only one machine can reach the store."""
+        return False
+
+
+OffsetsSettings = Annotated[
+    LedgerOffsets | KafkaOffsets | FileOffsets | SqlOffsets | RedisOffsets | ZooKeeperOffsets,
+    Field(discriminator="store"),
+]

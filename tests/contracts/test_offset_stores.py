@@ -1,0 +1,124 @@
+"""What every offset store must do, on real servers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from oncely.core.offsets import TopicPartition
+from oncely.errors import ConfigError, Stopped
+from tests.storetools import Shelf, at, loaded, save_often
+
+T0, T1, T2, T3 = (TopicPartition("t", n) for n in range(4))
+U0 = TopicPartition("u.v-w_x", 0)
+
+
+def test_a_pipeline_that_never_saved_has_no_positions(shelf: Shelf) -> None:
+    store = shelf.make("p")
+    assert store.load() == {}
+    assert store.load() == {}, "and looking has changed nothing"
+    store.close()
+
+
+def test_what_was_saved_is_loaded(shelf: Shelf) -> None:
+    positions = {
+        T0: at(0, epoch=0),
+        T3: at(2**62, epoch=2**40),
+        U0: at(17, topic_id="LEqZ-_x4Q3a-9w"),
+    }
+    store = shelf.make("p")
+    store.save(positions)
+    assert store.load() == positions
+    store.close()
+    assert shelf.make("p").load() == positions
+
+
+def test_a_save_leaves_other_partitions_alone(shelf: Shelf) -> None:
+    store = shelf.make("p")
+    store.save({T0: at(5), T1: at(7)})
+    store.save({T1: at(9, epoch=2), T2: at(1)})
+    assert store.load() == {T0: at(5), T1: at(9, epoch=2), T2: at(1)}
+    store.save({})
+    assert store.load() == {T0: at(5), T1: at(9, epoch=2), T2: at(1)}
+
+
+def test_a_position_may_go_back(shelf: Shelf) -> None:
+    """After a reset."""
+    store = shelf.make("p")
+    store.save({T0: at(100)})
+    store.save({T0: at(3, epoch=2)})
+    assert store.load() == {T0: at(3, epoch=2)}
+
+
+def test_pipelines_stand_side_by_side(shelf: Shelf) -> None:
+    names = ("p", "p.q", "P-1", "p_1")
+    stores = {name: shelf.make(name) for name in names}
+    for number, store in enumerate(stores.values()):
+        store.save({T0: at(number)})
+    assert [store.load() for store in stores.values()] == [{T0: at(n)} for n in range(4)]
+
+
+def test_saves_of_several_processes_lose_nothing(shelf: Shelf) -> None:
+    """Each task saves a partition of its own, all at the same time."""
+    context: Any = multiprocessing.get_context("spawn")
+    start = context.Barrier(4)
+    times = 25
+    tasks = [
+        context.Process(target=save_often, args=(shelf.make("p"), tp, times, start))
+        for tp in (T0, T1, T2, T3)
+    ]
+    for task in tasks:
+        task.start()
+    for task in tasks:
+        task.join(120)
+    assert [task.exitcode for task in tasks] == [0] * 4
+    assert shelf.make("p").load() == dict.fromkeys((T0, T1, T2, T3), at(times))
+
+
+def test_several_threads_share_a_store(shelf: Shelf) -> None:
+    store = shelf.make("p")
+    partitions = (T0, T1, T2, T3)
+
+    def work(tp: TopicPartition) -> None:
+        for position in range(1, 11):
+            store.save({tp: at(position)})
+            assert store.load()[tp] == at(position)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, partitions))
+    assert store.load() == dict.fromkeys(partitions, at(10))
+
+
+def test_a_store_travels_to_other_processes(shelf: Shelf) -> None:
+    """Pickled while it is connected, and copied by a fork, as Spark's workers are."""
+    store = shelf.make("p")
+    store.save({T0: at(5)})
+    again = pickle.loads(pickle.dumps(store))
+    again.save({T1: at(6)})
+    assert again.load() == {T0: at(5), T1: at(6)}
+    context: Any = multiprocessing.get_context("fork")
+    with context.Pool(1) as forked:
+        assert forked.apply(loaded, (store,)) == store.load()
+        assert forked.apply(loaded, (again,)) == store.load()
+    assert store.load() == again.load() == {T0: at(5), T1: at(6)}, "the parent's goes on"
+
+
+def test_what_somebody_else_wrote_is_refused(shelf: Shelf) -> None:
+    shelf.spoil("p")
+    store = shelf.make("p")
+    with pytest.raises((Stopped, ConfigError)) as refused:
+        store.load()
+    assert refused.value.way_out
+    assert refused.value.exit_code in (1, 2)
+    assert not refused.value.retryable
+
+
+def test_a_store_says_what_and_where_it_is(shelf: Shelf) -> None:
+    store = shelf.make("p")
+    assert store.where
+    assert store.warning() == ""
+    assert store.where in repr(store) or "p" in repr(store)
