@@ -42,13 +42,14 @@ from oncely.config.problems import explain, joined
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
-from oncely.config.values import RejectBudget
+from oncely.config.values import CommitInterval, RejectBudget
 from oncely.errors import ConfigError
 from oncely.secrets import remember
 
 __all__ = [
     "AvroDecode",
     "AvroKey",
+    "CommitInterval",
     "DecodeSettings",
     "FileOffsets",
     "JsonDecode",

@@ -5,14 +5,23 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    model_validator,
+)
 
 from oncely.config.base import Section
 from oncely.config.decode import DecodeSettings, key_columns
 from oncely.config.kafka_sink import KafkaSinkSettings
+from oncely.config.offsets import LedgerOffsets, OffsetsSettings, RedisOffsets, SqlOffsets
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
+from oncely.config.values import CommitInterval, parse_interval
 from oncely.config.wrong import Problem, all_wrong, shown, wrong
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -28,13 +37,7 @@ def _name(value: str) -> str:
     return value
 
 
-def _delivery(value: str) -> Literal["exactly_once"]:
-    if value != "exactly_once":
-        raise wrong(
-            f"found {shown(value)}; allowed: exactly_once, the only guarantee there is",
-            'write delivery = "exactly_once", or remove it',
-        )
-    return "exactly_once"
+Delivery = Literal["none", "at_most_once", "at_least_once", "exactly_once"]
 
 
 class TransformSettings(Section):
@@ -82,6 +85,9 @@ class PipelineSettings(Section):
     Attributes:
         name: the ledger's key.
         delivery: the guarantee.
+        commit_interval: how much one commit holds at most, or how often a timer saves positions;
+            None for what is good for speed.
+        offsets: where positions live.
         source: Kafka.
         decode: bytes to columns.
         transform: rows to rows, or None.
@@ -90,7 +96,16 @@ class PipelineSettings(Section):
     """
 
     name: Annotated[str, AfterValidator(_name)]
-    delivery: Annotated[str, AfterValidator(_delivery)] = "exactly_once"
+    delivery: Delivery = "exactly_once"
+    commit_interval: (
+        Annotated[
+            InstanceOf[CommitInterval],
+            BeforeValidator(parse_interval),
+            PlainSerializer(str, when_used="json"),
+        ]
+        | None
+    ) = None
+    offsets: OffsetsSettings = Field(default_factory=LedgerOffsets)
     source: SourceSettings
     decode: DecodeSettings
     transform: TransformSettings | None = None
@@ -113,6 +128,8 @@ class PipelineSettings(Section):
         done: dict[str, Any] = self.model_dump(mode="json")
         if isinstance(self.sink, SqlSinkSettings):
             done["sink"]["url"] = self.sink.url_for_display
+        if isinstance(self.offsets, SqlOffsets | RedisOffsets):
+            done["offsets"]["url"] = self.offsets.url_for_display
         done["source"]["group"] = self.mirror_group
         return done
 
@@ -122,6 +139,7 @@ class PipelineSettings(Section):
             found = [*_master_problems(self, self.sink), *_key_problems(self, self.sink)]
         else:
             found = _topic_problems(self, self.sink)
+        found += _offsets_problems(self)
         if found:
             raise all_wrong(found)
         return self
@@ -144,6 +162,31 @@ def _topic_problems(pipeline: PipelineSettings, sink: KafkaSinkSettings) -> list
             Problem("source.group", "is switched off, and this sink commits offsets to the group",
                     "remove it, or name a group")
         )  # fmt: skip
+    return found
+
+
+def _offsets_problems(pipeline: PipelineSettings) -> list[Problem]:
+    """A pair of sink and store that can't keep its promise."""
+    offsets, found = pipeline.offsets, []
+    if pipeline.delivery == "exactly_once" and offsets.store != "ledger":
+        found.append(
+            Problem(
+                "offsets.store",
+                f"found {shown(offsets.store)}: no transaction covers both the sink and this store,"
+                " and a crash between the two would lose records or double them",
+                "remove [offsets]: the sink's own ledger is exactly once; or say"
+                ' delivery = "at_least_once"',
+            )
+        )
+    if offsets.one_machine and not pipeline.spark.is_local:
+        found.append(
+            Problem(
+                "offsets.store",
+                f"it is on one machine, and spark.master is {pipeline.spark.master}: tasks save"
+                " positions from wherever they run",
+                'use kafka, redis, zookeeper or PostgreSQL; or master = "local[*,4]"',
+            )
+        )
     return found
 
 

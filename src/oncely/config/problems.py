@@ -11,6 +11,14 @@ from pydantic_core import ErrorDetails
 
 from oncely.config.decode import AvroDecode, AvroKey, JsonDecode, JsonKey, RawDecode, TextKey
 from oncely.config.kafka_sink import KafkaSinkSettings
+from oncely.config.offsets import (
+    FileOffsets,
+    KafkaOffsets,
+    LedgerOffsets,
+    RedisOffsets,
+    SqlOffsets,
+    ZooKeeperOffsets,
+)
 from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
@@ -25,6 +33,14 @@ _TABLES: Mapping[str, Sequence[type[Any]]] = {
     "decode.key": (JsonKey, AvroKey, TextKey),
     "transform": (TransformSettings,),
     "sink": (SqlSinkSettings, KafkaSinkSettings),
+    "offsets": (
+        LedgerOffsets,
+        KafkaOffsets,
+        FileOffsets,
+        SqlOffsets,
+        RedisOffsets,
+        ZooKeeperOffsets,
+    ),
     "spark": (SparkSettings,),
 }
 _EXAMPLES: Mapping[str, str] = {
@@ -39,18 +55,20 @@ _EXAMPLES: Mapping[str, str] = {
     "decode.key.schema": 'schema = "id BIGINT"',
     "decode.key.column": 'column = "id"',
     "sink": "[sink]",
+    "offsets.store": 'store = "ledger"',
     "sink.kind": 'kind = "sql"',
     "sink.url": 'url = "postgresql://user:${PASSWORD}@host:5432/database"',
     "sink.table": 'table = "public.flights"',
 }
-_TAGS: Mapping[str, str] = {"sink": "kind"}
+_TAGS: Mapping[str, str] = {"sink": "kind", "offsets": "store"}
 """The key that chooses among the tables of one name; ``format`` where nothing else is said."""
 _CHOICES = {
     "decode": "json, avro, raw",
     "decode.key": "json, avro, string",
     "sink": "sql, kafka",
+    "offsets": "ledger, kafka, file, sql, redis, zookeeper",
 }
-_SECRET = frozenset({"sink.url", "decode.schema_registry_user_info"})
+_SECRET = frozenset({"sink.url", "offsets.url", "decode.schema_registry_user_info"})
 _EXPECTED: Mapping[str, str] = {
     "string_type": "a text",
     "secret_type": "a text",

@@ -79,6 +79,38 @@ def parse_seconds(value: object) -> float:
     return float(match[1]) * unit
 
 
+@dataclass(frozen=True)
+class CommitInterval:
+    """How far records and positions may be apart, or how much one transaction holds.
+
+    Attributes:
+        records: at most so many offsets.
+        seconds: at most so long.
+    """
+
+    records: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.records is not None:
+            return f"{self.records:,} records"
+        return f"{self.seconds:g} seconds"
+
+
+def parse_interval(value: object) -> CommitInterval:
+    """Read ``10_000`` (records) or ``"5 seconds"``. Raises a problem for anything else."""
+    if isinstance(value, CommitInterval):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return CommitInterval(records=value)
+    if isinstance(value, str) and (seconds := parse_seconds(value)) > 0:
+        return CommitInterval(seconds=seconds)
+    raise wrong(
+        f"found {shown(value)}; allowed: a number of records, or a time",
+        'write 10_000 or "5 seconds"',
+    )
+
+
 def parse_start(value: object) -> Start:
     """Read ``earliest``, ``latest`` or a time."""
     if isinstance(value, Moment):

@@ -23,9 +23,12 @@ from oncely.pipeline.planning import Plan
 from oncely.pipeline.rejects import Rejects
 from oncely.pipeline.sql_destination import SqlDestination
 from oncely.pipeline.status import Status
+from oncely.pipeline.stored_destination import StoredDestination
+from oncely.pipeline.storing import store_of
 from oncely.runtimes import session
 from oncely.runtimes.batch_commit import BatchCommit, Transform, output_schema
 from oncely.runtimes.batches import PartitionCommit
+from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import (
     PythonTransform,
     RowTransform,
@@ -40,6 +43,7 @@ from oncely.sinks.sql.connection import Connect, connect
 from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.reset import Verb
+from oncely.stores.base import OffsetStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -141,9 +145,23 @@ class Pipeline:
     def destination(self) -> Destination:
         """What the sink is, by its kind."""
         given = self.settings.sink
+        inner: SqlDestination | KafkaDestination
         if isinstance(given, SqlSinkSettings):
-            return SqlDestination(self.settings, given, self.connect)
-        return KafkaDestination(self.settings, given, self.source, self.kafka_connect)
+            inner = SqlDestination(self.settings, given, self.connect)
+        else:
+            inner = KafkaDestination(self.settings, given, self.source, self.kafka_connect)
+        if self.settings.delivery == "exactly_once":
+            return inner
+        return StoredDestination(self.settings, inner, self.store)
+
+    @cached_property
+    def store(self) -> OffsetStore | None:
+        """Where positions live, when it is not the sink's own ledger.
+
+        Raises:
+            ConfigError: the client's package is not installed.
+        """
+        return store_of(self.settings.offsets, self.settings.name, self.source)
 
     def sink(self, schema: pa.Schema) -> Sink:
         """The destination and the ledger beside it, for rows of these columns."""
@@ -153,9 +171,11 @@ class Pipeline:
     def mirror_group(self) -> str | None:
         """The group that positions are mirrored to; None where there is nothing to mirror.
 
-        A Kafka sink commits to the group itself, and a mirror would erase its stamps.
+        Where positions live in the group itself, a mirror would erase their stamps.
         """
-        return self.settings.mirror_group if self.settings.sink.kind == "sql" else None
+        store = self.settings.offsets.store
+        in_group = store == "kafka" or (store == "ledger" and self.settings.sink.kind == "kafka")
+        return None if in_group else self.settings.mirror_group
 
     def start_spark(self, log: IO[bytes] | None = None) -> SparkSession:
         """The Spark session of the pipeline.
@@ -177,7 +197,25 @@ class Pipeline:
                 sink, self.source, self.decoder, self.spark_transform, topics, share, budget.count
             )
         return PartitionCommit(
-            sink, self.source, self.decoder, self.row_transform, topics, share, budget.count
+            sink,
+            self.source,
+            self.decoder,
+            self.row_transform,
+            topics,
+            share,
+            budget.count,
+            bounds=self._bounds(),
+        )
+
+    def _bounds(self) -> Bounds:
+        """How much one commit of a task holds at most."""
+        interval, usual = self.settings.commit_interval, Bounds()
+        if interval is None or self.settings.delivery == "none":
+            return usual
+        return Bounds(
+            min(interval.records or usual.records, usual.records),
+            usual.bytes,
+            min(interval.seconds or usual.seconds, usual.seconds),
         )
 
     def preflight(self) -> None:

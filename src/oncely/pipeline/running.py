@@ -50,6 +50,7 @@ def _run(
     spark: SparkSession,
 ) -> bool:
     settings = pipeline.settings
+    batches = None
     try:
         batches = pipeline.batches(spark)
         if pipeline.spark_path is not None:  # its columns were not known before
@@ -73,6 +74,9 @@ def _run(
         raise
     except Exception as error:
         raise _meaning(error) from error
+    finally:
+        if batches is not None:
+            batches.sink.close()
 
 
 def _meaning(error: Exception) -> Exception:

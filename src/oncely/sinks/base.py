@@ -298,6 +298,9 @@ class Sink(Committer, Stager, Protocol):
     def tidy(self, fence: Fence) -> None:
         """Housekeeping between batches; may fail, and is tried again later."""
 
+    def close(self) -> None:
+        """The run has ended: end what is open, never raise."""
+
     def publish(
         self, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
     ) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -97,12 +98,15 @@ class Cluster:
         self._trouble = Trouble(place.brokers)
         self._consumer: Any = None
         self.asker = Asker(place.brokers, place.kafka, min(10.0, place.timeout))
+        self._writing = threading.Lock()
+        self._plain: dict[frozenset[int], Plain] = {}
         self._reading = threading.RLock()
         self._view, self._next = View(), 0
         self._seen: dict[TopicPartition, Entry] = {}
 
     def close(self) -> None:
         """Close the connections."""
+        self._plain = {}
         with self._reading:
             if self._consumer is not None:
                 self._consumer.close()
@@ -127,8 +131,18 @@ class Cluster:
         )
         return Transaction(producer, place.timeout, place.brokers, place.ledger_topic)
 
-    def plain(self, sizes: Collection[int] = (1_000_000,)) -> Plain:
-        """A new producer without transactions."""
+    @contextmanager
+    def plain(self, sizes: Collection[int] = (1_000_000,)) -> Iterator[Plain]:
+        """The producer without transactions, kept for the next one unless something fails.
+
+        Used by one thread at a time.
+        """
+        with self._writing:
+            kept = self._plain.pop(frozenset(sizes), None) or self._new_plain(sizes)
+            yield kept
+            self._plain = {frozenset(sizes): kept}
+
+    def _new_plain(self, sizes: Collection[int]) -> Plain:
         place, delivered = self.place, Delivered()
         config = producer_config(place.producer, None, round(place.timeout * 1000), sizes)
         producer = place.connect(

@@ -243,12 +243,12 @@ class KafkaSink:
         by_tp = {tp: encoded.of(chunk, tp) for tp in sorted(chunk.ranges)}
         names = {topic for messages in by_tp.values() for topic in messages}
         sizes = self._largest([*names, *([self.rejects_topic] if found else [])])
-        writer = self.cluster.plain(sizes.values())
-        for messages in by_tp.values():
-            _send(writer, encoded, messages)
-        if found:
-            writer.send(self.rejects_topic, letters.letters(found, sizes[self.rejects_topic]))
-        writer.finish()
+        with self.cluster.plain(sizes.values()) as writer:
+            for messages in by_tp.values():
+                _send(writer, encoded, messages)
+            if found:
+                writer.send(self.rejects_topic, letters.letters(found, sizes[self.rejects_topic]))
+            writer.finish()
         return tally(chunk, encoded)
 
     def write_staged(self, what: Publication, fence: Fence) -> None:

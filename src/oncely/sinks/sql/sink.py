@@ -196,6 +196,9 @@ class SqlSink:
         with self._holding_the_pipeline(fence) as ours:
             self.ledger.add_positions(ours, positions, source.topic_ids, fence.epoch)
 
+    def close(self) -> None:
+        """Sessions end with their process, or are ended by whoever takes over."""
+
     def tidy(self, fence: Fence) -> None:
         """Join old adjacent ranges of the history.
 

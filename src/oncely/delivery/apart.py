@@ -1,0 +1,172 @@
+"""A sink whose records and positions are written one after the other.
+
+It is a sink like any other to the runtimes: they read a range, ask what has been committed,
+decide, commit. Only what "commit" does differs, and with it what a crash in its middle shows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.delivery.positions import LedgerPositions, Positions
+from oncely.errors import TooManyRejects, Unavailable
+from oncely.sinks.base import (
+    Chunk,
+    Fence,
+    Halves,
+    Opened,
+    Publication,
+    RangeKind,
+    Reset,
+    Sink,
+    Staged,
+    Written,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Apart:
+    """Records and positions in two steps.
+
+    Attributes:
+        records: writes rows and rejects.
+        positions: where positions live.
+        position_first: at most once; otherwise at least once.
+    """
+
+    records: Halves
+    positions: Positions
+    position_first: bool
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What is read beside what the decoder reads."""
+        return self.records.needs
+
+    @property
+    def timed(self) -> bool:
+        """Positions follow, or lead, the records."""
+        return False
+
+    def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Sink:  # noqa: ARG002
+        """The same for every batch."""
+        return self
+
+    def bind(self) -> Self:
+        """Look at the destination as it is now."""
+        self.records = self.records.bind()
+        if isinstance(self.positions, LedgerPositions):
+            self.positions = LedgerPositions(self.records)
+        return self
+
+    def open(
+        self,
+        source: SourceIdentity,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        expected: int | None = None,
+    ) -> Opened:
+        """Make the destination ready, and take the next epoch where positions live."""
+        if not isinstance(self.positions, LedgerPositions):
+            self.records.prepare()
+        return self.positions.open(source, start, earliest, expected)
+
+    def reset(
+        self,
+        source: SourceIdentity,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        positions: Reset,
+    ) -> Opened:
+        """Take the next epoch, and put positions elsewhere."""
+        return self.positions.reset(source, start, earliest, positions)
+
+    def add_partitions(
+        self, positions: Mapping[TopicPartition, Position], source: SourceIdentity, fence: Fence
+    ) -> None:
+        """Give new partitions their position."""
+        self.positions.add_partitions(positions, source, fence)
+
+    def tidy(self, fence: Fence) -> None:
+        """Housekeeping where positions live."""
+        self.positions.tidy(fence)
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
+
+    def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """Every position, read now."""
+        return self.positions.entries(fence)
+
+    def commit(
+        self,
+        chunk: Chunk,
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        max_rejects: int | None = None,
+        kind: RangeKind = "data",
+    ) -> dict[TopicPartition, Written]:
+        """The two steps for a chunk; see the port."""
+        written = dict.fromkeys(chunk.ranges, Written(0, 0, 0, 0))
+        if kind != "data":
+            self.positions.move(chunk.ranges, entries, fence, written, kind)
+            return written
+        if not self.position_first:
+            written = self.records.write(chunk, fence, max_rejects)
+            self.positions.move(chunk.ranges, entries, fence, written, kind)
+            return written
+        _spend(chunk, max_rejects)  # before the position: a mistake in decode should lose nothing
+        self.positions.move(chunk.ranges, entries, fence, written, kind)
+        try:
+            return self.records.write(chunk, fence, max_rejects)
+        except Unavailable as error:
+            _tell_lost(chunk.ranges, error)
+            return dict.fromkeys(chunk.ranges, Written(0, 0, 0, 0))
+
+    def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
+        """Keep a task's rows where nobody reads them yet."""
+        return self.records.stage(fence, batch_id, attempt, rows)
+
+    def publish(
+        self, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
+    ) -> None:
+        """The two steps for a micro-batch; see the port."""
+        data = {tp: range_ for tp, range_ in what.ranges.items() if not range_.is_empty}
+        if not self.position_first:
+            self.records.write_staged(what, fence)
+            self.positions.move(data, entries, fence, what.written, "data")
+            return
+        self.positions.move(data, entries, fence, what.written, "data")
+        try:
+            self.records.write_staged(what, fence)
+        except Unavailable as error:
+            _tell_lost(data, error)
+
+    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
+        """Remove what was staged and will not be published."""
+        return self.records.sweep(fence, keep_batches_from)
+
+
+def _spend(chunk: Chunk, limit: int | None) -> None:
+    if limit is not None and len(chunk.rejections) > limit:
+        raise TooManyRejects(
+            f"sink.max_rejects: {len(chunk.rejections)} records of one commit can't be written;"
+            f" the first: {chunk.rejections[0].reason}",
+            way_out="mend decode or transform; or raise sink.max_rejects to keep them",
+        )
+
+
+def _tell_lost(ranges: Mapping[TopicPartition, OffsetRange], error: Unavailable) -> None:
+    """At most once means that nobody tries again; it does not mean that nobody tells."""
+    which = ", ".join(f"{tp} {range_}" for tp, range_ in sorted(ranges.items()))
+    log.warning("at most once: some or all records of %s are lost: %s", which, error.message)
