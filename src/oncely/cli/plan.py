@@ -60,9 +60,17 @@ def _print(what: RenderableType) -> None:
     screen.out.print(what, soft_wrap=False)
 
 
+_DELIVERY = {
+    "exactly_once": "exactly once",
+    "at_least_once": "at least once",
+    "at_most_once": "at most once",
+    "none": "no guarantee",
+}
+
+
 def _guarantee(plan: Plan) -> None:
     one = plan.guarantee
-    _head(f"{plan.name}: exactly once, by {one.commit} commit")
+    _head(f"{plan.name}: {_DELIVERY[one.delivery]}, by {one.commit} commit")
     _labelled(
         [
             ("why", one.why),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from oncely.config import KafkaSinkSettings, PipelineSettings, SqlSinkSettings
+from oncely.config.pipeline import Delivery
+from oncely.pipeline import weaker_guarantee
 
 
 @dataclass(frozen=True)
@@ -13,6 +15,8 @@ class Guarantee:
     """What ``oncely plan`` says about delivery.
 
     Attributes:
+        delivery: as the pipeline file says.
+        store: where positions live.
         commit: ``partition`` (tasks commit) or ``batch`` (the driver publishes).
         why: what decided that.
         means: what holds.
@@ -20,6 +24,8 @@ class Guarantee:
         ends: where the guarantee ends, a sentence each.
     """
 
+    delivery: Delivery
+    store: str
     commit: Literal["partition", "batch"]
     why: str
     means: str
@@ -45,11 +51,28 @@ _BATCH = {
 
 def guarantee_of(settings: PipelineSettings) -> Guarantee:
     """The guarantee of a pipeline that is described like this."""
+    if settings.delivery == "exactly_once":
+        return _exactly_once(settings)
+    whole = _exactly_once(settings)
+    rejects = whole.rejects.replace("in the same transaction", "with the other records")
+    common = _gap_ends(settings)
+    row_ends = _batch_ends(settings.sink.kind) if whole.commit == "batch" else ()
+    return replace(
+        whole,
+        means=weaker_guarantee.means(settings),
+        rejects=rejects,
+        ends=(*weaker_guarantee.ends(settings), *row_ends, *common),
+    )
+
+
+def _exactly_once(settings: PipelineSettings) -> Guarantee:
+    given = (settings.delivery, settings.offsets.store)
     transform = settings.transform
     kind = None if transform is None else transform.kind
     if kind == "spark":
         why = "transform.spark may mix records of several partitions (a shuffle), so no task's"
         return Guarantee(
+            *given,
             "batch",
             f"{why} rows belong to one range of offsets",
             _BATCH[settings.sink.kind],
@@ -62,6 +85,7 @@ def guarantee_of(settings: PipelineSettings) -> Guarantee:
         "python": "transform.python works on rows that carry the record they came from",
     }
     return Guarantee(
+        *given,
         "partition",
         whys[kind],
         _PARTITION[settings.sink.kind],
@@ -107,11 +131,7 @@ def _row_ends(kind: str | None) -> tuple[str, ...]:
 
 def _common_ends(settings: PipelineSettings) -> tuple[str, ...]:
     ends = [*(_KAFKA_ENDS if settings.sink.kind == "kafka" else _SQL_ENDS)]
-    if settings.source.on_gap == "record":
-        ends.append(
-            'records that leave the topic before they are read are lost: on_gap = "record" keeps'
-            " the lost range in the history and goes on"
-        )
+    ends += _gap_ends(settings)
     sink = settings.sink
     if isinstance(sink, SqlSinkSettings) and sink.mode == "upsert" and sink.version is None:
         ends.append(
@@ -119,6 +139,15 @@ def _common_ends(settings: PipelineSettings) -> tuple[str, ...]:
             " sink.version nothing else says which is newer"
         )
     return tuple(ends)
+
+
+def _gap_ends(settings: PipelineSettings) -> tuple[str, ...]:
+    if settings.source.on_gap != "record":
+        return ()
+    return (
+        'records that leave the topic before they are read are lost: on_gap = "record" keeps'
+        " the lost range in the history and goes on",
+    )
 
 
 _SQL_ENDS = (

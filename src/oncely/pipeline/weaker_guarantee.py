@@ -1,0 +1,98 @@
+"""What a pipeline gets that asks for less than exactly once: in words, from its settings.
+
+Each pair of sink and offset store is told apart: what a crash shows, who is fenced, and what
+makes the damage harmless.
+"""
+
+from __future__ import annotations
+
+from oncely.config import PipelineSettings, SqlSinkSettings
+
+_STORES = {
+    "kafka": "the consumer group {group}",
+    "file": "a file on this machine",
+    "sql": "a table of another database",
+    "redis": "Redis",
+    "zookeeper": "ZooKeeper",
+}
+
+
+def means(settings: PipelineSettings) -> str:
+    """What the order of the two steps gives."""
+    where = _where(settings)
+    span = _span(settings)
+    match settings.delivery:
+        case "at_least_once":
+            return (
+                f"records first, then the position in {where}: nothing is lost, and a crash"
+                f" between the two writes {span} again"
+            )
+        case "at_most_once":
+            return (
+                f"the position in {where} first, then the records: nothing is written twice, and"
+                f" a crash between the two loses {span}"
+            )
+    interval = settings.commit_interval or "5 seconds"
+    return (
+        f"nothing: positions are saved in {where} every {interval}, whatever became of the"
+        " records: a crash may lose some and write others again"
+    )
+
+
+def ends(settings: PipelineSettings) -> tuple[str, ...]:
+    """Where even that ends, and what helps."""
+    found = [_fencing(settings)]
+    if settings.sink.kind == "kafka":
+        found.append("records are visible one by one as they arrive: there is no transaction")
+    if settings.delivery == "at_least_once":
+        found.append(_harmless(settings))
+    if settings.delivery == "at_most_once":
+        found.append(
+            "a server that does not answer in time costs the records in hand as well: they are"
+            " told in the log, and not tried again"
+        )
+    if settings.offsets.store == "kafka":
+        found.append(
+            "a committed group offset expires (offsets.retention.minutes, 7 days by default) when"
+            " the pipeline stands still: it then begins anew, where source.start says"
+        )
+    return tuple(found)
+
+
+def _where(settings: PipelineSettings) -> str:
+    if settings.offsets.store == "ledger":
+        return "the sink's ledger"
+    group = settings.mirror_group or f"oncely-{settings.name}"
+    if settings.offsets.store == "kafka":
+        group = settings.offsets.group_of(settings.name)
+    return _STORES[settings.offsets.store].format(group=group)
+
+
+def _span(settings: PipelineSettings) -> str:
+    transform = settings.transform
+    if transform is not None and transform.spark is not None:
+        return "a micro-batch"
+    if settings.commit_interval is None:
+        return "up to 100,000 records of each task"
+    return f"up to {settings.commit_interval} of each task"
+
+
+def _fencing(settings: PipelineSettings) -> str:
+    if settings.offsets.store == "ledger":
+        return (
+            "of two runs at the same time one is stopped by the ledger, when it moves a position;"
+            " what it wrote before stays"
+        )
+    return (
+        "the store compares and then writes, which fences nobody for certain: two runs at the same"
+        " time can both write"
+    )
+
+
+def _harmless(settings: PipelineSettings) -> str:
+    sink = settings.sink
+    if isinstance(sink, SqlSinkSettings) and sink.mode == "upsert":
+        return "an upsert by the same keys makes the second writing of a record harmless"
+    if isinstance(sink, SqlSinkSettings):
+        return 'records that are written again are rows twice; mode = "upsert" would take them once'
+    return "records that are written again are records twice; a key and compaction hide them later"
