@@ -86,8 +86,8 @@ WRONG = [
     # wrong values
     ('"orders"', '"my orders"', "name", "allowed: 1 to 100 letters"),
     ('"orders"', f'"{"x" * 101}"', "name", "allowed: 1 to 100 letters"),
-    ('"orders"', '"orders"\ndelivery = "at_least_once"', "delivery", "allowed: exactly_once"),
-    ('"orders"', '"orders"\ndelivery = 1', "delivery", "allowed: a text"),
+    ('"orders"', '"orders"\ndelivery = "twice"', "delivery", "allowed: none, at_most_once"),
+    ('"orders"', '"orders"\ndelivery = 1', "delivery", "allowed: none"),
     ("9092", "9092,other", "source.brokers", "found 'other'; allowed: host:port"),
     ("127.0.0.1:9092", "SSL://h:9092", "source.brokers", "security.protocol"),
     ("9092", "99999", "source.brokers", "host:port"),

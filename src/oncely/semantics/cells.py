@@ -1,0 +1,103 @@
+"""What is tried: sink, semantics and kill point; and what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from oncely.config.pipeline import Delivery
+
+SinkKind = Literal["sql", "kafka"]
+SINKS: tuple[SinkKind, ...] = ("sql", "kafka")
+DELIVERIES: tuple[Delivery, ...] = ("none", "at_most_once", "at_least_once", "exactly_once")
+
+BEFORE, INSIDE, RECORDS, POSITION, COMMIT = (
+    "before the first step",
+    "half of the records sent",
+    "after the records",
+    "after the position",
+    "after the commit",
+)
+POINTS = (BEFORE, INSIDE, RECORDS, POSITION, COMMIT)
+"""Kill points. Exactly once has a commit of its own; elsewhere each step commits itself."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One trial: a pipeline that is killed at one point."""
+
+    sink: SinkKind
+    delivery: Delivery
+    point: str
+
+    @property
+    def name(self) -> str:
+        """Of its pipeline, its table and its topic."""
+        return f"{self.delivery}_{self.sink}_{POINTS.index(self.point)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was counted after the restart.
+
+    Attributes:
+        cell: what was tried.
+        records: in the source topic.
+        lost: of them, how many took no effect.
+        duplicated: effects beyond the first of each record.
+    """
+
+    cell: Cell
+    records: int
+    lost: int
+    duplicated: int
+
+    def as_json(self) -> dict[str, object]:
+        """A line of ``report.json``."""
+        return {
+            "sink": self.cell.sink,
+            "delivery": self.cell.delivery,
+            "kill_point": self.cell.point,
+            "records": self.records,
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+        }
+
+
+def cells(sink: SinkKind) -> list[Cell]:
+    """Every trial of a sink."""
+    return [
+        Cell(sink, delivery, point)
+        for delivery in DELIVERIES
+        for point in POINTS
+        if point != COMMIT or delivery == "exactly_once"
+    ]
+
+
+def problems(outcomes: Sequence[Outcome]) -> list[str]:
+    """Where what was counted is not what the semantics promise; also where nothing shows."""
+    found = []
+    for sink in sorted({one.cell.sink for one in outcomes}):
+        for delivery in DELIVERIES:
+            own = [o for o in outcomes if (o.cell.sink, o.cell.delivery) == (sink, delivery)]
+            if own:
+                found += [f"{sink}, {delivery}: {one}" for one in _judge(delivery, own)]
+    return found
+
+
+def _judge(delivery: Delivery, own: Iterable[Outcome]) -> list[str]:
+    lost = {one.cell.point: one.lost for one in own if one.lost}
+    twice = {one.cell.point: one.duplicated for one in own if one.duplicated}
+    may_lose = delivery in ("none", "at_most_once")
+    may_double = delivery in ("none", "at_least_once")
+    found = []
+    if lost and not may_lose:
+        found.append(f"lost records {lost}")
+    if twice and not may_double:
+        found.append(f"doubled records {twice}")
+    if may_lose and not lost:
+        found.append("no kill point has lost a record: the trial can't see what it is for")
+    if may_double and not twice:
+        found.append("no kill point has doubled a record: the trial can't see what it is for")
+    return found

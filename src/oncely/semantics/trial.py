@@ -1,0 +1,134 @@
+"""Runs the trials of a sink one after another, each in a process of its own that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+
+from oncely.errors import Stopped, Unavailable
+from oncely.local.kafka import Broker
+from oncely.local.postgres import Postgres
+from oncely.local.process import Process
+from oncely.semantics import reader
+from oncely.semantics.cells import Cell, Outcome, SinkKind, cells
+
+RECORDS = 1_200
+A_BATCH = 300  # records of a micro-batch
+A_COMMIT = 100  # records of a commit
+_SOURCE = "source"
+_LONGEST = 180.0  # seconds for a restart and a run
+_LIGHTLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # Spark lives for seconds here
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The servers, and where files lie. Holds the database's password: never shown."""
+
+    brokers: str
+    url: str = field(repr=False)
+    folder: Path
+
+
+def prepare(broker: Broker, postgres: Postgres, folder: Path) -> Stage:
+    """Publish the records that every trial moves."""
+    broker.create_topic(_SOURCE, 1)
+    producer = Producer({**broker.client_config(), "linger.ms": 5, "log_level": 0})
+    for number in range(RECORDS):
+        producer.produce(_SOURCE, json.dumps({"id": number}).encode(), partition=0)
+    if producer.flush(60):
+        raise Unavailable("the records of the trials were not acknowledged")
+    return Stage(broker.bootstrap, postgres.create_database("semantics"), folder)
+
+
+def run(
+    stage: Stage, broker: Broker, sink: SinkKind, told: Callable[[Outcome], None]
+) -> list[Outcome]:
+    """All trials of a sink; ``told`` hears each outcome as it is counted.
+
+    Raises:
+        Stopped: a pipeline ended in another way than by the kill.
+    """
+    wanted, outcomes = cells(sink), []
+    before: Cell | None = None
+    for now in [*wanted, None]:
+        if now is not None and sink == "kafka":
+            broker.create_topic(now.name, 1)
+        _process(stage, before, now)
+        if before is not None:
+            outcomes.append(_count(stage, before))
+            told(outcomes[-1])
+        before = now
+    return outcomes
+
+
+def pipeline(stage: Stage, cell: Cell) -> dict[str, Any]:
+    """The pipeline file of a trial."""
+    sink = (
+        {"kind": "sql", "url": stage.url, "table": cell.name}
+        if cell.sink == "sql"
+        else {"kind": "kafka", "topic": cell.name}
+    )
+    # Without a guarantee positions go by the timer, here at every second micro-batch.
+    interval = 2 * A_BATCH if cell.delivery == "none" else A_COMMIT
+    return {
+        "name": cell.name,
+        "delivery": cell.delivery,
+        "commit_interval": interval,
+        "source": {"brokers": stage.brokers, "topics": [_SOURCE]},
+        "decode": {"format": "json", "schema": "id INT"},
+        "sink": sink,
+        "spark": {
+            "master": "local[2,4]",
+            "trigger": "0 seconds",
+            "max_records_per_batch": A_BATCH,
+        },
+    }
+
+
+def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
+    """Resume one trial and run the next until it dies."""
+    name = now.name if now else f"after_{before.name if before else 'nothing'}"
+    job, log = stage.folder / f"{name}.json", stage.folder / f"{name}.log"
+    job.touch(mode=0o600)  # the URL in it has a password
+    order = {
+        "resume": before and pipeline(stage, before),
+        "run": now and pipeline(stage, now),
+        "point": now and now.point,
+    }
+    job.write_text(json.dumps(order))
+    process = Process(
+        f"the pipeline {name}",
+        [sys.executable, "-m", "oncely.semantics.victim", str(job)],
+        directory=stage.folder,
+        log=log,
+        environment={"SPARK_SUBMIT_OPTS": _LIGHTLY, **os.environ},
+    )
+    try:
+        code = process.wait(_LONGEST)
+    finally:
+        process.kill()
+    job.unlink()
+    resumed = before is None or job.with_suffix(".resumed").exists()
+    if not resumed or code != (-signal.SIGKILL if now else 0):
+        raise Stopped(
+            f"{process.name} ended with code {code}; wanted was"
+            f" {'its death by SIGKILL' if now else 'its ordinary end'}\n{process.log_tail()}",
+            way_out=f"its log is {log}",
+        )
+
+
+def _count(stage: Stage, cell: Cell) -> Outcome:
+    found = (
+        reader.in_table(stage.url, cell.name)
+        if cell.sink == "sql"
+        else reader.in_topic(stage.brokers, cell.name)
+    )
+    return Outcome(cell, RECORDS, *reader.damage(found, RECORDS))

@@ -1,0 +1,63 @@
+"""The process that is killed: ``python -m oncely.semantics.victim JOB``.
+
+It first resumes the pipeline of the trial before, as a restart does, and then runs its own until
+that dies with it. So one start of Spark serves for the restart of one trial and the run of the
+next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from oncely.config import parse
+from oncely.core import events
+from oncely.pipeline import Pipeline
+from oncely.runtimes import session
+from oncely.semantics.cells import POSITION
+from oncely.semantics.faults import Killer, KillingClients, KillingSessions
+
+_ARMED_FROM = 2  # the micro-batch that dies; some are committed before
+_TIMER_FIRES = 1  # the one at whose hand-out the timer of `none` saves positions
+
+
+def main(job: Path) -> int:
+    """Do what the job says: ``{"resume": pipeline | null, "run": pipeline | null, "point": …}``."""
+    order: dict[str, Any] = json.loads(job.read_text())
+    # A worker for each task: a kept session would know nothing of a killer that is armed later.
+    spark = session.start("semantics", "local[2,4]", {"spark.python.worker.reuse": "false"})
+    if order["resume"] is not None:
+        Pipeline(parse(order["resume"])).run("latest", spark=spark)
+        job.with_suffix(".resumed").touch()
+    if order["run"] is not None:
+        java = session.java_process()
+        pipeline, killer = _dying(order["run"], order["point"], java.pid if java else 0)
+        pipeline.run("latest", spark=spark, listener=_arming(killer))
+        return 1  # it has survived
+    session.stop(spark)
+    return 0
+
+
+def _dying(raw: dict[str, Any], point: str, jvm: int) -> tuple[Pipeline, Killer]:
+    settings = parse(raw)
+    killer = Killer(point, settings.delivery, os.getpid(), jvm)
+    clients = KillingClients(killer, raw["sink"].get("topic", ""))
+    return Pipeline(settings, KillingSessions(killer), clients), killer
+
+
+def _arming(killer: Killer) -> events.Listener:
+    timer = killer.delivery == "none" and killer.point == POSITION
+    batch = _TIMER_FIRES if timer else _ARMED_FROM
+
+    def hear(event: events.Event) -> None:
+        if isinstance(event, events.BatchPlanned) and event.batch_id == batch:
+            killer.armed = True
+
+    return hear
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
