@@ -11,7 +11,8 @@ import pytest
 
 from oncely.core.offsets import TopicPartition
 from oncely.errors import ConfigError, Stopped
-from tests.storetools import Shelf, at, loaded, save_often
+from tests.saver import Saver
+from tests.storetools import Shelf, at, loaded
 
 T0, T1, T2, T3 = (TopicPartition("t", n) for n in range(4))
 U0 = TopicPartition("u.v-w_x", 0)
@@ -64,19 +65,16 @@ def test_pipelines_stand_side_by_side(shelf: Shelf) -> None:
 
 def test_saves_of_several_processes_lose_nothing(shelf: Shelf) -> None:
     """Each task saves a partition of its own, all at the same time."""
-    context: Any = multiprocessing.get_context("spawn")
-    start = context.Barrier(4)
     times = 25
-    tasks = [
-        context.Process(target=save_often, args=(shelf.make("p"), tp, times, start))
-        for tp in (T0, T1, T2, T3)
-    ]
-    for task in tasks:
-        task.start()
-    for task in tasks:
-        task.join(120)
-    assert [task.exitcode for task in tasks] == [0] * 4
-    assert shelf.make("p").load() == dict.fromkeys((T0, T1, T2, T3), at(times))
+    tasks = {tp: Saver(shelf.make("p"), tp, times=times) for tp in (T0, T1, T2, T3)}
+    for task in tasks.values():
+        task.ready()
+    for task in tasks.values():
+        task.go()
+    for task in tasks.values():
+        assert task.finish() == list(range(1, times + 1))
+        assert task.process.returncode == 0
+    assert shelf.make("p").load() == dict.fromkeys(tasks, at(times))
 
 
 def test_several_threads_share_a_store(shelf: Shelf) -> None:
