@@ -248,9 +248,12 @@ def _unpacked(name: str) -> Path:
 # -- work for other processes --------------------------------------------------------------
 
 
-def loaded(store: OffsetStore) -> Mapping[TopicPartition, Stored]:
-    """Load in another process."""
-    return store.load()
+def save_and_load(
+    store: OffsetStore, positions: Mapping[TopicPartition, Stored], answer: Any
+) -> None:
+    """Work for another process."""
+    store.save(positions)
+    answer.send(store.load())
 
 
 # -- places --------------------------------------------------------------------------------
