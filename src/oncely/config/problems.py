@@ -10,6 +10,14 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from oncely.config.decode import AvroDecode, AvroKey, JsonDecode, JsonKey, RawDecode, TextKey
+from oncely.config.offsets import (
+    FileOffsets,
+    KafkaOffsets,
+    LedgerOffsets,
+    RedisOffsets,
+    SqlOffsets,
+    ZooKeeperOffsets,
+)
 from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
@@ -25,6 +33,14 @@ _TABLES: Mapping[str, Sequence[type[Any]]] = {
     "transform": (TransformSettings,),
     "sink": (SqlSinkSettings,),
     "spark": (SparkSettings,),
+    "offsets": (
+        LedgerOffsets,
+        KafkaOffsets,
+        FileOffsets,
+        SqlOffsets,
+        RedisOffsets,
+        ZooKeeperOffsets,
+    ),
 }
 _EXAMPLES: Mapping[str, str] = {
     "name": 'name = "flights"',
@@ -41,9 +57,19 @@ _EXAMPLES: Mapping[str, str] = {
     "sink.kind": 'kind = "sql"',
     "sink.url": 'url = "postgresql://user:${PASSWORD}@host:5432/database"',
     "sink.table": 'table = "public.flights"',
+    "offsets.store": 'store = "kafka"',
+    "offsets.path": 'path = "positions"',
+    "offsets.url": 'url = "redis://user:${PASSWORD}@host:6379/0"',
+    "offsets.hosts": 'hosts = "host:2181"',
 }
-_FORMATS = {"decode": "json, avro, raw", "decode.key": "json, avro, string"}
-_SECRET = frozenset({"sink.url", "decode.schema_registry_user_info"})
+_KINDS = {
+    "decode": "json, avro, raw",
+    "decode.key": "json, avro, string",
+    "offsets": "ledger, kafka, file, sql, redis, zookeeper",
+}
+_CHOOSERS = ("format", "store")
+"""Keys whose value decides which others may stand beside them."""
+_SECRET = frozenset({"sink.url", "offsets.url", "decode.schema_registry_user_info"})
 _EXPECTED: Mapping[str, str] = {
     "string_type": "a text",
     "secret_type": "a text",
@@ -64,21 +90,30 @@ def known_keys(table: str, chosen: object = None) -> list[str]:
 
     Args:
         table: its dotted name.
-        chosen: the ``format`` in it; None for the keys of all formats.
+        chosen: the ``format`` or ``store`` in it; None for the keys of all of them.
     """
     return sorted(
         {
             field.alias or name
             for one in _TABLES[table]
-            if chosen in (None, _format(one))
+            if chosen in (None, _kind(one))
             for name, field in one.model_fields.items()
         }
     )
 
 
-def _format(table: type[Any]) -> str | None:
-    field = table.model_fields.get("format")
-    return field.annotation.__args__[0] if field else None
+def _chooser(table: str) -> str:
+    """The key that decides which others may stand in the table."""
+    return "store" if table == "offsets" else "format"
+
+
+def _kind(table: type[Any]) -> str | None:
+    """What the chooser must say for these keys."""
+    for name in _CHOOSERS:
+        if field := table.model_fields.get(name):
+            kind: str = field.annotation.__args__[0]
+            return kind
+    return None
 
 
 def explain(error: ValidationError, raw: Mapping[str, Any]) -> list[ConfigError]:
@@ -114,14 +149,18 @@ def _dotted(loc: Sequence[int | str], raw: Mapping[str, Any]) -> str:
         if isinstance(step, int):
             parts[-1] += f"[{step}]"
             at = None
-        elif isinstance(at, Mapping) and step == at.get("format") and "format" not in parts:
-            continue  # the name of the chosen format; its table goes on below
+        elif parts and isinstance(at, Mapping) and _chosen(step, at):
+            continue  # the name of the chosen format or store; its table goes on below
         elif at is None and parts:
             continue  # the name of a type in a union, below a value
         else:
             parts.append(step)
             at = at.get(step) if isinstance(at, Mapping) else None
     return ".".join(parts)
+
+
+def _chosen(step: str, at: Mapping[str, Any]) -> bool:
+    return any(step == at.get(name) for name in _CHOOSERS)
 
 
 def _explain(details: ErrorDetails, key: str) -> list[ConfigError]:
@@ -136,10 +175,12 @@ def _explain(details: ErrorDetails, key: str) -> list[ConfigError]:
             example = _EXAMPLES.get(key)
             return [ConfigError(key, "is missing", way_out=f"add {example}" if example else "")]
         case "union_tag_not_found":
-            return [ConfigError(f"{key}.format", "is missing", way_out='add format = "json"')]
+            chooser = f"{key}.{_chooser(key)}"
+            return [ConfigError(chooser, "is missing", way_out=f"add {_EXAMPLES[chooser]}")]
         case "union_tag_invalid":
             found = shown(context.get("tag"))
-            return [ConfigError(f"{key}.format", f"found {found}; allowed: {_FORMATS[key]}")]
+            problem = f"found {found}; allowed: {_KINDS[key]}"
+            return [ConfigError(f"{key}.{_chooser(key)}", problem)]
         case "literal_error":
             allowed = str(context["expected"]).replace("'", "").replace(" or ", ", ")
             way_out = _nearest(value, allowed.split(", "))
@@ -162,13 +203,13 @@ def _type_shown(key: str, value: object) -> str:
 
 def _unknown(key: str, raw: Mapping[str, Any]) -> ConfigError:
     table, _, name = key.rpartition(".")
-    chosen = _at(table, raw).get("format")
+    chosen = _at(table, raw).get(_chooser(table))
     known = known_keys(table, chosen)
     near = difflib.get_close_matches(name, known, 1, 0.6)
-    formats = [f for one in _TABLES[table] if name in one.model_fields and (f := _format(one))]
+    kinds = [f for one in _TABLES[table] if name in one.model_fields and (f := _kind(one))]
     elsewhere = [f"{t}.{name}".lstrip(".") for t in _TABLES if t != table and name in known_keys(t)]
-    if formats:
-        way_out = f'it belongs to format = "{formats[0]}"'
+    if kinds:
+        way_out = f'it belongs to {_chooser(table)} = "{kinds[0]}"'
     elif near:
         way_out = f"did you mean {near[0]}?"
     elif elsewhere:
