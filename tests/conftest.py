@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from oncely import artifacts
 from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
 from oncely.sinks.sql.session import close_all
+from oncely.stores.base import OffsetStore
 from tests import storetools
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 
@@ -110,9 +112,18 @@ def on_sqlite() -> Iterator[Place]:
 
 
 @pytest.fixture(params=storetools.KINDS)
-def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> storetools.Shelf:
-    """An empty place for offset stores, of each kind."""
-    return storetools.shelf(request.param, request.getfixturevalue, tmp_path)
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[storetools.Shelf]:
+    """An empty place for offset stores, of each kind; the stores are closed after the test."""
+    empty = storetools.shelf(request.param, request.getfixturevalue, tmp_path)
+    made: list[OffsetStore] = []
+
+    def make(pipeline: str) -> OffsetStore:
+        made.append(empty.make(pipeline))
+        return made[-1]
+
+    yield dataclasses.replace(empty, make=make)
+    for store in made:
+        store.close()
 
 
 @pytest.fixture

@@ -159,14 +159,22 @@ class RedisServer(_Server):
         super().__init__()
         self._lines = lines
 
-    def url(self, login: str = "") -> str:
-        return f"redis://{login}{self.address}/0"
+    @contextmanager
+    def client(self) -> Iterator[redis.Redis]:
+        """A plain client."""
+        with closing(redis.Redis.from_url(redis_url(self))) as client:
+            yield client
 
     def _command(self) -> list[str]:
         config = self.directory / "redis.conf"
         lines = ("appendonly yes", "appendfsync always", 'save ""', *self._lines)
         config.write_text("\n".join((f"bind {HOST}", f"port {self.port}", *lines)) + "\n")
         return [str(self._program), str(config)]
+
+
+def redis_url(server: RedisServer, login: str = "") -> str:
+    """For a client; ``login`` is ``user:password@``."""
+    return f"redis://{login}{server.address}/0"
 
 
 class ZooKeeperServer(_Server):
@@ -188,9 +196,9 @@ class ZooKeeperServer(_Server):
         return [artifacts.java(), *quick, "-cp", os.pathsep.join(map(str, jars)), main, str(config)]
 
     @contextmanager
-    def client(self) -> Iterator[KazooClient]:
+    def client(self, **more: Any) -> Iterator[KazooClient]:
         """A plain client."""
-        client = KazooClient(self.address)
+        client = KazooClient(self.address, **more)
         client.start()
         try:
             yield client
@@ -240,16 +248,12 @@ def _unpacked(name: str) -> Path:
 # -- work for other processes --------------------------------------------------------------
 
 
-def save_often(store: OffsetStore, tp: TopicPartition, times: int, start: Any) -> None:
-    """Save positions 1 to ``times`` of one partition, once everybody is ready."""
-    start.wait(60)
-    for position in range(1, times + 1):
-        store.save({tp: at(position)})
-
-
-def loaded(store: OffsetStore) -> Mapping[TopicPartition, Stored]:
-    """Load in another process."""
-    return store.load()
+def save_and_load(
+    store: OffsetStore, positions: Mapping[TopicPartition, Stored], answer: Any
+) -> None:
+    """Work for another process."""
+    store.save(positions)
+    answer.send(store.load())
 
 
 # -- places --------------------------------------------------------------------------------
@@ -330,10 +334,10 @@ def _hashes(server: RedisServer) -> Shelf:
     mine = uuid.uuid4().hex[:12]
 
     def store(pipeline: str) -> RedisStore:
-        return RedisStore(server.url(), f"{mine}-{pipeline}")
+        return RedisStore(redis_url(server), f"{mine}-{pipeline}")
 
     def spoil(pipeline: str) -> None:
-        with closing(redis.Redis.from_url(server.url())) as client:
+        with server.client() as client:
             client.hset(store(pipeline).key, "t/0", "17")
 
     return Shelf("redis", store, spoil)

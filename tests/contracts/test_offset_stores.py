@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from oncely.core.offsets import TopicPartition
 from oncely.errors import ConfigError, Stopped
-from tests.storetools import Shelf, at, loaded, save_often
+from oncely.stores.base import OffsetStore
+from tests.saver import Saver
+from tests.storetools import Numbered, Shelf, at, save_and_load
 
 T0, T1, T2, T3 = (TopicPartition("t", n) for n in range(4))
 U0 = TopicPartition("u.v-w_x", 0)
@@ -64,19 +67,16 @@ def test_pipelines_stand_side_by_side(shelf: Shelf) -> None:
 
 def test_saves_of_several_processes_lose_nothing(shelf: Shelf) -> None:
     """Each task saves a partition of its own, all at the same time."""
-    context: Any = multiprocessing.get_context("spawn")
-    start = context.Barrier(4)
     times = 25
-    tasks = [
-        context.Process(target=save_often, args=(shelf.make("p"), tp, times, start))
-        for tp in (T0, T1, T2, T3)
-    ]
-    for task in tasks:
-        task.start()
-    for task in tasks:
-        task.join(120)
-    assert [task.exitcode for task in tasks] == [0] * 4
-    assert shelf.make("p").load() == dict.fromkeys((T0, T1, T2, T3), at(times))
+    tasks = {tp: Saver(shelf.make("p"), tp, times=times) for tp in (T0, T1, T2, T3)}
+    for task in tasks.values():
+        task.ready()
+    for task in tasks.values():
+        task.go()
+    for task in tasks.values():
+        assert task.finish() == list(range(1, times + 1))
+        assert task.process.returncode == 0
+    assert shelf.make("p").load() == dict.fromkeys(tasks, at(times))
 
 
 def test_several_threads_share_a_store(shelf: Shelf) -> None:
@@ -93,18 +93,53 @@ def test_several_threads_share_a_store(shelf: Shelf) -> None:
     assert store.load() == dict.fromkeys(partitions, at(10))
 
 
+def test_several_tasks_may_save_the_same_partition_at_once(shelf: Shelf) -> None:
+    """A task and its second attempt, the first time that anybody saves it."""
+    stores = [shelf.make("p") for _ in range(4)]
+    together = threading.Barrier(len(stores))
+    partitions = Numbered()()
+
+    def work(store: OffsetStore) -> None:
+        for position, tp in enumerate(partitions):
+            together.wait(60)
+            store.save({tp: at(position)})
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(work, stores))
+    assert stores[0].load() == {tp: at(n) for n, tp in enumerate(partitions)}
+    for store in stores:
+        store.close()
+
+
 def test_a_store_travels_to_other_processes(shelf: Shelf) -> None:
-    """Pickled while it is connected, and copied by a fork, as Spark's workers are."""
+    """Pickled, though it is connected."""
     store = shelf.make("p")
     store.save({T0: at(5)})
     again = pickle.loads(pickle.dumps(store))
     again.save({T1: at(6)})
-    assert again.load() == {T0: at(5), T1: at(6)}
+    assert again.load() == store.load() == {T0: at(5), T1: at(6)}
+
+
+def test_a_store_goes_on_in_a_forked_process_and_in_its_parent(shelf: Shelf) -> None:
+    """As Spark's workers are made; a client does not survive it."""
+    store = shelf.make("p")
+    store.save({T0: at(5)})
     context: Any = multiprocessing.get_context("fork")
-    with context.Pool(1) as forked:
-        assert forked.apply(loaded, (store,)) == store.load()
-        assert forked.apply(loaded, (again,)) == store.load()
-    assert store.load() == again.load() == {T0: at(5), T1: at(6)}, "the parent's goes on"
+    here, there = context.Pipe()
+    for position in (6, 7):
+        child = context.Process(target=save_and_load, args=(store, {T1: at(position)}, there))
+        child.start()
+        try:
+            assert here.poll(30), "the child hangs"
+            assert here.recv() == {T0: at(5), T1: at(position)}
+            child.join(30)
+            assert child.exitcode == 0
+        finally:
+            child.kill()
+        assert store.load() == {T0: at(5), T1: at(position)}, "the parent's client is unharmed"
+        store.save({T0: at(5)})
+    here.close()
+    there.close()
 
 
 def test_what_somebody_else_wrote_is_refused(shelf: Shelf) -> None:

@@ -12,6 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from oncely import secrets
 from oncely.config import OffsetsSettings, RedisOffsets, SqlOffsets
+from oncely.config.base import Section
+from oncely.config.problems import explain
 from oncely.errors import ConfigError
 from oncely.pipeline.storing import store_of
 from oncely.secrets import redact
@@ -109,6 +111,32 @@ def test_some_stores_are_for_one_machine() -> None:
 )
 def test_what_can_not_work_is_refused(raw: dict[str, Any], said: str) -> None:
     assert said in problem(**raw)
+
+
+class File(Section):
+    """A file that has the section."""
+
+    offsets: OffsetsSettings
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({}, "offsets.store: is missing\n  way out: add store ="),
+        ({"store": "etcd"}, "offsets.store: found 'etcd'; allowed: ledger, kafka, file, sql"),
+        ({"store": "file"}, "offsets.path: is missing\n  way out: add path"),
+        ({"store": "redis"}, "offsets.url: is missing"),
+        ({"store": "redis", "url": 6379}, "offsets.url: found a number; allowed: a text"),
+        ({"store": "redis", "url": "http://h"}, "offsets.url: not a URL of Redis"),
+        ({"store": "kafka", "groop": "x"}, "offsets.groop: unknown key; allowed here: group"),
+        ({"store": "kafka", "hosts": "x"}, 'it belongs to store = "zookeeper"'),
+    ],
+)
+def test_a_problem_names_its_key_and_the_way_out(raw: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        File.model_validate({"offsets": raw})
+    [error] = explain(refused.value, {"offsets": raw})
+    assert said in str(error)
 
 
 @pytest.mark.parametrize(

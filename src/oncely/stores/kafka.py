@@ -2,8 +2,8 @@
 
 The metadata of each offset is the Kafka sink's stamp, so that epoch, cluster and topic id travel
 with it. An offset without a stamp was committed by another program (or shows the position of an
-exactly-once pipeline to lag tools): to begin there would skip records, and to overwrite it would
-take that program's place away, so it is refused.
+exactly-once pipeline to lag tools). To begin there would skip records, and to begin elsewhere
+would take that program's place away: loading it is refused.
 
 Kafka forgets the offsets of a group that nobody commits to (``offsets.retention.minutes``, a week
 by default), partition by partition (KIP-211): who keeps positions here saves idle partitions, too.
@@ -49,6 +49,7 @@ _IN_USE = (
     KafkaError.FENCED_INSTANCE_ID,
 )
 _AGAIN = 0.05  # seconds
+_SLICE = 1.0  # seconds; between two slices the client's complaints are heard
 
 
 class KafkaStore(OffsetStore):
@@ -123,16 +124,19 @@ class KafkaStore(OffsetStore):
         """Put a question until its answer is good, while what is wrong with it passes."""
         deadline = time.monotonic() + self.timeout
         with self._client.use() as client:
+            client.trouble.newest, client.trouble.final = "", None
             while True:
                 left = max(0.1, deadline - time.monotonic())
                 try:
-                    answer = request(client.consumer, left)
+                    answer = request(client.consumer, min(_SLICE, left))
                     bad = next((one.error for one in answer if one.error), None)
                 except KafkaException as error:
                     bad = error.args[0]
                 if bad is None:
                     return answer
-                if bad.code() not in _PASSING or time.monotonic() > deadline:
+                bad = client.complaint() or bad
+                over = time.monotonic() > deadline or client.trouble.final is not None
+                if over or bad.code() not in (*_PASSING, *_NO_ANSWER):
                     raise self._sorted(bad, doing, client.trouble)
                 time.sleep(_AGAIN)
 
@@ -158,6 +162,16 @@ class KafkaStore(OffsetStore):
 class _Client:
     def __init__(self, consumer: Any, trouble: Trouble) -> None:
         self.consumer, self.trouble = consumer, trouble
+
+    def complaint(self) -> KafkaError | None:
+        """What keeps the client from an answer; it is told nowhere but inside ``poll``.
+
+        A wrong login reaches ``trouble`` there. A group that may not be seen has no coordinator,
+        for which a request would wait in silence.
+        """
+        told = self.consumer.poll(0)
+        error = told.error() if told is not None else None
+        return error if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
 
 
 def _stamp(topic: str, stored: Stored) -> str:

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from oncely.core.offsets import TopicPartition
-from oncely.errors import ConfigError, OncelyError, Stopped, Unavailable, WrongInput
+from oncely.errors import (
+    ConfigError,
+    OncelyError,
+    Stopped,
+    TableMismatch,
+    Unavailable,
+    WrongInput,
+)
 from oncely.sinks.sql.connection import BadData, Connection, Dialect, TableName, connect
 from oncely.sinks.sql.dialects import dialect_for
 from oncely.sinks.sql.session import transaction
@@ -132,6 +139,15 @@ class SqlStore(OffsetStore):
             )
         return bool(found)
 
+    def _create_database(self) -> None:
+        """Make SQLite's file; PostgreSQL's databases are its administrator's."""
+        try:
+            self._dialect.create_database()
+        except WrongInput:
+            # Of several who make it at once only one can; the others find it locked, and there.
+            if not Path(self._dialect.endpoint).exists():
+                raise
+
     def _sql(self, template: str) -> str:
         name = ".".join(self._dialect.quote(part) for part in self.table if part)
         return template.format(table=name)
@@ -139,7 +155,7 @@ class SqlStore(OffsetStore):
     def _ask(self, work: Callable[[Connection], T], *, create: bool = False) -> T:
         try:
             if create:
-                self._dialect.create_database()
+                self._create_database()
             with self._session.use() as connection:
                 return work(connection)
         except BadData as error:
@@ -169,7 +185,9 @@ def _for_offsets(error: WrongInput) -> OncelyError:
         if error.message.startswith(f"sink.{key}: "):
             text = error.message.removeprefix(f"sink.{key}: ")
             return ConfigError(f"offsets.{key}", text, way_out=_WAY)
-    return ConfigError("offsets.url", error.message, way_out=_WAY)
+    # Said by a statement: SQLite's file may be no database, else it is about the table.
+    file = error.message.startswith("SQLite") and not isinstance(error, TableMismatch)
+    return ConfigError(f"offsets.{'url' if file else 'table'}", error.message, way_out=_WAY)
 
 
 def _connect(dialect: Dialect) -> Connection:

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
 _logger = logging.getLogger(__name__)
+
+
+def _quietly(record: logging.LogRecord) -> bool:
+    """Log at DEBUG: what matters of it comes back as an error of a call."""
+    record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    return _logger.isEnabledFor(logging.DEBUG)
+
+
+_logger.addFilter(_quietly)
 _AT_ONCE = 1_000  # nodes in a transaction: a request is a megabyte at most (jute.maxbuffer)
 _TRIES = 5
 
