@@ -104,7 +104,7 @@ def settle(brokers: str, topic: str, seconds: float = 30.0) -> None:
     A commit is answered when it is decided, and its markers are written a moment later (KIP-98).
     Whatever is open after that time hides records, which are then missing.
     """
-    admin = AdminClient({"bootstrap.servers": brokers})
+    admin = AdminClient({"bootstrap.servers": brokers, "log_level": 2})
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         stable = _ends(admin, topic, IsolationLevel.READ_COMMITTED)

@@ -185,16 +185,14 @@ def _rounds(match: Match, runs: Mapping[str, Run], rounds: int) -> Results:
 
 def _show(results: Results, console: Console) -> None:
     table = Table(title="Kafka to Kafka, records per second")
-    table.add_column()
-    table.add_column(min_width=max(map(len, results[JOBS[0]])))
-    for column in ("median", "lowest", "highest", "CPU s per million", "ready after, s"):
-        table.add_column(column, justify="right")
+    for column in ("", "median", "lowest", "highest", "CPU s per million", "ready in, s"):
+        table.add_column(column, justify="left" if not column else "right")
     for job, contenders in results.items():
         for name, runs in contenders.items():
             series = runs.series
             rates = [f"{x:,.0f}" for x in (series.rate, min(series.rates), max(series.rates))]
             ready = f"{statistics.median(runs.ready):.1f}"
-            table.add_row(job, name, *rates, f"{series.cpu_per_million:.2f}", ready)
+            table.add_row(f"{job}: {name}", *rates, f"{series.cpu_per_million:.2f}", ready)
     console.print(table)
     for label, (found, goal) in _ratios(results).items():
         verdict = "[green]reached" if found >= goal else "[red]missed"
