@@ -186,7 +186,7 @@ def _rounds(match: Match, runs: Mapping[str, Run], rounds: int) -> Results:
 def _show(results: Results, console: Console) -> None:
     table = Table(title="Kafka to Kafka, records per second")
     for column in ("", "median", "lowest", "highest", "CPU s per million", "ready in, s"):
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     for job, contenders in results.items():
         for name, runs in contenders.items():
             series = runs.series
