@@ -38,7 +38,7 @@ check: $(READY) ## Lint, format, types, import layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(READY) ## Measure against Spark's JDBC sink, on the same topic in one run (about 8 minutes)
+bench: $(READY) ## Measure against Spark's JDBC and Kafka sinks, quixstreams and Kafka Streams (about 15 minutes)
 	@$(BIN)/python -m bench
 
 format: $(READY) ## Format the code

@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 from rich.console import Console
@@ -15,12 +16,16 @@ from rich.table import Table
 
 from bench import contenders, latency, memory
 from bench.contenders import Contest
+from bench.kafka import match
 from bench.measure import Series, measured, ratio
 from bench.workload import TABLE, publish
 from oncely.artifacts import POSTGRES_JDBC, resolve
 from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
 from oncely.runtimes import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 OUT = Path("build/bench/sql.json")
 GOALS = (
@@ -34,32 +39,57 @@ console = Console()
 
 def main() -> int:
     """Measure everything; exit code 1 when a result was wrong."""
+    given = _options().parse_args()
+    settings = {"spark.jars": ",".join(str(jar) for jar in resolve(POSTGRES_JDBC))}
+    with Broker(properties=match.BROKER) as broker:
+        spark = session.start("bench", "local[2,4]", settings)
+        if given.only != "kafka":
+            with Postgres() as postgres:
+                _to_sql(given, spark, broker, postgres)
+        if given.only in (None, "kafka"):
+            match.measure(
+                spark,
+                broker,
+                console,
+                records=given.records or 1_000_000,
+                rounds=given.rounds or 3,
+                batch=given.batch,
+                only_peers=given.only_peers,
+            )
+        spark.stop()
+    return 0
+
+
+def _options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="bench", description=__doc__)
-    options.add_argument("--records", type=int, default=3_000_000)
-    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--records", type=int, help="SQL: 3,000,000; Kafka: 1,000,000")
+    options.add_argument("--rounds", type=int, help="SQL: 5; Kafka: 3")
     options.add_argument("--batch", type=int, default=3_000_000, help="records of a micro-batch")
     options.add_argument("--range", type=int, default=5_000_000, help="records of the memory test")
-    options.add_argument("--only", choices=("sql", "memory", "latency"), default=None)
-    given = options.parse_args()
+    options.add_argument("--only", choices=("sql", "memory", "latency", "kafka"), default=None)
+    options.add_argument("--only-peers", action="store_true", help="Kafka: without Oncely")
+    return options
+
+
+def _to_sql(
+    given: argparse.Namespace, spark: SparkSession, broker: Broker, postgres: Postgres
+) -> None:
+    """Kafka to PostgreSQL: rate, memory, latency; written to :data:`OUT`."""
     result: dict[str, object] = {}
-    settings = {"spark.jars": ",".join(str(jar) for jar in resolve(POSTGRES_JDBC))}
-    with Broker() as broker, Postgres() as postgres:
-        spark = session.start("bench", "local[2,4]", settings)
-        url = postgres.create_database("bench")
-        if given.only in (None, "sql"):
-            with console.status(f"publishing {given.records:,} records"):
-                workload = publish(broker, "bench", given.records)
-            contest = Contest(spark, broker.bootstrap, url, workload, given.batch)
-            result |= sql(contest, (broker.pid, postgres.pid), given.rounds)
-        if given.only in (None, "memory"):
-            result |= memory.measure(spark, broker, url, given.range, console)
-        if given.only in (None, "latency"):
-            result |= latency.measure(spark, broker, url, console)
-        spark.stop()
+    url = postgres.create_database("bench")
+    if given.only in (None, "sql"):
+        records = given.records or 3_000_000
+        with console.status(f"publishing {records:,} records"):
+            workload = publish(broker, "bench", records)
+        contest = Contest(spark, broker.bootstrap, url, workload, given.batch)
+        result |= sql(contest, (broker.pid, postgres.pid), given.rounds or 5)
+    if given.only in (None, "memory"):
+        result |= memory.measure(spark, broker, url, given.range, console)
+    if given.only in (None, "latency"):
+        result |= latency.measure(spark, broker, url, console)
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(result, indent=2) + "\n")
     console.print(f"written: {OUT}")
-    return 0
 
 
 def sql(contest: Contest, servers: tuple[int, int], rounds: int) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psycopg
@@ -45,18 +46,20 @@ class Workload:
             n,
             n,
             n * (n - 1) // 2,
-            sum(_flight(i) for i in range(n)),
+            sum(flight(i) for i in range(n)),
             n,
-            float(sum(_delay(i) for i in range(n))),
+            float(sum(delay(i) for i in range(n))),
         )
         return None if found == expected else f"{table}: found {found}, expected {expected}"
 
 
-def _flight(i: int) -> int:
+def flight(i: int) -> int:
+    """The flight number of record ``i``: 8,000 different ones."""
     return 1000 + i % 8000
 
 
-def _delay(i: int) -> float:
+def delay(i: int) -> float:
+    """The delay of record ``i`` in minutes, evenly over four hours."""
     return (i % 240) - 20.5
 
 
@@ -64,13 +67,19 @@ def record(i: int) -> bytes:
     """Record ``i``: 99 to 103 bytes of JSON."""
     hour = f"2013-{i % 12 + 1:02}-{i % 28 + 1:02}T{i % 24:02}:00:00Z"
     return (
-        f'{{"id":{i},"carrier":"{_CARRIERS[i % 8]}","flight":{_flight(i)},'
-        f'"time_hour":"{hour}","dep_delay":{_delay(i)}}}'
+        f'{{"id":{i},"carrier":"{_CARRIERS[i % 8]}","flight":{flight(i)},'
+        f'"time_hour":"{hour}","dep_delay":{delay(i)}}}'
     ).encode()
 
 
-def publish(broker: Broker, topic: str, records: int, partitions: int = PARTITIONS) -> Workload:
-    """Create the topic and fill it, evenly over the partitions."""
+def publish(
+    broker: Broker,
+    topic: str,
+    records: int,
+    partitions: int = PARTITIONS,
+    key: Callable[[int], bytes] | None = None,
+) -> Workload:
+    """Create the topic and fill it, evenly over the partitions; without a key by default."""
     broker.create_topic(topic, partitions)
     producer = Producer(
         {
@@ -83,7 +92,9 @@ def publish(broker: Broker, topic: str, records: int, partitions: int = PARTITIO
     for i in range(records):
         while True:
             try:
-                producer.produce(topic, record(i), partition=i % partitions)
+                producer.produce(
+                    topic, record(i), None if key is None else key(i), partition=i % partitions
+                )
                 break
             except BufferError:
                 producer.poll(0.1)
