@@ -10,10 +10,10 @@ import pytest
 
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, Unavailable, WrongInput
-from oncely.sinks.base import Fence, PositionMoved, Reject, Written
+from oncely.sinks.base import Fence, PositionMoved, Publication, Reject, Staged, Written
 from oncely.sinks.sql.session import close_all
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import Publication, Staged, publish, stage, staging_prefix, sweep
+from oncely.sinks.sql.staging import publish, stage, staging_prefix, sweep
 from tests.sinktools import T0, T1, Place, at_t0, commit_all, numbered, open_sink, ready, sink_to
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -79,7 +79,7 @@ def test_staged_rows_rejects_history_and_positions_take_effect_together(place: P
     )
     assert history == [(0, 0, 10, 10, 9, 1), (1, 0, 3, 3, 0, 0)]
     assert place.sql('SELECT "offset" FROM oncely_rejects') == [(4,)]
-    assert staged_tables(place) == [failed.table]
+    assert staged_tables(place) == [failed.name]
 
 
 def test_a_batch_of_no_rows_moves_the_positions(place: Place) -> None:
@@ -97,7 +97,7 @@ def test_a_position_that_moved_leaves_nothing(place: Place) -> None:
         publish(sink, publication(staged), entries, fence)
     assert ids(place) == [100, 101]
     assert place.sql("SELECT COUNT(*) FROM oncely_rejects") == [(0,)]
-    assert staged_tables(place) == [staged.table]
+    assert staged_tables(place) == [staged.name]
 
 
 def test_a_newer_run_fences_a_publication(place: Place) -> None:
@@ -119,11 +119,11 @@ def test_a_newer_run_fences_a_publication(place: Place) -> None:
 def test_staged_rows_that_are_gone_publish_nothing(place: Place) -> None:
     sink, fence = opened(place)
     staged = stage(sink, fence, 0, 1, [rows(0, 9)])
-    place.sql(f"DELETE FROM {staged.table} WHERE id = 5")  # as a crash empties an unlogged table
+    place.sql(f"DELETE FROM {staged.name} WHERE id = 5")  # as a crash empties an unlogged table
     with pytest.raises(Unavailable, match="staged 9 rows, 8 were there"):
         publish(sink, publication(staged), sink.entries(fence), fence)
     assert untouched(place)
-    place.sql(f"DROP TABLE {staged.table}")
+    place.sql(f"DROP TABLE {staged.name}")
     with pytest.raises(Unavailable):
         publish(sink, publication(staged), sink.entries(fence), fence)
     assert untouched(place)
@@ -175,7 +175,7 @@ def test_what_sweep_takes(place: Place) -> None:
     sink, old = opened(place)
     stage(sink, old, 7, 1, [rows(0, 1)])
     fence = open_sink(sink, {T0: 0, T1: 0}).fence
-    mine = [stage(sink, fence, batch, 1, [rows(0, 1)]).table for batch in (0, 1, 2)]
+    mine = [stage(sink, fence, batch, 1, [rows(0, 1)]).name for batch in (0, 1, 2)]
     other, other_fence = ready(sink_to(place, pipeline="q"), {T0: 0})
     stage(other, other_fence, 0, 1, [rows(0, 1)])
     assert sweep(sink, fence) == 1  # the older epoch's

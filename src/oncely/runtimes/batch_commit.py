@@ -39,9 +39,17 @@ from oncely.runtimes.staging_task import (
     read_staged,
     stage_task,
 )
-from oncely.sinks.base import Opened, PositionMoved, Reject, Written
+from oncely.sinks.base import (
+    Opened,
+    PositionMoved,
+    Publication,
+    Reject,
+    Staged,
+    StagedRowsGone,
+    Written,
+)
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import Publication, Staged, StagedRowsGone, publish, sweep
+from oncely.sinks.sql.staging import publish, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

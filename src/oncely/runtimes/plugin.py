@@ -20,10 +20,10 @@ from oncely.errors import Fenced, Unavailable, WrongInput
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.batch_commit import stage_frame
 from oncely.runtimes.checkpoint import BatchRanges, Checkpoint
-from oncely.sinks.base import Fence, PositionMoved, Written
+from oncely.sinks.base import Fence, PositionMoved, Publication, Written
 from oncely.sinks.sql.ledger import Registered
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import Publication, publish, sweep
+from oncely.sinks.sql.staging import publish, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

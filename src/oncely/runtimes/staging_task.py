@@ -13,9 +13,9 @@ from oncely.core.offsets import TopicPartition
 from oncely.decode.base import Decoder
 from oncely.errors import OncelyError
 from oncely.runtimes.task import careful_decode, with_topic
-from oncely.sinks.base import Fence
+from oncely.sinks.base import Fence, Staged
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import Staged, stage
+from oncely.sinks.sql.staging import stage
 
 TOPIC, PARTITION, OFFSET, REASON, VALUE = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "reason", "value")
@@ -88,7 +88,7 @@ def stage_task(plan: StagePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[p
     tables = (pa.Table.from_batches([batch]) for batch in batches)
     try:
         done = stage(plan.sink, plan.fence, plan.batch_id, attempt, tables)
-        answer: tuple[str | None, int | None, str | None] = (done.table, done.rows, None)
+        answer: tuple[str | None, int | None, str | None] = (done.name, done.rows, None)
     except OncelyError as error:
         answer = (None, None, base64.b64encode(pickle.dumps(error)).decode())
         for _ in batches:

@@ -18,6 +18,7 @@ from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Rejection
+from oncely.errors import Unavailable
 
 RangeKind = Literal["data", "hole", "gap", "joined"]
 """data: records were read; hole: there were none; gap: lost before we read them."""
@@ -136,8 +137,60 @@ class Written:
     filtered: int
 
 
+@dataclass(frozen=True)
+class Staged:
+    """What one successful task left for a batch commit.
+
+    Attributes:
+        name: where its rows are; None when it had none.
+        rows: how many.
+    """
+
+    name: str | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What the driver publishes in one transaction.
+
+    Attributes:
+        ranges: the ranges that were read; empty ones are allowed (a batch without new data).
+        written: per topic-partition, how many records were read and rejected. Rows after a
+            shuffle belong to no partition: they are counted in the history of the first one.
+        rejects: dead letters of the batch.
+        staged: what the successful tasks left.
+        query: checkpoint id and batch id of a streaming query that brings its own checkpoint.
+    """
+
+    ranges: Mapping[TopicPartition, OffsetRange]
+    written: Mapping[TopicPartition, Written]
+    rejects: Sequence[Reject]
+    staged: Sequence[Staged]
+    query: tuple[str, int] | None = None
+
+    def counted(self, rows: int) -> dict[TopicPartition, Written]:
+        """What the history says of each range, the published rows at the first one."""
+        first = min((tp for tp, range_ in self.ranges.items() if not range_.is_empty), default=None)
+        return {
+            tp: replace(one, rows=rows) if tp == first else one for tp, one in self.written.items()
+        }
+
+
 class PositionMoved(Exception):
     """The compare-and-set changed no row: someone else committed. Read the ledger, decide again."""
+
+
+class StagedRowsGone(Unavailable):
+    """Staged rows are not there to be published: a crash emptied them, or they were taken.
+
+    They may have been taken by this very publication, when the answer to its commit was lost:
+    the ledger knows.
+    """
+
+
+Reset = Callable[[Mapping[TopicPartition, Position]], Mapping[TopicPartition, Position]]
+"""Where positions are put, given where they stand; asked when the old run is fenced."""
 
 
 class Committer(Protocol):

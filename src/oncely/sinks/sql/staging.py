@@ -11,22 +11,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from oncely.core.ledger import Entry
 from oncely.core.offsets import TopicPartition
-from oncely.core.ranges import OffsetRange
 from oncely.errors import (
     InvariantViolation,
     Stopped,
     TableMismatch,
-    Unavailable,
     WrongInput,
     check,
 )
-from oncely.sinks.base import Fence, PositionMoved, Reject, Written
+from oncely.sinks.base import Fence, PositionMoved, Publication, Staged, StagedRowsGone
 from oncely.sinks.sql.cast import cast_rows
 from oncely.sinks.sql.connection import (
     BadData,
@@ -41,49 +38,6 @@ from oncely.sinks.sql.session import session, transaction
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Target
 from oncely.sinks.sql.write import insert_select, quoted, staging_columns, upsert
-
-
-class StagedRowsGone(Unavailable):
-    """Staged rows are not there to be published: a crash emptied them, or they were taken.
-
-    They may have been taken by this very publication, when the answer to its COMMIT was lost:
-    the ledger knows.
-    """
-
-
-@dataclass(frozen=True)
-class Staged:
-    """What one successful task left: its table, None when it had no rows, and their number."""
-
-    table: str | None
-    rows: int
-
-
-@dataclass(frozen=True)
-class Publication:
-    """What the driver publishes in one transaction.
-
-    Attributes:
-        ranges: the ranges that were read; empty ones are allowed (a batch without new data).
-        written: per topic-partition, how many records were read and rejected. Rows after a
-            shuffle belong to no partition: they are counted in the history of the first one.
-        rejects: dead letters of the batch.
-        staged: what the successful tasks left.
-        query: checkpoint id and batch id of a streaming query that brings its own checkpoint.
-    """
-
-    ranges: Mapping[TopicPartition, OffsetRange]
-    written: Mapping[TopicPartition, Written]
-    rejects: Sequence[Reject]
-    staged: Sequence[Staged]
-    query: tuple[str, int] | None = None
-
-    def counted(self, rows: int) -> dict[TopicPartition, Written]:
-        """What the history says of each range, the published rows at the first one."""
-        first = min((tp for tp, range_ in self.ranges.items() if not range_.is_empty), default=None)
-        return {
-            tp: replace(one, rows=rows) if tp == first else one for tp, one in self.written.items()
-        }
 
 
 def staging_prefix(pipeline: str) -> str:
@@ -203,9 +157,9 @@ def _publish_rows(
         How many staged rows there were.
     """
     rows = {
-        quoted(dialect, target.table.sibling(one.table)): one.rows
+        quoted(dialect, target.table.sibling(one.name)): one.rows
         for one in staged
-        if one.table is not None
+        if one.name is not None
     }
     if target.keys:
         count = _publish_upsert(ours, dialect, target, list(rows))
