@@ -114,10 +114,7 @@ class Form:
         """The headers of each row, in order; None when there are none at all."""
         if self.headers is None:
             return None
-        return [
-            [(one["key"], one["value"]) for one in of or ()]
-            for of in rows.column(self.headers).to_pylist()
-        ]
+        return header_lists(rows.column(self.headers))
 
     def _column(self, setting: str, name: str | None, kinds: Any) -> None:
         if name is None:
@@ -145,6 +142,11 @@ def as_bytes(column: Any) -> list[bytes | None]:
     else:
         found = column.cast(pa.string()).cast(pa.binary()).to_pylist()
     return list(found)
+
+
+def header_lists(column: pa.ChunkedArray) -> list[list[tuple[str, bytes | None]]]:
+    """Headers as Spark's source gives them, in order; a name may repeat."""
+    return [[(one["key"], one["value"]) for one in of or ()] for of in column.to_pylist()]
 
 
 def _is_headers(type_: pa.DataType) -> bool:

@@ -150,6 +150,17 @@ class Transaction:
             lambda left: self._producer.send_offsets_to_transaction(wanted, group, left),
         )
 
+    def flush(self, seconds: float) -> None:
+        """Wait until the broker has answered for everything that was queued.
+
+        What became of the messages, ``commit`` tells.
+
+        Raises:
+            Unavailable: not within ``seconds``.
+        """
+        if left := self._producer.flush(max(0.0, seconds)):
+            raise Unavailable(f"{self._brokers}: {left} messages were not taken in time")
+
     def commit(self) -> None:
         """Send what is queued and commit.
 
