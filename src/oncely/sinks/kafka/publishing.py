@@ -11,11 +11,11 @@ wait in files until it begins, and what the tasks took to make them does not cou
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -174,10 +174,10 @@ class Publisher:
     @contextmanager
     def _in_time(self) -> Iterator[Callable[[], float]]:
         """Tell seconds that are left, and say so when what fails has taken too long."""
-        begun, allowed = time.monotonic(), self.cluster.place.transaction_timeout
+        begun, allowed = monotonic(), self.cluster.place.transaction_timeout
 
         def left() -> float:
-            if (now := begun + allowed - time.monotonic()) <= 0:
+            if (now := begun + allowed - monotonic()) <= 0:
                 raise Unavailable("too late")
             return now
 
@@ -186,7 +186,7 @@ class Publisher:
         except StagedRowsGone:
             raise
         except Unavailable as error:
-            took = time.monotonic() - begun
+            took = monotonic() - begun
             if took < allowed:
                 raise
             raise Unavailable(
