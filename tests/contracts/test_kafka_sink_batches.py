@@ -315,6 +315,16 @@ def test_a_zombie_that_has_read_before_or_within_the_takeover(
     jobs.taken_over(kind, mode, topics, tmp_path, lambda old: Calls(at, when, old.start, only))
 
 
+def test_init_comes_before_the_read_that_counts(topics: Topics, tmp_path: Path) -> None:
+    """The old run had decided, and initialises its id when the new run has written."""
+    old = jobs.zombie("publish", topics, tmp_path, at=2)
+    old.start()
+    new = jobs.batch_sink(topics, tmp_path)
+    jobs.carry_on(new, open_sink(new, {T0: 0}).fence, T0, 0, 10)
+    assert isinstance(old.finish(), PositionMoved)
+    assert topics.ids() == list(range(10))
+
+
 @pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
 def test_a_zombie_in_an_open_transaction(topics: Topics, tmp_path: Path, call: str) -> None:
     """What it has left open neither hides anything from the new run nor takes effect."""

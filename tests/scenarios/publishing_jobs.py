@@ -123,6 +123,8 @@ class Paused:
 
     def finish(self) -> BaseException | None:
         """Let it go on to its end; the error that it ended with."""
+        if self._thread.ident is None:  # the moment has not come
+            self.start()
         self._go.set()
         self._thread.join(60)
         assert not self._thread.is_alive()

@@ -44,7 +44,7 @@ _DENIED = (
 )
 _AGAIN = 0.05  # seconds
 _ABORT = 5.0  # seconds; who does not answer is fenced by the next instance anyway
-_SLICE = 50_000  # messages handed over at once, so that the queue is served in between
+_SLICE = 10_000  # messages handed over at once, so that the queue is served in between
 
 
 class Message(NamedTuple):
@@ -125,6 +125,7 @@ class Transaction:
         """Queue messages without headers, many at a call; dicts of ``key`` and ``value``."""
         for at in range(0, len(messages), _SLICE):
             waiting = messages[at : at + _SLICE]
+            self._serve(0)  # until its end is told, a sent message counts as queued
             while waiting:
                 try:
                     if self._producer.produce_batch(topic, waiting) == len(waiting):
