@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
+from pyarrow import fs
 
 from oncely.core.ranges import OffsetRange
 from oncely.errors import ConfigError, Fenced, InvariantViolation, Stopped, Unavailable
@@ -370,6 +371,19 @@ def test_a_sweep_takes_what_nobody_will_publish(tmp_path: Path) -> None:
     assert place.sweep(Fence("p", 2), keep_batches_from=4) == 2
     assert files(tmp_path) == kept - done
     assert Staging(str(tmp_path), "never").sweep(Fence("never", 9)) == 0
+
+
+def test_a_filesystem_that_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = fs._MockFileSystem()
+    monkeypatch.setattr(Staging, "_place", lambda _: (there, "bucket/x"))
+    place = Staging("mock://bucket/x/", "p")
+    parts = [pa.RecordBatch.from_pylist([{"value": b"x"}] * n, schema=STAGED) for n in (2, 3)]
+    done = place.write(Fence("p", 1), 0, 1, parts)
+    assert done.rows == 5
+    assert [one.num_rows for one in place.read(str(done.name))] == [2, 3]
+    assert place.sweep(Fence("p", 2)) == 1
+    with pytest.raises(StagedRowsGone):
+        list(place.read(str(done.name)))
 
 
 def test_a_place_that_is_none(topics: Topics, tmp_path: Path) -> None:

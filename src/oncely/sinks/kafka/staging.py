@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
 )
 _PART = 4_000_000  # bytes that are held at once on the way to Kafka
 _ROWS = 20_000
+_OBJECTS = ("s3", "gcs", "abfs")  # stores without folders
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,8 @@ def _doomed(parts: Sequence[str], epoch: int, keep_from: int | None) -> str:
 def _new_file(place: Any, path: str) -> Iterator[IO[bytes] | pa.NativeFile]:
     """A file that is there when it is whole: object stores show it so by themselves."""
     if not isinstance(place, fs.LocalFileSystem):
+        if place.type_name not in _OBJECTS:
+            place.create_dir(os.path.dirname(path), recursive=True)
         with place.open_output_stream(path) as stream:
             yield stream
         return
