@@ -250,7 +250,7 @@ def _new_file(place: Any, path: str) -> Iterator[IO[bytes] | pa.NativeFile]:
             yield stream
         return
     unfinished = f"{path}.unfinished"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _make_private(os.path.dirname(path))
     try:
         with open(unfinished, "wb") as file:
             yield file
@@ -261,6 +261,17 @@ def _new_file(place: Any, path: str) -> Iterator[IO[bytes] | pa.NativeFile]:
         with suppress(OSError):
             os.unlink(unfinished)
         raise
+
+
+def _make_private(folder: str) -> None:
+    """Make a folder and those above it that are missing, readable by this user alone."""
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for one in reversed(missing):
+        with suppress(FileExistsError):  # another task was quicker
+            os.mkdir(one, 0o700)
 
 
 def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
