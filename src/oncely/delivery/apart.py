@@ -108,6 +108,10 @@ class Apart:
         """Every position, read now."""
         return self.positions.entries(fence)
 
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """Every position, as it stands for certain."""
+        return self.positions.committed(fence)
+
     def commit(
         self,
         chunk: Chunk,

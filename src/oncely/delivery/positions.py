@@ -44,7 +44,10 @@ class Positions(Protocol):
         """As :meth:`oncely.sinks.base.Sink.add_partitions`."""
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
-        """Every position, read now."""
+        """Every position; as :meth:`oncely.sinks.base.Committer.entries`."""
+
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """Every position; as :meth:`oncely.sinks.base.Sink.committed`."""
 
     def move(
         self,
@@ -100,6 +103,10 @@ class LedgerPositions:
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """Every position."""
         return self.sink.entries(fence)
+
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """Every position, as it stands for certain."""
+        return self.sink.committed(fence)
 
     def move(
         self,
@@ -183,6 +190,10 @@ class StorePositions:
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002 - the protocol's
         """Every position."""
         return {tp: Entry(one.position, one.epoch) for tp, one in self.store.load().items()}
+
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """The same: what was saved is there."""
+        return self.entries(fence)
 
     def move(
         self,

@@ -74,7 +74,7 @@ class Timed(Apart):
         """Put positions where handed-out ranges end."""
         if self._fence is None:
             return
-        entries = self.positions.entries(self._fence)
+        entries = self.positions.committed(self._fence)
         ranges = {
             tp: OffsetRange(entries[tp].position, end)
             for tp, end in ends.items()
@@ -94,6 +94,10 @@ class Blind(Apart):
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """Where this task itself has come to."""
         return {tp: Entry(at, fence.epoch) for tp, at in self.at.items()}
+
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """The same."""
+        return self.entries(fence)
 
     def commit(
         self,

@@ -118,10 +118,10 @@ class LedgerKeeper(Generic[AnyTransform]):
     def _entries(self, sink: Sink | None = None) -> dict[TopicPartition, Entry]:
         sink = sink or self.sink
         try:
-            entries = sink.entries(self.fence)
+            entries = sink.committed(self.fence)
         except Unavailable:
             # The kept session may have been ended while nothing was to do: a new one may work.
-            entries = sink.entries(self.fence)
+            entries = sink.committed(self.fence)
         newest = max((entry.epoch for entry in entries.values()), default=self.fence.epoch)
         if newest > self.fence.epoch:
             raise Fenced(self.fence.pipeline, self.fence.epoch, newest)

@@ -189,6 +189,15 @@ class KafkaSink:
         """What has been committed, read now. Decisions made on it are checked by commit."""
         return self.cluster.entries()
 
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002
+        """All that was committed, also what readers of committed records can't see yet.
+
+        Kafka answers a commit when its coordinator has decided it; the markers that show it in
+        the topics follow. A task's commit may thus be hidden from the driver for a moment in the
+        ledger topic, but not in the group, where it is pending until it shows (KIP-447).
+        """
+        return self.cluster.committed()
+
     def commit(
         self,
         chunk: Chunk,

@@ -164,6 +164,10 @@ class SqlSink:
         with session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours:
             return self.ledger.entries(ours)
 
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """The same: a COMMIT that was answered is seen by everybody."""
+        return self.entries(fence)
+
     def registered(self) -> Registered:
         """The pipeline's row, read now.
 
