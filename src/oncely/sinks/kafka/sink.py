@@ -251,7 +251,7 @@ class KafkaSink:
                     writer.send(topic, encoded.messages(wanted))
             if rejects:
                 limit = sizes[self.rejects_topic]
-                writer.send(self.rejects_topic, letters.letters(rejects, limit))
+                writer.send(self.rejects_topic, letters.letters(rejects, limit, part.fence))
             self._move(writer, part)
             writer.commit()
         cluster.remember(part.tp, Entry(part.position, part.fence.epoch))

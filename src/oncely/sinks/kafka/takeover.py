@@ -39,7 +39,7 @@ from oncely.errors import (
 from oncely.sinks.base import Fence, Opened, Reset
 from oncely.sinks.kafka.cluster import Cluster, newer
 from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
-from oncely.sinks.kafka.words import Moved, Registered, View, by_topic, encode, stamp
+from oncely.sinks.kafka.words import Moved, PutBack, Registered, View, by_topic, encode, stamp
 from oncely.sinks.same_source import same_cluster, same_topics
 
 _TRIES = 5
@@ -91,7 +91,13 @@ class Takeover:
     def _try(self) -> Opened:
         words = self.cluster.place.words
         partitions = self._partitions()
-        with self._initialised({tp: words.writer(tp) for tp in partitions}) as writers:
+        # A replay too may have left a transaction open, which hides what follows in the ledger;
+        # one that is under way begins its transaction again.
+        with (
+            self.cluster.transaction(words.replayer) as replayer,
+            self._initialised({tp: words.writer(tp) for tp in partitions}) as writers,
+        ):
+            replayer.init()
             registered, found, first = self._take_epoch(partitions)
             epoch = registered.epoch
             fence = Fence(words.pipeline, epoch)
@@ -205,13 +211,8 @@ class Takeover:
         if old is None:
             return
         self._same_source(old.cluster, old.topic_ids)
-        if self.target is not None and old.target and old.target != self.target:
-            raise TableMismatch(
-                f"sink.topic: it is {self.target!r}, and pipeline {self._name!r} has written to"
-                f" {old.target!r}: the new topic would begin where the old one ends",
-                way_out="give the pipeline a new name to begin anew; if this is meant, `oncely"
-                " offsets reset FILE --shift-by 0 --execute` says so",
-            )
+        if self.target is not None:
+            same_target(old, self.target, self._name)
         if self.expected is not None and old.epoch > self.expected and old.run != self.run:
             raise Fenced(self._name, self.expected, old.epoch)
 
@@ -233,16 +234,11 @@ class Takeover:
         """Write a position with our epoch, by the instance that read it, or by a new one."""
         if writer is not None:
             try:
-                return self._write_position(writer, tp, at, fence)
+                write_position(self.cluster, writer, tp, at, fence, self.source, forced=forced)
+                return at
             except Unavailable:
                 pass  # the id was initialised by another since, or nobody knows: look again
         return settle(self.cluster, tp, at, fence, self.source, forced=forced)
-
-    def _write_position(
-        self, writer: Transaction, tp: TopicPartition, at: Position, fence: Fence
-    ) -> Position:
-        write_position(self.cluster, writer, tp, at, fence, self.source)
-        return at
 
     # -- step 4 ----------------------------------------------------------------------------
 
@@ -268,6 +264,21 @@ class Takeover:
     @property
     def _name(self) -> str:
         return self.cluster.place.pipeline
+
+
+def same_target(old: Registered, target: str, name: str) -> None:
+    """Refuse to go on in another place than where the pipeline has written so far.
+
+    Raises:
+        TableMismatch: naming both.
+    """
+    if old.target and old.target != target:
+        raise TableMismatch(
+            f"sink.topic: it is {target!r}, and pipeline {name!r} has written to"
+            f" {old.target!r}: the new topic would begin where the old one ends",
+            way_out="give the pipeline a new name to begin anew; if this is meant, `oncely"
+            " offsets reset FILE --shift-by 0 --execute` says so",
+        )
 
 
 def settle(
@@ -300,7 +311,7 @@ def settle(
                 ):
                     return now.position
                 position = at if forced or now is None else now.position
-                write_position(cluster, writer, tp, position, fence, source)
+                write_position(cluster, writer, tp, position, fence, source, forced=forced)
                 return position
         except InstanceFenced as error:
             last = error
@@ -314,12 +325,18 @@ def write_position(
     at: Position,
     fence: Fence,
     source: SourceIdentity,
+    *,
+    forced: bool = False,
 ) -> None:
-    """One transaction that moves nothing and changes the epoch."""
+    """One transaction that changes the epoch and, forced, puts the position elsewhere."""
     moved = Moved(
         at, fence.epoch, source.cluster_id, source.topic_ids.get(tp.topic, ""), at, at, "taken"
     )
     writer.begin()
+    if forced:
+        # Records from here on are read again: the dead letters of older epochs are void.
+        key = cluster.place.words.reset_key(tp, fence.epoch)
+        writer.send(cluster.place.ledger_topic, [Message(encode(PutBack(at)), key)])
     write_ledger(cluster, writer, tp, moved, source)
     writer.commit()
     cluster.remember(tp, moved.entry)
