@@ -302,11 +302,12 @@ class Late:
 def with_a_rival(topics: Topics) -> tuple[int, int]:
     """A replay that is overtaken by another one between its reading and its ``init``."""
     done: list[tuple[int, int]] = []
+    begun: list[bool] = []
 
     def rival() -> None:
-        if not done:
-            done.append((0, 0))
-            done[0] = replayed(topics.sink())
+        begun.append(True)
+        if len(begun) == 2:  # the first one ends what an earlier replay may have left open
+            done.append(replayed(topics.sink()))
 
     def connect(kind: Any, *args: Any, **own: Any) -> Any:
         made = make(kind, *args, **own)

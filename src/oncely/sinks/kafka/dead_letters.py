@@ -1,7 +1,7 @@
 """The dead letters that wait: read back from the rejects' topic.
 
 A letter can't be taken out of a topic. What has been replayed is a position in each of the
-topic's partitions, kept as the pipeline's own positions are (docs/decisions/0012): in the
+topic's partitions, kept as the pipeline's own positions are (docs/decisions/0013): in the
 ledger topic, and as an offset of a group of its own, which is the fast copy and may expire. The
 letters at and behind the positions wait, but for those of records that a reset has made the
 pipeline read again.
