@@ -132,6 +132,7 @@ def test_a_reject_is_the_record_as_it_was(topics: Topics) -> None:
     assert (letter.key(), letter.value()) == (b"\0", b"\xff")
     assert letter.headers()[:2] == [("a", b"1"), ("a", None)]
     assert {name: value for name, value in letter.headers()[2:]} == {
+        "oncely.pipeline": topics.pipeline.encode(), "oncely.epoch": b"1",
         "oncely.topic": b"t", "oncely.partition": b"0", "oncely.offset": b"3",
         "oncely.timestamp_ms": b"1700000000000", "oncely.stage": b"decode",
         "oncely.reason": b"no JSON",

@@ -19,6 +19,7 @@ from oncely.sinks.base import Chunk, Fence
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sources.clients import make
 from tests.kafkatools import Topics, open_sink
+from tests.replaytools import judging, replayed
 from tests.sinktools import T0, T1, Rec, at_t0, chunk, numbered
 
 LAST = 20
@@ -124,3 +125,13 @@ def write_range(topics: Topics, fence: Fence, start: int, end: int, at: int, how
     except Fenced:
         return "fenced"
     return "done"
+
+
+def replay(topics: Topics, at: int, when: str, how: str, more: dict[str, Any]) -> Any:
+    """Replay all letters but one, in several transactions; the process dies or stops on the way.
+
+    Returns the calls to producers, and how many were moved and kept.
+    """
+    calls = Calls(at, when, kill_self if how == "kill" else stop_self)
+    judge = judging(lambda one: one.offset != BAD)
+    return calls.names, replayed(hooked(topics.sink(**more), calls), judge, 3, patient())

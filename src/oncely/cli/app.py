@@ -192,10 +192,11 @@ def rejects_list(
 
 @rejects.command("replay")
 def rejects_replay(file: File, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Decode them again and move those that pass now into the table, exactly once.
+    """Decode them again and write those that pass now to the table or topic, exactly once.
 
-    With mode = "upsert" only with a version column: a replayed record is old. A key that a
-    tombstone has deleted since comes back.
+    A replayed record is old. With mode = "upsert" it needs a version column, and a key that a
+    tombstone has deleted since comes back. In a topic it stands behind newer records of its
+    key; a compacted topic is refused.
     """
     from oncely.cli.rejects import replay_rejects
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from oncely.core.offsets import Position, TopicPartition
 from oncely.pipeline.findings import Findings
 from oncely.runtimes.probe import Slots
 from oncely.sinks.base import Reject, Sink
+from oncely.sinks.replaying import Judge, Tried
 from oncely.sinks.sql.privileges import Room
 
 
@@ -85,6 +87,19 @@ class SinkPlan:
     acls: tuple[str, ...] = ()
 
 
+class Replaying(Protocol):
+    """A replay of dead letters under way."""
+
+    def step(self, limit: int, judge: Judge) -> Tried | None:
+        """Try up to ``limit`` dead letters in one transaction; None: no more are left.
+
+        Raises:
+            WrongInput: what passes may not be written there.
+            Stopped: a row of a Spark transform can't be written; nothing was changed.
+            Unavailable: the outcome is unknown; ask again.
+        """
+
+
 class Destination(Protocol):
     """One kind of sink, as a pipeline describes it."""
 
@@ -119,6 +134,24 @@ class Destination(Protocol):
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and how many there are. Raises as :meth:`look` does."""
+
+    @property
+    def late_delete(self) -> str | None:
+        """Why a tombstone among the dead letters stays one; None: it has no meaning here."""
+
+    def check_replay(self) -> None:
+        """Refuse a replay where old records would do harm; writes nothing.
+
+        Raises:
+            ConfigError: naming the setting, and the way out.
+        """
+
+    def replaying(self, schema: pa.Schema) -> AbstractContextManager[Replaying]:
+        """Begin a replay of the dead letters that wait now, for rows of these columns.
+
+        Raises:
+            TableMismatch: the destination doesn't take the rows.
+        """
 
     def plan(
         self, schema: pa.Schema | None, findings: Findings, notes: list[str], slots: Slots | None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,11 +21,18 @@ from oncely.runtimes.probe import Slots
 from oncely.sinks.base import Reject
 from oncely.sinks.kafka import topics
 from oncely.sinks.kafka.avro_value import AvroValue
-from oncely.sinks.kafka.cluster import Connect, Place
+from oncely.sinks.kafka.cluster import Cluster, Connect, Place
+from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
 from oncely.sinks.kafka.form import Form, RawValue
+from oncely.sinks.kafka.replay import Replay, refuse_compacted
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
+
+_NO_LATE_DELETES = (
+    "a tombstone written late could delete what is newer, for readers who keep the last record"
+    " of a key"
+)
 
 
 @dataclass(frozen=True)
@@ -92,11 +100,14 @@ class KafkaDestination:
             sink.close()
         if view.pipeline is None:
             return Known()
+        with self._letters() as letters:
+            waiting = letters.count()
         return Known(
             view.pipeline.epoch,
             view.pipeline.cluster,
             {tp: moved.position for tp, moved in view.positions.items()},
             view.pipeline.topic_ids,
+            waiting,
         )
 
     def check(self, schema: pa.Schema) -> None:
@@ -110,7 +121,32 @@ class KafkaDestination:
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and how many there are."""
-        return (), 0
+        self._same_cluster()
+        with self._letters() as letters:
+            return letters.survey(limit)
+
+    @contextmanager
+    def _letters(self) -> Iterator[DeadLetters]:
+        with closing(Cluster(replaying(self.place))) as cluster:
+            yield DeadLetters(cluster, self.given.rejects)
+
+    @property
+    def late_delete(self) -> str | None:
+        """For readers who keep the last record of a key, an old delete would win."""
+        return _NO_LATE_DELETES
+
+    def check_replay(self) -> None:
+        """Refuse a compacted topic: an old record would replace newer ones of its key."""
+        self._same_cluster()
+        with closing(self.ledger) as sink:
+            named = [self.given.topic] if self.given.topic else []
+            refuse_compacted(sink, topics.described(sink.cluster.asker, named))
+
+    @contextmanager
+    def replaying(self, schema: pa.Schema) -> Iterator[Replay]:
+        """Begin a replay into the topics."""
+        with closing(Replay(self.sink(schema).bind())) as under_way:
+            yield under_way
 
     def plan(
         self,
@@ -223,7 +259,9 @@ class KafkaDestination:
         ids = f"--transactional-id oncely/{self.settings.name}/"
         return [
             *(f"{head} --operation Write --operation Describe --topic {one}" for one in out),
+            f"{head} --operation Read --topic {self.given.rejects}",
             f"{head} --operation Read --operation Write --operation Describe --topic"
             f" {self.given.ledger_topic}",
+            f"{head} --operation Read --group {replaying(self.place).group}",
             f"{head} --operation Write --operation Describe {ids} --resource-pattern-type prefixed",
         ]

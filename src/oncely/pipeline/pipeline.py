@@ -331,7 +331,7 @@ class Pipeline:
         spark: SparkSession | None = None,
         progress: Callable[[int, int], None] = lambda _, __: None,
     ) -> tuple[int, int]:
-        """Decode all dead letters again and move those that pass now into the table.
+        """Decode all dead letters again and write those that pass now.
 
         Args:
             spark: a session for a Spark transform; one of our own by default.
@@ -341,8 +341,9 @@ class Pipeline:
             How many were moved, and how many stay rejects.
 
         Raises:
-            WrongInput: an upsert without a version column, or the table doesn't take the rows.
-            Stopped: the table refuses a row of the Spark transform.
-            Unavailable: the database did not come back.
+            WrongInput: an upsert without a version column or a compacted topic, where old records
+                would win; or the destination doesn't take the rows.
+            Stopped: a row of the Spark transform can't be written.
+            Unavailable: the server did not come back.
         """
         return rejects.replay(self, spark=spark, progress=progress)

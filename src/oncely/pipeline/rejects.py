@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from oncely.config import SqlSinkSettings
 from oncely.decode.base import Decoded, Decoder, Rejection
 from oncely.decode.careful import decode_carefully
-from oncely.errors import ConfigError, Unavailable, WrongInput
-from oncely.pipeline.sql_destination import SqlDestination
+from oncely.errors import Unavailable
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.staging_task import NO_TOMBSTONES
 from oncely.runtimes.transform_once import transform_rows
 from oncely.sinks.base import Reject
-from oncely.sinks.sql.replay import FIRST, Judge, Judged, Place, Replayed, replay_run
+from oncely.sinks.replaying import Judge, Judged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
 
 REJECTS_A_TRANSACTION = 500
 _ALL_AT_ONCE = Bounds(records=1 << 40, bytes=1 << 60, seconds=1e9)
-_NO_OLD_DELETES = (
-    "a tombstone has no version: applied late, it could delete a row that is newer than it"
-)
 _RECORDS = pa.schema(
     [
         ("topic", pa.string()),
@@ -63,7 +58,7 @@ def rejects(pipeline: Pipeline, limit: int) -> Rejects:
     """The first ``limit`` dead letters.
 
     Raises:
-        WrongInput: the database does not let us in.
+        WrongInput: the server does not let us in.
         Unavailable: no answer.
     """
     listed, total = pipeline.destination.rejects(limit)
@@ -76,7 +71,7 @@ def replay(
     spark: SparkSession | None = None,
     progress: Callable[[int, int], None] = lambda _, __: None,
 ) -> tuple[int, int]:
-    """Decode all dead letters again and move those that pass now into the table.
+    """Decode all dead letters again and write those that pass now.
 
     Args:
         pipeline: whose.
@@ -87,39 +82,32 @@ def replay(
         How many were moved, and how many stay rejects.
 
     Raises:
-        WrongInput: an upsert without a version column, or the table doesn't take the rows.
-        Stopped: the table refuses a row of the Spark transform.
-        Unavailable: the database did not come back.
+        WrongInput: old records would do harm there, or the destination doesn't take the rows.
+        Stopped: a row of the Spark transform can't be written.
+        Unavailable: the server did not come back.
     """
-    sink = pipeline.settings.sink
-    if isinstance(sink, SqlSinkSettings) and sink.mode == "upsert" and sink.version is None:
-        raise ConfigError(
-            "sink.version",
-            "is missing: a replayed record is old and would overwrite a newer row of its key",
-            way_out="name a column that grows with each change; or delete the rejects by SQL",
-        )
-    if not pipeline.destination.look().rejects:
+    destination = pipeline.destination
+    destination.check_replay()
+    if not destination.look().rejects:
         return 0, 0
     if pipeline.spark_path is not None and spark is None:
         spark = pipeline.start_spark()
-    destination = pipeline.destination
-    if not isinstance(destination, SqlDestination):
-        raise WrongInput("replay")
-    bound = destination.sink(pipeline.row_schema(spark)).bind()
-    judge = _judge(pipeline, spark)
+    schema = pipeline.row_schema(spark)
+    judge = _judge(pipeline, spark, headers="headers" in destination.sink(schema).needs)
     moved = kept = 0
-    after: Place | None = FIRST
     patience = Backoff()
-    while after is not None:
-        try:
-            done: Replayed = replay_run(bound, after, REJECTS_A_TRANSACTION, judge)
-        except Unavailable:
-            patience.wait_or_raise()
-            continue
-        patience.reset()
-        after, moved, kept = done.last, moved + done.moved, kept + done.kept
-        progress(moved, kept)
-    return moved, kept
+    with destination.replaying(schema) as under_way:
+        while True:
+            try:
+                done = under_way.step(REJECTS_A_TRANSACTION, judge)
+            except Unavailable:
+                patience.wait_or_raise()
+                continue
+            if done is None:
+                return moved, kept
+            patience.reset()
+            moved, kept = moved + done.moved, kept + done.kept
+            progress(moved, kept)
 
 
 def records_of(found: Sequence[Reject]) -> pa.Table:
@@ -139,19 +127,17 @@ def records_of(found: Sequence[Reject]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_RECORDS)
 
 
-def _upserts(pipeline: Pipeline) -> bool:
-    sink = pipeline.settings.sink
-    return isinstance(sink, SqlSinkSettings) and sink.mode == "upsert"
-
-
-def _judge(pipeline: Pipeline, spark: SparkSession | None) -> Judge:
+def _judge(pipeline: Pipeline, spark: SparkSession | None, *, headers: bool) -> Judge:
     by_spark = pipeline.spark_transform is not None
     transform = Unchanged() if by_spark else pipeline.row_transform
-    decode = _decoding(pipeline.decoder, by_spark, _upserts(pipeline))
+    late = NO_TOMBSTONES if by_spark else pipeline.destination.late_delete
+    decode = _decoding(pipeline.decoder, late)
 
     def judge(found: Sequence[Reject]) -> Judged:
         starts = {one.partition: 0 for one in found}
-        chunks = Chunks(starts, decode, transform, lambda *_: [], _ALL_AT_ONCE)
+        chunks = Chunks(
+            starts, decode, transform, lambda *_: [], _ALL_AT_ONCE, headers=headers and not by_spark
+        )
         (chunk,) = chunks.cut([records_of(found)])
         if pipeline.spark_transform is None or spark is None:
             return Judged(chunk)
@@ -162,15 +148,20 @@ def _judge(pipeline: Pipeline, spark: SparkSession | None) -> Judge:
     return judge
 
 
-def _decoding(decoder: Decoder, by_spark: bool, upsert: bool) -> Callable[[pa.Table], Decoded]:
-    """Decode with care: among dead letters is what once killed a decoder."""
+def _decoding(decoder: Decoder, late_delete: str | None) -> Callable[[pa.Table], Decoded]:
+    """Decode with care: among dead letters is what once killed a decoder.
+
+    Args:
+        decoder: the pipeline's.
+        late_delete: why tombstones stay rejects; None: they are none.
+    """
 
     def decode(records: pa.Table) -> Decoded:
         decoded = decode_carefully(decoder, records)
-        if not len(decoded.tombstone_record) or not (by_spark or upsert):
+        if late_delete is None or not len(decoded.tombstone_record):
             return decoded
-        why = NO_TOMBSTONES if by_spark else _NO_OLD_DELETES
-        more = [Rejection(int(i), "write", why) for i in decoded.tombstone_record.to_pylist()]
+        gone = decoded.tombstone_record.to_pylist()
+        more = [Rejection(int(i), "write", late_delete) for i in gone]
         rejections = tuple(sorted((*decoded.rejections, *more)))
         return replace(
             decoded,

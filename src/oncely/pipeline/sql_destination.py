@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +21,16 @@ from oncely.sinks.base import Reject
 from oncely.sinks.sql.connection import Connect
 from oncely.sinks.sql.dialects import dialect_for
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
-from oncely.sinks.sql.replay import FIRST
+from oncely.sinks.sql.replay import FIRST, Replay
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.takeover import require_ledger
 from oncely.sinks.sql.target import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
 
 _DRIVER_CONNECTIONS = 2  # one that commits, one for a moment that looks or opens
+
+_NO_LATE_DELETES = (
+    "a tombstone has no version: applied late, it could delete a row that is newer than it"
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,25 @@ class SqlDestination:
                 return (), 0
             total = sink.dead_letters.count(connection)
             return sink.dead_letters.read(connection, FIRST, limit), total
+
+    @property
+    def late_delete(self) -> str | None:
+        """Rows that are only appended are not deleted."""
+        return _NO_LATE_DELETES if self.given.mode == "upsert" else None
+
+    def check_replay(self) -> None:
+        """Refuse to upsert old records without a version."""
+        if self.given.mode == "upsert" and self.given.version is None:
+            raise ConfigError(
+                "sink.version",
+                "is missing: a replayed record is old and would overwrite a newer row of its key",
+                way_out="name a column that grows with each change; or delete the rejects by SQL",
+            )
+
+    @contextmanager
+    def replaying(self, schema: pa.Schema) -> Iterator[Replay]:
+        """Begin a replay into the table."""
+        yield Replay(self.sink(schema).bind())
 
     def plan(
         self, schema: pa.Schema | None, findings: Findings, notes: list[str], slots: Slots | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,8 @@ from oncely.config import PipelineSettings
 from oncely.delivery.apart import Apart
 from oncely.delivery.positions import LedgerPositions, StorePositions
 from oncely.delivery.timed import Timed
-from oncely.pipeline.destination import Destination, Known, SinkPlan
+from oncely.errors import ConfigError
+from oncely.pipeline.destination import Destination, Known, Replaying, SinkPlan
 from oncely.pipeline.findings import Findings
 from oncely.runtimes.probe import Slots
 from oncely.sinks.base import Halves, Reject
@@ -95,6 +97,25 @@ class StoredDestination:
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and how many there are."""
         return self.inner.rejects(limit)
+
+    @property
+    def late_delete(self) -> str | None:
+        """Why a tombstone among the dead letters stays one."""
+        return self.inner.late_delete
+
+    def check_replay(self) -> None:
+        """Refuse a replay where old records would do harm, or whose position has no place."""
+        if self.store is not None and self.settings.sink.kind == "kafka":
+            raise ConfigError(
+                "offsets.store",
+                "a replay keeps its position in the sink's ledger, and this pipeline has none",
+                way_out="read the rejects' topic with a pipeline of its own",
+            )
+        self.inner.check_replay()
+
+    def replaying(self, schema: pa.Schema) -> AbstractContextManager[Replaying]:
+        """Begin a replay, exactly once whatever the pipeline's delivery is."""
+        return self.inner.replaying(schema)
 
     def plan(
         self, schema: pa.Schema | None, findings: Findings, notes: list[str], slots: Slots | None

@@ -29,7 +29,7 @@ from oncely.sinks.kafka.transaction import Transaction
 from oncely.sinks.kafka.words import Stamped, Standing, View, Words, read_stamp
 from oncely.sources.clients import Asker, Trouble, make, sort_error
 
-_READER = {
+READER: Mapping[str, object] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
@@ -272,7 +272,7 @@ class Cluster:
                 self._view, self._next = View(), 0
             if end > self._next:
                 self._read_to(end)
-            return View(self._view.pipeline, dict(self._view.positions))
+            return self._view.copy()
 
     def _read_to(self, end: int) -> None:
         """Read on from where the last reading ended."""
@@ -312,8 +312,7 @@ class Cluster:
                     place.brokers,
                     place.kafka,
                     self._trouble,
-                    **_READER,
-                    **{"group.id": place.group},
+                    **{**READER, "group.id": place.group},
                 )
             return self._consumer
 

@@ -1,27 +1,122 @@
 """Dead letters: a rejected record as it was, and beside it why it is none of the others.
 
-Key, value and headers are the record's own. What Oncely adds stands in headers of its own, the
-names of which begin with ``oncely.``.
+Key, value and headers are the record's own. What Oncely adds stands in headers behind them,
+the names of which begin with ``oncely.``, and ``oncely.pipeline`` is the first of these: a
+record that has been a dead letter before may bring such headers of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from oncely.sinks.base import Reject
+from oncely.core.offsets import TopicPartition
+from oncely.sinks.base import Fence, Reject
 from oncely.sinks.kafka.messages import batch_size
 from oncely.sinks.kafka.transaction import Message
 
+_FIRST = "oncely.pipeline"
 _LONGEST = 2000  # characters of a reason
 
 
-def letter(reject: Reject, limit: int) -> Message:
+@dataclass(frozen=True)
+class DeadLetter:
+    """A dead letter as it was read back.
+
+    Attributes:
+        reject: the record and the reason.
+        epoch: of the run that read the record.
+        left_out: what is not in the letter, which was too large; None: it is whole.
+    """
+
+    reject: Reject
+    epoch: int
+    left_out: str | None = None
+
+    @property
+    def origin(self) -> tuple[TopicPartition, int]:
+        """Where the record is from."""
+        return self.reject.partition, self.reject.offset
+
+    @property
+    def shown(self) -> Reject:
+        """For people: the reason says what was left out."""
+        if self.left_out is None:
+            return self.reject
+        return replace(self.reject, reason=f"{self.reject.reason} ({self.left_out})")
+
+
+def letter(reject: Reject, limit: int, fence: Fence) -> Message:
     """The message for the rejects' topic.
 
-    A record that is too large even for that topic is kept without its value, then without its
-    key and headers; it is named by its offset, and what was left out is told.
+    A record that is too large even for that topic gets a shorter reason; when that is not
+    enough it is kept without its value, then without its key and headers: it is named by its
+    offset, and what was left out is told.
+
+    Args:
+        reject: the record.
+        limit: the topic's ``max.message.bytes``.
+        fence: the pipeline and the epoch of the run that read it.
     """
+    whole = Message(reject.value, reject.key, [*reject.headers, *_about(reject, fence)])
+    over = batch_size(whole) - limit
+    if over <= 0:
+        return whole
+    if 0 < over < len(reject.reason[:_LONGEST].encode()):
+        short = reject.reason[:_LONGEST].encode()[:-over].decode(errors="ignore")
+        about = _about(replace(reject, reason=short), fence)
+        return Message(reject.value, reject.key, [*reject.headers, *about])
+    return _without(reject, limit, fence, _lengths(reject))
+
+
+def again(of: DeadLetter, limit: int, pipeline: str) -> Message:
+    """The letter of a record that a replay could not write either."""
+    fence = Fence(pipeline, of.epoch)
+    if of.left_out is None:
+        return letter(of.reject, limit, fence)
+    return _without(of.reject, limit, fence, of.left_out)
+
+
+def letters(rejects: Sequence[Reject], limit: int, fence: Fence) -> list[Message]:
+    """All of them, in order."""
+    return [letter(one, limit, fence) for one in rejects]
+
+
+def opened(message: Any, pipeline: str) -> DeadLetter | None:
+    """A message of the rejects' topic as a dead letter of this pipeline; None: it is none.
+
+    Args:
+        message: of confluent-kafka's consumer.
+        pipeline: whose letters are wanted.
+    """
+    headers = [(name, value) for name, value in message.headers() or ()]
+    at = next((i for i in reversed(range(len(headers))) if headers[i][0] == _FIRST), None)
+    if at is None or headers[at][1] != pipeline.encode():
+        return None
+    own = {name: (value or b"").decode("utf-8", "replace") for name, value in headers[at:]}
+    try:
+        partition = TopicPartition(own["oncely.topic"], int(own["oncely.partition"]))
+        when = own["oncely.timestamp_ms"]
+        reject = Reject(
+            partition,
+            int(own["oncely.offset"]),
+            int(when) if when else None,
+            message.key(),
+            message.value(),
+            headers[:at],
+            own["oncely.stage"],
+            own["oncely.reason"],
+        )
+        return DeadLetter(reject, int(own["oncely.epoch"]), own.get("oncely.left_out"))
+    except (KeyError, ValueError):  # somebody else has written it
+        return None
+
+
+def _about(reject: Reject, fence: Fence) -> list[tuple[str, bytes]]:
     about = [
+        (_FIRST, fence.pipeline),
+        ("oncely.epoch", str(fence.epoch)),
         ("oncely.topic", reject.partition.topic),
         ("oncely.partition", str(reject.partition.partition)),
         ("oncely.offset", str(reject.offset)),
@@ -31,18 +126,13 @@ def letter(reject: Reject, limit: int) -> Message:
     ]
     if reject.value is None:
         about.append(("oncely.tombstone", "true"))
-    own = [(name, text.encode()) for name, text in about]
-    whole = Message(reject.value, reject.key, [*reject.headers, *own])
-    if batch_size(whole) <= limit:
-        return whole
-    left_out = [*own, ("oncely.left_out", _lengths(reject).encode())]
-    without = Message(None, reject.key, [*reject.headers, *left_out])
-    return without if batch_size(without) <= limit else Message(None, None, left_out)
+    return [(name, text.encode()) for name, text in about]
 
 
-def letters(rejects: Sequence[Reject], limit: int) -> list[Message]:
-    """All of them, in order."""
-    return [letter(one, limit) for one in rejects]
+def _without(reject: Reject, limit: int, fence: Fence, left_out: str) -> Message:
+    own = [*_about(reject, fence), ("oncely.left_out", left_out.encode())]
+    without = Message(None, reject.key, [*reject.headers, *own])
+    return without if batch_size(without) <= limit else Message(None, None, own)
 
 
 def _lengths(reject: Reject) -> str:

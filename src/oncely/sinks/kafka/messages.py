@@ -55,7 +55,14 @@ class Encoded:
         if not len(self.record):
             return {}
         mine = chunk.partition[self.record] == chunk.partitions.index(tp)
-        wanted = np.flatnonzero(mine)
+        return self._by_topic(np.flatnonzero(mine))
+
+    @property
+    def all(self) -> dict[str, list[int]]:
+        """All messages, in order, by the topic they go to."""
+        return self._by_topic(np.arange(len(self.record)))
+
+    def _by_topic(self, wanted: IntArray) -> dict[str, list[int]]:
         if self.only is not None and not self.rejections:
             return {self.only: wanted.tolist()} if len(wanted) else {}
         bad = {one.record for one in self.rejections}

@@ -94,7 +94,7 @@ class Publisher:
                 self._send_staged(writer, what, in_time)
                 if what.rejects:
                     limit = sizes[self.rejects_topic]
-                    writer.send(self.rejects_topic, letters(what.rejects, limit))
+                    writer.send(self.rejects_topic, letters(what.rejects, limit, fence))
                 # Last: until the commit they hide from others what follows in the ledger topic.
                 write_moves(self.cluster, writer, moves)
                 writer.flush(in_time())
@@ -103,7 +103,7 @@ class Publisher:
         for tp, moved in moves.items():
             self.cluster.remember(tp, moved.entry)
 
-    def write(self, what: Publication) -> None:
+    def write(self, what: Publication, fence: Fence) -> None:
         """Staged messages and dead letters without a transaction, and no position.
 
         Raises:
@@ -113,7 +113,9 @@ class Publisher:
         with self.cluster.plain(sizes.values()) as writer:
             self._send_staged(writer, what, lambda: 0.0)
             if what.rejects:
-                writer.send(self.rejects_topic, letters(what.rejects, sizes[self.rejects_topic]))
+                writer.send(
+                    self.rejects_topic, letters(what.rejects, sizes[self.rejects_topic], fence)
+                )
             writer.finish()
 
     def _topics(self, what: Publication) -> list[str]:

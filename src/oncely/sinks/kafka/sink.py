@@ -237,7 +237,7 @@ class KafkaSink:
     def write(
         self,
         chunk: Chunk,
-        fence: Fence,  # noqa: ARG002 - the port's: nothing fences a plain producer
+        fence: Fence,
         max_rejects: int | None = None,
     ) -> dict[TopicPartition, Written]:
         """Write the chunk without a transaction; see :class:`oncely.sinks.base.Halves`."""
@@ -249,13 +249,15 @@ class KafkaSink:
             for messages in by_tp.values():
                 _send(writer, encoded, messages)
             if found:
-                writer.send(self.rejects_topic, letters.letters(found, sizes[self.rejects_topic]))
+                writer.send(
+                    self.rejects_topic, letters.letters(found, sizes[self.rejects_topic], fence)
+                )
             writer.finish()
         return tally(chunk, encoded)
 
     def write_staged(self, what: Publication, fence: Fence) -> None:
         """Write staged records without a transaction."""
-        self._publisher.write(what)
+        self._publisher.write(what, fence)
 
     def move(
         self,
@@ -361,7 +363,7 @@ class KafkaSink:
             _send(writer, encoded, messages)
             if rejects:
                 limit = sizes[self.rejects_topic]
-                writer.send(self.rejects_topic, letters.letters(rejects, limit))
+                writer.send(self.rejects_topic, letters.letters(rejects, limit, part.fence))
             self._move(writer, part)
             writer.commit()
         cluster.remember(part.tp, Entry(part.position, part.fence.epoch))

@@ -90,7 +90,9 @@ class Takeover:
     def _try(self) -> Opened:
         words = self.cluster.place.words
         partitions = self._partitions()
-        ids = [words.publisher, *map(words.writer, partitions)]
+        # A replay too may have left a transaction open, which hides what follows in the ledger;
+        # one that is under way begins its transaction again.
+        ids = [words.publisher, words.replayer, *map(words.writer, partitions)]
         with self._initialised(ids) as instances:
             registered, found, first = self._take_epoch(partitions)
             fence = Fence(words.pipeline, registered.epoch)
@@ -199,13 +201,8 @@ class Takeover:
         if old is None:
             return
         self._same_source(old.cluster, old.topic_ids)
-        if self.target is not None and old.target and old.target != self.target:
-            raise TableMismatch(
-                f"sink.topic: it is {self.target!r}, and pipeline {self._name!r} has written to"
-                f" {old.target!r}: the new topic would begin where the old one ends",
-                way_out="give the pipeline a new name to begin anew; if this is meant, `oncely"
-                " offsets reset FILE --shift-by 0 --execute` says so",
-            )
+        if self.target is not None:
+            same_target(old, self.target, self._name)
         if self.expected is not None and old.epoch > self.expected and old.run != self.run:
             raise Fenced(self._name, self.expected, old.epoch)
 
@@ -263,6 +260,21 @@ class Takeover:
     @property
     def _name(self) -> str:
         return self.cluster.place.pipeline
+
+
+def same_target(old: Registered, target: str, name: str) -> None:
+    """Refuse to go on in another place than where the pipeline has written so far.
+
+    Raises:
+        TableMismatch: naming both.
+    """
+    if old.target and old.target != target:
+        raise TableMismatch(
+            f"sink.topic: it is {target!r}, and pipeline {name!r} has written to"
+            f" {old.target!r}: the new topic would begin where the old one ends",
+            way_out="give the pipeline a new name to begin anew; if this is meant, `oncely"
+            " offsets reset FILE --shift-by 0 --execute` says so",
+        )
 
 
 def _flat(

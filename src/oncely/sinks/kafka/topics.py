@@ -20,12 +20,22 @@ _LARGEST = "max.message.bytes"
 
 def described(asker: Asker, names: Iterable[str]) -> dict[str, int]:
     """The number of partitions of each topic that exists."""
+    return {name: len(one.partitions) for name, one in _descriptions(asker, names).items()}
+
+
+def identified(asker: Asker, name: str) -> tuple[str, int] | None:
+    """A topic's id and its number of partitions; None: it is not there."""
+    found = _descriptions(asker, [name]).get(name)
+    return None if found is None else (str(found.topic_id), len(found.partitions))
+
+
+def _descriptions(asker: Asker, names: Iterable[str]) -> dict[str, Any]:
     wanted = ck.TopicCollection(sorted(set(names)))
     answers = asker.ask(
         "look at the sink's topics",
         lambda client, wait: client.describe_topics(wanted, request_timeout=wait),
     )
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for name, answer in answers.items():
         if isinstance(answer, KafkaException) and answer.args[0].code() in (
             KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -34,7 +44,7 @@ def described(asker: Asker, names: Iterable[str]) -> dict[str, int]:
             continue
         if isinstance(answer, Exception):
             raise asker.sorted(answer, "look at the sink's topics")
-        found[name] = len(answer.partitions)
+        found[name] = answer
     return found
 
 
@@ -51,6 +61,12 @@ def configured(asker: Asker, names: Iterable[str]) -> dict[str, dict[str, str]]:
         resource.name: {key: str(entry.value) for key, entry in answer.items()}
         for resource, answer in answers.items()
     }
+
+
+def compacted(asker: Asker, names: Iterable[str]) -> list[str]:
+    """Those of the topics, all of which exist, that keep the last record of a key."""
+    found = configured(asker, names)
+    return [name for name in sorted(found) if _COMPACT in found[name]["cleanup.policy"]]
 
 
 def largest_batch(asker: Asker, names: Iterable[str]) -> dict[str, int]:

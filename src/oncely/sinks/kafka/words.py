@@ -6,6 +6,8 @@ The ledger is a compacted topic with one partition. Its keys:
 |----------------------------------------|-------------------------------------------------------|
 | ``["pipeline", name]``                 | :class:`Registered`: epoch, run, source, destination  |
 | ``["position", name, topic, number]``  | :class:`Moved`: position, epoch, the range just done  |
+| ``["reset", name, topic, number, n]``  | :class:`PutBack`: where a reset of epoch n has led    |
+| ``["replayed", name, topic, number]``  | :class:`Replayed`: how far dead letters were replayed |
 
 A committed group offset is the position's fast copy, and its metadata is the stamp, which adds
 epoch and mode. An offset without a stamp was written by someone else and is not believed.
@@ -77,12 +79,39 @@ class Registered(msgspec.Struct, frozen=True):
     settled: dict[str, list[int]]
 
 
+class PutBack(msgspec.Struct, frozen=True):
+    """A reset: what older epochs have rejected from here on is read again, and no dead letter."""
+
+    position: int
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """The next dead letter to be replayed, in a partition of the rejects' topic of that id."""
+
+    position: int
+    topic_id: str
+
+
 @dataclass
 class View:
-    """What the ledger topic said when it was last read."""
+    """What the ledger topic said when it was last read.
+
+    Attributes:
+        pipeline: the newest word on it.
+        positions: of the source's partitions.
+        resets: per source partition, the epoch of each reset and where it led.
+        replayed: per partition of a rejects' topic.
+    """
 
     pipeline: Registered | None = None
     positions: dict[TopicPartition, Moved] = field(default_factory=dict)
+    resets: dict[TopicPartition, dict[int, Position]] = field(default_factory=dict)
+    replayed: dict[TopicPartition, Replayed] = field(default_factory=dict)
+
+    def copy(self) -> View:
+        """As it is now, whatever is read later."""
+        resets = {tp: dict(known) for tp, known in self.resets.items()}
+        return View(self.pipeline, dict(self.positions), resets, dict(self.replayed))
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position."""
@@ -122,6 +151,11 @@ class Words:
         batch = standing is not None and standing.mode == "batch"
         return self.publisher if batch else self.writer(tp)
 
+    @property
+    def replayer(self) -> str:
+        """The transactional id of whoever replays dead letters; a writer's has one part more."""
+        return f"oncely/{self.pipeline}/replay"
+
     def pipeline_key(self) -> bytes:
         """The key of :class:`Registered`."""
         return msgspec.json.encode(["pipeline", self.pipeline])
@@ -129,6 +163,14 @@ class Words:
     def position_key(self, tp: TopicPartition) -> bytes:
         """The key of :class:`Moved`."""
         return msgspec.json.encode(["position", self.pipeline, *tp])
+
+    def reset_key(self, tp: TopicPartition, epoch: int) -> bytes:
+        """The key of :class:`PutBack`."""
+        return msgspec.json.encode(["reset", self.pipeline, *tp, epoch])
+
+    def replayed_key(self, tp: TopicPartition) -> bytes:
+        """The key of :class:`Replayed`."""
+        return msgspec.json.encode(["replayed", self.pipeline, *tp])
 
     def take(self, view: View, key: bytes | None, value: bytes | None) -> None:
         """Apply one record of the ledger topic; those of other pipelines are passed over.
@@ -146,8 +188,20 @@ class Words:
                         view.positions[tp] = msgspec.json.decode(value, type=Moved)
                     else:
                         view.positions.pop(tp, None)
+                case _ if value:
+                    self._take_letters(view, msgspec.json.decode(key or b""), value)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise InvariantViolation(f"the ledger topic holds a foreign record: {error}") from None
+
+    def _take_letters(self, view: View, key: object, value: bytes) -> None:
+        """Apply what decides which dead letters still wait."""
+        match key:
+            case ["reset", name, str(topic), int(number), int(epoch)] if name == self.pipeline:
+                led_to = msgspec.json.decode(value, type=PutBack).position
+                view.resets.setdefault(TopicPartition(topic, number), {})[epoch] = led_to
+            case ["replayed", name, str(topic), int(number)] if name == self.pipeline:
+                tp = TopicPartition(topic, number)
+                view.replayed[tp] = msgspec.json.decode(value, type=Replayed)
 
 
 def stamp(moved: Moved | Stamped) -> str:
@@ -197,6 +251,6 @@ def by_topic(partitions: Mapping[TopicPartition, Position]) -> dict[str, dict[in
     return tree
 
 
-def encode(record: Moved | Registered) -> bytes:
+def encode(record: Moved | Registered | PutBack | Replayed) -> bytes:
     """The value of a ledger record."""
     return msgspec.json.encode(record)

@@ -9,12 +9,13 @@ replays at once meet at the row locks; the second one finds the rejects gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oncely.decode.base import Rejection
 from oncely.errors import InvariantViolation, Stopped, check
-from oncely.sinks.base import Chunk, Reject
+from oncely.sinks.base import Reject
+from oncely.sinks.replaying import Judge, Judged, Tried
 from oncely.sinks.sql.connection import Connection
 from oncely.sinks.sql.prepare import Prepared, prepare
 from oncely.sinks.sql.session import brief_session, transaction
@@ -29,38 +30,30 @@ FIRST: Place = ("", -1, -1)
 """Before every reject."""
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What a run of rejects has become.
+@dataclass
+class Replay:
+    """One replay of all rejects, each tried once.
 
     Attributes:
-        chunk: records in the order of the rejects; rows of those that pass.
-        traceable: False when no single record answers for a row (after a Spark transform).
+        sink: bound to its table.
+        after: where the next transaction goes on; None when there are no more rejects.
     """
 
-    chunk: Chunk
-    traceable: bool = True
+    sink: SqlSink
+    after: Place | None = FIRST
+
+    def step(self, limit: int, judge: Judge) -> Tried | None:
+        """Try up to ``limit`` rejects in one transaction; None: no more are left.
+
+        Raises as :func:`replay_run` does.
+        """
+        if self.after is None:
+            return None
+        done, self.after = replay_run(self.sink, self.after, limit, judge)
+        return done
 
 
-Judge = Callable[[Sequence[Reject]], Judged]
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What one transaction did.
-
-    Attributes:
-        moved: rejects that are rows now, or were filtered.
-        kept: rejects that fail still.
-        last: where the next transaction goes on; None when there are no more rejects.
-    """
-
-    moved: int
-    kept: int
-    last: Place | None
-
-
-def replay_run(sink: SqlSink, after: Place, limit: int, judge: Judge) -> Replayed:
+def replay_run(sink: SqlSink, after: Place, limit: int, judge: Judge) -> tuple[Tried, Place | None]:
     """Try up to ``limit`` rejects that follow ``after``, in one transaction.
 
     Args:
@@ -68,6 +61,9 @@ def replay_run(sink: SqlSink, after: Place, limit: int, judge: Judge) -> Replaye
         after: where to begin.
         limit: how many.
         judge: decodes and transforms; called inside the transaction.
+
+    Returns:
+        What was done, and where the next transaction goes on; None when no rejects are left.
 
     Raises:
         Stopped: the table refuses a row of a Spark transform; nothing was changed.
@@ -83,13 +79,14 @@ def replay_run(sink: SqlSink, after: Place, limit: int, judge: Judge) -> Replaye
         registered = sink.ledger.registered(ours)
         rejects = sink.dead_letters.read(ours, after, limit, lock=True)
         if registered is None or not rejects:
-            return Replayed(0, 0, None)
+            return Tried(0, 0), None
         judged = judge(rejects)
         check(judged.chunk.records == len(rejects), "a replayed reject was lost on the way")
         failed = _write(sink, ours, target, judged)
         _settle(sink, ours, rejects, failed, registered.epoch)
     last = rejects[-1]
-    return Replayed(len(rejects) - len(failed), len(failed), (*last.partition, last.offset))
+    done = Tried(len(rejects) - len(failed), len(failed))
+    return done, (*last.partition, last.offset)
 
 
 def _write(sink: SqlSink, ours: Connection, target: Target, judged: Judged) -> dict[int, Rejection]:

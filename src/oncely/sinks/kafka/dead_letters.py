@@ -1,0 +1,218 @@
+"""The dead letters that wait: read back from the rejects' topic.
+
+A letter can't be taken out of a topic. What has been replayed is a position in each of the
+topic's partitions, kept as the pipeline's own positions are (docs/decisions/0013): in the
+ledger topic, and as an offset of a group of its own, which is the fast copy and may expire. The
+letters at and behind the positions wait, but for those of records that a reset has made the
+pipeline read again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError
+from confluent_kafka.admin import OffsetSpec
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.errors import Unavailable
+from oncely.sinks.base import Reject
+from oncely.sinks.kafka import topics
+from oncely.sinks.kafka.cluster import READER, Cluster, Place
+from oncely.sinks.kafka.letters import DeadLetter, opened
+from oncely.sinks.kafka.words import View
+from oncely.sources.clients import Trouble, sort_error
+
+
+def replaying(place: Place) -> Place:
+    """The place with the group that keeps the positions of replays."""
+    return replace(place, group=f"{place.group}.replay")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far the letters have been replayed.
+
+    Attributes:
+        topic_id: of the rejects' topic; in another topic by its name no position means anything.
+        positions: the next letter, for every partition of the rejects' topic.
+        view: the ledger.
+    """
+
+    topic_id: str
+    positions: Mapping[TopicPartition, Position]
+    view: View
+
+    def waits(self, letter: DeadLetter) -> bool:
+        """Whether no reset has made the pipeline read the letter's record again."""
+        tp, offset = letter.origin
+        resets = self.view.resets.get(tp, {})
+        return not any(epoch > letter.epoch and at <= offset for epoch, at in resets.items())
+
+
+class DeadLetters:
+    """The letters of one pipeline.
+
+    Args:
+        cluster: open clients, of the group of replays.
+        topic: the rejects' topic.
+    """
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster, self.topic = cluster, topic
+
+    def count(self) -> int:
+        """How many wait. Raises as :meth:`survey` does."""
+        return sum(1 for _ in self._waiting())
+
+    def survey(self, limit: int) -> tuple[list[Reject], int]:
+        """The first letters by topic, partition and offset of their records, and how many wait.
+
+        Raises:
+            Unavailable: no answer.
+        """
+        total = 0
+
+        def counted() -> Iterator[DeadLetter]:
+            nonlocal total
+            for one in self._waiting():
+                total += 1
+                yield one
+
+        first = heapq.nsmallest(limit, counted(), key=lambda one: one.origin)
+        return [one.shown for one in first], total
+
+    def _waiting(self) -> Iterator[DeadLetter]:
+        """What an open transaction hides is not seen, nor what a replay moves meanwhile."""
+        ends = self.ends()
+        standing = self.stand(certain=False)
+        if standing is not None:
+            yield from Reading(self._cluster.place, standing, ends).letters()
+
+    def ends(self) -> dict[TopicPartition, Position]:
+        """The last stable offset of each partition; empty: there is no such topic."""
+        known = topics.identified(self._cluster.asker, self.topic)
+        if known is None:
+            return {}
+        here = [ck.TopicPartition(self.topic, number) for number in range(known[1])]
+        answer = self._cluster.asker.one(
+            "look at the rejects' topic",
+            lambda client, wait: client.list_offsets(
+                {one: OffsetSpec.latest() for one in here},
+                isolation_level=ck.IsolationLevel.READ_COMMITTED,
+                request_timeout=wait,
+            ),
+        )
+        return {
+            TopicPartition(one.topic, one.partition): found.offset for one, found in answer.items()
+        }
+
+    def stand(self, *, certain: bool) -> Standing | None:
+        """Where replays have come; None: there are no letters, or the pipeline never ran.
+
+        Args:
+            certain: wait for open transactions that may hide it. Asked after ``init`` of the
+                replayer's id, it can't change any more before that instance commits. Otherwise
+                what the ledger topic shows now: it may have moved on since.
+
+        Raises:
+            Unavailable: a transaction stayed open, or no answer.
+        """
+        cluster = self._cluster
+        known = topics.identified(cluster.asker, self.topic)
+        if known is None or topics.missing(cluster.asker, [cluster.place.ledger_topic]):
+            return None
+        topic_id, number = known
+        wanted = [TopicPartition(self.topic, one) for one in range(number)]
+        found: dict[TopicPartition, Position] = {}
+        if certain:
+            found = {
+                tp: one.position
+                for tp, one in cluster.stable_offsets(wanted).items()
+                if one.topic_id == topic_id
+            }
+        # The group's copy is in the same transaction: where it is, nothing newer is hidden.
+        hidden = certain and len(found) < len(wanted)
+        view = cluster.settled() if hidden else cluster.look()
+        if view.pipeline is None:
+            return None
+        noted = {tp: one.position for tp, one in view.replayed.items() if one.topic_id == topic_id}
+        positions = {tp: max(found.get(tp, 0), noted.get(tp, 0)) for tp in wanted}
+        return Standing(topic_id, positions, view)
+
+
+class Reading:
+    """Goes once through the letters from where replays stand to some ends.
+
+    Attributes:
+        positions: behind what has been read, for every partition; grows while letters are taken.
+    """
+
+    def __init__(
+        self, place: Place, standing: Standing, ends: Mapping[TopicPartition, Position]
+    ) -> None:
+        self._place, self._standing = place, standing
+        self._ranges = {
+            tp: OffsetRange(at, ends[tp])
+            for tp, at in standing.positions.items()
+            if at < ends.get(tp, 0)
+        }
+        self.positions: dict[TopicPartition, Position] = dict(standing.positions)
+
+    def letters(self) -> Generator[DeadLetter, None, None]:
+        """The pipeline's letters that wait; those of others are passed over.
+
+        Raises:
+            Unavailable: the broker is silent.
+        """
+        if not self._ranges:
+            return
+        place = self._place
+        with closing(
+            place.connect(
+                ck.Consumer,
+                place.brokers,
+                place.kafka,
+                Trouble(place.brokers),
+                **{**READER, "group.id": place.group},
+            )
+        ) as consumer:
+            consumer.assign([ck.TopicPartition(*tp, own.start) for tp, own in self._ranges.items()])
+            for message in self._messages(consumer):
+                letter = opened(message, place.pipeline)
+                if letter is not None and self._standing.waits(letter):
+                    yield letter
+
+    def _messages(self, consumer: Any) -> Iterator[Any]:
+        deadline = time.monotonic() + self._place.timeout
+        left = set(self._ranges)
+        while left:
+            message = consumer.poll(0.1)  # consume() would wait for as many as it was asked
+            if message is None:
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"read the dead letters: {self._place.brokers} is silent")
+                continue
+            tp = TopicPartition(message.topic(), message.partition())
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
+                    raise sort_error(error, "read the dead letters", self._place.brokers)
+                continue
+            if tp not in left:
+                continue
+            end = self._ranges[tp].end
+            inside = error is None and message.offset() < end
+            # At the end of a partition the event's offset is the one that comes next.
+            self.positions[tp] = min(message.offset() + inside, end)
+            if self.positions[tp] == end:
+                left.discard(tp)
+            if inside:
+                deadline = time.monotonic() + self._place.timeout
+                yield message
