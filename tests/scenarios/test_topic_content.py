@@ -16,12 +16,13 @@ from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
 from tests.conftest import produce
 from tests.scenarios.topic_world import TopicWorld, assert_exactly_once, origin, value
+from tests.scenarios.world import await_that
 
 TRACE = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 
 
-def run(world: TopicWorld, spark: Any, **sections: Any) -> None:
-    Pipeline(parse(world.settings(**sections))).run("latest", spark=spark)
+def run(world: TopicWorld, session: Any, **sections: Any) -> None:
+    Pipeline(parse(world.settings(**sections))).run("latest", spark=session)
 
 
 @pytest.fixture
@@ -145,6 +146,7 @@ def test_holes_of_aborted_and_compacted_records(
                 at = 50 + 10 * n + i
                 client.produce(world.topic, value(at if commits else at + 1000), b"k", partition=n)
         (client.commit_transaction if commits else client.abort_transaction)(20)
+    await_that(lambda: not world.held_back(world.topic), "the last marker")
     run(world, spark)
     assert world.ids() == [*range(50), *range(50, 55), *range(60, 65)]
     ends = {n: 25 + 5 + 1 + 5 + 1 for n in range(2)}
