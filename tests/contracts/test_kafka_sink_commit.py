@@ -18,6 +18,7 @@ from oncely.sinks.base import Fence, PositionMoved, Written
 from oncely.sinks.kafka.cluster import Cluster
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sinks.kafka.transaction import InstanceFenced, Message
+from oncely.sinks.kafka.words import Moved
 from oncely.sources.clients import make
 from tests.kafkatools import Topics, make_topics, ready
 from tests.sinktools import T0, T1, Rec, at_t0, chunk, commit_all, numbered
@@ -183,7 +184,13 @@ def test_the_other_order_doubles_and_is_seen(
         return found
 
     monkeypatch.setattr(Cluster, "entries", remembered)
-    monkeypatch.setattr(Cluster, "stands_at", lambda _, tp: before[tp])
+    monkeypatch.setattr(
+        Cluster,
+        "standing",
+        lambda _, tps: {
+            tp: Moved(before[tp].position, before[tp].epoch, "", "", 0, 0, "") for tp in tps
+        },
+    )
     two_attempts(topics)
     assert topics.ids() == sorted([*range(10)] * 2)
 

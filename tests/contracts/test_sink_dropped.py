@@ -7,9 +7,9 @@ import pytest
 
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Unavailable
-from oncely.sinks.base import Written
+from oncely.sinks.base import Publication, Written
 from oncely.sinks.sql.connection import RowsDropped
-from oncely.sinks.sql.staging import Publication, publish, stage
+from oncely.sinks.sql.staging import publish, stage
 from tests.sinktools import (
     SCHEMA,
     T0,

@@ -10,9 +10,9 @@ import pytest
 
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
-from oncely.sinks.base import Written
+from oncely.sinks.base import Publication, Written
 from oncely.sinks.sql.session import application_name, application_prefix, brief_session, close_all
-from oncely.sinks.sql.staging import Publication, publish, stage, sweep
+from oncely.sinks.sql.staging import publish, stage, sweep
 from tests.sinktools import (
     T0,
     Place,

@@ -20,11 +20,11 @@ from oncely.runtimes.batch_commit import BatchCommit
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.commit import commit
 from oncely.runtimes.row_transform import Unchanged
-from oncely.sinks.base import Chunk, Fence, Opened, Reject, Written
+from oncely.sinks.base import Chunk, Fence, Opened, Publication, Reject, Written
 from oncely.sinks.sql.cast import cast_rows
 from oncely.sinks.sql.connection import ColumnFit
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import Publication, stage, sweep
+from oncely.sinks.sql.staging import stage, sweep
 from tests.scenarios.commit_topic import APPEND, Task, left, topic
 from tests.sinktools import (
     SOURCE,

@@ -31,10 +31,13 @@ def patient() -> Backoff:
 
 
 class Calls:
-    """Counts the calls to every producer of a process, and does something at one of them."""
+    """Counts the calls to every producer of a process, and does something at one of them.
 
-    def __init__(self, at: int, when: str, what: Callable[[], None]) -> None:
-        self.at, self.when, self.what = at, when, what
+    With ``only`` calls of that name count.
+    """
+
+    def __init__(self, at: int, when: str, what: Callable[[], None], only: str = "") -> None:
+        self.at, self.when, self.what, self.only = at, when, what, only
         self.names: list[str] = []
         self._lock = threading.Lock()
 
@@ -45,7 +48,8 @@ class Calls:
     def around(self, name: str, call: Callable[[], Any]) -> Any:
         with self._lock:
             self.names.append(name)
-            mine = len(self.names) == self.at
+            counted = self.names.count(name) if self.only else len(self.names)
+            mine = counted == self.at and name == (self.only or name)
         if mine and self.when == "before":
             self.what()
         done = call()

@@ -14,7 +14,7 @@ from oncely.cli import logs, screen
 
 app = typer.Typer(
     name="oncely",
-    help="Moves records from Kafka into SQL databases so that each takes effect exactly once.",
+    help="Moves records from Kafka into SQL databases and topics so that each takes effect once.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,7 +57,7 @@ def _oncely(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
-    """Moves records from Kafka into SQL databases so that each takes effect exactly once."""
+    """Moves records from Kafka into SQL databases and topics so that each takes effect once."""
 
 
 @app.command()
@@ -200,6 +200,28 @@ def rejects_replay(file: File, as_json: AsJson = False, debug: Debug = False) ->
     from oncely.cli.rejects import replay_rejects
 
     replay_rejects(file, as_json)
+
+
+@app.command()
+def semantics(
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(metavar="sql|kafka", help="Only this sink; may be repeated."),
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option("--out", metavar="PATH", help="Where report.json and .html go.")
+    ] = Path("build/semantics"),
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Show what each delivery semantics means: kill pipelines at each step of a commit, count.
+
+    Starts a Kafka broker and PostgreSQL of its own and takes some minutes. Exit code 1 when a
+    promise was broken.
+    """
+    from oncely.cli.semantics import show_semantics
+
+    raise typer.Exit(show_semantics(sink or [], folder, as_json))
 
 
 local = typer.Typer(help="A Kafka broker and PostgreSQL on this machine, in the background.",

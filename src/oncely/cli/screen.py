@@ -9,9 +9,19 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from oncely.errors import OncelyError
@@ -25,6 +35,21 @@ def show_json(value: Any) -> None:
     """A result for programs: one JSON document on stdout."""
     sys.stdout.write(redact(json.dumps(value, ensure_ascii=False)) + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[object], None]]:
+    """A bar on stderr that moves with every call; nothing where stderr is no terminal."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda _: progress.advance(task)
 
 
 def note(text: str) -> None:

@@ -40,6 +40,15 @@ def _producer(value: object) -> dict[str, str]:
     return found
 
 
+def _staging(value: str) -> str:
+    if "://" not in value and not value.startswith("/"):
+        raise wrong(
+            f"found {shown(value)}; allowed: a URL, or an absolute path",
+            'write "s3://bucket/staging" or "/shared/staging"',
+        )
+    return value
+
+
 def _timeout(value: object) -> float:
     seconds = parse_seconds(value)
     if not _SHORTEST <= seconds <= _LONGEST:
@@ -66,6 +75,9 @@ class KafkaSinkSettings(Section):
         create: create the ledger topic, and topics to write to, when they are missing.
         max_rejects: beyond it the pipeline stops.
         transaction_timeout: seconds after which the broker gives a transaction up.
+        staging: Spark transforms: where tasks leave records until the driver publishes them, a URL
+            (``s3://…``) or an absolute path that driver and executors reach; None: a folder of
+            this machine, for a local master.
         brokers: only to say where the sink is; another cluster than the source's is refused.
         kafka: further keys of the producer, by librdkafka's names.
     """
@@ -87,6 +99,7 @@ class KafkaSinkSettings(Section):
         PlainSerializer(str, when_used="json"),
     ] = parse_budget("1%")
     transaction_timeout: Annotated[float, BeforeValidator(_timeout)] = 60.0
+    staging: Annotated[str, AfterValidator(_staging)] | None = None
     brokers: Annotated[str, AfterValidator(broker_list)] | None = None
     kafka: Annotated[dict[str, str], BeforeValidator(_producer)] = Field(default_factory=dict)
 

@@ -157,6 +157,13 @@ def _topic_problems(pipeline: PipelineSettings, sink: KafkaSinkSettings) -> list
             Problem("sink.headers", "a row of a Spark transform comes from no single record",
                     "remove it, or use transform.sql or .python")
         )  # fmt: skip
+    by_spark = pipeline.transform is not None and pipeline.transform.kind == "spark"
+    if by_spark and sink.staging is None and not pipeline.spark.is_local:
+        found.append(
+            Problem("sink.staging", f"is missing, and spark.master is {pipeline.spark.master}: tasks"
+                    " leave records where the driver can read them",
+                    'add staging = "s3://bucket/staging", or a folder that all machines share')
+        )  # fmt: skip
     if not pipeline.source.group and pipeline.source.group is not None:
         found.append(
             Problem("source.group", "is switched off, and this sink commits offsets to the group",

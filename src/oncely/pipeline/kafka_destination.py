@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -63,7 +67,12 @@ class KafkaDestination:
         given = self.given
         form = Form(schema, self._value(), given.topic, given.topic_column, given.key)
         return KafkaSink(
-            self.place, form, given.rejects, create=given.create, headers=given.headers
+            self.place,
+            form,
+            given.rejects,
+            create=given.create,
+            headers=given.headers,
+            staging=self._staging(),
         )
 
     @property
@@ -141,6 +150,17 @@ class KafkaDestination:
         return SinkPlan(facts, None, tuple(self._commands(absent)), tuple(self._acls()))
 
     # -- parts -----------------------------------------------------------------------------
+
+    def _staging(self) -> str:
+        """Where tasks stage, in a run of batch commit; empty in others."""
+        transform = self.settings.transform
+        if transform is None or transform.spark is None:
+            return ""
+        if self.given.staging is not None:
+            return self.given.staging
+        # By the cluster too: pipelines of one name on two clusters must not sweep each other's.
+        brokers = hashlib.sha256(self.place.brokers.encode()).hexdigest()[:12]
+        return str(Path(tempfile.gettempdir()) / f"oncely-staging-{os.getuid()}" / brokers)
 
     def _value(self) -> Literal["json"] | AvroValue | RawValue:
         given = self.given

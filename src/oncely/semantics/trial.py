@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ A_BATCH = 300  # records of a micro-batch
 A_COMMIT = 100  # records of a commit
 _SOURCE = "source"
 _LONGEST = 180.0  # seconds for a restart and a run
+_LOOK = 0.2  # seconds
 _LIGHTLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # Spark lives for seconds here
 
 
@@ -35,6 +38,8 @@ class Stage:
     brokers: str
     url: str = field(repr=False)
     folder: Path
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when somebody has lost patience: the trials end."""
 
 
 def prepare(broker: Broker, postgres: Postgres, folder: Path) -> Stage:
@@ -112,10 +117,10 @@ def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
         environment={"SPARK_SUBMIT_OPTS": _LIGHTLY, **os.environ},
     )
     try:
-        code = process.wait(_LONGEST)
+        code = _wait(stage, process)
     finally:
         process.kill()
-    job.unlink()
+        job.unlink()
     resumed = before is None or job.with_suffix(".resumed").exists()
     if not resumed or code != (-signal.SIGKILL if now else 0):
         raise Stopped(
@@ -123,6 +128,15 @@ def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
             f" {'its death by SIGKILL' if now else 'its ordinary end'}\n{process.log_tail()}",
             way_out=f"its log is {log}",
         )
+
+
+def _wait(stage: Stage, process: Process) -> int | None:
+    """The exit code; None when it took too long, or somebody has lost patience."""
+    deadline = time.monotonic() + _LONGEST
+    code = process.wait(_LOOK)
+    while code is None and time.monotonic() < deadline and not stage.stop.is_set():
+        code = process.wait(_LOOK)
+    return code
 
 
 def _count(stage: Stage, cell: Cell) -> Outcome:

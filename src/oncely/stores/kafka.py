@@ -19,9 +19,9 @@ from typing import Any
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.core.offsets import SourceIdentity, TopicPartition
+from oncely.core.offsets import TopicPartition
 from oncely.errors import ConfigError, OncelyError
-from oncely.sinks.kafka.words import read_stamp, stamp
+from oncely.sinks.kafka.words import Stamped, read_stamp, stamp
 from oncely.sources.clients import Trouble, make, sort_error, unanswered
 from oncely.stores.base import OffsetStore, Stored
 from oncely.stores.lazy import Lazy
@@ -100,7 +100,7 @@ class KafkaStore(OffsetStore):
     def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
         """See :meth:`OffsetStore.save`. One request; the broker may refuse single partitions."""
         offsets = [
-            ck.TopicPartition(*tp, stored.position, _stamp(tp.topic, stored))
+            ck.TopicPartition(*tp, stored.position, _stamp(stored))
             for tp, stored in sorted(positions.items())
         ]
         if offsets:
@@ -174,8 +174,8 @@ class _Client:
         return error if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
 
 
-def _stamp(topic: str, stored: Stored) -> str:
-    return stamp(stored.epoch, SourceIdentity(stored.cluster_id, {topic: stored.topic_id}), topic)
+def _stamp(stored: Stored) -> str:
+    return stamp(Stamped(stored.position, stored.epoch, stored.cluster_id, stored.topic_id))
 
 
 def _connect(brokers: str, group: str, kafka: Mapping[str, object], timeout: float) -> _Client:

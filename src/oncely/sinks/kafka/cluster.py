@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import confluent_kafka as ck
@@ -25,7 +26,7 @@ from oncely.errors import Unavailable
 from oncely.sinks.kafka.plain import Delivered, Plain
 from oncely.sinks.kafka.settings import producer_config
 from oncely.sinks.kafka.transaction import Transaction
-from oncely.sinks.kafka.words import Stamped, View, Words, read_stamp
+from oncely.sinks.kafka.words import Stamped, Standing, View, Words, read_stamp
 from oncely.sources.clients import Asker, Trouble, make, sort_error
 
 _READER = {
@@ -115,16 +116,21 @@ class Cluster:
     # -- writing ---------------------------------------------------------------------------
 
     def transaction(
-        self, transactional_id: str, sizes: Collection[int] = (1_000_000,)
+        self,
+        transactional_id: str,
+        sizes: Collection[int] = (1_000_000,),
+        defaults: Mapping[str, object] = MappingProxyType({}),
     ) -> Transaction:
         """A new producer instance, not initialised yet.
 
         Args:
             sizes: ``max.message.bytes`` of the topics that will be written to.
+            defaults: of the producer's keys, where the user has set nothing.
         """
         place = self.place
+        wanted = {**defaults, **place.producer}
         config = producer_config(
-            place.producer, transactional_id, round(place.transaction_timeout * 1000), sizes
+            wanted, transactional_id, round(place.transaction_timeout * 1000), sizes
         )
         producer = place.connect(
             ck.Producer, place.brokers, place.kafka, Trouble(place.brokers), **config
@@ -210,16 +216,19 @@ class Cluster:
         known = self.look().entries()
         return known | {tp: newer(known.get(tp), at) for tp, at in dict(self._seen).items()}
 
-    def stands_at(self, tp: TopicPartition) -> Entry | None:
-        """Where a position stands, asked after ``init`` of its transactional id; None: nowhere.
+    def standing(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Standing]:
+        """Where positions stand, asked after ``init`` of the transactional id that moves them.
 
-        The group's copy if there is one, or else (they expire) the ledger topic.
+        The group's copy if there is one, or else (they expire) the ledger topic. Partitions
+        without a position are left out.
         """
-        stamped = self.stable_offsets([tp]).get(tp)
-        entry = stamped.entry if stamped else self.settled().entries().get(tp)
-        if entry is not None:
-            self.remember(tp, entry)
-        return entry
+        found: dict[TopicPartition, Standing] = dict(self.stable_offsets(partitions))
+        if missing := [tp for tp in partitions if tp not in found]:
+            known = self.settled().positions
+            found |= {tp: known[tp] for tp in missing if tp in known}
+        for tp, one in found.items():
+            self.remember(tp, one.entry)
+        return found
 
     def remember(self, tp: TopicPartition, entry: Entry) -> None:
         """What was seen for certain, though an open transaction may still hide it in the topic."""

@@ -76,6 +76,11 @@ class Encoded:
 
     def plain(self, at: Sequence[int]) -> list[dict[str, object]]:
         """Those messages as librdkafka's batches take them, which have no headers."""
+        if len(at) == len(self.value):  # all of them, as they stand
+            return [
+                {"value": value, "key": key}
+                for value, key in zip(self.value, self.key, strict=True)
+            ]
         return [{"value": self.value[i], "key": self.key[i]} for i in at]
 
 

@@ -27,7 +27,7 @@ _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
-_SLICE = 50_000  # messages handed over at once, so that the queue is served in between
+_SLICE = 10_000  # messages handed over at once, so that the queue is served in between
 
 
 class Message(NamedTuple):
@@ -72,6 +72,7 @@ class Sender:
         """Queue messages without headers, many at a call; dicts of ``key`` and ``value``."""
         for at in range(0, len(messages), _SLICE):
             waiting = messages[at : at + _SLICE]
+            self._serve(0)  # until its end is told, a sent message counts as queued
             while waiting:
                 try:
                     if self._producer.produce_batch(topic, waiting) == len(waiting):

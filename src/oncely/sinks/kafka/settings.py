@@ -125,7 +125,6 @@ def producer_config(
     batch = min([int(own.get("batch.size", _BATCH)), *sizes, _BATCH])
     return {
         "linger.ms": 5,
-        "compression.type": "lz4",
         "partitioner": "murmur2_random",  # the Java clients' choice: keys stay together
         "queue.buffering.max.messages": 1_000_000,
         "socket.timeout.ms": min(10_000, timeout_ms),

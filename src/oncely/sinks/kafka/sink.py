@@ -19,7 +19,6 @@ from oncely.sinks.base import (
     Chunk,
     Fence,
     Opened,
-    PositionMoved,
     Publication,
     RangeKind,
     Reject,
@@ -27,13 +26,15 @@ from oncely.sinks.base import (
     Staged,
     Written,
 )
-from oncely.sinks.kafka import letters, settings, takeover, topics
-from oncely.sinks.kafka.cluster import Cluster, Place, newer
+from oncely.sinks.kafka import letters, publishing, settings, takeover, topics
+from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.form import Form
 from oncely.sinks.kafka.messages import Encoded, encode
 from oncely.sinks.kafka.sender import Sender
+from oncely.sinks.kafka.settling import Settling, refuse_moved, together, write_moves
+from oncely.sinks.kafka.staging import Staging, staged_batches
 from oncely.sinks.kafka.transaction import Transaction
-from oncely.sinks.kafka.words import Moved
+from oncely.sinks.kafka.words import Mode, Moved
 
 
 @dataclass
@@ -41,7 +42,9 @@ class KafkaSink:
     """Topics of the cluster that the source is on, with the ledger in a topic beside them.
 
     A chunk of several topic-partitions is one transaction for each of them: a position is moved
-    by one transactional id only, that of its topic-partition (docs/decisions/0010).
+    by one transactional id only, that of its topic-partition (docs/decisions/0010). In a run of
+    batch commit it is the publisher's, and all that is published is one transaction
+    (docs/decisions/0012).
 
     Attributes:
         place: cluster, pipeline, group and ledger topic.
@@ -49,6 +52,8 @@ class KafkaSink:
         rejects_topic: where dead letters go, in the transaction of their topic-partition.
         create: create the ledger topic, and the topics written to, when they are missing.
         headers: write the source record's headers, and with them its trace context.
+        staging: makes this a run of batch commit, and is the folder where its tasks stage: a URL
+            or an absolute path. It may hold a key, so it is in no repr.
         run: a name of this run's own, by which it finds itself in the ledger.
     """
 
@@ -57,6 +62,7 @@ class KafkaSink:
     rejects_topic: str
     create: bool = True
     headers: bool = False
+    staging: str = field(default="", repr=False)
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     _cluster: tuple[int, Cluster] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -98,6 +104,8 @@ class KafkaSink:
         """
         settings.checked(self.place.producer)
         self.form.bind()
+        if self.staging:
+            self._staging.check()
         if not self.create:
             topics.require_topics(self.cluster.asker, self.named_topics)
 
@@ -159,7 +167,7 @@ class KafkaSink:
     ) -> Opened:
         topics.require_ledger(self.cluster.asker, self.place.ledger_topic, create=self.create)
         return takeover.Takeover(
-            self.cluster, source, self.run, target, start, earliest, expected, reset
+            self.cluster, source, self.run, target, start, earliest, expected, reset, self.mode
         ).open()
 
     def add_partitions(
@@ -170,26 +178,9 @@ class KafkaSink:
         Raises:
             Fenced: a newer run has opened.
         """
-        takeover.together(
-            lambda one: takeover.settle(self.cluster, one[0], one[1], fence, source),
-            positions.items(),
-        )
+        Settling(self.cluster, fence, source, self.mode).settle(positions, {})
         # Whoever reads the ledger from here on finds them: no open transaction hides them.
         self.cluster.settled()
-
-    def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
-        """Keep a task's records in a file of its own; see the port."""
-        raise NotImplementedError
-
-    def publish(
-        self, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
-    ) -> None:
-        """Publish staged records with rejects and positions; see the port."""
-        raise NotImplementedError
-
-    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
-        """Remove staged files that nobody will publish; see the port."""
-        raise NotImplementedError
 
     def tidy(self, fence: Fence) -> None:
         """Nothing to do: Kafka compacts the ledger topic."""
@@ -211,6 +202,8 @@ class KafkaSink:
         Each topic-partition has a transaction of its own. When one of several fails, others may
         have taken effect: whoever asks the ledger again, as the port demands, skips these.
         """
+        if self.mode == "batch":
+            return self._pass_over(chunk, entries, fence, kind)
         encoded, found = self._encoded(chunk, max_rejects)
         written = tally(chunk, encoded)
 
@@ -219,7 +212,7 @@ class KafkaSink:
             part = _Part(tp, chunk.ranges[tp], entries[tp], fence, kind, written[tp])
             self._commit_one(part, encoded, encoded.of(chunk, tp), own)
 
-        takeover.together(one, sorted(chunk.ranges))
+        together(one, sorted(chunk.ranges))
         return written
 
     def _encoded(self, chunk: Chunk, max_rejects: int | None) -> tuple[Encoded, list[Reject]]:
@@ -253,7 +246,7 @@ class KafkaSink:
 
     def write_staged(self, what: Publication, fence: Fence) -> None:
         """Write staged records without a transaction."""
-        raise NotImplementedError
+        self._publisher.write(what)
 
     def move(
         self,
@@ -264,17 +257,76 @@ class KafkaSink:
         kind: RangeKind,
     ) -> None:
         """Move positions alone, each in its transaction; see the port."""
+        if self.mode == "batch":
+            empty = Publication(ranges, written, (), ())
+            self._publisher.publish(empty, entries, fence, kind)
+            return
         nothing = Encoded(np.array([], dtype=np.int64), (), (), (), None)
 
         def one(tp: TopicPartition) -> None:
             part = _Part(tp, ranges[tp], entries[tp], fence, kind, written[tp])
             self._commit_one(part, nothing, {}, ())
 
-        takeover.together(one, sorted(ranges))
+        together(one, sorted(ranges))
 
     def prepare(self) -> None:
         """Create the topics that are missing, if they may be."""
         self.bind()
+
+    def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
+        """Encode a task's rows and keep them in a file of the attempt's own; in an executor.
+
+        Raises:
+            Stopped: a row can't be written, and no single record answers for it.
+            Unavailable: the staging place does not take them.
+        """
+        encoded = staged_batches(rows, self.form, self._largest)
+        return self._staging.write(fence, batch_id, attempt, encoded)
+
+    def publish(
+        self, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
+    ) -> None:
+        """Staged rows, rejects and every position in one transaction; in the driver.
+
+        Raises:
+            PositionMoved: nothing was published; read the ledger and decide again.
+            StagedRowsGone: nothing was published; the batch can be repeated.
+            Unavailable: the outcome is unknown; read the ledger and decide again.
+        """
+        self._publisher.publish(what, entries, fence)
+
+    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
+        """Remove staged files that nobody will publish; the number removed."""
+        return self._staging.sweep(fence, keep_batches_from)
+
+    @property
+    def mode(self) -> Mode:
+        """By which transactional ids this run moves positions."""
+        return "batch" if self.staging else "partition"
+
+    @property
+    def _staging(self) -> Staging:
+        check(bool(self.staging), "a batch commit needs a place to stage")
+        return Staging(self.staging, self.place.pipeline)
+
+    @property
+    def _publisher(self) -> publishing.Publisher:
+        return publishing.Publisher(
+            self.cluster, self.form, self.rejects_topic, self._staging, self._largest
+        )
+
+    def _pass_over(
+        self,
+        chunk: Chunk,
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        kind: RangeKind,
+    ) -> dict[TopicPartition, Written]:
+        """Move over holes and gaps by the id that moves everything in a run of batch commit."""
+        check(not chunk.records, "a run of batch commit writes records by publishing them")
+        nothing = publishing.of_nothing(chunk.ranges)
+        self._publisher.publish(nothing, entries, fence, kind)
+        return dict(nothing.written)
 
     def _commit_one(
         self,
@@ -295,14 +347,7 @@ class KafkaSink:
         identity = self.place.words.writer(part.tp)
         with cluster.transaction(identity, sizes.values()) as writer:
             writer.init()
-            now = cluster.stands_at(part.tp)
-            if now != part.entry:
-                check(
-                    now is not None and newer(part.entry, now) == now,
-                    f"{part.tp} stood at {part.entry.position} and stands at {now}: the cluster"
-                    " has lost what it had committed",
-                )
-                raise PositionMoved(str(part.tp))
+            refuse_moved(cluster, {part.tp: part.entry}, "partition")
             writer.begin()
             _send(writer, encoded, messages)
             if rejects:
@@ -316,7 +361,6 @@ class KafkaSink:
         registered = self.cluster.registered().pipeline
         if registered is None:
             raise InvariantViolation(f"pipeline {self.place.pipeline!r} is not in the ledger")
-        source = SourceIdentity(registered.cluster, registered.topic_ids)
         done = part.written
         moved = Moved(
             part.position,
@@ -331,7 +375,7 @@ class KafkaSink:
             done.rejects,
             done.filtered,
         )
-        takeover.write_ledger(self.cluster, writer, part.tp, moved, source)
+        write_moves(self.cluster, writer, {part.tp: moved})
 
     def _largest(self, names: Sequence[str]) -> dict[str, int]:
         """``max.message.bytes`` of topics, asked once in a process; missing ones are left out."""

@@ -1,16 +1,19 @@
 """Taking the ledger over: the next epoch, older instances fenced, a position for every partition.
 
-A position is moved by one transactional id only, and its owner is who initialised it last. So
-an instance that reads after ``init_transactions`` and commits has done a compare-and-set: had
-another one read in between, it would have been fenced. That holds for commits and for this:
+From where it stands a position is moved by one transactional id only, and its owner is who
+initialised it last. So an instance that reads after ``init_transactions`` and commits has done a
+compare-and-set: had another one read in between, it would have been fenced. That holds for
+commits and for this:
 
-1. The ids of all partitions are initialised: what the earlier run left open ends, so nothing
-   in the ledger topic is hidden, and its writers are fenced.
+1. The ids of all partitions and the publisher's are initialised: what the earlier run left open
+   ends, so nothing in the ledger topic is hidden, and its writers are fenced.
 2. The pipeline's own id is initialised, the ledger read to its end, and the next epoch written,
    with the positions where partitions begin that have none. From here on two openers differ.
-3. Each partition's instance writes its position again with the new epoch. When the old run has
-   initialised the id meanwhile, this fails, and step 3 begins anew for that partition, with
-   where it stands now. A writer of the old run that comes later reads the new epoch.
+3. Each position is written again with the new epoch and the new mode, by the id that the OLD
+   one names: its partition's own, or the publisher's, which writes all of its positions at
+   once. When the old run has initialised the id meanwhile, this fails, and step 3 begins anew
+   for those, with where they stand now. A writer of the old run that comes later reads the new
+   epoch.
 4. The partitions are noted as settled: from here on a missing position is a lost one.
 
 A crash after 2 leaves some positions at the old epoch and some at the new one. The old run is
@@ -20,14 +23,11 @@ fenced at the latter; the next ``open`` begins at 1 and keeps what is pending.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
-from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.errors import (
     Fenced,
@@ -38,15 +38,12 @@ from oncely.errors import (
 )
 from oncely.sinks.base import Fence, Opened, Reset
 from oncely.sinks.kafka.cluster import Cluster, newer
+from oncely.sinks.kafka.settling import Settling, together
 from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
-from oncely.sinks.kafka.words import Moved, Registered, View, by_topic, encode, stamp
+from oncely.sinks.kafka.words import Mode, Registered, Standing, View, by_topic, encode
 from oncely.sinks.same_source import same_cluster, same_topics
 
 _TRIES = 5
-_TOGETHER = 8  # instances that are initialised at the same time
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,7 @@ class Takeover:
         target: where records go; None: whatever the ledger says (a reset).
         start, earliest, expected: as in the port.
         reset: puts positions elsewhere.
+        mode: by which ids this run will move positions.
     """
 
     cluster: Cluster
@@ -70,6 +68,7 @@ class Takeover:
     earliest: Mapping[TopicPartition, Position]
     expected: int | None = None
     reset: Reset = lambda _: {}
+    mode: Mode = "partition"
 
     def open(self) -> Opened:
         """All four steps.
@@ -91,22 +90,17 @@ class Takeover:
     def _try(self) -> Opened:
         words = self.cluster.place.words
         partitions = self._partitions()
-        with self._initialised({tp: words.writer(tp) for tp in partitions}) as writers:
+        ids = [words.publisher, *map(words.writer, partitions)]
+        with self._initialised(ids) as instances:
             registered, found, first = self._take_epoch(partitions)
-            epoch = registered.epoch
-            fence = Fence(words.pipeline, epoch)
+            fence = Fence(words.pipeline, registered.epoch)
             positions = {
                 tp: found[tp].position if tp in found else at
                 for tp, at in _flat(registered, found).items()
             }
             moved = dict(self.reset(positions))
-            wanted = positions | moved
-
-            def settle(tp: TopicPartition) -> tuple[TopicPartition, Position]:
-                writer = writers.get(tp)
-                return tp, self._settle(tp, wanted[tp], fence, writer, forced=tp in moved)
-
-            settled = dict(together(settle, wanted))
+            settling = Settling(self.cluster, fence, self.source, self.mode, frozenset(moved))
+            settled = self._settle(instances, found, positions | moved, settling)
         self._note_settled(registered, settled)
         return Opened(fence, settled, first)
 
@@ -117,11 +111,9 @@ class Takeover:
         return sorted({*self.earliest, *self.cluster.look().positions})
 
     @contextmanager
-    def _initialised(
-        self, ids: Mapping[TopicPartition, str]
-    ) -> Iterator[dict[TopicPartition, Transaction]]:
+    def _initialised(self, ids: Iterable[str]) -> Iterator[dict[str, Transaction]]:
         with ExitStack() as stack:
-            made = {tp: stack.enter_context(self.cluster.transaction(i)) for tp, i in ids.items()}
+            made = {one: stack.enter_context(self.cluster.transaction(one)) for one in ids}
             together(lambda one: one.init(), made.values())
             yield made
 
@@ -129,7 +121,7 @@ class Takeover:
 
     def _take_epoch(
         self, partitions: Collection[TopicPartition]
-    ) -> tuple[Registered, dict[TopicPartition, Entry], bool]:
+    ) -> tuple[Registered, dict[TopicPartition, Standing], bool]:
         """The next epoch; every position that there is; and whether this is the first start."""
         words = self.cluster.place.words
         with self.cluster.transaction(words.opener) as opener:
@@ -158,16 +150,18 @@ class Takeover:
 
     def _found(
         self, view: View, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, Entry]:
+    ) -> dict[TopicPartition, Standing]:
         """The ledger's positions, and those of which only the group's copy is left."""
-        found = view.entries()
+        found: dict[TopicPartition, Standing] = dict(view.positions)
         for tp, stamped in self.cluster.stable_offsets(partitions).items():
             self._same_source(stamped.cluster, {tp.topic: stamped.topic_id})
-            found[tp] = newer(found.get(tp), stamped.entry)
+            known = found[tp].entry if tp in found else None
+            if newer(known, stamped.entry) == stamped.entry:
+                found[tp] = stamped
         return found
 
     def _pending(
-        self, old: Registered | None, found: Mapping[TopicPartition, Entry], first: bool
+        self, old: Registered | None, found: Mapping[TopicPartition, Standing], first: bool
     ) -> dict[TopicPartition, Position]:
         """Where partitions begin that have no position: decided once, and kept."""
         decided = self.start() if first and not old else _tree(old.pending) if old else {}
@@ -175,7 +169,7 @@ class Takeover:
         return {tp: at for tp, at in wanted.items() if tp not in found}
 
     def _refuse_lost(
-        self, view: View, found: Mapping[TopicPartition, Entry], lost_ledger: bool
+        self, view: View, found: Mapping[TopicPartition, Standing], lost_ledger: bool
     ) -> None:
         """A pipeline that has written must find where it was.
 
@@ -223,26 +217,27 @@ class Takeover:
 
     def _settle(
         self,
-        tp: TopicPartition,
-        at: Position,
-        fence: Fence,
-        writer: Transaction | None,
-        *,
-        forced: bool,
-    ) -> Position:
-        """Write a position with our epoch, by the instance that read it, or by a new one."""
-        if writer is not None:
-            try:
-                return self._write_position(writer, tp, at, fence)
-            except Unavailable:
-                pass  # the id was initialised by another since, or nobody knows: look again
-        return settle(self.cluster, tp, at, fence, self.source, forced=forced)
+        instances: Mapping[str, Transaction],
+        found: Mapping[TopicPartition, Standing],
+        wanted: Mapping[TopicPartition, Position],
+        settling: Settling,
+    ) -> dict[TopicPartition, Position]:
+        """Write positions with our epoch, by the instances of step 1, or else by new ones."""
 
-    def _write_position(
-        self, writer: Transaction, tp: TopicPartition, at: Position, fence: Fence
-    ) -> Position:
-        write_position(self.cluster, writer, tp, at, fence, self.source)
-        return at
+        def first(group: tuple[str, Mapping[TopicPartition, Position]]) -> list[TopicPartition]:
+            identity, positions = group
+            if identity not in instances:  # a partition that step 1 has not seen
+                return []
+            try:
+                settling.write(instances[identity], positions)
+            except Unavailable:
+                return []  # the id was initialised by another since, or nobody knows: look again
+            return list(positions)
+
+        groups = together(first, settling.movers(wanted, found).items())
+        done = {tp: wanted[tp] for group in groups for tp in group}
+        left = {tp: at for tp, at in wanted.items() if tp not in done}
+        return done | settling.settle(left, found)
 
     # -- step 4 ----------------------------------------------------------------------------
 
@@ -270,87 +265,8 @@ class Takeover:
         return self.cluster.place.pipeline
 
 
-def settle(
-    cluster: Cluster,
-    tp: TopicPartition,
-    at: Position,
-    fence: Fence,
-    source: SourceIdentity,
-    *,
-    forced: bool = False,
-) -> Position:
-    """Give a partition our epoch and keep its position; ``at`` when it has none, or is forced.
-
-    Raises:
-        Fenced: a newer run holds the partition.
-        Unavailable: no answer, or rivals without end.
-    """
-    last: InstanceFenced | None = None
-    for _ in range(_TRIES):
-        try:
-            with cluster.transaction(cluster.place.words.writer(tp)) as writer:
-                writer.init()
-                now = cluster.stands_at(tp)
-                if now is not None and now.epoch > fence.epoch:
-                    raise Fenced(fence.pipeline, fence.epoch, now.epoch)
-                if (
-                    now is not None
-                    and now.epoch == fence.epoch
-                    and (not forced or now.position == at)
-                ):
-                    return now.position
-                position = at if forced or now is None else now.position
-                write_position(cluster, writer, tp, position, fence, source)
-                return position
-        except InstanceFenced as error:
-            last = error
-    raise last or InvariantViolation("a loop that returns or raises has ended")
-
-
-def write_position(
-    cluster: Cluster,
-    writer: Transaction,
-    tp: TopicPartition,
-    at: Position,
-    fence: Fence,
-    source: SourceIdentity,
-) -> None:
-    """One transaction that moves nothing and changes the epoch."""
-    moved = Moved(
-        at, fence.epoch, source.cluster_id, source.topic_ids.get(tp.topic, ""), at, at, "taken"
-    )
-    writer.begin()
-    write_ledger(cluster, writer, tp, moved, source)
-    writer.commit()
-    cluster.remember(tp, moved.entry)
-
-
-def write_ledger(
-    cluster: Cluster,
-    writer: Transaction,
-    tp: TopicPartition,
-    moved: Moved,
-    source: SourceIdentity,
-) -> None:
-    """Both copies of a position, in the transaction that moves it."""
-    place = cluster.place
-    record = Message(encode(moved), place.words.position_key(tp))
-    writer.send(place.ledger_topic, [record])
-    mark = stamp(moved.epoch, source, tp.topic)
-    writer.send_offsets({tp: (moved.position, mark)}, cluster.group_metadata())
-
-
-def together(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """Do it for all, some at a time, each to its end; the first error is raised afterwards."""
-    wanted = list(items)
-    if len(wanted) < 2:
-        return [work(one) for one in wanted]
-    with ThreadPoolExecutor(_TOGETHER) as pool:
-        return [future.result() for future in [pool.submit(work, one) for one in wanted]]
-
-
 def _flat(
-    registered: Registered, found: Mapping[TopicPartition, Entry]
+    registered: Registered, found: Mapping[TopicPartition, Standing]
 ) -> dict[TopicPartition, Position]:
     return {tp: entry.position for tp, entry in found.items()} | _tree(registered.pending)
 

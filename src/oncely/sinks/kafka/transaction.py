@@ -22,7 +22,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.core.offsets import Position, TopicPartition
-from oncely.errors import OncelyError
+from oncely.errors import OncelyError, Unavailable
 from oncely.sinks.kafka.sender import InstanceFenced, Message, Sender
 
 __all__ = ["InstanceFenced", "Message", "Transaction"]
@@ -93,6 +93,17 @@ class Transaction(Sender):
             "send_offsets_to_transaction",
             lambda left: self._producer.send_offsets_to_transaction(wanted, group, left),
         )
+
+    def flush(self, seconds: float) -> None:
+        """Wait until the broker has answered for everything that was queued.
+
+        What became of the messages, ``commit`` tells.
+
+        Raises:
+            Unavailable: not within ``seconds``.
+        """
+        if left := self._producer.flush(max(0.0, seconds)):
+            raise Unavailable(f"{self._brokers}: {left} messages were not taken in time")
 
     def commit(self) -> None:
         """Send what is queued and commit.

@@ -8,25 +8,33 @@ The ledger is a compacted topic with one partition. Its keys:
 | ``["position", name, topic, number]``  | :class:`Moved`: position, epoch, the range just done  |
 
 A committed group offset is the position's fast copy, and its metadata is the stamp, which adds
-the epoch. An offset without a stamp was written by someone else and is not believed.
+epoch and mode. An offset without a stamp was written by someone else and is not believed.
+
+Both copies carry the mode of the run that wrote them: it says which transactional id alone may
+move the position on (docs/decisions/0012).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from oncely.core.ledger import Entry
-from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.core.offsets import Position, TopicPartition
 from oncely.errors import InvariantViolation
 
 _STAMP = "oncely"
 
+Mode = Literal["partition", "batch"]
+"""partition: tasks move a position by its own transactional id; batch: the driver moves all
+positions by the publisher's."""
+
 
 class Moved(msgspec.Struct, frozen=True):
-    """A position, and the range whose commit moved it there."""
+    """A position, the range whose commit moved it there, and by which ids it moves on."""
 
     position: int
     epoch: int
@@ -39,6 +47,7 @@ class Moved(msgspec.Struct, frozen=True):
     rows: int = 0
     rejects: int = 0
     filtered: int = 0
+    mode: Mode = "partition"
 
     @property
     def entry(self) -> Entry:
@@ -84,7 +93,8 @@ class View:
 class Words:
     """Spells keys and ids of one pipeline.
 
-    Neither a topic's name nor a number holds a slash, so no two ids are the same.
+    Neither a topic's name nor a number holds a slash, and what follows the last one tells the
+    kinds apart (nothing, a number, a word): no two ids are the same.
     """
 
     pipeline: str
@@ -97,6 +107,20 @@ class Words:
     def writer(self, tp: TopicPartition) -> str:
         """The transactional id of whoever moves a position."""
         return f"oncely/{self.pipeline}/{tp.topic}/{tp.partition}"
+
+    @property
+    def publisher(self) -> str:
+        """The transactional id of the driver that publishes batches: all positions at once."""
+        return f"oncely/{self.pipeline}//publish"
+
+    def mover(self, tp: TopicPartition, standing: Standing | None) -> str:
+        """The one transactional id that may move a position from where it stands.
+
+        A partition without a position belongs to its own id, whatever the mode: runs of
+        different modes may give it its first one.
+        """
+        batch = standing is not None and standing.mode == "batch"
+        return self.publisher if batch else self.writer(tp)
 
     def pipeline_key(self) -> bytes:
         """The key of :class:`Registered`."""
@@ -126,10 +150,10 @@ class Words:
             raise InvariantViolation(f"the ledger topic holds a foreign record: {error}") from None
 
 
-def stamp(epoch: int, source: SourceIdentity, topic: str) -> str:
+def stamp(moved: Moved | Stamped) -> str:
     """The metadata of a group offset of ours."""
-    known = [_STAMP, epoch, source.cluster_id, source.topic_ids.get(topic, "")]
-    return msgspec.json.encode(known).decode()
+    known = [_STAMP, moved.epoch, moved.cluster, moved.topic_id]
+    return msgspec.json.encode([*known, "batch"] if moved.mode == "batch" else known).decode()
 
 
 class Stamped(msgspec.Struct, frozen=True):
@@ -139,11 +163,16 @@ class Stamped(msgspec.Struct, frozen=True):
     epoch: int
     cluster: str
     topic_id: str
+    mode: Mode = "partition"
 
     @property
     def entry(self) -> Entry:
         """As decisions take it."""
         return Entry(self.position, self.epoch)
+
+
+Standing = Moved | Stamped
+"""Where a position stands: the ledger topic's word, or the group's."""
 
 
 def read_stamp(offset: Position, metadata: str | None) -> Stamped | None:
@@ -155,6 +184,8 @@ def read_stamp(offset: Position, metadata: str | None) -> Stamped | None:
     match found:
         case ["oncely", int(epoch), str(cluster), str(topic_id)] if offset >= 0:
             return Stamped(offset, epoch, cluster, topic_id)
+        case ["oncely", int(epoch), str(cluster), str(topic_id), "batch"] if offset >= 0:
+            return Stamped(offset, epoch, cluster, topic_id, "batch")
     return None
 
 

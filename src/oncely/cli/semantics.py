@@ -1,0 +1,103 @@
+"""``oncely semantics``."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from rich.table import Table
+from rich.text import Text
+
+from oncely import artifacts
+from oncely.cli import screen
+from oncely.errors import WrongInput
+
+if TYPE_CHECKING:
+    from oncely.semantics.cells import Outcome, SinkKind
+
+
+def show_semantics(sinks: Sequence[str], folder: Path, as_json: bool) -> int:
+    """Kill, restart, count, print; exit code 1 when a promise was broken.
+
+    Raises:
+        WrongInput: the packages of the local servers are missing, or no such sink.
+    """
+    try:
+        from oncely.semantics import cells, report
+    except ModuleNotFoundError as error:
+        raise WrongInput(
+            f"the local servers need {error.name}", way_out="pip install 'oncely[local]'"
+        ) from None
+    unknown = [one for one in sinks if one not in cells.SINKS]
+    if unknown:
+        raise WrongInput(
+            f"--sink {unknown[0]}: no such sink here", way_out=f"one of {', '.join(cells.SINKS)}"
+        )
+    wanted: list[SinkKind] = [one for one in cells.SINKS if not sinks or one in sinks]
+    signal.signal(signal.SIGTERM, _interrupt)
+    outcomes = _all(wanted)
+    written = report.write(outcomes, folder)
+    problems = cells.problems(outcomes)
+    if as_json:
+        screen.show_json([one.as_json() for one in outcomes])
+    else:
+        _show(outcomes)
+        screen.out.print(f"\n{written[1]} shows it as a picture, {written[0]} holds the numbers")
+    for problem in problems:
+        screen.err.print(Text(f"✗ {problem}", style="red"))
+    return 1 if problems else 0
+
+
+def _all(sinks: Sequence[SinkKind]) -> list[Outcome]:
+    """Every trial; each sink's run beside the other's."""
+    from oncely.local.kafka import Broker
+    from oncely.local.postgres import Postgres
+    from oncely.semantics import cells, trial
+
+    artifacts.resolve(artifacts.KAFKA_BROKER)  # here, where its progress can be seen
+    total = sum(len(cells.cells(sink)) for sink in sinks)
+    with (
+        screen.counting("killed, restarted and counted", total) as advance,
+        tempfile.TemporaryDirectory(prefix="oncely-semantics-") as folder,
+        Broker() as broker,
+        Postgres() as postgres,
+    ):
+        stage = trial.prepare(broker, postgres, Path(folder))
+        with ThreadPoolExecutor(len(sinks)) as pool:
+            runs = [pool.submit(trial.run, stage, broker, sink, advance) for sink in sinks]
+            try:
+                wait(runs, return_when=FIRST_EXCEPTION)
+            finally:
+                stage.stop.set()  # after Ctrl-C, or when the other one has failed
+        return [one for run in runs for one in run.result()]
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt  # as by Ctrl-C: all that was started is ended on the way out
+
+
+def _show(outcomes: Sequence[Outcome]) -> None:
+    from oncely.semantics.cells import DELIVERIES, POINTS
+    from oncely.semantics.page import TITLES
+
+    for sink in dict.fromkeys(one.cell.sink for one in outcomes):
+        found = {(o.cell.delivery, o.cell.point): o for o in outcomes if o.cell.sink == sink}
+        table = Table(title=f"{sink}: lost / written twice", title_justify="left", box=None)
+        table.add_column("killed", style="cyan")
+        for delivery in DELIVERIES:
+            table.add_column(TITLES[delivery], justify="right")
+        for point in POINTS:
+            table.add_row(point, *(_cell(found.get((d, point))) for d in DELIVERIES))
+        screen.out.print()
+        screen.out.print(table)
+
+
+def _cell(one: Outcome | None) -> Text:
+    if one is None:
+        return Text("-", style="dim")
+    style = "red" if one.lost else "yellow" if one.duplicated else "green"
+    return Text(f"{one.lost:,} / {one.duplicated:,}", style=style)

@@ -1,0 +1,257 @@
+"""Batch commit: the driver publishes a micro-batch in one transaction.
+
+Staged messages, dead letters, ledger records and offsets of all topic-partitions take effect
+together, by the publisher's transactional id. In a run of batch commit that id moves every
+position that there is, also over holes (docs/decisions/0012), so init, read, write, commit is a
+compare-and-set of all of them at once.
+
+The transaction must end before ``sink.transaction_timeout``, or the broker aborts it. Messages
+wait in files until it begins, and what the tasks took to make them does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.errors import InvariantViolation, Unavailable, check
+from oncely.sinks.base import (
+    Fence,
+    Publication,
+    RangeKind,
+    StagedRowsGone,
+    Written,
+)
+from oncely.sinks.kafka.cluster import Cluster
+from oncely.sinks.kafka.form import Form, header_lists
+from oncely.sinks.kafka.letters import letters
+from oncely.sinks.kafka.messages import Limits
+from oncely.sinks.kafka.sender import Message, Sender
+from oncely.sinks.kafka.settling import refuse_moved, write_moves
+from oncely.sinks.kafka.staging import Staging
+from oncely.sinks.kafka.words import Moved
+
+# What librdkafka holds at most of a publication, whatever its size.
+_QUEUE = {"queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 65_536}
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Publishes for one sink.
+
+    Attributes:
+        cluster: the open clients.
+        form: says where messages go that name no topic.
+        rejects_topic: where dead letters go.
+        staging: where the tasks left their messages.
+        largest: tells the topics' ``max.message.bytes``.
+    """
+
+    cluster: Cluster
+    form: Form
+    rejects_topic: str
+    staging: Staging
+    largest: Limits
+
+    def publish(
+        self,
+        what: Publication,
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        kind: RangeKind = "data",
+    ) -> None:
+        """One transaction, or nothing.
+
+        ``init`` ends and fences whoever was about to move the positions; only what is read
+        after it can't change before our own commit.
+
+        Raises:
+            PositionMoved: nothing was published; read the ledger and decide again.
+            StagedRowsGone: nothing was published; the batch can be repeated.
+            Unavailable: nobody knows, or it took too long; read the ledger and decide again.
+        """
+        claims = _claims(what, entries, fence)
+        if not claims:
+            return
+        moves = self._moves(what, claims, fence, kind)
+        sizes = self.largest(self._topics(what))
+        words = self.cluster.place.words
+        with self.cluster.transaction(words.publisher, sizes.values(), _QUEUE) as writer:
+            writer.init()
+            refuse_moved(self.cluster, claims, "batch")
+            with self._in_time() as in_time:
+                writer.begin()
+                self._send_staged(writer, what, in_time)
+                if what.rejects:
+                    limit = sizes[self.rejects_topic]
+                    writer.send(self.rejects_topic, letters(what.rejects, limit))
+                # Last: until the commit they hide from others what follows in the ledger topic.
+                write_moves(self.cluster, writer, moves)
+                writer.flush(in_time())
+                in_time()
+            writer.commit()
+        for tp, moved in moves.items():
+            self.cluster.remember(tp, moved.entry)
+
+    def write(self, what: Publication) -> None:
+        """Staged messages and dead letters without a transaction, and no position.
+
+        Raises:
+            Unavailable: nobody knows how much was written.
+        """
+        sizes = self.largest(self._topics(what))
+        with self.cluster.plain(sizes.values()) as writer:
+            self._send_staged(writer, what, lambda: 0.0)
+            if what.rejects:
+                writer.send(self.rejects_topic, letters(what.rejects, sizes[self.rejects_topic]))
+            writer.finish()
+
+    def _topics(self, what: Publication) -> list[str]:
+        """What will be written to; the producer has to know their limits beforehand."""
+        found = {self.rejects_topic} if what.rejects else set()
+        if self.form.topic is not None:
+            return [*found, self.form.topic]
+        for one in what.staged:
+            for batch in self.staging.read(one.name, ["topic"]) if one.name else ():
+                found.update(batch.column("topic").unique().to_pylist())
+        return sorted(found)
+
+    def _send_staged(self, writer: Sender, what: Publication, in_time: Callable[[], float]) -> None:
+        """Send the files, one part after another, and demand that they hold all rows."""
+        for one in what.staged:
+            found = 0
+            for batch in self.staging.read(one.name) if one.name else ():
+                self._send(writer, batch)
+                found += batch.num_rows
+                in_time()
+            check(found <= one.rows, f"{one.name} holds {found} rows, and {one.rows} were staged")
+            if found < one.rows:
+                raise StagedRowsGone(
+                    f"a task staged {one.rows} rows in {one.name}, and {found} were there to"
+                    " publish; the batch is done again"
+                )
+
+    def _send(self, writer: Sender, batch: pa.RecordBatch) -> None:
+        for topic, part in _by_topic(batch, self.form.topic):
+            keys, values = _binary(part.column("key")), _binary(part.column("value"))
+            if self.form.headers is None:
+                plain: list[dict[str, object]]
+                plain = [{"key": k, "value": v} for k, v in zip(keys, values, strict=True)]
+                writer.send_plain(topic, plain)
+            else:
+                headers = header_lists(part.column("headers"))
+                writer.send(topic, map(Message, values, keys, headers))
+
+    def _moves(
+        self,
+        what: Publication,
+        claims: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        kind: RangeKind,
+    ) -> dict[TopicPartition, Moved]:
+        registered = self.cluster.registered().pipeline
+        if registered is None:
+            raise InvariantViolation(f"pipeline {fence.pipeline!r} is not in the ledger")
+        written = what.counted(sum(one.rows for one in what.staged))
+        moves = {}
+        for tp in claims:
+            range_, done = what.ranges[tp], written[tp]
+            moves[tp] = Moved(
+                range_.end,
+                fence.epoch,
+                registered.cluster,
+                registered.topic_ids.get(tp.topic, ""),
+                range_.start,
+                range_.end,
+                kind,
+                done.records,
+                done.rows,
+                done.rejects,
+                done.filtered,
+                "batch",
+            )
+        return moves
+
+    @contextmanager
+    def _in_time(self) -> Iterator[Callable[[], float]]:
+        """Tell seconds that are left, and say so when what fails has taken too long."""
+        begun, allowed = monotonic(), self.cluster.place.transaction_timeout
+
+        def left() -> float:
+            if (now := begun + allowed - monotonic()) <= 0:
+                raise Unavailable("too late")
+            return now
+
+        try:
+            yield left
+        except StagedRowsGone:
+            raise
+        except Unavailable as error:
+            took = monotonic() - begun
+            if took < allowed:
+                raise
+            raise Unavailable(
+                f"publishing took {took:.0f} s and was not done, longer than the"
+                f" {allowed:g} s after which the broker aborts a transaction; nothing was"
+                f" published ({error.message})",
+                way_out="raise sink.transaction_timeout (up to the broker's"
+                " transaction.max.timeout.ms), or lower spark.max_records_per_batch",
+            ) from error
+
+
+def _claims(
+    what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
+) -> dict[TopicPartition, Entry]:
+    """The entries that the batch was decided on, of partitions that have a range to move over.
+
+    Raises:
+        InvariantViolation: the batch does not begin where they stand.
+    """
+    check(what.query is None, "Kafka keeps no batch id of a query that brings its checkpoint")
+    ranges: dict[TopicPartition, OffsetRange] = dict(sorted(what.ranges.items()))
+    claims = {tp: entries[tp] for tp, range_ in ranges.items() if not range_.is_empty}
+    for tp, entry in claims.items():
+        check(entry.epoch == fence.epoch, f"{tp}: decided on another epoch's entry")
+        check(entry.position == ranges[tp].start, f"{tp}: the batch begins elsewhere")
+    empty = not what.rejects and not any(one.rows for one in what.staged)
+    check(bool(claims) or empty, "rows without a range: no position tells that they were written")
+    return claims
+
+
+def of_nothing(ranges: Mapping[TopicPartition, OffsetRange]) -> Publication:
+    """Ranges that hold no records."""
+    return Publication(ranges, dict.fromkeys(ranges, Written(0, 0, 0, 0)), (), ())
+
+
+def _by_topic(batch: pa.RecordBatch, only: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The messages of each topic, in order."""
+    if only is not None:
+        yield only, batch
+        return
+    topics = batch.column("topic").dictionary_encode()
+    index = topics.indices.to_numpy()
+    for at, topic in enumerate(topics.dictionary.to_pylist()):
+        yield topic, batch.take(pa.array(np.flatnonzero(index == at)))
+
+
+def _binary(column: Any) -> Sequence[bytes | None]:
+    """The values as bytes; several times quicker than Arrow's own way where none is null."""
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if column.null_count:
+        found: list[bytes | None] = column.to_pylist()
+        return found
+    offsets = np.frombuffer(column.buffers()[1], dtype=np.int64)
+    bounds = offsets[column.offset : column.offset + len(column) + 1].tolist()
+    data = memoryview(column.buffers()[2] or b"")
+    return [bytes(data[a:b]) for a, b in pairwise(bounds)]

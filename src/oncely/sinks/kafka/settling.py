@@ -1,0 +1,182 @@
+"""Giving positions an epoch, each by the one transactional id that may move it.
+
+A position moves by compare-and-set: initialise its mover's id, read where it stands, write,
+commit; whoever initialised the id in between has fenced this instance. The mover follows from
+what was read (:meth:`Words.mover`), so it is guessed first, and guessed again when the position
+turns out to belong to another id. Two instances that read the same position thus always have
+the same id, and one of them fences the other, whatever runs and modes they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.errors import Fenced, check
+from oncely.sinks.base import Fence, PositionMoved
+from oncely.sinks.kafka.cluster import Cluster, newer
+from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
+from oncely.sinks.kafka.words import Mode, Moved, Standing, encode, stamp
+
+_TRIES = 5
+_TOGETHER = 8  # instances that are initialised at the same time
+
+A = TypeVar("A")
+B = TypeVar("B")
+Positions = dict[TopicPartition, Position]
+
+
+@dataclass(frozen=True)
+class Settling:
+    """Puts our epoch and mode on positions.
+
+    Attributes:
+        cluster: the open clients.
+        fence: our epoch.
+        source: cluster and topic ids, which each position carries.
+        mode: by which ids this run will move positions.
+        forced: partitions that are put where they are wanted, wherever they stand.
+    """
+
+    cluster: Cluster
+    fence: Fence
+    source: SourceIdentity
+    mode: Mode = "partition"
+    forced: frozenset[TopicPartition] = field(default_factory=frozenset)
+
+    def settle(
+        self,
+        wanted: Mapping[TopicPartition, Position],
+        known: Mapping[TopicPartition, Standing],
+    ) -> Positions:
+        """Keep positions where they stand; ``wanted`` is for those that stand nowhere.
+
+        Args:
+            known: where they stood when last seen, to guess their movers by.
+
+        Raises:
+            Fenced: a newer run holds a partition.
+            Unavailable: no answer, or rivals without end.
+        """
+        seen, done = dict(known), Positions()
+        for _ in range(_TRIES):
+            left = {tp: at for tp, at in wanted.items() if tp not in done}
+            if not left:
+                return done
+            for ours, found in together(self._by_mover, self.movers(left, seen).items()):
+                done |= ours
+                seen |= found
+        if done.keys() == wanted.keys():
+            return done
+        left_over = ", ".join(map(str, sorted(wanted.keys() - done.keys())))
+        raise InstanceFenced(f"rivals took {left_over} again and again")
+
+    def movers(
+        self, wanted: Mapping[TopicPartition, Position], seen: Mapping[TopicPartition, Standing]
+    ) -> dict[str, Positions]:
+        """The positions by the transactional id that moves them."""
+        words = self.cluster.place.words
+        found: dict[str, Positions] = {}
+        for tp, at in wanted.items():
+            found.setdefault(words.mover(tp, seen.get(tp)), {})[tp] = at
+        return found
+
+    def write(self, writer: Transaction, positions: Mapping[TopicPartition, Position]) -> None:
+        """One transaction that moves nothing and changes epoch and mode."""
+        taken = {tp: self._taken(tp, at) for tp, at in positions.items()}
+        writer.begin()
+        write_moves(self.cluster, writer, taken)
+        writer.commit()
+        for tp, moved in taken.items():
+            self.cluster.remember(tp, moved.entry)
+
+    def _by_mover(
+        self, group: tuple[str, Mapping[TopicPartition, Position]]
+    ) -> tuple[Positions, dict[TopicPartition, Standing]]:
+        """One id's positions in one transaction: those that are ours now, and what was seen."""
+        identity, wanted = group
+        words = self.cluster.place.words
+        try:
+            with self.cluster.transaction(identity) as writer:
+                writer.init()
+                now = self.cluster.standing(list(wanted))
+                self._refuse_newer(now)
+                done = {tp: now[tp].position for tp, at in wanted.items() if self._has(tp, at, now)}
+                written = {
+                    tp: self._at(tp, at, now)
+                    for tp, at in wanted.items()
+                    if tp not in done and words.mover(tp, now.get(tp)) == identity
+                }
+                if written:
+                    self.write(writer, written)
+                return done | written, now
+        except InstanceFenced:  # by a rival: look again
+            return {}, {}
+
+    def _refuse_newer(self, now: Mapping[TopicPartition, Standing]) -> None:
+        newest = max((one.epoch for one in now.values()), default=self.fence.epoch)
+        if newest > self.fence.epoch:
+            raise Fenced(self.fence.pipeline, self.fence.epoch, newest)
+
+    def _has(
+        self, tp: TopicPartition, at: Position, now: Mapping[TopicPartition, Standing]
+    ) -> bool:
+        """Whether it carries our epoch already, and stands where it is to be forced."""
+        found = now.get(tp)
+        if found is None or found.epoch != self.fence.epoch:
+            return False
+        return tp not in self.forced or found.position == at
+
+    def _at(
+        self, tp: TopicPartition, at: Position, now: Mapping[TopicPartition, Standing]
+    ) -> Position:
+        return at if tp in self.forced or tp not in now else now[tp].position
+
+    def _taken(self, tp: TopicPartition, at: Position) -> Moved:
+        topic_id = self.source.topic_ids.get(tp.topic, "")
+        epoch, cluster = self.fence.epoch, self.source.cluster_id
+        return Moved(at, epoch, cluster, topic_id, at, at, "taken", mode=self.mode)
+
+
+def refuse_moved(cluster: Cluster, claims: Mapping[TopicPartition, Entry], mode: Mode) -> None:
+    """Compare where positions stand with what was decided on; after ``init`` of their mover.
+
+    Raises:
+        PositionMoved: one has moved since.
+        InvariantViolation: one went back, or another id moves it.
+    """
+    now = cluster.standing(list(claims))
+    for tp, entry in claims.items():
+        found = now.get(tp)
+        if found is None or found.entry != entry:
+            check(
+                found is not None and newer(entry, found.entry) == found.entry,
+                f"{tp} stood at {entry.position} and stands at {found}: the cluster has lost"
+                " what it had committed",
+            )
+            raise PositionMoved(str(tp))
+        check(found.mode == mode, f"{tp} is moved in mode {found.mode}, not in mode {mode}")
+
+
+def write_moves(
+    cluster: Cluster, writer: Transaction, moves: Mapping[TopicPartition, Moved]
+) -> None:
+    """Both copies of positions, in the transaction that moves them."""
+    place = cluster.place
+    records = [Message(encode(one), place.words.position_key(tp)) for tp, one in moves.items()]
+    writer.send(place.ledger_topic, records)
+    offsets = {tp: (one.position, stamp(one)) for tp, one in moves.items()}
+    writer.send_offsets(offsets, cluster.group_metadata())
+
+
+def together(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """Do it for all, some at a time, each to its end; the first error is raised afterwards."""
+    wanted = list(items)
+    if len(wanted) < 2:
+        return [work(one) for one in wanted]
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        return [future.result() for future in [pool.submit(work, one) for one in wanted]]

@@ -1,0 +1,284 @@
+"""Where tasks of a batch commit leave encoded messages, until the driver publishes them.
+
+A task writes one Arrow IPC file, ``<pipeline>/<epoch>/<batch>/<attempt>-<uuid>.arrow`` below the
+staging place: no two attempts share a file, and what a failed one left is told by its folder.
+Only files that successful attempts reported are published. Nothing here needs to last: a file
+that is gone or damaged fails the batch, which is done again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import IO, Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs
+
+from oncely.errors import ConfigError, Stopped, Unavailable
+from oncely.sinks.base import Chunk, Fence, Staged, StagedRowsGone
+from oncely.sinks.kafka.form import Form
+from oncely.sinks.kafka.messages import Encoded, Limits, encode
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),  # null: the sink's one topic
+        ("key", pa.large_binary()),
+        ("value", pa.large_binary()),
+        ("headers", _HEADERS),  # null: none
+    ]
+)
+_PART = 4_000_000  # bytes that are held at once on the way to Kafka
+_ROWS = 20_000
+_OBJECTS = ("s3", "gcs", "abfs")  # stores without folders
+
+
+@dataclass(frozen=True)
+class Staging:
+    """The staged files of one pipeline.
+
+    Attributes:
+        url: a folder that the driver and all executors reach: a URL that Arrow understands, or
+            an absolute path. Never in a repr: it may hold a key.
+        pipeline: its name.
+    """
+
+    url: str = field(repr=False)
+    pipeline: str
+
+    def check(self) -> None:
+        """Refuse a place that is none.
+
+        Raises:
+            ConfigError: naming ``sink.staging``.
+        """
+        self._place()
+
+    def write(
+        self, fence: Fence, batch_id: int, attempt: int, batches: Iterable[pa.RecordBatch]
+    ) -> Staged:
+        """Write an attempt's messages into a file of its own.
+
+        Raises:
+            Unavailable: the place does not take them.
+        """
+        name = f"{self._folder}/{fence.epoch}/{batch_id}/{attempt}-{uuid.uuid4().hex}.arrow"
+        waiting = iter(batches)
+        first = next(waiting, None)
+        if first is None:
+            return Staged(None, 0)
+        place, root = self._place()
+        rows = 0
+        with (
+            self._reached(),
+            _new_file(place, f"{root}/{name}") as file,
+            pa.ipc.new_file(file, SCHEMA) as writer,
+        ):
+            for batch in _chained(first, waiting):
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        return Staged(name, rows)
+
+    def read(self, name: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+        """A file's messages, a few megabytes at a time; of ``columns`` only, if named.
+
+        Raises:
+            StagedRowsGone: the file is missing or damaged.
+            Unavailable: the place does not answer.
+        """
+        place, root = self._place()
+        wanted = [SCHEMA.get_field_index(one) for one in columns] or None
+        options = pa.ipc.IpcReadOptions(included_fields=wanted)
+        with self._reached(name), place.open_input_file(f"{root}/{name}") as file:
+            reader = pa.ipc.open_file(file, options=options)
+            for at in range(reader.num_record_batches):
+                yield reader.get_batch(at)
+
+    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
+        """Remove files that nobody will publish; the number removed.
+
+        Those of older epochs, which are fenced; of our own those of batches before
+        ``keep_batches_from``. A newer run's are left alone.
+
+        Raises:
+            Unavailable: the place does not answer.
+        """
+        place, root = self._place()
+        base = f"{root}/{self._folder}"
+        with self._reached():
+            found = place.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=True))
+        doomed: dict[str, int] = {}
+        for one in found:
+            parts = PurePosixPath(one.path).relative_to(base).parts
+            if folder := _doomed(parts, fence.epoch, keep_batches_from):
+                is_file = one.type == fs.FileType.File
+                doomed[folder] = doomed.get(folder, 0) + is_file
+        removed = 0
+        for folder, files in doomed.items():
+            # A zombie's task may be writing there; the next sweep finds what is left.
+            with suppress(OSError):
+                place.delete_dir(f"{base}/{folder}")
+                removed += files
+        return removed
+
+    @property
+    def _folder(self) -> str:
+        """The pipeline's name as a folder's; none of them is a step up or hidden."""
+        name = quote(self.pipeline, safe="")
+        return f"%2E{name[1:]}" if name.startswith(".") else name
+
+    def _place(self) -> tuple[Any, str]:
+        """The filesystem, and the folder on it."""
+        try:
+            place, root = fs.FileSystem.from_uri(self.url)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ConfigError(
+                "sink.staging",
+                f"{_shown(self.url)!r} is no place for files: {_shown(str(error))}",
+                way_out="name a folder that the driver and all executors reach, by an absolute"
+                " path or a URL such as s3://bucket/folder",
+            ) from None
+        return place, root.rstrip("/")
+
+    @contextmanager
+    def _reached(self, name: str = "") -> Iterator[None]:
+        """Sort what a filesystem says by its consequence."""
+        try:
+            yield
+        except pa.ArrowInvalid as error:
+            if not name:
+                raise
+            raise _gone(name, error) from None
+        except OSError as error:
+            if name and isinstance(error, FileNotFoundError):
+                raise _gone(name, error) from None
+            raise self._unreached(error) from None
+
+    def _unreached(self, error: Exception) -> Unavailable:
+        return Unavailable(
+            f"sink.staging: {_shown(self.url)} can't be used: {_shown(str(error))}",
+            way_out="it must be reached, and written, by the driver and all executors",
+        )
+
+
+def _gone(name: str, error: Exception) -> StagedRowsGone:
+    return StagedRowsGone(
+        f"the staged file {name} is missing or damaged: {_shown(str(error))}; the batch is done"
+        " again"
+    )
+
+
+def staged_batches(
+    tables: Iterable[pa.Table], form: Form, limits: Limits
+) -> Iterator[pa.RecordBatch]:
+    """Rows as messages, encoded, in parts that are small enough to be held.
+
+    Raises:
+        Stopped: a row that can't be a message. After a transform no record answers for a row,
+            so it can't become a reject.
+    """
+    for table in tables:
+        for at in range(0, table.num_rows, _ROWS):
+            yield from _cut(_encoded(table.slice(at, _ROWS), form, limits))
+
+
+def _encoded(rows: pa.Table, form: Form, limits: Limits) -> pa.RecordBatch:
+    none, each = np.array([], dtype=np.int64), np.arange(rows.num_rows)
+    chunk = Chunk({}, (), each, each, rows, each, None, none, (), lambda _: [])
+    found = encode(chunk, form, limits)
+    if found.rejections:
+        raise Stopped(
+            f"a row of the Spark transform can't be written: {found.rejections[0].reason}",
+            way_out="mend or filter it in the transform; after a Spark transform no single"
+            " record answers for a row, so it can't be set aside as a reject",
+        )
+    columns = [_topics(found), found.key, found.value, _headers(found)]
+    arrays = [pa.array(one, f.type) for one, f in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _topics(found: Encoded) -> Sequence[str | None]:
+    return found.topic if found.only is None else [None] * len(found.topic)
+
+
+def _headers(found: Encoded) -> Sequence[Any]:
+    if found.headers is None:
+        return [None] * len(found.value)
+    return [[{"key": name, "value": value} for name, value in own] for own in found.headers]
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of a few megabytes; a message that is larger goes alone."""
+    sizes = np.zeros(batch.num_rows, dtype=np.int64)
+    for name in ("key", "value"):
+        offsets = np.frombuffer(batch.column(name).buffers()[1], dtype=np.int64)
+        sizes += np.diff(offsets[: batch.num_rows + 1])
+    part = (np.cumsum(sizes) - sizes) // _PART
+    ends = [*(np.flatnonzero(np.diff(part)) + 1).tolist(), batch.num_rows]
+    start = 0
+    for end in ends:
+        yield batch.slice(start, end - start)
+        start = end
+
+
+def _doomed(parts: Sequence[str], epoch: int, keep_from: int | None) -> str:
+    """The folder that goes, with all that is in it; empty for one that stays."""
+    if not parts or not parts[0].isdecimal():
+        return ""
+    if int(parts[0]) < epoch:
+        return parts[0]
+    if int(parts[0]) > epoch or keep_from is None or len(parts) < 2 or not parts[1].isdecimal():
+        return ""
+    return "/".join(parts[:2]) if int(parts[1]) < keep_from else ""
+
+
+@contextmanager
+def _new_file(place: Any, path: str) -> Iterator[IO[bytes] | pa.NativeFile]:
+    """A file that is there when it is whole: object stores show it so by themselves."""
+    if not isinstance(place, fs.LocalFileSystem):
+        if place.type_name not in _OBJECTS:
+            place.create_dir(os.path.dirname(path), recursive=True)
+        with place.open_output_stream(path) as stream:
+            yield stream
+        return
+    unfinished = f"{path}.unfinished"
+    _make_private(os.path.dirname(path))
+    try:
+        with open(unfinished, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        raise
+
+
+def _make_private(folder: str) -> None:
+    """Make a folder and those above it that are missing, readable by this user alone."""
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for one in reversed(missing):
+        with suppress(FileExistsError):  # another task was quicker
+            os.mkdir(one, 0o700)
+
+
+def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _shown(text: str) -> str:
+    """A text without what a URL says of users and keys."""
+    return re.sub(r"//[^/@\s]*@", "//", text)

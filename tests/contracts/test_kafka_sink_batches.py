@@ -1,0 +1,408 @@
+"""Batch commit to Kafka: all that tasks staged, rejects and every position, or nothing of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from pyarrow import fs
+
+from oncely.core.ranges import OffsetRange
+from oncely.errors import ConfigError, Fenced, InvariantViolation, Stopped, Unavailable
+from oncely.local.kafka import Broker
+from oncely.runtimes.commit import commit
+from oncely.sinks.base import Chunk, Fence, PositionMoved, StagedRowsGone
+from oncely.sinks.kafka import publishing
+from oncely.sinks.kafka.form import Form, RawValue
+from oncely.sinks.kafka.sink import KafkaSink
+from oncely.sinks.kafka.staging import SCHEMA as STAGED
+from oncely.sinks.kafka.staging import Staging
+from oncely.sources.clients import make
+from tests.kafkatools import Topics, make_topics, open_sink
+from tests.scenarios import publishing_jobs as jobs
+from tests.scenarios.kafka_jobs import Calls, patient
+from tests.sinktools import SCHEMA, SOURCE, T0, T1, T2, at_t0, numbered
+
+
+@pytest.fixture
+def topics(broker: Broker) -> Topics:
+    return make_topics(broker)
+
+
+def ready(topics: Topics, folder: Path, **more: Any) -> tuple[KafkaSink, Fence]:
+    sink = jobs.batch_sink(topics, folder, **more)
+    return sink, open_sink(sink, jobs.START).fence
+
+
+def look(topics: Topics, *, there: bool = True) -> None:
+    """Everything once, or nothing."""
+    assert topics.ids() == (list(jobs.IDS) if there else [])
+    assert len(topics.records(topics.rejects)) == int(there)
+    assert topics.committed() == (jobs.ENDS if there else jobs.START)
+
+
+def test_rows_rejects_and_positions_take_effect_together(topics: Topics, tmp_path: Path) -> None:
+    sink, fence = ready(topics, tmp_path)
+    shipped: KafkaSink = pickle.loads(pickle.dumps(sink))
+    parts = [*jobs.staged(shipped, fence), sink.stage(fence, 0, 3, [])]
+    assert [one.rows for one in parts] == [15, 15, 0]
+    assert parts[2].name is None
+    look(topics, there=False)
+    assert not jobs.publish_all(sink, jobs.publication(parts), fence)
+    look(topics)
+    assert topics.ledger_positions() == {T0: (10, 1), T1: (25, 1)}
+    assert sorted(topics.ledger_ranges()) == [(0, 0, 10, "data"), (1, 0, 25, "data")]
+    assert jobs.publish_all(sink, jobs.publication(parts), fence)  # a replay
+    look(topics)
+
+
+def test_keys_headers_and_topics_of_rows(topics: Topics, broker: Broker, tmp_path: Path) -> None:
+    schema = pa.schema(
+        [
+            ("to", pa.string()),
+            ("k", pa.int64()),
+            ("v", pa.binary()),
+            ("h", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ]
+    )
+    second = broker.create_topic(f"second-{topics.output}", 1, {"max.message.bytes": "2000"})
+    form = Form(schema, RawValue("v"), topic_column="to", key="k", headers="h")
+    sink = jobs.batch_sink(topics, tmp_path, form=form)
+    fence = open_sink(sink, jobs.START).fence
+    data = [
+        {"to": topics.output, "k": 1, "v": b"a" * 5000, "h": [{"key": "x", "value": b"1"}]},
+        {"to": second, "k": None, "v": b"b", "h": None},
+        {"to": second, "k": 3, "v": None, "h": [{"key": "y", "value": None}] * 2},
+        *({"to": second, "k": n, "v": b"c" * 900, "h": []} for n in range(10)),
+    ]
+    part = sink.stage(fence, 0, 1, [pa.Table.from_pylist(data, schema)])
+    jobs.publish_all(sink, jobs.publication([part]), fence)
+    (one,) = topics.records(topics.output)
+    assert (one.key(), one.value(), one.headers()) == (b"1", b"a" * 5000, [("x", b"1")])
+    two = [(m.key(), m.value(), m.headers()) for m in topics.records(second)]
+    assert two[:2] == [(None, b"b", None), (b"3", None, [("y", None)] * 2)]
+    assert [key for key, _, _ in two[2:]] == [str(n).encode() for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "match"),
+    [
+        ({"topic": "out"}, {"id": 1, "name": "x" * 2_000_000}, "bytes are too large for topic"),
+        ({"topic_column": "name"}, {"id": 1, "name": "nowhere"}, "no such topic: 'nowhere'"),
+        ({"topic_column": "name"}, {"id": 1, "name": None}, "sink.topic_column is null"),
+    ],
+)
+def test_a_row_that_is_no_message_stops(
+    topics: Topics, tmp_path: Path, form: dict[str, str], row: dict[str, Any], match: str
+) -> None:
+    own = {"topic": topics.output} if "topic" in form else form
+    sink = jobs.batch_sink(topics, tmp_path, form=Form(SCHEMA, **own))
+    fence = open_sink(sink, jobs.START).fence
+    good = pa.Table.from_pylist([{"id": 5, "name": topics.output}], SCHEMA)
+    with pytest.raises(Stopped, match=match):
+        sink.stage(fence, 0, 1, [good, pa.Table.from_pylist([row], SCHEMA)])
+    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+
+
+# -- what a publication leaves when it does not end well --------------------------------------
+
+
+def test_a_ledger_that_has_moved_leaves_nothing(topics: Topics, tmp_path: Path) -> None:
+    sink, fence = ready(topics, tmp_path)
+    stale = sink.entries(fence)
+    what = jobs.publication(jobs.staged(sink, fence))
+    nothing = Chunk.of_nothing({T1: OffsetRange(0, 2)})
+    list(commit(sink, nothing, fence, None, patient(), kind="hole"))
+    with pytest.raises(PositionMoved, match="t-1"):
+        sink.publish(what, stale, fence)
+    assert topics.ids() == []
+    assert topics.committed() == {T0: 0, T1: 2}
+
+
+class Faulty:
+    """Makes producers of which one method does something else."""
+
+    def __init__(self, name: str, instead: Callable[..., Any]) -> None:
+        self._name, self._instead = name, instead
+
+    def __call__(self, kind: Any, *args: Any, **own: Any) -> Any:
+        made = make(kind, *args, **own)
+        return _Faulty(made, self._name, self._instead) if kind is Producer else made
+
+
+class _Faulty:
+    def __init__(self, inner: Any, name: str, instead: Callable[..., Any]) -> None:
+        self._inner, self._name, self._instead = inner, name, instead
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if name != self._name:
+            return method
+        return lambda *args, **own: self._instead(method, *args, **own)
+
+
+def once(instead: Callable[..., Any]) -> Callable[..., Any]:
+    """At the first call only."""
+    done: list[bool] = []
+
+    def call(method: Any, *args: Any, **own: Any) -> Any:
+        if done:
+            return method(*args, **own)
+        done.append(True)
+        return instead(method, *args, **own)
+
+    return call
+
+
+def faulty(sink: KafkaSink, name: str, instead: Callable[..., Any]) -> KafkaSink:
+    connect = Faulty(name, instead)
+    return dataclasses.replace(sink, place=dataclasses.replace(sink.place, connect=connect))
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_lost_answer_is_settled_by_asking(
+    topics: Topics, tmp_path: Path, committed: bool
+) -> None:
+    sink, fence = ready(topics, tmp_path)
+    what = jobs.publication(jobs.staged(sink, fence))
+    stale = sink.entries(fence)
+
+    def silent(method: Any, *args: Any) -> None:
+        if committed:
+            method(*args)
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    with pytest.raises(Unavailable, match="commit_transaction"):
+        faulty(sink, "commit_transaction", silent).publish(what, stale, fence)
+    if committed:
+        with pytest.raises(PositionMoved):
+            sink.publish(what, stale, fence)  # blindly
+    assert jobs.publish_all(sink, what, fence) == committed
+    look(topics)
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        ("missing", "is missing or damaged"),
+        ("cut", "is missing or damaged"),
+        ("fewer rows", "15 rows in .*, and 4 were there"),
+    ],
+)
+def test_staged_rows_that_are_gone(topics: Topics, tmp_path: Path, damage: str, match: str) -> None:
+    sink, fence = ready(topics, tmp_path)
+    parts = jobs.staged(sink, fence)
+    file = tmp_path / str(parts[1].name)
+    if damage == "missing":
+        file.unlink()
+    elif damage == "cut":
+        os.truncate(file, file.stat().st_size // 2)
+    else:
+        other = sink.stage(fence, 0, 9, [jobs.rows(range(4))])
+        os.replace(tmp_path / str(other.name), file)
+    entries = sink.entries(fence)
+    with pytest.raises(StagedRowsGone, match=match):
+        sink.publish(jobs.publication(parts), entries, fence)
+    look(topics, there=False)
+    assert not jobs.publish_all(sink, jobs.publication(jobs.staged(sink, fence)), fence)
+    look(topics)
+
+
+def test_what_can_not_be_is_not_published(topics: Topics, tmp_path: Path) -> None:
+    sink, fence = ready(topics, tmp_path)
+    (part, _), entries = jobs.staged(sink, fence), sink.entries(fence)
+    more = dataclasses.replace(part, rows=10)
+    with pytest.raises(InvariantViolation, match="holds 15 rows, and 10 were staged"):
+        sink.publish(jobs.publication([more]), entries, fence)
+    with pytest.raises(InvariantViolation, match="rows without a range"):
+        sink.publish(jobs.publication([part], jobs.START), entries, fence)
+    with pytest.raises(InvariantViolation, match="begins elsewhere"):
+        sink.publish(jobs.publication([part], start={T0: 1, T1: 0}), entries, fence)
+    with pytest.raises(InvariantViolation, match="by publishing"):
+        sink.commit(at_t0(0, numbered(0, 2)), entries, fence)
+    with pytest.raises(InvariantViolation, match="is moved in mode batch"):
+        topics.sink().commit(at_t0(0, numbered(0, 2)), entries, fence)
+    with pytest.raises(InvariantViolation, match="a place to stage"):
+        topics.sink().stage(fence, 0, 1, [])
+    look(topics, there=False)
+    sink.publish(jobs.publication([], jobs.START, rejects=False), entries, fence)  # no new data
+
+
+def test_a_publication_that_takes_too_long_says_what_to_change(
+    topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, fence = ready(topics, tmp_path)
+    what = jobs.publication(jobs.staged(sink, fence))
+    late = 0.0
+    monkeypatch.setattr(publishing, "monotonic", lambda: time.monotonic() + late)
+
+    def slowly(method: Any, *args: Any) -> Any:
+        nonlocal late
+        late = 61.0
+        return method(*args)
+
+    slow = faulty(sink, "produce_batch", slowly)
+    with pytest.raises(Unavailable, match="longer than the 60 s") as told:
+        slow.publish(what, sink.entries(fence), fence)
+    assert "sink.transaction_timeout" in told.value.way_out
+    assert "spark.max_records_per_batch" in told.value.way_out
+    look(topics, there=False)
+    late = 0.0
+    jobs.publish_all(sink, what, fence)
+    look(topics)
+
+
+# -- who else writes --------------------------------------------------------------------------
+
+
+def test_holes_and_partitions_found_while_running(topics: Topics, tmp_path: Path) -> None:
+    sink, fence = ready(topics, tmp_path)
+    sink.add_partitions({T2: 4}, SOURCE, fence)
+    nothing = Chunk.of_nothing({T0: OffsetRange(0, 3), T2: OffsetRange(4, 9)})
+    for replayed in (False, True):
+        done = list(commit(sink, nothing, fence, None, patient(), kind="hole"))
+        assert [one.replayed for one in done] == [replayed] * 2
+    jobs.carry_on(sink, fence, T2, 9, 12)
+    assert topics.committed() == {T0: 3, T1: 0, T2: 12}
+    assert topics.ids() == [9, 10, 11]
+
+
+def test_an_older_run_is_fenced(topics: Topics, tmp_path: Path) -> None:
+    old, fence = ready(topics, tmp_path)
+    what, stale = jobs.publication(jobs.staged(old, fence)), old.entries(fence)
+    new, newer = ready(topics, tmp_path)
+    with pytest.raises(PositionMoved):
+        old.publish(what, stale, fence)
+    with pytest.raises(Fenced):
+        old.add_partitions({T0: 0}, SOURCE, fence)
+    look(topics, there=False)
+    jobs.publish_all(new, jobs.publication(jobs.staged(new, newer)), newer)
+    look(topics)
+
+
+def test_runs_of_both_kinds_in_turn(topics: Topics, tmp_path: Path) -> None:
+    at = 0
+    for run in range(4):
+        sink = topics.sink() if run % 2 else jobs.batch_sink(topics, tmp_path)
+        opened = open_sink(sink, {T0: 0})
+        assert opened.positions == {T0: at}
+        jobs.carry_on(sink, opened.fence, T0, at, at + 5)
+        at += 5
+    assert topics.ids() == list(range(20))
+    assert topics.ledger_positions() == {T0: (20, 4)}
+
+
+BEFORE = ("before", 1, "")
+BETWEEN = ("after", 1, "commit_transaction")  # the epoch is taken, no position is written yet
+KINDS = [("publish", "batch"), ("publish", "partition"), ("hole", "batch"), ("commit", "batch"),
+         ("add", "batch")]  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", [BEFORE, BETWEEN], ids=["before", "between"])
+@pytest.mark.parametrize(("kind", "mode"), KINDS)
+def test_a_zombie_that_has_read_before_or_within_the_takeover(
+    topics: Topics, tmp_path: Path, kind: str, mode: str, moment: tuple[str, int, str]
+) -> None:
+    """It has initialised its id and read; it goes on when the new run has written."""
+    when, at, only = moment
+    jobs.taken_over(kind, mode, topics, tmp_path, lambda old: Calls(at, when, old.start, only))
+
+
+def test_init_comes_before_the_read_that_counts(topics: Topics, tmp_path: Path) -> None:
+    """The old run had decided, and initialises its id when the new run has written."""
+    old = jobs.zombie("publish", topics, tmp_path, at=2)
+    old.start()
+    new = jobs.batch_sink(topics, tmp_path)
+    jobs.carry_on(new, open_sink(new, {T0: 0}).fence, T0, 0, 10)
+    assert isinstance(old.finish(), PositionMoved)
+    assert topics.ids() == list(range(10))
+
+
+@pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
+def test_a_zombie_in_an_open_transaction(topics: Topics, tmp_path: Path, call: str) -> None:
+    """What it has left open neither hides anything from the new run nor takes effect."""
+    sink, fence = ready(topics, tmp_path)
+    what, entries = jobs.publication(jobs.staged(sink, fence)), sink.entries(fence)
+    old = jobs.Paused(sink, lambda one: one.publish(what, entries, fence), 1, call)
+    old.start()
+    new, newer = ready(topics, tmp_path)
+    jobs.publish_all(new, jobs.publication(jobs.staged(new, newer)), newer)
+    look(topics)
+    assert isinstance(old.finish(), Unavailable)
+    look(topics)
+
+
+# -- the staged files -------------------------------------------------------------------------
+
+
+def files(folder: Path) -> set[str]:
+    return {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
+
+
+def test_a_sweep_takes_what_nobody_will_publish(tmp_path: Path) -> None:
+    """Without a cluster: the staging place alone."""
+
+    def put(pipeline: str, epoch: int, batch: int) -> str:
+        own = Staging(tmp_path.as_uri(), pipeline)
+        part = pa.RecordBatch.from_pylist([{"value": b"x"}], schema=STAGED)
+        name = own.write(Fence(pipeline, epoch), batch, 1, [part]).name
+        assert name is not None
+        assert [one.num_rows for one in own.read(name)] == [1]
+        return name
+
+    place = Staging(str(tmp_path), "p")
+    old = {put("p", 1, 0), put("p", 1, 7)}
+    done, waiting = {put("p", 2, 3), put("p", 2, 3)}, {put("p", 2, 4), put("p", 3, 0)}
+    others = {put("p/2", 1, 0), put("..", 1, 0), put("p2", 1, 0)}
+    (tmp_path / "p" / "1" / "0" / "1-abc.arrow.unfinished").touch()
+    (tmp_path / "p" / "notes").touch()
+    assert place.sweep(Fence("p", 2)) == 3
+    kept = {"p/notes", *done, *waiting, *others}
+    assert files(tmp_path) == kept
+    assert not old & kept
+    assert place.sweep(Fence("p", 2), keep_batches_from=4) == 2
+    assert files(tmp_path) == kept - done
+    assert Staging(str(tmp_path), "never").sweep(Fence("never", 9)) == 0
+
+
+def test_a_filesystem_that_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = fs._MockFileSystem()
+    monkeypatch.setattr(Staging, "_place", lambda _: (there, "bucket/x"))
+    place = Staging("mock://bucket/x/", "p")
+    parts = [pa.RecordBatch.from_pylist([{"value": b"x"}] * n, schema=STAGED) for n in (2, 3)]
+    done = place.write(Fence("p", 1), 0, 1, parts)
+    assert done.rows == 5
+    assert [one.num_rows for one in place.read(str(done.name))] == [2, 3]
+    assert place.sweep(Fence("p", 2)) == 1
+    with pytest.raises(StagedRowsGone):
+        list(place.read(str(done.name)))
+
+
+def test_a_place_that_is_none(topics: Topics, tmp_path: Path) -> None:
+    for url in ("relative/folder", "nothing://user:hidden@host/x"):
+        sink = dataclasses.replace(topics.sink(), staging=url)
+        with pytest.raises(ConfigError, match=r"sink\.staging: .*is no place") as refused:
+            open_sink(sink)
+        assert "hidden" not in f"{refused.value} {sink!r}"
+    (tmp_path / "p").touch()  # a file where a folder should be
+    part = pa.RecordBatch.from_pylist([{"value": b"x"}], schema=STAGED)
+    with pytest.raises(Unavailable, match="can't be used"):
+        Staging(str(tmp_path), "p").write(Fence("p", 1), 0, 1, [part])
+
+
+def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    def failing() -> Any:
+        yield pa.RecordBatch.from_pylist([{"value": b"x"}], schema=STAGED)
+        raise Stopped("no more")
+
+    with pytest.raises(Stopped):
+        Staging(str(tmp_path), "p").write(Fence("p", 1), 0, 1, failing())
+    assert files(tmp_path) == set()

@@ -1,0 +1,217 @@
+"""Batch commits to Kafka that die, pause or meet a takeover on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from oncely.core.ledger import Append, Skip, decide
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.errors import Fenced, Unavailable
+from oncely.runtimes.commit import commit
+from oncely.sinks.base import Chunk, Fence, PositionMoved, Publication, Reject, Staged, Written
+from oncely.sinks.kafka.sink import KafkaSink
+from tests.kafkatools import Topics, open_sink
+from tests.scenarios.kafka_jobs import Calls, hooked, kill_self, patient
+from tests.sinktools import SOURCE, T0, T1, at_t0, commit_all, numbered
+
+ENDS = {T0: 10, T1: 25}
+START = {T0: 0, T1: 0}
+IDS = range(30)
+Work = Callable[[KafkaSink], None]
+
+
+def batch_sink(topics: Topics, folder: Path, **more: object) -> KafkaSink:
+    """A sink of a run of batch commit."""
+    return dataclasses.replace(topics.sink(**more), staging=str(folder))
+
+
+def rows(ids: Sequence[int]) -> pa.Table:
+    return pa.table({"id": list(ids), "name": [f"n{one}" for one in ids]})
+
+
+def staged(sink: KafkaSink, fence: Fence, batch: int = 0, ids: Sequence[int] = IDS) -> list[Staged]:
+    """The rows of two tasks."""
+    half = len(ids) // 2
+    return [
+        sink.stage(fence, batch, 1, [rows(ids[:half])]),
+        sink.stage(fence, batch, 2, [rows(ids[half:])]),
+    ]
+
+
+def publication(
+    parts: Sequence[Staged],
+    ends: Mapping[TopicPartition, int] = ENDS,
+    start: Mapping[TopicPartition, int] = START,
+    rejects: bool = True,
+) -> Publication:
+    """Everything from ``start`` to ``ends``, one record of it a reject."""
+    bad = Reject(T0, 3, 1_700_000_000_000, b"k", b"{", [("h", b"v")], "decode", "no JSON")
+    ranges = {tp: OffsetRange(start[tp], end) for tp, end in ends.items()}
+    written = {tp: Written(range_.end - range_.start, 0, 0, 0) for tp, range_ in ranges.items()}
+    return Publication(ranges, written, [bad] if rejects else [], parts)
+
+
+def publish_all(sink: KafkaSink, what: Publication, fence: Fence) -> bool:
+    """As the driver does it: until the ledger tells; whether it had taken effect before."""
+    patience = patient()
+    while True:
+        try:
+            entries = sink.entries(fence)
+            decisions = [decide(entries[tp], one, fence.epoch) for tp, one in what.ranges.items()]
+            if all(isinstance(one, Skip) for one in decisions):
+                return True
+            assert all(isinstance(one, Append) for one in decisions), decisions
+            sink.publish(what, entries, fence)
+        except PositionMoved:
+            continue
+        except Unavailable:
+            patience.wait_or_raise()
+            continue
+        return False
+
+
+def large_rows(count: int, size: int) -> pa.Table:
+    """Rows of ``size`` bytes each, that no codec makes smaller."""
+    names = [os.urandom(size // 2).hex() for _ in range(count)]
+    return pa.table({"id": list(range(count)), "name": names})
+
+
+def publish_and_die(
+    topics: Topics, folder: Path, fence: Fence, at: int, when: str, only: str
+) -> list[str]:
+    """Stage and publish; at the ``at``-th call to a producer the process dies."""
+    calls = Calls(at, when, kill_self, only)
+    sink = hooked(batch_sink(topics, folder), calls)
+    publish_all(sink, publication(staged(sink, fence)), fence)
+    return calls.names
+
+
+def restart(topics: Topics, folder: Path) -> bool:
+    """A new run brings the same batch, staged by itself; whether there was nothing to do."""
+    sink = batch_sink(topics, folder)
+    opened = open_sink(sink, START)
+    if dict(opened.positions) == ENDS:
+        return True
+    assert dict(opened.positions) == START, opened
+    return publish_all(sink, publication(staged(sink, opened.fence)), opened.fence)
+
+
+class Paused:
+    """Work of a run that will be a zombie, in a thread that waits at a call to a producer.
+
+    By default before the third one: connected, initialised, and it has read where positions
+    stand; what it writes next is decided.
+    """
+
+    def __init__(self, sink: KafkaSink, work: Work, at: int = 3, only: str = "") -> None:
+        self._there, self._go = threading.Event(), threading.Event()
+        self._sink, self._work = hooked(sink, Calls(at, "before", self._wait, only)), work
+        self._thread = threading.Thread(target=self._run)
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        """Go on until it waits, or has failed."""
+        self._thread.start()
+        assert self._there.wait(60)
+
+    def finish(self) -> BaseException | None:
+        """Let it go on to its end; the error that it ended with."""
+        if self._thread.ident is None:  # the moment has not come
+            self.start()
+        self._go.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.error
+
+    def _wait(self) -> None:
+        self._there.set()
+        assert self._go.wait(60)
+
+    def _run(self) -> None:
+        try:
+            self._work(self._sink)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._there.set()
+
+
+def zombie(kind: str, topics: Topics, folder: Path, at: int = 3) -> Paused:
+    """A run with epoch 1 that is about to move a position by what it has read.
+
+    ``publish`` and ``hole`` are of a run of batch commit, ``commit`` is of one of partition
+    commit; ``add`` has found a partition.
+    """
+    sink = topics.sink() if kind == "commit" else batch_sink(topics, folder)
+    fence = open_sink(sink, {T0: 0}).fence
+    entries = sink.entries(fence)
+
+    def publish(ours: KafkaSink) -> None:
+        ours.publish(one_range(ours, fence, range(5)), entries, fence)
+
+    def hole(ours: KafkaSink) -> None:
+        ours.commit(Chunk.of_nothing({T0: OffsetRange(0, 5)}), entries, fence, kind="hole")
+
+    def write(ours: KafkaSink) -> None:
+        ours.commit(at_t0(0, numbered(0, 5)), entries, fence)
+
+    def add(ours: KafkaSink) -> None:
+        ours.add_partitions({T1: 0}, SOURCE, fence)
+
+    works: dict[str, Work] = {"publish": publish, "hole": hole, "commit": write, "add": add}
+    return Paused(sink, works[kind], at)
+
+
+def one_range(
+    sink: KafkaSink, fence: Fence, ids: range, tp: TopicPartition = T0, batch: int = 0
+) -> Publication:
+    """Records of one partition, the id of each its offset."""
+    parts = [sink.stage(fence, batch, 1, [rows(ids)])]
+    return publication(parts, {tp: ids.stop}, {tp: ids.start}, rejects=False)
+
+
+def carry_on(sink: KafkaSink, fence: Fence, tp: TopicPartition, start: int, end: int) -> None:
+    """What a run does with records that it reads, whichever way it commits."""
+    if sink.mode == "batch":
+        publish_all(sink, one_range(sink, fence, range(start, end), tp), fence)
+    elif tp == T0:
+        commit_all(sink, at_t0(start, numbered(start, end)), fence)
+    else:
+        nothing = Chunk.of_nothing({tp: OffsetRange(start, end)})
+        list(commit(sink, nothing, fence, None, patient(), kind="hole"))
+
+
+def taken_over(
+    kind: str, mode: str, topics: Topics, folder: Path, calls: Callable[[Paused], Calls]
+) -> list[str]:
+    """A run takes over while another is about to write; what became of all records is checked.
+
+    Args:
+        kind: of the zombie.
+        mode: of the new run.
+        calls: says at which call of the takeover the zombie comes to where it waits.
+    """
+    old = zombie(kind, topics, folder)
+    counted = calls(old)
+    new = topics.sink() if mode == "partition" else batch_sink(topics, folder)
+    start = {T0: 0, T1: 0} if kind == "add" else {T0: 0}
+    opened = open_sink(hooked(new, counted), start)
+    tp = T1 if kind == "add" else T0
+    assert opened.positions[tp] == 0  # the old run has written nothing yet
+    carry_on(new, opened.fence, tp, 0, 10)
+    error = old.finish()
+    assert isinstance(error, PositionMoved | Unavailable | Fenced), error
+    carry_on(new, opened.fence, tp, 10, 12)
+    assert topics.committed()[tp] == 12
+    written = tp == T0 or mode == "batch"
+    assert topics.ids() == (list(range(12)) if written else [])
+    again = open_sink(topics.sink(), start)  # and whoever comes next finds it in order
+    assert again.positions[tp] == 12
+    return counted.names

@@ -1,0 +1,120 @@
+"""Batch commits to Kafka, killed and taken over at every call to a producer."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oncely.local.kafka import Broker
+from oncely.sinks.base import Fence
+from tests.kafkatools import Topics, make_topics, open_sink
+from tests.scenarios import publishing_jobs as jobs
+from tests.scenarios.kafka_jobs import Calls
+from tests.scenarios.zygote import Ended, Zygote
+from tests.sinktools import T0
+
+TELLING = [
+    ("before", "produce_batch"),
+    ("after", "send_offsets_to_transaction"),
+    ("before", "commit_transaction"),
+    ("after", "commit_transaction"),
+]
+
+
+def look(topics: Topics, *, there: bool = True) -> None:
+    """A reader of committed records sees everything once, or nothing."""
+    assert topics.ids() == (list(jobs.IDS) if there else [])
+    assert len(topics.records(topics.rejects)) == int(there)
+    assert topics.committed() == (jobs.ENDS if there else jobs.START)
+
+
+def killed(
+    zygote: Zygote, broker: Broker, folder: Path, at: int, when: str, only: str = ""
+) -> tuple[Ended, bool]:
+    """Killed at a call, looked at, and started again; whether it had taken effect before."""
+    topics = make_topics(broker)
+    fence = open_sink(jobs.batch_sink(topics, folder), jobs.START).fence
+    ended = zygote.run(jobs.publish_and_die, topics, folder, fence, at, when, only)
+    assert not ended.error, ended.error
+    done = zygote.run(jobs.restart, topics, folder)
+    assert not done.error, done.error
+    look(topics)
+    return ended, done.value
+
+
+@pytest.mark.parametrize(("when", "call"), TELLING)
+def test_killed_where_it_tells_most(
+    zygote: Zygote, broker: Broker, tmp_path: Path, when: str, call: str
+) -> None:
+    ended, replayed = killed(zygote, broker, tmp_path, 1, when, call)
+    assert ended.signal == signal.SIGKILL
+    assert replayed == ((when, call) == TELLING[-1])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_every_producer_call(
+    zygote: Zygote, broker: Broker, tmp_path: Path, when: str
+) -> None:
+    effects = []
+    for at in itertools.count(1):
+        ended, replayed = killed(zygote, broker, tmp_path, at, when)
+        if not ended.signal:
+            break
+        effects.append(replayed)
+    assert at == len(ended.value) + 1
+    assert ended.value.count("commit_transaction") == 1
+    # All or nothing: it takes effect at one call, and stays.
+    assert effects == sorted(effects)
+    assert effects[-1] == (when == "after")
+
+
+KINDS = [("publish", "batch"), ("publish", "partition"), ("hole", "batch"), ("commit", "batch"),
+         ("add", "batch"), ("add", "partition")]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("kind", "mode"), KINDS)
+def test_a_zombie_at_every_producer_call_of_a_takeover(
+    broker: Broker, tmp_path: Path, kind: str, mode: str
+) -> None:
+    """It initialises its id and reads there, and goes on when the new run has written."""
+
+    def at_call(at: int) -> Callable[[jobs.Paused], Calls]:
+        return lambda old: Calls(at, "before", old.start)
+
+    for at in itertools.count(1):
+        topics = make_topics(broker)
+        if at > len(jobs.taken_over(kind, mode, topics, tmp_path, at_call(at))):
+            break
+    assert at > 15
+
+
+def test_what_a_publication_holds_does_not_grow_with_it(
+    zygote: Zygote, broker: Broker, tmp_path: Path
+) -> None:
+    """Two hundred megabytes in sixteen files, and less than half of that in memory."""
+    topics = make_topics(broker)
+    ended = zygote.run(peak_of_publishing, topics, tmp_path, 16, 12_500, 1000)
+    assert not ended.error, ended.error
+    assert topics.committed()[T0] == 200_000
+    assert ended.value < 100_000_000
+
+
+def peak_of_publishing(topics: Topics, folder: Path, files: int, rows: int, size: int) -> int:
+    """Publish that much; by how many bytes the process grew over what it had before."""
+    sink = jobs.batch_sink(topics, folder)
+    fence: Fence = open_sink(sink, {T0: 0}).fence
+    parts = [sink.stage(fence, 0, at, [jobs.large_rows(rows, size)]) for at in range(files)]
+    what = jobs.publication(parts, {T0: files * rows}, {T0: 0}, rejects=False)
+    entries = sink.entries(fence)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sink.publish(what, entries, fence)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024

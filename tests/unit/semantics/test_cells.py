@@ -1,0 +1,64 @@
+"""The verdict over what was counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from oncely.semantics import reader
+from oncely.semantics.cells import Outcome, cells, problems
+from oncely.semantics.page import page
+
+AS_PROMISED = {
+    "none": {"after the records": (0, 100), "after the position": (100, 0)},
+    "at_most_once": {"after the position": (100, 0)},
+    "at_least_once": {"after the records": (0, 100)},
+}
+
+
+def outcomes() -> list[Outcome]:
+    return [
+        Outcome(cell, 1_200, *AS_PROMISED.get(cell.delivery, {}).get(cell.point, (0, 0)))
+        for cell in cells("sql")
+    ]
+
+
+def test_as_promised() -> None:
+    found = outcomes()
+    assert problems(found) == []
+    assert "as promised" not in page(found, [])
+
+
+@pytest.mark.parametrize("what", ["lost", "duplicated"])
+@pytest.mark.parametrize("cell", [one for one in cells("sql") if one.delivery == "exactly_once"])
+def test_exactly_once_must_be_clean_everywhere(cell, what: str) -> None:
+    found = [dataclasses.replace(o, **{what: 1}) if o.cell == cell else o for o in outcomes()]
+    (problem,) = problems(found)
+    assert "exactly_once" in problem
+    assert problem.split(": ", 1)[1] in page(found, [problem]).replace("&#x27;", "'")
+
+
+@pytest.mark.parametrize(
+    ("delivery", "what"), [("at_most_once", "duplicated"), ("at_least_once", "lost")]
+)
+def test_the_other_damage_breaks_a_promise(delivery: str, what: str) -> None:
+    found = [
+        dataclasses.replace(o, **{what: 1}) if o.cell.delivery == delivery else o
+        for o in outcomes()
+    ]
+    assert any(delivery in one for one in problems(found))
+
+
+@pytest.mark.parametrize("delivery", list(AS_PROMISED))
+def test_a_trial_that_shows_nothing_is_none(delivery: str) -> None:
+    found = [
+        dataclasses.replace(o, lost=0, duplicated=0) if o.cell.delivery == delivery else o
+        for o in outcomes()
+    ]
+    assert any("can't see" in one and delivery in one for one in problems(found))
+
+
+def test_damage() -> None:
+    assert reader.damage(Counter({0: 1, 1: 3, 3: 2}), 5) == (2, 3)
