@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,13 @@ class CountingSink:
             tp: Entry(_positions.get((self.batch, tp), at), fence.epoch)
             for tp, at in self.starts.items()
         }
+
+    def settled(
+        self, fence: Fence, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Entry]:
+        """The same."""
+        entries = self.entries(fence)
+        return {tp: entries[tp] for tp in partitions if tp in entries}
 
     def commit(
         self,

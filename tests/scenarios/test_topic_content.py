@@ -11,6 +11,7 @@ import fastavro
 import pytest
 
 from oncely.config import parse
+from oncely.core import events
 from oncely.errors import DataLost, TooManyRejects
 from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
@@ -145,6 +146,7 @@ def test_holes_of_aborted_and_compacted_records(
             for i in range(5):
                 at = 50 + 10 * n + i
                 client.produce(world.topic, value(at if commits else at + 1000), b"k", partition=n)
+        assert client.flush(20) == 0  # else an abort would find nothing in the log
         (client.commit_transaction if commits else client.abort_transaction)(20)
     await_that(lambda: not world.held_back(world.topic), "the last marker")
     run(world, spark)
@@ -186,6 +188,29 @@ def test_records_that_are_gone(make_topic_world: Any, spark: Any, broker: Broker
     assert gaps == [(50, 80)]
     run(world, spark)
     assert len(world.ids()) == 170
+
+
+def test_another_pipeline_hides_the_end_of_the_ledger(world: TopicWorld, spark: Any) -> None:
+    """Driver and tasks find out what was committed, though the ledger topic does not show it."""
+    from confluent_kafka import Producer
+
+    world.make_output()
+    world.publish(3_000, partitions=1)
+    other = Producer({"bootstrap.servers": world.brokers, "transactional.id": world.name})
+    other.init_transactions(20)
+
+    def hear(event: events.Event) -> None:
+        if isinstance(event, events.PipelineOpened):
+            other.begin_transaction()
+            other.produce(world.ledger, b"{}", b'["position","another","t",0]')
+            assert other.flush(20) == 0
+
+    settings = parse(world.settings(spark={"max_records_per_batch": 1_000}))
+    Pipeline(settings).run("latest", spark=spark, listener=hear)
+    assert world.held_back(world.ledger)
+    other.abort_transaction(20)
+    await_that(lambda: not world.held_back(world.ledger), "the last marker")
+    assert assert_exactly_once(world) == 3_000
 
 
 def test_rejects_and_order_over_several_runs(make_topic_world: Any, spark: Any) -> None:

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tests.kafkatools import read_all
-from tests.scenarios.world import World, produce, topic_content
+from tests.scenarios.world import World, await_that, produce, topic_content
 
 KEYS = 20
 Position = tuple[int, int]
@@ -87,7 +87,12 @@ class TopicWorld(World):
         return AdminClient({"bootstrap.servers": self.brokers})
 
     def records(self, topic: str | None = None) -> list[Any]:
-        """What a reader of committed records finds in the output, partition by partition."""
+        """What a reader of committed records finds in the output, partition by partition.
+
+        A transaction is seen when its markers are written, a moment after its commit has its
+        answer.
+        """
+        await_that(lambda: not self.held_back(topic or self.output), "the end of transactions")
         return read_all(self.brokers, topic or self.output)
 
     def ids(self) -> list[int]:
@@ -111,7 +116,8 @@ class TopicWorld(World):
         """What the consumer group shows to lag tools."""
         group = f"oncely-{self.name}"
         admin = self.admin()  # kept: a client that is collected never answers
-        answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
+        wanted = [ConsumerGroupTopicPartitions(group)]
+        answer = admin.list_consumer_group_offsets(wanted, require_stable=True)[group]
         return {tp.partition: tp.offset for tp in answer.result(20).topic_partitions}
 
     def held_back(self, topic: str) -> bool:

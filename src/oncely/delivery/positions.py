@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -45,6 +45,11 @@ class Positions(Protocol):
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """Every position, read now."""
+
+    def settled(
+        self, fence: Fence, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Entry]:
+        """As :meth:`oncely.sinks.base.Committer.settled`."""
 
     def move(
         self,
@@ -103,6 +108,12 @@ class LedgerPositions:
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """Every position."""
         return self.sink.entries(fence)
+
+    def settled(
+        self, fence: Fence, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Entry]:
+        """Where these stand."""
+        return self.sink.settled(fence, partitions)
 
     def move(
         self,
@@ -193,6 +204,13 @@ class StorePositions:
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002 - the protocol's
         """Every position."""
         return {tp: Entry(one.position, one.epoch) for tp, one in self.store.load().items()}
+
+    def settled(
+        self, fence: Fence, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Entry]:
+        """The same: a save is durable, and to be seen, when it returns."""
+        entries = self.entries(fence)
+        return {tp: entries[tp] for tp in partitions if tp in entries}
 
     def move(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,12 @@ class Blind(Apart):
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """Where this task itself has come to."""
         return {tp: Entry(at, fence.epoch) for tp, at in self.at.items()}
+
+    def settled(
+        self, fence: Fence, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Entry]:
+        """The same: nobody else moves it."""
+        return {tp: Entry(self.at[tp], fence.epoch) for tp in partitions if tp in self.at}
 
     def commit(
         self,

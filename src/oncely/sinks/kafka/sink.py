@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,8 +186,20 @@ class KafkaSink:
         """Nothing to do: Kafka compacts the ledger topic."""
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002 - the port's
-        """What has been committed, read now. Decisions made on it are checked by commit."""
+        """What has been committed, read now. Decisions made on it are checked by commit.
+
+        The ledger topic shows a commit when its marker is written, which is after its answer, and
+        not while an older transaction of anybody is open there.
+        """
         return self.cluster.entries()
+
+    def settled(
+        self,
+        fence: Fence,  # noqa: ARG002 - the port's
+        partitions: Collection[TopicPartition],
+    ) -> dict[TopicPartition, Entry]:
+        """Where these partitions stand: the group's copy waits for pending ones of its own only."""
+        return {tp: found.entry for tp, found in self.cluster.standing(partitions).items()}
 
     def commit(
         self,
