@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,12 +33,9 @@ class CountingSink:
             for tp, at in self.starts.items()
         }
 
-    def settled(
-        self, fence: Fence, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, Entry]:
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """The same."""
-        entries = self.entries(fence)
-        return {tp: entries[tp] for tp in partitions if tp in entries}
+        return self.entries(fence)
 
     def commit(
         self,

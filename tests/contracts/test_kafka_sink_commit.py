@@ -139,7 +139,7 @@ def test_what_an_open_transaction_of_others_hides_is_found(topics: Topics) -> No
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     worker = topics.sink()  # another process
     assert worker.entries(fence)[T0].position == 0, "hidden"
-    assert worker.settled(fence, [T0]) == {T0: Entry(3, fence.epoch)}
+    assert worker.committed(fence) == {T0: Entry(3, fence.epoch)}
     third = topics.sink()
     commit_all(third, at_t0(3, numbered(3, 5)), fence)
     assert topics.ids() == [0, 1, 2, 3, 4]

@@ -173,7 +173,7 @@ def _topic_problems(pipeline: PipelineSettings, sink: KafkaSinkSettings) -> list
     by_spark = pipeline.transform is not None and pipeline.transform.kind == "spark"
     if by_spark and sink.staging is None and not pipeline.spark.is_local:
         found.append(
-            Problem("sink.staging", f"is missing, and spark.master is {pipeline.spark.master}: tasks"
+            Problem("sink.staging", f"is missing; with spark.master {pipeline.spark.master} tasks"
                     " leave records where the driver can read them",
                     'add staging = "s3://bucket/staging", or a folder that all machines share')
         )  # fmt: skip

@@ -7,7 +7,7 @@ decide, commit. Only what "commit" does differs, and with it what a crash in its
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -110,11 +110,9 @@ class Apart:
         """Every position, read now."""
         return self.positions.entries(fence)
 
-    def settled(
-        self, fence: Fence, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, Entry]:
-        """Where these stand, every answered move seen."""
-        return self.positions.settled(fence, partitions)
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """Every position, as it stands for certain."""
+        return self.positions.committed(fence)
 
     def commit(
         self,

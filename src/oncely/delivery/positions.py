@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -44,12 +44,10 @@ class Positions(Protocol):
         """As :meth:`oncely.sinks.base.Sink.add_partitions`."""
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
-        """Every position, read now."""
+        """Every position; as :meth:`oncely.sinks.base.Committer.entries`."""
 
-    def settled(
-        self, fence: Fence, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, Entry]:
-        """As :meth:`oncely.sinks.base.Committer.settled`."""
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """Every position; as :meth:`oncely.sinks.base.Committer.committed`."""
 
     def move(
         self,
@@ -109,11 +107,9 @@ class LedgerPositions:
         """Every position."""
         return self.sink.entries(fence)
 
-    def settled(
-        self, fence: Fence, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, Entry]:
-        """Where these stand."""
-        return self.sink.settled(fence, partitions)
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """Every position, as it stands for certain."""
+        return self.sink.committed(fence)
 
     def move(
         self,
@@ -205,12 +201,9 @@ class StorePositions:
         """Every position."""
         return {tp: Entry(one.position, one.epoch) for tp, one in self.store.load().items()}
 
-    def settled(
-        self, fence: Fence, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, Entry]:
-        """The same: a save is durable, and to be seen, when it returns."""
-        entries = self.entries(fence)
-        return {tp: entries[tp] for tp in partitions if tp in entries}
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """The same: what was saved is there."""
+        return self.entries(fence)
 
     def move(
         self,

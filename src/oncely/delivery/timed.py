@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ class Timed(Apart):
         """
         if self._fence is None or not ends:
             return
-        entries = self.positions.entries(self._fence)
+        entries = self.positions.committed(self._fence)
         newest = max((entry.epoch for entry in entries.values()), default=0)
         if newest > self._fence.epoch:
             raise Fenced(self._fence.pipeline, self._fence.epoch, newest)
@@ -104,11 +104,9 @@ class Blind(Apart):
         """Where this task itself has come to."""
         return {tp: Entry(at, fence.epoch) for tp, at in self.at.items()}
 
-    def settled(
-        self, fence: Fence, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, Entry]:
-        """The same: nobody else moves it."""
-        return {tp: Entry(self.at[tp], fence.epoch) for tp in partitions if tp in self.at}
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """The same."""
+        return self.entries(fence)
 
     def commit(
         self,

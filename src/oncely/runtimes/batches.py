@@ -121,7 +121,7 @@ class PartitionCommit(LedgerKeeper[RowTransform]):
         read_to = {tp: range_.start for tp, range_ in ranges.items()}
         for one in outcomes:
             read_to[one.partition] = max(read_to[one.partition], one.range.end)
-        entries = self._entries(reached=read_to)
+        entries = self._entries()
         holes = {}
         for tp, range_ in ranges.items():
             at = entries[tp].position

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from oncely.core import ledger
 from oncely.core.ledger import Ahead, Append, Decision, Entry, Gap, Skip, Trim, decide
-from oncely.core.offsets import Position, TopicPartition
+from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.errors import DataLost, Fenced, InvariantViolation, Unavailable
 from oncely.runtimes.backoff import Backoff
@@ -51,8 +51,7 @@ def commit(
     """
     while True:
         try:
-            starts = {tp: range_.start for tp, range_ in chunk.ranges.items()}
-            entries = entries_from(sink, fence, starts)
+            entries = _entries(sink, fence, chunk)
             left = {
                 tp: _left(decide(_entry(entries, tp), range_, fence.epoch), fence, tp)
                 for tp, range_ in chunk.ranges.items()
@@ -74,19 +73,16 @@ def commit(
         chunk = replace(chunk, ranges=more)
 
 
-def entries_from(
-    sink: Committer, fence: Fence, reached: Mapping[TopicPartition, Position]
-) -> dict[TopicPartition, Entry]:
-    """The ledger, asked again for what stands before ``reached``: it may show a commit late.
+def _entries(sink: Committer, fence: Fence, chunk: Chunk) -> Mapping[TopicPartition, Entry]:
+    """The ledger; asked for all that was committed when it seems to end before the chunk begins.
 
-    Args:
-        sink: whose ledger.
-        fence: of the run.
-        reached: positions that somebody has had an answer for, as far as we know.
+    What it shows may lag behind, and here that would look like records that nobody committed.
     """
     entries = sink.entries(fence)
-    late = [tp for tp, at in reached.items() if tp in entries and entries[tp].position < at]
-    return entries | sink.settled(fence, late) if late else entries
+    late = any(
+        tp in entries and entries[tp].position < range_.start for tp, range_ in chunk.ranges.items()
+    )
+    return sink.committed(fence) if late else entries
 
 
 def _left(decision: Decision, fence: Fence, tp: TopicPartition) -> tuple[OffsetRange, ...]:

@@ -14,7 +14,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoder
 from oncely.errors import Fenced, InvariantViolation, SourceMismatch, Unavailable
 from oncely.runtimes.backoff import Backoff
-from oncely.runtimes.commit import commit, entries_from
+from oncely.runtimes.commit import commit
 from oncely.runtimes.letters import Rereader
 from oncely.runtimes.task import Budget
 from oncely.sinks.base import Chunk, Fence, Opened, Sink
@@ -115,15 +115,13 @@ class LedgerKeeper(Generic[AnyTransform]):
         lost = Chunk.of_nothing(gaps)
         list(commit(self.sink, lost, self.fence, None, Backoff(), kind="gap"))
 
-    def _entries(
-        self, sink: Sink | None = None, reached: Mapping[TopicPartition, Position] | None = None
-    ) -> dict[TopicPartition, Entry]:
+    def _entries(self, sink: Sink | None = None) -> dict[TopicPartition, Entry]:
         sink = sink or self.sink
         try:
-            entries = entries_from(sink, self.fence, reached or {})
+            entries = sink.committed(self.fence)
         except Unavailable:
             # The kept session may have been ended while nothing was to do: a new one may work.
-            entries = entries_from(sink, self.fence, reached or {})
+            entries = sink.committed(self.fence)
         newest = max((entry.epoch for entry in entries.values()), default=self.fence.epoch)
         if newest > self.fence.epoch:
             raise Fenced(self.fence.pipeline, self.fence.epoch, newest)

@@ -6,7 +6,7 @@ committed?" can promise at-least-once only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
@@ -200,15 +200,13 @@ class Committer(Protocol):
     """The half of a sink that tasks and workers use. Picklable; connects lazily."""
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
-        """What has been committed, read now; a ledger may show a commit a moment late."""
+        """What has been committed; it may lag a little behind, as :meth:`commit` asks again."""
 
-    def settled(
-        self, fence: Fence, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, Entry]:
-        """Where these partitions stand, every commit that was answered seen.
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """All that was committed before this call, by whichever process.
 
         Raises:
-            Unavailable: no answer, or something is pending for too long.
+            Unavailable: no answer, or a commit has begun and does not end.
         """
 
     def commit(

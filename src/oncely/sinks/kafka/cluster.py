@@ -216,6 +216,14 @@ class Cluster:
         known = self.look().entries()
         return known | {tp: newer(known.get(tp), at) for tp, at in dict(self._seen).items()}
 
+    def committed(self) -> dict[TopicPartition, Entry]:
+        """Every position; waits while one of them is pending in a transaction."""
+        known = self.entries()
+        for tp, stamped in self.stable_offsets(known).items():
+            self.remember(tp, stamped.entry)
+            known[tp] = newer(known[tp], stamped.entry)
+        return known
+
     def standing(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Standing]:
         """Where positions stand, asked after ``init`` of the transactional id that moves them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,20 +186,17 @@ class KafkaSink:
         """Nothing to do: Kafka compacts the ledger topic."""
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002 - the port's
-        """What has been committed, read now. Decisions made on it are checked by commit.
-
-        The ledger topic shows a commit when its marker is written, which is after its answer, and
-        not while an older transaction of anybody is open there.
-        """
+        """What has been committed, read now. Decisions made on it are checked by commit."""
         return self.cluster.entries()
 
-    def settled(
-        self,
-        fence: Fence,  # noqa: ARG002 - the port's
-        partitions: Collection[TopicPartition],
-    ) -> dict[TopicPartition, Entry]:
-        """Where these partitions stand: the group's copy waits for pending ones of its own only."""
-        return {tp: found.entry for tp, found in self.cluster.standing(partitions).items()}
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002
+        """All that was committed, also what readers of committed records can't see yet.
+
+        Kafka answers a commit when its coordinator has decided it; the markers that show it in
+        the topics follow. A task's commit may thus be hidden from the driver for a moment in the
+        ledger topic, but not in the group, where it is pending until it shows (KIP-447).
+        """
+        return self.cluster.committed()
 
     def commit(
         self,

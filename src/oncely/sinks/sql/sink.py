@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -164,12 +164,9 @@ class SqlSink:
         with session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours:
             return self.ledger.entries(ours)
 
-    def settled(
-        self, fence: Fence, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, Entry]:
-        """The same: a database shows a commit as soon as it has answered."""
-        entries = self.entries(fence)
-        return {tp: entries[tp] for tp in partitions if tp in entries}
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """The same: a COMMIT that was answered is seen by everybody."""
+        return self.entries(fence)
 
     def registered(self) -> Registered:
         """The pipeline's row, read now.
