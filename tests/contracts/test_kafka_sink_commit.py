@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.errors import InvariantViolation, TooManyRejects, Unavailable
 from oncely.local.kafka import Broker
@@ -122,6 +123,27 @@ def test_the_sink_is_picklable(topics: Topics) -> None:
     shipped: KafkaSink = pickle.loads(pickle.dumps(sink))
     commit_all(shipped, at_t0(0, numbered(0, 2)), fence)
     assert topics.ids() == [0, 1]
+
+
+def test_what_an_open_transaction_of_others_hides_is_found(topics: Topics) -> None:
+    """Pipelines may share a ledger topic; its end is hidden while any of them is in a commit.
+
+    Decided on what can be seen alone, the range after it would begin beyond the position.
+    """
+    sink, fence = ready(topics.sink())
+    other = Producer({"bootstrap.servers": topics.bootstrap, "transactional.id": topics.pipeline})
+    other.init_transactions(20)
+    other.begin_transaction()
+    other.produce(topics.ledger, b"{}", b'["position","another","t",0]')
+    assert other.flush(20) == 0
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    worker = topics.sink()  # another process
+    assert worker.entries(fence)[T0].position == 0, "hidden"
+    assert worker.committed(fence) == {T0: Entry(3, fence.epoch)}
+    third = topics.sink()
+    commit_all(third, at_t0(3, numbered(3, 5)), fence)
+    assert topics.ids() == [0, 1, 2, 3, 4]
+    other.abort_transaction(20)
 
 
 # -- the order of init and read --------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from oncely.local.kafka import Broker
 from oncely.runtimes import session
+from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World
 from tests.scenarios.zygote import Zygote
 
@@ -41,5 +42,18 @@ def make_world(
     def make(partitions: int = 4, **config: str) -> World:
         topic = make_topic(partitions=partitions, config=config or None)
         return World(broker.bootstrap, database, topic, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def make_topic_world(
+    broker: Broker, make_topic: Callable[..., str], tmp_path: Path
+) -> Callable[..., TopicWorld]:
+    """``make_topic_world(partitions=4)`` gives an empty source topic and a fresh name."""
+
+    def make(partitions: int = 4, **config: str) -> TopicWorld:
+        topic = make_topic(partitions=partitions, config=config or None)
+        return TopicWorld(broker.bootstrap, "", topic, tmp_path)
 
     return make

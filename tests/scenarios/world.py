@@ -249,19 +249,20 @@ def assert_history(world: World) -> None:
 @contextmanager
 def running(file: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Child]:
     """`oncely run` as a child; whatever is left of it at the end is killed, by its pids."""
-    with _child(["oncely.cli", "run", str(file), *arguments], file, env or {}) as process:
+    with child(["oncely.cli", "run", str(file), *arguments], file, env or {}) as process:
         yield process
 
 
 @contextmanager
 def running_slow(file: Path, *arguments: str) -> Iterator[Child]:
     """The slow pipeline of ``slow.py`` as a child."""
-    with _child(["tests.scenarios.slow", str(file), *arguments], file, {}) as process:
+    with child(["tests.scenarios.slow", str(file), *arguments], file, {}) as process:
         yield process
 
 
 @contextmanager
-def _child(module: list[str], file: Path, env: Mapping[str, str]) -> Iterator[Child]:
+def child(module: list[str], file: Path, env: Mapping[str, str]) -> Iterator[Child]:
+    """A Python module as a child that logs beside the pipeline file, killed at the end."""
     with file.with_suffix(".log").open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", *module],

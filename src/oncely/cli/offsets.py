@@ -30,7 +30,7 @@ def show_offsets(file: Path, as_json: bool) -> None:
     if as_json:
         screen.show_json({"partitions": [one._asdict() for one in standings]})
         return
-    group = pipeline.settings.mirror_group
+    group = pipeline.settings.shown_group
     columns = [
         ("topic", LEFT),
         ("partition", RIGHT),

@@ -126,7 +126,7 @@ def _topic_problems(sink: KafkaSinkSettings) -> list[Problem]:
         both = "both are given" if sink.topic else "one of the two is needed"
         found.append(Problem("topic", f"topic and topic_column: {both}",
                              'keep one: topic = "flights.delayed"'))  # fmt: skip
-    if sink.topic is None and sink.rejects_topic is None:
+    if sink.topic is None and sink.topic_column is not None and sink.rejects_topic is None:
         found.append(Problem("rejects_topic", "is missing; with topic_column it has no default",
                              'add rejects_topic = "flights.rejects"'))  # fmt: skip
     named = [name for name in sink.topics if name]

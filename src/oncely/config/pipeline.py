@@ -17,7 +17,13 @@ from pydantic import (
 from oncely.config.base import Section
 from oncely.config.decode import DecodeSettings, key_columns
 from oncely.config.kafka_sink import KafkaSinkSettings
-from oncely.config.offsets import LedgerOffsets, OffsetsSettings, RedisOffsets, SqlOffsets
+from oncely.config.offsets import (
+    KafkaOffsets,
+    LedgerOffsets,
+    OffsetsSettings,
+    RedisOffsets,
+    SqlOffsets,
+)
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
@@ -122,6 +128,13 @@ class PipelineSettings(Section):
         if group is None:
             return f"oncely-{self.name}"
         return group or None
+
+    @property
+    def shown_group(self) -> str | None:
+        """The group that lag tools look at: of the mirror, or that in which positions live."""
+        if isinstance(self.offsets, KafkaOffsets):
+            return self.offsets.group_of(self.name)
+        return self.mirror_group
 
     def describe(self) -> dict[str, Any]:
         """All settings as JSON-able values, without a secret."""

@@ -102,7 +102,9 @@ class Apart:
         self.positions.tidy(fence)
 
     def close(self) -> None:
-        """Nothing is left to be done."""
+        """End the connections; the next call makes new ones."""
+        self.records.close()
+        self.positions.close()
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """Every position, read now."""
@@ -130,7 +132,7 @@ class Apart:
             self.positions.move(chunk.ranges, entries, fence, written, kind)
             return written
         _spend(chunk, max_rejects)  # before the position: a mistake in decode should lose nothing
-        self.positions.move(chunk.ranges, entries, fence, written, kind)
+        self._move_first(chunk.ranges, entries, fence, written)
         try:
             return self.records.write(chunk, fence, max_rejects)
         except Unavailable as error:
@@ -150,11 +152,30 @@ class Apart:
             self.records.write_staged(what, fence)
             self.positions.move(data, entries, fence, what.written, "data")
             return
-        self.positions.move(data, entries, fence, what.written, "data")
+        self._move_first(data, entries, fence, what.written)
         try:
             self.records.write_staged(what, fence)
         except Unavailable as error:
             _tell_lost(data, error)
+
+    def _move_first(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        entries: Mapping[TopicPartition, Entry],
+        fence: Fence,
+        written: Mapping[TopicPartition, Written],
+    ) -> None:
+        """Move positions ahead of their records.
+
+        Raises:
+            Unavailable: nobody knows whether they were moved. Whoever asks again and finds them
+                moved takes the records for written, so it is told here.
+        """
+        try:
+            self.positions.move(ranges, entries, fence, written, "data")
+        except Unavailable as error:
+            _tell_unknown(ranges, error)
+            raise
 
     def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
         """Remove what was staged and will not be published."""
@@ -172,5 +193,19 @@ def _spend(chunk: Chunk, limit: int | None) -> None:
 
 def _tell_lost(ranges: Mapping[TopicPartition, OffsetRange], error: Unavailable) -> None:
     """At most once means that nobody tries again; it does not mean that nobody tells."""
-    which = ", ".join(f"{tp} {range_}" for tp, range_ in sorted(ranges.items()))
-    log.warning("at most once: some or all records of %s are lost: %s", which, error.message)
+    log.warning(
+        "at most once: some or all records of %s are lost: %s", _named(ranges), error.message
+    )
+
+
+def _tell_unknown(ranges: Mapping[TopicPartition, OffsetRange], error: Unavailable) -> None:
+    log.warning(
+        "at most once: the records of %s are lost if their position was moved, which nobody"
+        " knows: %s",
+        _named(ranges),
+        error.message,
+    )
+
+
+def _named(ranges: Mapping[TopicPartition, OffsetRange]) -> str:
+    return ", ".join(f"{tp} {range_}" for tp, range_ in sorted(ranges.items()))

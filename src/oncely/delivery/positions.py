@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from oncely.core.ledger import Entry, advance
@@ -47,7 +47,7 @@ class Positions(Protocol):
         """Every position; as :meth:`oncely.sinks.base.Committer.entries`."""
 
     def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
-        """Every position; as :meth:`oncely.sinks.base.Sink.committed`."""
+        """Every position; as :meth:`oncely.sinks.base.Committer.committed`."""
 
     def move(
         self,
@@ -66,6 +66,9 @@ class Positions(Protocol):
 
     def tidy(self, fence: Fence) -> None:
         """Housekeeping between batches."""
+
+    def close(self) -> None:
+        """End the connections; never raises."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,9 @@ class LedgerPositions:
         """The ledger's own housekeeping."""
         self.sink.tidy(fence)
 
+    def close(self) -> None:
+        """The connections are the sink's."""
+
 
 @dataclass(frozen=True)
 class StorePositions:
@@ -135,6 +141,9 @@ class StorePositions:
 
     store: OffsetStore
     pipeline: str
+    _taken: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Epochs that this run has tried to take. A store keeps no run's name by which it could find
+    itself when the answer to a save was lost."""
 
     def open(
         self,
@@ -169,12 +178,13 @@ class StorePositions:
             same_cluster(stored.cluster_id, source, self.pipeline)
             same_topics({tp.topic: stored.topic_id}, source, self.pipeline)
         newest = max((stored.epoch for stored in known.values()), default=0)
-        if expected is not None and newest > expected:
+        if expected is not None and newest > expected and newest not in self._taken:
             raise Fenced(self.pipeline, expected, newest)
         begin = {**earliest, **(start() if not known else {})}
         positions = begin | {tp: stored.position for tp, stored in known.items()}
         positions |= elsewhere(positions)
         fence = Fence(self.pipeline, newest + 1)
+        self._taken.add(fence.epoch)
         self.store.save({tp: _stored(tp, at, fence, source) for tp, at in positions.items()})
         return Opened(fence, positions, not known)
 
@@ -216,6 +226,10 @@ class StorePositions:
 
     def tidy(self, fence: Fence) -> None:
         """A store has nothing to tidy."""
+
+    def close(self) -> None:
+        """End the store's connection."""
+        self.store.close()
 
     def _same_epoch(self, known: Mapping[TopicPartition, Stored], fence: Fence) -> None:
         newest = max((stored.epoch for stored in known.values()), default=fence.epoch)

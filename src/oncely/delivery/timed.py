@@ -18,7 +18,7 @@ from oncely.core.ledger import Entry, advance
 from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.delivery.apart import Apart
-from oncely.errors import OncelyError
+from oncely.errors import Fenced, OncelyError
 from oncely.sinks.base import Chunk, Fence, Opened, PositionMoved, Publication, RangeKind, Written
 
 log = logging.getLogger(__name__)
@@ -69,12 +69,21 @@ class Timed(Apart):
         if self._timer is not None:
             self._timer.close()
             self._timer = None
+        super().close()
 
     def save(self, ends: Mapping[TopicPartition, Position]) -> None:
-        """Put positions where handed-out ranges end."""
-        if self._fence is None:
+        """Put positions where handed-out ranges end.
+
+        Raises:
+            Fenced: a newer run has opened.
+            PositionMoved, Unavailable: they may be saved again.
+        """
+        if self._fence is None or not ends:
             return
         entries = self.positions.committed(self._fence)
+        newest = max((entry.epoch for entry in entries.values()), default=0)
+        if newest > self._fence.epoch:
+            raise Fenced(self._fence.pipeline, self._fence.epoch, newest)
         ranges = {
             tp: OffsetRange(entries[tp].position, end)
             for tp, end in ends.items()
@@ -173,6 +182,8 @@ class _Timer:
             ends, self._ends, self._since = self._ends, {}, 0
         try:
             self._of.save(ends)
+        except Fenced as error:  # the next batch finds out as well, and ends the run
+            log.warning("positions were not saved: %s", error.message)
         except (OncelyError, PositionMoved) as error:
             log.warning("positions were not saved, and are saved again later: %s", error)
             with self._condition:

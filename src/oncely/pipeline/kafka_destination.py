@@ -19,7 +19,7 @@ from oncely.pipeline.destination import Known, SinkFacts, SinkPlan
 from oncely.pipeline.findings import Findings
 from oncely.runtimes.probe import Slots
 from oncely.sinks.base import Reject
-from oncely.sinks.kafka import topics
+from oncely.sinks.kafka import limits, topics
 from oncely.sinks.kafka.avro_value import AvroValue
 from oncely.sinks.kafka.cluster import Cluster, Connect, Place
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
@@ -116,6 +116,9 @@ class KafkaDestination:
         sink = self.sink(schema)
         try:
             sink.check()
+            if self._has_ledger:
+                self._check_ledger(sink)
+                limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
         finally:
             sink.close()
 
@@ -164,8 +167,13 @@ class KafkaDestination:
             if schema is not None:
                 with findings.about("sink"):
                     sink.check()
+            if self._has_ledger:
+                with findings.about("sink.ledger_topic"):
+                    self._check_ledger(sink)
+                with findings.about("sink.transaction_timeout"):
+                    limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
             with findings.about("sink.topic"):
-                absent = topics.missing(sink.cluster.asker, self.given.topics)
+                absent = topics.missing(sink.cluster.asker, self._written)
                 facts = SinkFacts(
                     "topic",
                     sink.place.brokers,
@@ -203,6 +211,22 @@ class KafkaDestination:
                 "sink.schema_file", f"can't be read: {error}", way_out="name an .avsc file"
             ) from None
         return AvroValue(text, given.schema_id)
+
+    @property
+    def _has_ledger(self) -> bool:
+        """Whether positions live in the ledger topic, moved by transactions."""
+        return self.settings.offsets.store == "ledger"
+
+    @property
+    def _written(self) -> list[str]:
+        """The topics that are written to."""
+        return [t for t in self.given.topics if self._has_ledger or t != self.given.ledger_topic]
+
+    def _check_ledger(self, sink: KafkaSink) -> None:
+        """Refuse a ledger topic that is unfit, or missing though it may not be created."""
+        asker, name = sink.cluster.asker, self.given.ledger_topic
+        if not self.given.create or not topics.missing(asker, [name]):
+            topics.require_ledger(asker, name, create=False)
 
     def _same_cluster(self) -> None:
         """Refuse a sink elsewhere: two clusters share no transaction.
@@ -257,8 +281,11 @@ class KafkaDestination:
         )
         out = [name for name in (self.given.topic, self.given.rejects) if name]
         ids = f"--transactional-id oncely/{self.settings.name}/"
+        writes = [f"{head} --operation Write --operation Describe --topic {one}" for one in out]
+        if not self._has_ledger:
+            return writes
         return [
-            *(f"{head} --operation Write --operation Describe --topic {one}" for one in out),
+            *writes,
             f"{head} --operation Read --topic {self.given.rejects}",
             f"{head} --operation Read --operation Write --operation Describe --topic"
             f" {self.given.ledger_topic}",

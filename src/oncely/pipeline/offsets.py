@@ -50,7 +50,7 @@ def standings(pipeline: Pipeline) -> list[Standing]:
     """
     known = pipeline.destination.look()
     marks = pipeline.source.watermarks()
-    group = pipeline.settings.mirror_group
+    group = pipeline.settings.shown_group
     mirrored: Mapping[TopicPartition, Position] = {}
     if group is not None:
         try:

@@ -105,7 +105,7 @@ class _Planner:
             executors=None if self.slots is None else self.slots.executors,
             ddl=sink.statements,
             acls=(
-                *needed_acls(self.pipeline.source, self.settings.mirror_group),
+                *needed_acls(self.pipeline.source, self.settings.shown_group),
                 *sink.acls,
             ),
             notes=tuple(self.notes),
@@ -124,7 +124,7 @@ class _Planner:
         pipeline, facts = self.pipeline, None
         with self.findings.about("source.brokers"):
             identity = pipeline.source.identity()
-            for one in missing_permissions(pipeline.source, self.settings.mirror_group):
+            for one in missing_permissions(pipeline.source, self.settings.shown_group):
                 if "lag tools" in one:
                     self.notes.append(f"the broker does not permit {one}")
                 else:

@@ -51,7 +51,7 @@ def commit(
     """
     while True:
         try:
-            entries = sink.entries(fence)
+            entries = _entries(sink, fence, chunk)
             left = {
                 tp: _left(decide(_entry(entries, tp), range_, fence.epoch), fence, tp)
                 for tp, range_ in chunk.ranges.items()
@@ -71,6 +71,18 @@ def commit(
         if not more:
             return
         chunk = replace(chunk, ranges=more)
+
+
+def _entries(sink: Committer, fence: Fence, chunk: Chunk) -> Mapping[TopicPartition, Entry]:
+    """The ledger; asked for all that was committed when it seems to end before the chunk begins.
+
+    What it shows may lag behind, and here that would look like records that nobody committed.
+    """
+    entries = sink.entries(fence)
+    late = any(
+        tp in entries and entries[tp].position < range_.start for tp, range_ in chunk.ranges.items()
+    )
+    return sink.committed(fence) if late else entries
 
 
 def _left(decision: Decision, fence: Fence, tp: TopicPartition) -> tuple[OffsetRange, ...]:

@@ -202,6 +202,13 @@ class Committer(Protocol):
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """What has been committed; it may lag a little behind, as :meth:`commit` asks again."""
 
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
+        """All that was committed before this call, by whichever process.
+
+        Raises:
+            Unavailable: no answer, or a commit has begun and does not end.
+        """
+
     def commit(
         self,
         chunk: Chunk,
@@ -239,13 +246,6 @@ class Sink(Committer, Stager, Protocol):
     @property
     def timed(self) -> bool:
         """True when positions move on a timer, whatever becomes of the records."""
-
-    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
-        """All that was committed before this call, by whichever process.
-
-        Raises:
-            Unavailable: no answer, or a commit has begun and does not end.
-        """
 
     def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Sink:
         """The sink for one micro-batch, which reads these ranges."""

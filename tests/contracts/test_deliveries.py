@@ -1,0 +1,315 @@
+"""What each delivery shows when the process dies between its two steps, and when a server is away.
+
+Records and positions on every kind of sink, positions also in every kind of store.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from oncely.core.offsets import SourceIdentity
+from oncely.core.ranges import OffsetRange
+from oncely.delivery.apart import Apart
+from oncely.delivery.positions import StorePositions
+from oncely.errors import Fenced, SourceMismatch, TooManyRejects, Unavailable
+from oncely.sinks.base import Chunk, Written
+from oncely.stores.base import OffsetStore
+from oncely.stores.file import FileStore
+from tests.deliverytools import (
+    KINDS,
+    Crash,
+    Hurt,
+    Target,
+    apart,
+    opened,
+    ready,
+    standing,
+    target,
+    twice,
+)
+from tests.sinktools import SOURCE, T0, T1, Place, Rec, at_t0, commit_all, numbered, sink_to
+from tests.storetools import Shelf
+
+
+@pytest.fixture(params=KINDS)
+def to(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """An empty destination of each kind."""
+    yield from target(request.param, request.getfixturevalue)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where positions live: None for the ledger."""
+
+    make: Callable[[], OffsetStore | None]
+
+
+@pytest.fixture(params=["ledger", "file"])
+def where(request: pytest.FixtureRequest, tmp_path: Any) -> Where:
+    """The sink's ledger, and a store."""
+    if request.param == "ledger":
+        return Where(lambda: None)
+    return Where(lambda: FileStore(tmp_path / "positions", "p"))
+
+
+def restarted(to: Target, where: Where, *, position_first: bool) -> tuple[Apart, Any]:
+    """What a new process makes of the same settings."""
+    return ready(apart(to.make(), where.make(), position_first=position_first))
+
+
+# -- a crash between the two steps ---------------------------------------------------------
+
+
+def test_exactly_once_shows_nothing_of_a_crash(to: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the sink as it is. Its second half fails in the middle of a commit."""
+    sink, fence = ready(to.make())
+    name = "_move" if to.kind == "kafka" else "_write_ledger"
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Crash
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(sink), name, die)  # between the records and the commit
+        with pytest.raises(Crash):
+            commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+    assert to.ids() == []
+    again, fence = ready(to.make())
+    assert standing(again, fence) == {T0: 0}
+    commit_all(again, at_t0(0, numbered(0, 5)), fence)
+    assert to.ids() == [*range(5)]
+
+
+def test_at_least_once_writes_the_records_first(to: Target, where: Where) -> None:
+    sink, fence = restarted(to, where, position_first=False)
+    what = at_t0(0, [*numbered(0, 4), Rec(4, bad="no JSON")])
+    sink.positions = Hurt(sink.positions, "move", Crash())
+    with pytest.raises(Crash):
+        commit_all(sink, what, fence)
+    assert to.ids() == [*range(4)]
+    assert to.rejects() == 1
+    again, fence = restarted(to, where, position_first=False)
+    assert standing(again, fence) == {T0: 0}, "the position is where it was"
+    (outcome,) = commit_all(again, what, fence)
+    assert outcome.written == Written(5, 4, 1, 0)
+    assert to.ids() == twice(range(4)), "nothing lost, and written again"
+    assert standing(again, fence) == {T0: 5}
+
+
+def test_at_most_once_moves_the_position_first(to: Target, where: Where) -> None:
+    sink, fence = restarted(to, where, position_first=True)
+    sink.records = Hurt(sink.records, "write", Crash())
+    what = at_t0(0, numbered(0, 5))
+    with pytest.raises(Crash):
+        commit_all(sink, what, fence)
+    assert to.ids() == []
+    again, fence = restarted(to, where, position_first=True)
+    assert standing(again, fence) == {T0: 5}, "the position is ahead of the records"
+    (outcome,) = commit_all(again, what, fence)
+    assert outcome.replayed
+    assert to.ids() == [], "lost, and nobody tries again"
+    commit_all(again, at_t0(5, numbered(5, 8)), fence)
+    assert to.ids() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("position_first", [False, True])
+def test_without_a_crash_both_are_exact(to: Target, where: Where, position_first: bool) -> None:
+    sink, fence = restarted(to, where, position_first=position_first)
+    for at in range(0, 9, 3):
+        what = at_t0(at, [*numbered(at, at + 2), Rec(at + 2, bad="no JSON")])
+        assert [one.written for one in commit_all(sink, what, fence)] == [Written(3, 2, 1, 0)]
+        assert all(one.replayed for one in commit_all(sink, what, fence))
+    assert to.ids() == [0, 1, 3, 4, 6, 7]
+    assert to.rejects() == 3
+    assert standing(sink, fence) == {T0: 9}
+
+
+@pytest.mark.parametrize("position_first", [False, True])
+def test_holes_move_positions_alone(to: Target, where: Where, position_first: bool) -> None:
+    sink, fence = restarted(to, where, position_first=position_first)
+    entries = sink.entries(fence)
+    sink.commit(Chunk.of_nothing({T0: OffsetRange(0, 7)}), entries, fence, None, "hole")
+    assert standing(sink, fence) == {T0: 7}
+    assert to.ids() == []
+
+
+def test_at_least_once_with_every_store(shelf: Shelf, on_sqlite: Place) -> None:
+    """The two steps and the crash between them, with each kind of store."""
+
+    def process() -> tuple[Any, Any]:
+        return ready(apart(sink_to(on_sqlite), shelf.make("p")), {T0: 0, T1: 3})
+
+    sink, fence = process()
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    sink.positions = Hurt(sink.positions, "move", Crash())
+    with pytest.raises(Crash):
+        commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+    again, fence = process()
+    assert fence.epoch == 2
+    assert standing(again, fence) == {T0: 3, T1: 3}
+    commit_all(pickle.loads(pickle.dumps(again)), at_t0(3, numbered(3, 5)), fence)
+    assert standing(again, fence) == {T0: 5, T1: 3}
+    again.close()
+    assert standing(again, fence) == {T0: 5, T1: 3}, "closed, and connected anew"
+    rows = [i for (i,) in on_sqlite.sql("SELECT id FROM rows ORDER BY id")]
+    assert rows == [0, 1, 2, 3, 3, 4, 4]
+
+
+# -- a server that does not answer ---------------------------------------------------------
+
+
+def test_at_most_once_and_a_write_without_an_answer(
+    to: Target, where: Where, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Told, not written again, and the run goes on."""
+    sink, fence = restarted(to, where, position_first=True)
+    records = sink.records
+    for after, at in ((False, 0), (True, 5)):
+        sink.records = Hurt(records, "write", Unavailable("no answer"), after=after)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            (outcome,) = commit_all(sink, at_t0(at, numbered(at, at + 5)), fence)
+        assert outcome.written == Written(0, 0, 0, 0)
+        assert f"records of t-0 [{at}, {at + 5}) are lost: no answer" in caplog.text
+        assert len(sink.records.calls) == 1
+    assert to.ids() == [*range(5, 10)], "written, though nobody knew; and only once"
+    commit_all(sink, at_t0(10, numbered(10, 12)), fence)
+    assert to.ids() == [*range(5, 12)]
+
+
+def test_at_most_once_and_a_position_without_an_answer(
+    to: Target, where: Where, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was moved: asked again, the records are taken for written. That must be told, too."""
+    sink, fence = restarted(to, where, position_first=True)
+    positions = sink.positions
+    sink.positions = Hurt(positions, "move", Unavailable("no answer"), after=True)
+    with caplog.at_level(logging.WARNING):
+        (outcome,) = commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+    assert outcome.replayed
+    assert "the records of t-0 [0, 5) are lost if their position was moved" in caplog.text
+    sink.positions = Hurt(positions, "move", Unavailable("no answer"))
+    commit_all(sink, at_t0(5, numbered(5, 8)), fence)
+    assert to.ids() == [5, 6, 7], "it was not moved the second time, so they were written"
+
+
+def test_at_least_once_asks_the_ledger_when_a_position_has_no_answer(
+    to: Target, where: Where
+) -> None:
+    sink, fence = restarted(to, where, position_first=False)
+    sink.positions = Hurt(sink.positions, "move", Unavailable("no answer"), after=True)
+    commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+    assert to.ids() == [*range(5)], "it was moved, and nothing is written again"
+    records = sink.records
+    sink.records = Hurt(records, "write", Unavailable("no answer"), after=True)
+    commit_all(sink, at_t0(5, numbered(5, 7)), fence)
+    assert to.ids() == [*range(5), 5, 5, 6, 6], "nobody knew that they were written"
+
+
+@pytest.mark.parametrize("position_first", [False, True])
+def test_too_many_rejects_lose_nothing(to: Target, where: Where, position_first: bool) -> None:
+    """A mistake in decode is found before the position is moved."""
+    sink, fence = restarted(to, where, position_first=position_first)
+    what = at_t0(0, [*numbered(0, 2), Rec(2, bad="a"), Rec(3, bad="b")])
+    with pytest.raises(TooManyRejects, match=r"sink\.max_rejects"):
+        commit_all(sink, what, fence, max_rejects=1)
+    assert standing(sink, fence) == {T0: 0}
+    assert (to.ids(), to.rejects()) == ([], 0)
+    commit_all(sink, what, fence, max_rejects=2)
+    assert (to.ids(), to.rejects()) == ([0, 1], 2)
+
+
+# -- positions in a store ------------------------------------------------------------------
+
+
+def test_the_first_start_and_the_later_ones(shelf: Shelf) -> None:
+    positions = StorePositions(shelf.make("p"), "p")
+    first = positions.open(SOURCE, lambda: {T0: 17}, {T0: 2, T1: 3}, None)
+    assert (first.fence.epoch, first.first_start) == (1, True)
+    assert first.positions == {T0: 17, T1: 3}
+    second = positions.open(SOURCE, never, {T0: 2, T1: 4}, None)
+    assert (second.fence.epoch, second.first_start) == (2, False)
+    assert second.positions == {T0: 17, T1: 3}
+    moved = positions.reset(SOURCE, never, {T0: 2, T1: 4}, lambda at: {T0: at[T0] - 10})
+    assert (moved.fence.epoch, moved.positions) == (3, {T0: 7, T1: 3})
+
+
+def never() -> Any:
+    raise AssertionError("start is asked once in a pipeline's life")
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        (SourceIdentity("another", SOURCE.topic_ids), "another"),
+        (SourceIdentity("cluster-1", {"t": "made-again", "u": "id-of-u"}), "made again"),
+    ],
+)
+def test_another_cluster_or_topic_is_refused(
+    shelf: Shelf, source: SourceIdentity, word: str
+) -> None:
+    store = shelf.make("p")
+    positions = StorePositions(store, "p")
+    positions.open(SOURCE, lambda: {T0: 17}, {T0: 2}, None)
+    before = store.load()
+    with pytest.raises(SourceMismatch, match=word):
+        positions.open(source, never, {T0: 0}, None)
+    with pytest.raises(SourceMismatch, match=word):
+        positions.reset(source, never, {T0: 0}, lambda _: {T0: 0})
+    assert store.load() == before
+
+
+@pytest.mark.parametrize("position_first", [False, True])
+def test_of_two_runs_the_older_is_stopped(
+    shelf: Shelf, on_sqlite: Place, position_first: bool
+) -> None:
+    old, fence = ready(apart(sink_to(on_sqlite), shelf.make("p"), position_first=position_first))
+    commit_all(old, at_t0(0, numbered(0, 3)), fence)
+    new, newer = ready(apart(sink_to(on_sqlite), shelf.make("p"), position_first=position_first))
+    with pytest.raises(Fenced):
+        commit_all(old, at_t0(3, numbered(3, 5)), fence)
+    with pytest.raises(Fenced):
+        old.add_partitions({T1: 0}, SOURCE, fence)
+    with pytest.raises(Fenced):
+        opened(old, expected=fence.epoch)
+    commit_all(new, at_t0(3, numbered(3, 5)), newer)
+    assert standing(new, newer) == {T0: 5}
+    assert on_sqlite.sql("SELECT id FROM rows ORDER BY id") == [(i,) for i in range(5)]
+
+
+def test_a_newer_run_that_comes_between_the_steps_keeps_its_position(
+    shelf: Shelf, on_sqlite: Place
+) -> None:
+    """The older run's records are written by then: the store fences nobody for certain."""
+    old, fence = ready(apart(sink_to(on_sqlite), shelf.make("p")))
+    entries = old.entries(fence)
+    newer = opened(apart(sink_to(on_sqlite), shelf.make("p"))).fence
+    with pytest.raises(Fenced):
+        old.commit(at_t0(0, numbered(0, 3)), entries, fence)
+    assert standing(old, newer) == {T0: 0}
+
+
+def test_a_run_finds_itself_when_the_answer_to_its_takeover_was_lost(
+    shelf: Shelf, on_sqlite: Place
+) -> None:
+    """Else it would take itself for a newer run, and end with "do not restart"."""
+    store = Hurt(shelf.make("p"), "save", Unavailable("no answer"), after=True, times=0)
+    sink, fence = ready(apart(sink_to(on_sqlite), store))  # type: ignore[arg-type]
+    store.times = len(store.calls) + 1
+    with pytest.raises(Unavailable):
+        opened(sink, expected=fence.epoch)
+    again = opened(sink, expected=fence.epoch)
+    commit_all(sink, at_t0(0, numbered(0, 3)), again.fence)
+    assert standing(sink, again.fence) == {T0: 3}
+
+
+def test_a_partition_that_is_added_keeps_what_it_has(shelf: Shelf) -> None:
+    positions = StorePositions(shelf.make("p"), "p")
+    fence = positions.open(SOURCE, lambda: {T0: 17}, {T0: 2}, None).fence
+    positions.add_partitions({T0: 1, T1: 9}, SOURCE, fence)
+    assert {tp: e.position for tp, e in positions.entries(fence).items()} == {T0: 17, T1: 9}

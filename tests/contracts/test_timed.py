@@ -1,0 +1,230 @@
+"""No guarantee: positions go by a timer, by the clock or by the records handed out."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.delivery.timed import Timed
+from oncely.errors import Unavailable
+from oncely.sinks.base import Fence, Written
+from oncely.stores.base import Stored
+from oncely.stores.file import FileStore
+from tests.deliverytools import (
+    KINDS,
+    Hurt,
+    Target,
+    opened,
+    positions_of,
+    ready,
+    standing,
+    target,
+)
+from tests.sinktools import T0, T1, Place, at_t0, chunk, commit_all, numbered, sink_to
+
+
+@pytest.fixture(params=KINDS)
+def to(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """An empty destination of each kind."""
+    yield from target(request.param, request.getfixturevalue)
+
+
+@dataclass
+class Heard:
+    """A store that tells of every save. Not picklable, and need not be: tasks never save."""
+
+    inner: FileStore
+    saves: list[Mapping[TopicPartition, Stored]] = field(default_factory=list)
+    saved: threading.Event = field(default_factory=threading.Event)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+        self.inner.save(positions)
+        if positions:
+            self.saves.append(positions)
+            self.saved.set()
+
+
+def timed(records: Any, store: Any = None, **when: Any) -> Timed:
+    """Not opened."""
+    return Timed(records, positions_of(records, store), position_first=False, **when)
+
+
+@pytest.fixture
+def heard(tmp_path: Any) -> Heard:
+    return Heard(FileStore(tmp_path / "positions", "p"))
+
+
+@pytest.fixture
+def by_hand(on_sqlite: Place, heard: Heard) -> Iterator[tuple[Timed, Fence]]:
+    """A sink whose timer fires at the end only."""
+    sink, fence = ready(timed(sink_to(on_sqlite), heard, seconds=3600.0), {T0: 0, T1: 0})
+    heard.saves.clear()
+    heard.saved.clear()
+    yield sink, fence
+    sink.close()
+
+
+def upto(t0: int, t1: int = 0, start: int = 0) -> dict[TopicPartition, OffsetRange]:
+    """Ranges of a batch."""
+    ends = {T0: t0, T1: t1}
+    return {tp: OffsetRange(start, end) for tp, end in ends.items() if end > start}
+
+
+def test_records_and_positions_on_every_sink(to: Target) -> None:
+    sink, fence = ready(timed(to.make(), seconds=3600.0), {T0: 0, T1: 0})
+    part = sink.in_hand(upto(5, 3))
+    task = pickle.loads(pickle.dumps(part))
+    parts = {T0: (0, numbered(0, 5)), T1: (0, numbered(10, 13))}
+    done = commit_all(task, chunk(parts), fence)
+    assert {one.partition: one.written for one in done} == {
+        T0: Written(5, 5, 0, 0),
+        T1: Written(3, 3, 0, 0),
+    }
+    assert to.ids() == [*range(5), 10, 11, 12]
+    assert standing(sink, fence) == {T0: 0, T1: 0}, "written, and no position was moved"
+    sink.close()
+    assert standing(sink, fence) == {T0: 5, T1: 3}
+
+
+def test_a_crash_after_the_timer_loses_and_one_before_it_doubles(to: Target) -> None:
+    """Not a defect: it is what ``none`` says."""
+    lost, fence = ready(timed(to.make(), offsets=1, seconds=None))
+    lost.in_hand({T0: OffsetRange(0, 5)})  # the process dies here, and nothing was written
+    assert standing(lost, fence) == {T0: 5}
+    doubled, fence = ready(timed(to.make(), offsets=1_000, seconds=None))
+    for _ in range(2):
+        task = doubled.in_hand({T0: OffsetRange(5, 7)})
+        commit_all(task, at_t0(5, numbered(5, 7)), fence)  # and here, before the timer
+        doubled._timer = None
+        opened(doubled)
+        fence = doubled._fence
+    assert to.ids() == [5, 5, 6, 6]
+
+
+def test_by_the_clock(on_sqlite: Place, heard: Heard) -> None:
+    sink, fence = ready(timed(sink_to(on_sqlite), heard, seconds=0.05))
+    try:
+        for end in (5, 9):
+            heard.saved.clear()
+            sink.in_hand({T0: OffsetRange(0, end)})
+            assert heard.saved.wait(20)
+            assert standing(sink, fence) == {T0: end}
+        heard.saved.clear()
+        assert not heard.saved.wait(0.3), "nothing new was handed out"
+    finally:
+        sink.close()
+    assert len(heard.saves) == 3, "the opening, and once for each hand-out"
+
+
+def test_by_the_number_of_records(on_sqlite: Place, heard: Heard) -> None:
+    sink, fence = ready(timed(sink_to(on_sqlite), heard, seconds=None, offsets=10), {T0: 0, T1: 0})
+    seen = []
+    for batch in (upto(4), upto(0, 6), upto(5, start=4), upto(0, 15, start=6)):
+        sink.in_hand(batch)
+        seen.append(standing(sink, fence))
+    # 4; 4 + 6: due; 1; 1 + 9: due.
+    assert seen == [{T0: 0, T1: 0}, {T0: 4, T1: 6}, {T0: 4, T1: 6}, {T0: 5, T1: 15}]
+    assert sink._timer
+    assert sink._timer._thread is None
+    sink.in_hand(upto(7, start=5))
+    sink.close()
+    assert standing(sink, fence) == {T0: 7, T1: 15}, "what was not due is saved at the end"
+
+
+def test_the_last_save_comes_with_an_orderly_end_and_only_once(
+    by_hand: tuple[Timed, Fence], heard: Heard
+) -> None:
+    sink, fence = by_hand
+    sink.in_hand(upto(5, 3))
+    sink.in_hand(upto(8))
+    assert heard.saves == []
+    assert sink._timer
+    assert sink._timer._thread
+    thread = sink._timer._thread
+    sink.close()
+    assert not thread.is_alive()
+    assert standing(sink, fence) == {T0: 8, T1: 3}
+    assert len(heard.saves) == 1
+    sink.close()
+    assert len(heard.saves) == 1
+
+
+def test_a_position_never_goes_back(by_hand: tuple[Timed, Fence], heard: Heard) -> None:
+    """A batch that is handed out again after a failed one ends where positions stand already."""
+    sink, fence = by_hand
+    sink.save({T0: 8})
+    sink.save({T0: 5})
+    sink.save({T0: 8})
+    assert standing(sink, fence) == {T0: 8, T1: 0}
+    assert len(heard.saves) == 1
+
+
+def test_a_partition_without_a_position_is_left_alone(
+    by_hand: tuple[Timed, Fence], heard: Heard
+) -> None:
+    sink, fence = by_hand
+    sink.save({TopicPartition("t", 3): 8, T0: 2})
+    assert standing(sink, fence) == {T0: 2, T1: 0}
+
+
+def test_a_save_without_an_answer_is_made_up_for(
+    by_hand: tuple[Timed, Fence], caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, fence = by_hand
+    sink.positions = Hurt(sink.positions, "move", Unavailable("no answer"))  # type: ignore[assignment]
+    sink.in_hand(upto(5, 3))
+    assert sink._timer
+    with caplog.at_level(logging.WARNING):
+        sink._timer._save()
+    assert "positions were not saved, and are saved again later: no answer" in caplog.text
+    sink.in_hand(upto(8))
+    sink.close()
+    assert standing(sink, fence) == {T0: 8, T1: 3}
+
+
+def test_a_run_that_was_taken_over_moves_nothing(
+    to: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when its timer fires late."""
+    old, _ = ready(timed(to.make(), seconds=3600.0))
+    old.in_hand({T0: OffsetRange(0, 5)})
+    new, newer = ready(timed(to.make(), seconds=3600.0))
+    with caplog.at_level(logging.WARNING):
+        old.close()
+    assert standing(new, newer) == {T0: 0}
+    assert f"epoch {newer.epoch}" in caplog.text
+    assert "saved again later" not in caplog.text
+    assert "another epoch's entry" not in caplog.text, "it is no defect"
+
+
+def test_opening_again_forgets_what_was_handed_out(by_hand: tuple[Timed, Fence]) -> None:
+    """A batch has failed: what it was to read is read again from where positions stand."""
+    sink, fence = by_hand
+    sink.in_hand(upto(5, 3))
+    again = opened(sink, {T0: 0, T1: 0}, expected=fence.epoch).fence
+    sink.close()
+    assert standing(sink, again) == {T0: 0, T1: 0}
+
+
+def test_it_travels_without_its_timer(by_hand: tuple[Timed, Fence], on_sqlite: Place) -> None:
+    sink, _ = by_hand
+    sink.in_hand(upto(5))
+    assert sink._timer
+    plain = timed(sink_to(on_sqlite), seconds=3600.0)
+    plain._timer, plain._fence = sink._timer, sink._fence
+    shipped = pickle.loads(pickle.dumps(plain))
+    assert shipped._timer is None
+    assert shipped._fence == sink._fence
+    assert shipped.seconds == 3600.0
+    plain._timer = None

@@ -1,0 +1,139 @@
+"""Topic to topic: positions shown and reset, and found again when Kafka has forgotten the group."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from oncely.config import parse
+from oncely.errors import Fenced, Stopped
+from oncely.pipeline import Pipeline
+from oncely.runtimes.stop import StopSignal
+from tests.scenarios.commands import oncely, oncely_json
+from tests.scenarios.topic_world import TopicWorld
+from tests.scenarios.world import await_that
+
+
+@pytest.fixture
+def world(make_topic_world: Any) -> TopicWorld:
+    world: TopicWorld = make_topic_world(2)
+    world.make_output()
+    world.publish(100, partitions=2)
+    return world
+
+
+def run(world: TopicWorld, spark: Any, **sections: Any) -> None:
+    Pipeline(parse(world.settings(**sections))).run("latest", spark=spark)
+
+
+def forget_group(world: TopicWorld) -> None:
+    """What Kafka does to a group that nobody commits to for a week."""
+    group = f"oncely-{world.name}"
+    admin = world.admin()
+    admin.delete_consumer_groups([group])[group].result(20)
+    assert world.shown() in ({}, {0: -1001, 1: -1001})
+
+
+def test_nothing_is_known_and_nothing_is_written_before_the_first_start(world: TopicWorld) -> None:
+    status = oncely_json("status", world.file())
+    assert (status["epoch"], status["rejects"]) == (0, 0)
+    assert [(p["position"], p["lag"]) for p in status["partitions"]] == [(None, 50), (None, 50)]
+    shown = oncely_json("offsets", "show", world.file())["partitions"]
+    assert [(p["position"], p["mirrored"]) for p in shown] == [(None, None), (None, None)]
+    assert not world.exists(world.ledger)
+
+
+def test_positions_lag_and_reset(world: TopicWorld, spark: Any) -> None:
+    run(world, spark)
+    world.publish(20, partitions=1, first=100)
+    status = oncely_json("status", world.file())
+    assert status["epoch"] == 1
+    found = [(p["position"], p["end"], p["lag"]) for p in status["partitions"]]
+    assert found == [(50, 70, 20), (50, 50, 0)]
+    shown = oncely_json("offsets", "show", world.file())["partitions"]
+    assert [(p["position"], p["mirrored"]) for p in shown] == [(50, 50), (50, 50)]
+    assert world.shown() == {0: 50, 1: 50}, "and so do Kafka's own tools"
+    done = oncely_json("offsets", "reset", world.file(), "--shift-by", "-10")
+    assert (done["executed"], world.positions()) == (False, {0: 50, 1: 50})
+    done = oncely_json("offsets", "reset", world.file(), "--shift-by", "-10", "--execute")
+    assert (done["executed"], done["epoch"]) == (True, 2)
+    assert world.positions() == world.shown() == {0: 40, 1: 40}
+    run(world, spark)
+    assert len(world.ids()) == 140, "20 were written again"
+    assert len({*world.ids()}) == 120
+    assert world.positions() == {0: 70, 1: 50}
+
+
+def test_a_reset_before_the_first_start(world: TopicWorld, spark: Any) -> None:
+    done = oncely_json("offsets", "reset", world.file(), "--to-offset", "45", "--execute")
+    assert done["epoch"] == 1
+    assert not world.records()
+    run(world, spark)
+    assert len(world.ids()) == 10
+
+
+def test_a_reset_fences_a_run_that_waits_for_records(world: TopicWorld, spark: Any) -> None:
+    stop, caught = StopSignal(), []
+
+    def running() -> None:
+        try:
+            Pipeline(parse(world.settings())).run(stop=stop, spark=spark)
+        except Fenced as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=running)
+    thread.start()
+    try:
+        await_that(lambda: len(world.ids()) == 100, "all records")
+        oncely("offsets", "reset", world.file(), "--to-offset", "30", "--execute")
+        thread.join(60)
+        assert caught
+    finally:
+        stop.ask()
+        stop.ask()
+        thread.join(30)
+    assert world.positions() == {0: 30, 1: 30}
+
+
+# -- what Kafka forgets --------------------------------------------------------------------
+
+
+def test_the_ledger_topic_knows_when_the_group_has_expired(world: TopicWorld, spark: Any) -> None:
+    run(world, spark)
+    forget_group(world)
+    world.publish(40, partitions=2, first=100)
+    run(world, spark)
+    assert world.ids() == [*range(140)]
+    assert world.shown() == world.positions() == {0: 70, 1: 70}
+
+
+def test_the_group_knows_when_the_ledger_topic_was_deleted(
+    world: TopicWorld, spark: Any, broker: Any
+) -> None:
+    run(world, spark)
+    broker.delete_topic(world.ledger)
+    world.publish(40, partitions=2, first=100)
+    run(world, spark)
+    assert world.ids() == [*range(140)]
+    assert world.shown() == world.positions() == {0: 70, 1: 70}
+
+
+def test_a_position_that_neither_knows_is_refused(world: TopicWorld, spark: Any) -> None:
+    """The group has expired, and somebody has removed a position from the ledger topic."""
+    run(world, spark)
+    forget_group(world)
+    producer = Producer({"bootstrap.servers": world.brokers})
+    gone = json.dumps(["position", world.name, world.topic, 1], separators=(",", ":"))
+    producer.produce(world.ledger, None, gone.encode())
+    assert producer.flush(20) == 0
+    with pytest.raises(Stopped, match="where it was is gone for") as refused:
+        run(world, spark)
+    assert f"{world.topic}-1" in refused.value.message
+    assert world.ledger in refused.value.message
+    assert f"{world.topic}-0" not in refused.value.message
+    assert "offsets reset" in refused.value.way_out
+    assert world.ids() == [*range(100)], "nothing was written twice"

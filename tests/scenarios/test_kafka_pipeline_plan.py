@@ -1,0 +1,134 @@
+"""Topic to topic: what can't work is told by `oncely plan`, and refused by `oncely run`, exit 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oncely.config import parse
+from oncely.local.kafka import Broker
+from oncely.pipeline import Pipeline
+from tests.scenarios.commands import oncely, oncely_json
+from tests.scenarios.topic_world import TopicWorld
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Broker]:
+    """Another cluster, that is strict about transactions."""
+    with Broker(properties={"transaction.max.timeout.ms": "30000"}) as running:
+        yield running
+
+
+@pytest.fixture
+def world(make_topic_world: Any) -> TopicWorld:
+    world: TopicWorld = make_topic_world(2)
+    world.publish(10, partitions=2)
+    return world
+
+
+def problems(plan: dict[str, Any]) -> dict[str, str]:
+    return {one["key"]: one["message"] for one in plan["problems"]}
+
+
+def planned(world: TopicWorld, **sections: Any) -> dict[str, str]:
+    """The problems that a plan in this process finds."""
+    found = Pipeline(parse(world.settings(**sections))).plan(use_spark=False)
+    assert found.exit_code == (2 if found.problems else 0)
+    return {one.key: f"{one.message} {one.way_out}" for one in found.problems}
+
+
+def nothing_was_written(world: TopicWorld) -> None:
+    assert not any(world.exists(one) for one in (world.output, world.rejects, world.ledger))
+    assert world.shown() == {}
+
+
+def test_a_new_pipeline_can_run_and_nothing_is_written(world: TopicWorld) -> None:
+    plan = oncely_json("plan", world.file())
+    assert plan["can_run"]
+    assert "one transaction of Kafka" in " ".join(plan["guarantee"]["means"].split())
+    assert plan["sink"]["exists"] is False
+    assert plan["sink"]["columns"][1] == {
+        "name": "grp", "rows": "string", "table": "key, value (json)"
+    }  # fmt: skip
+    assert [one.split("--topic ")[1].split()[0] for one in plan["ddl"]] == [
+        world.ledger, world.output, world.rejects,
+    ]  # fmt: skip
+    assert any(f"--transactional-id oncely/{world.name}/" in one for one in plan["acls"])
+    nothing_was_written(world)
+
+
+def test_another_cluster_is_refused(world: TopicWorld, elsewhere: Broker) -> None:
+    file = world.file(sink={"brokers": elsewhere.bootstrap})
+    found = problems(oncely_json("plan", file, expect=2))
+    assert "two clusters share no transaction" in found["sink.brokers"]
+    refused = oncely("run", file, "--until", "latest", expect=2)
+    assert "sink.brokers" in refused.stderr
+    assert "two clusters share no transaction" in refused.stderr
+    assert "MirrorMaker" in refused.stderr
+    nothing_was_written(world)
+    assert world.topic not in elsewhere.admin().list_topics(timeout=20).topics
+
+
+def test_the_same_cluster_by_another_name_is_fine(world: TopicWorld) -> None:
+    other = world.brokers.replace("127.0.0.1", "localhost")
+    assert planned(world, sink={"brokers": other}) == {}
+
+
+def test_topics_that_may_not_be_created(world: TopicWorld, broker: Broker) -> None:
+    file = world.file(sink={"create": False})
+    for command in (["plan", file], ["run", file, "--until", "latest"]):
+        refused = oncely(*command, expect=2)
+        said = refused.stderr + refused.stdout
+        assert f"'{world.output}', '{world.rejects}'" in said
+    nothing_was_written(world)
+    for one in (world.output, world.rejects):
+        broker.create_topic(one)
+    found = planned(world, sink={"create": False})
+    assert world.ledger in found["sink.ledger_topic"]
+    assert "cleanup.policy=compact" in found["sink.ledger_topic"]
+    broker.create_topic(world.ledger, 1, {"cleanup.policy": "compact"})
+    assert planned(world, sink={"create": False}) == {}
+
+
+def test_a_ledger_topic_that_forgets_is_refused(world: TopicWorld, broker: Broker) -> None:
+    broker.create_topic(world.ledger, 1)
+    found = planned(world)
+    assert "neither be scattered nor deleted by age" in found["sink.ledger_topic"]
+    refused = oncely("run", world.file(), "--until", "latest", expect=2)
+    assert world.ledger in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("sink", "word"),
+    [
+        ({"value": "nope"}, "sink.value: the rows have no column 'nope'"),
+        ({"value": "id"}, "sink.value: column 'id' is int64"),
+        ({"key": "nope"}, "sink.key: the rows have no column 'nope'"),
+        ({"topic": None, "topic_column": "id", "rejects_topic": "r"}, "column 'id' is int64"),
+    ],
+)
+def test_columns_that_have_no_form(world: TopicWorld, sink: dict[str, Any], word: str) -> None:
+    found = planned(world, sink=sink)
+    assert word in found["sink"]
+    assert "id, grp, pad" in found["sink"] or "cast it" in found["sink"]
+
+
+def test_a_missing_column_stops_a_run_before_it_begins(world: TopicWorld) -> None:
+    refused = oncely("run", world.file(sink={"value": "nope"}), "--until", "latest", expect=2)
+    assert "the rows have no column 'nope'" in refused.stderr
+    nothing_was_written(world)
+
+
+def test_a_longer_timeout_than_the_broker_allows(world: TopicWorld, elsewhere: Broker) -> None:
+    there = TopicWorld(elsewhere.bootstrap, "", world.topic, world.folder)
+    elsewhere.create_topic(world.topic, 1)
+    there.publish(5, partitions=1)
+    found = planned(there)
+    assert "30 seconds" in found["sink.transaction_timeout"]
+    refused = oncely("run", there.file(), "--until", "latest", expect=2)
+    assert "sink.transaction_timeout" in refused.stderr
+    assert "transaction.max.timeout.ms" in refused.stderr
+    nothing_was_written(there)
+    assert planned(there, sink={"transaction_timeout": "30 seconds"}) == {}
