@@ -139,7 +139,7 @@ def _write_batch(
     publication = Publication(what.ranges, counts, what.dead_letters(what.rejections), staged)
     driver: Any = BatchCommit(sink, None, None, None, ())  # type: ignore[arg-type]
     driver._fence = fence
-    replayed = driver._publish(publication)
+    replayed = driver._publish(sink, publication)
     return [(tp, range_, replayed) for tp, range_ in what.ranges.items()]
 
 

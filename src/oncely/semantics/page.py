@@ -17,7 +17,7 @@ _ORDERS: Mapping[str, str] = {
     "none": "position on a timer",
     "at_most_once": "position, then records",
     "at_least_once": "records, then position",
-    "exactly_once": "both in one transaction",
+    "exactly_once": "in one transaction",
 }
 _SINKS: Mapping[str, str] = {"sql": "Into PostgreSQL", "kafka": "Into a Kafka topic"}
 
@@ -39,6 +39,7 @@ p strong { color: var(--ink); font-weight: 600; }
 table { border-collapse: separate; border-spacing: 4px; width: 100%; min-width: 44rem;
   font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 500; padding: .5rem .75rem .5rem 0; vertical-align: bottom; }
+tbody th { vertical-align: middle; }
 thead th { font-weight: 600; padding-left: .75rem; width: 19%; }
 thead th:first-child { padding-left: 0; width: 24%; }
 th small { display: block; font-weight: 400; color: var(--soft); font-size: .8125rem; }
