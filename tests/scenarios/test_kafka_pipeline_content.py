@@ -195,7 +195,7 @@ def test_another_pipeline_hides_the_end_of_the_ledger(world: TopicWorld, spark: 
     from confluent_kafka import Producer
 
     world.make_output()
-    world.publish(3_000, partitions=1)
+    world.publish(2_000, partitions=1)
     other = Producer({"bootstrap.servers": world.brokers, "transactional.id": world.name})
     other.init_transactions(20)
 
@@ -210,13 +210,13 @@ def test_another_pipeline_hides_the_end_of_the_ledger(world: TopicWorld, spark: 
     assert world.held_back(world.ledger)
     other.abort_transaction(20)
     await_that(lambda: not world.held_back(world.ledger), "the last marker")
-    assert assert_exactly_once(world) == 3_000
+    assert assert_exactly_once(world) == 2_000
 
 
 def test_rejects_and_order_over_several_runs(make_topic_world: Any, spark: Any) -> None:
     world: TopicWorld = make_topic_world(4)
     world.make_output()
-    for first in (0, 2_000):
-        world.publish(2_000, first=first, bad_every=111)
-        run(world, spark, sink={"max_rejects": 100}, spark={"max_records_per_batch": 700})
-    assert assert_exactly_once(world) == 4_000 - 37
+    for first in (0, 700):
+        world.publish(700, first=first, bad_every=111)
+        run(world, spark, sink={"max_rejects": 100}, spark={"max_records_per_batch": 350})
+    assert assert_exactly_once(world) == 1_400 - 13

@@ -39,8 +39,17 @@ def ids(world: World) -> list[int]:
     return [i for (i,) in world.sql("SELECT id FROM rows ORDER BY 1")]
 
 
-@pytest.mark.parametrize("delivery", ["none", "at_most_once", "at_least_once"])
-@pytest.mark.parametrize("store", ["ledger", "file", "kafka", "sql"])
+@pytest.mark.parametrize(
+    ("delivery", "store"),
+    [
+        ("none", "ledger"),
+        ("none", "kafka"),
+        ("at_most_once", "ledger"),
+        ("at_most_once", "file"),
+        ("at_least_once", "kafka"),
+        ("at_least_once", "sql"),
+    ],
+)
 def test_without_a_crash_nothing_is_lost_or_doubled(
     world: World, spark: Any, tmp_path: Path, delivery: str, store: str, database: str
 ) -> None:
