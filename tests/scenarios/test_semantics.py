@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from oncely.semantics.cells import DELIVERIES, POINTS, cells
+from oncely.semantics.cells import DELIVERIES, POINTS, POSITION, RECORDS, SINKS, cells
+from tests.scenarios.commands import oncely
 
-_LONGEST = 900
+_LONGEST = 1500
+
+
+def shown(folder: Path, points: Sequence[str]) -> None:
+    """Run the command and compare every number of its report with what was promised."""
+    chosen = [word for point in points for word in ("--kill-point", point)]
+    done = oncely("semantics", "--out", folder, "--json", *chosen, timeout=_LONGEST)
+    found = json.loads((folder / "report.json").read_text())
+    assert found == json.loads(done.stdout)
+    assert [(one["sink"], one["delivery"], one["kill_point"]) for one in found] == [
+        (sink, cell.delivery, cell.point) for sink in SINKS for cell in cells(sink, points)
+    ]
+    for sink in SINKS:
+        for delivery in DELIVERIES:
+            own = [one for one in found if (one["sink"], one["delivery"]) == (sink, delivery)]
+            lost, doubled = (sum(one[what] for one in own) for what in ("lost", "duplicated"))
+            assert bool(lost) is (delivery in ("none", "at_most_once")), own
+            assert bool(doubled) is (delivery in ("none", "at_least_once")), own
+    page = (folder / "report.html").read_text()
+    assert all(point in page for point in points)
+    assert "as promised" not in page
 
 
 @pytest.mark.timeout(_LONGEST)
-@pytest.mark.parametrize("sink", ["sql", "kafka"])
-def test_what_a_crash_makes_of_each_promise(sink: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "oncely.cli", "semantics", "--sink", sink]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=_LONGEST,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "report.json").read_text())
-    assert found == json.loads(done.stdout)
-    assert [(one["sink"], one["delivery"], one["kill_point"]) for one in found] == [
-        (sink, cell.delivery, cell.point) for cell in cells(sink)
-    ]
-    for delivery in DELIVERIES:
-        own = [one for one in found if one["delivery"] == delivery]
-        lost, doubled = (sum(one[what] for one in own) for what in ("lost", "duplicated"))
-        assert bool(lost) is (delivery in ("none", "at_most_once")), own
-        assert bool(doubled) is (delivery in ("none", "at_least_once")), own
-    page = (tmp_path / "report.html").read_text()
-    assert all(point in page for point in POINTS)
-    assert "as promised" not in page
+def test_between_the_two_steps(tmp_path: Path) -> None:
+    shown(tmp_path, (RECORDS, POSITION))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(_LONGEST)
+def test_at_every_step(tmp_path: Path) -> None:
+    shown(tmp_path, POINTS)
+
+
+def test_what_is_unknown_is_told(tmp_path: Path) -> None:
+    told = oncely("semantics", "--kill-point", "never", "--out", tmp_path, expect=2).stderr
+    assert "after the records" in told
+    assert "no such sink" in oncely("semantics", "--sink", "files", expect=2).stderr

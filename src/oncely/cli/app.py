@@ -209,6 +209,10 @@ def semantics(
         list[str] | None,
         typer.Option(metavar="sql|kafka", help="Only this sink; may be repeated."),
     ] = None,
+    kill_point: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help='Only this one, such as "after the records"; repeat it.'),
+    ] = None,
     folder: Annotated[
         Path, typer.Option("--out", metavar="PATH", help="Where report.json and .html go.")
     ] = Path("build/semantics"),
@@ -222,7 +226,7 @@ def semantics(
     """
     from oncely.cli.semantics import show_semantics
 
-    raise typer.Exit(show_semantics(sink or [], folder, as_json))
+    raise typer.Exit(show_semantics(sink or [], kill_point or [], folder, as_json))
 
 
 local = typer.Typer(help="A Kafka broker and PostgreSQL on this machine, in the background.",

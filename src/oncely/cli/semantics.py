@@ -17,10 +17,10 @@ from oncely.cli import screen
 from oncely.errors import WrongInput
 
 if TYPE_CHECKING:
-    from oncely.semantics.cells import Outcome, SinkKind
+    from oncely.semantics.cells import Cell, Outcome, SinkKind
 
 
-def show_semantics(sinks: Sequence[str], folder: Path, as_json: bool) -> int:
+def show_semantics(sinks: Sequence[str], points: Sequence[str], folder: Path, as_json: bool) -> int:
     """Kill, restart, count, print; exit code 1 when a promise was broken.
 
     Raises:
@@ -37,9 +37,14 @@ def show_semantics(sinks: Sequence[str], folder: Path, as_json: bool) -> int:
         raise WrongInput(
             f"--sink {unknown[0]}: no such sink here", way_out=f"one of {', '.join(cells.SINKS)}"
         )
+    if strange := [one for one in points if one not in cells.POINTS]:
+        raise WrongInput(
+            f"--kill-point {strange[0]!r}: no such point",
+            way_out=f"one of {', '.join(map(repr, cells.POINTS))}",
+        )
     wanted: list[SinkKind] = [one for one in cells.SINKS if not sinks or one in sinks]
     signal.signal(signal.SIGTERM, _interrupt)
-    outcomes = _all(wanted)
+    outcomes = _all([cells.cells(sink, points or cells.POINTS) for sink in wanted])
     written = report.write(outcomes, folder)
     problems = cells.problems(outcomes)
     if as_json:
@@ -52,14 +57,14 @@ def show_semantics(sinks: Sequence[str], folder: Path, as_json: bool) -> int:
     return 1 if problems else 0
 
 
-def _all(sinks: Sequence[SinkKind]) -> list[Outcome]:
+def _all(chains: Sequence[list[Cell]]) -> list[Outcome]:
     """Every trial; each sink's run beside the other's."""
     from oncely.local.kafka import Broker
     from oncely.local.postgres import Postgres
-    from oncely.semantics import cells, trial
+    from oncely.semantics import trial
 
     artifacts.resolve(artifacts.KAFKA_BROKER)  # here, where its progress can be seen
-    total = sum(len(cells.cells(sink)) for sink in sinks)
+    total = sum(map(len, chains))
     with (
         screen.counting("killed, restarted and counted", total) as advance,
         tempfile.TemporaryDirectory(prefix="oncely-semantics-") as folder,
@@ -67,8 +72,8 @@ def _all(sinks: Sequence[SinkKind]) -> list[Outcome]:
         Postgres() as postgres,
     ):
         stage = trial.prepare(broker, postgres, Path(folder))
-        with ThreadPoolExecutor(len(sinks)) as pool:
-            runs = [pool.submit(trial.run, stage, broker, sink, advance) for sink in sinks]
+        with ThreadPoolExecutor(len(chains)) as pool:
+            runs = [pool.submit(trial.run, stage, broker, chain, advance) for chain in chains]
             try:
                 wait(runs, return_when=FIRST_EXCEPTION)
             finally:

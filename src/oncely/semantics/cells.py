@@ -65,13 +65,13 @@ class Outcome:
         }
 
 
-def cells(sink: SinkKind) -> list[Cell]:
-    """Every trial of a sink."""
+def cells(sink: SinkKind, points: Sequence[str] = POINTS) -> list[Cell]:
+    """Every trial of a sink, at some kill points or at all."""
     return [
         Cell(sink, delivery, point)
         for delivery in DELIVERIES
         for point in POINTS
-        if point != COMMIT or delivery == "exactly_once"
+        if (point != COMMIT or delivery == "exactly_once") and point in points
     ]
 
 

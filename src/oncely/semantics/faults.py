@@ -24,22 +24,37 @@ from oncely.sources.clients import Trouble, make
 _ARRIVING = 10.0  # seconds for half of a commit's records to arrive
 
 
+_newest: dict[str, Killer] = {}
+"""By pipeline, in a worker."""
+
+
 @dataclass
 class Killer:
     """Ends the pipeline at one point. Picklable.
 
     Attributes:
+        pipeline: its name.
         point: where.
         delivery: of the pipeline: it says which step is the first, and what commits.
         driver, jvm: processes to end beside the one that is at the point.
         armed: before that nothing happens.
     """
 
+    pipeline: str
     point: str
     delivery: str
     driver: int
     jvm: int = 0
     armed: bool = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _newest[self.pipeline] = self
+
+    @property
+    def now(self) -> Killer:
+        """The one of the newest task: a worker keeps its session from batch to batch."""
+        return _newest.get(self.pipeline, self)
 
     @property
     def together(self) -> bool:
@@ -93,8 +108,12 @@ class _Session:
     """A database session that knows which step it is in."""
 
     def __init__(self, inner: Connection, killer: Killer) -> None:
-        self._inner, self._killer = inner, killer
+        self._inner, self._first = inner, killer
         self._records = self._position = False
+
+    @property
+    def _killer(self) -> Killer:
+        return self._first.now
 
     def begin(self) -> None:
         self._records = self._position = False

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
 from oncely.local.process import Process
 from oncely.semantics import reader
-from oncely.semantics.cells import Cell, Outcome, SinkKind, cells
+from oncely.semantics.cells import Cell, Outcome
 
 RECORDS = 1_200
 A_BATCH = 300  # records of a micro-batch
@@ -54,17 +54,17 @@ def prepare(broker: Broker, postgres: Postgres, folder: Path) -> Stage:
 
 
 def run(
-    stage: Stage, broker: Broker, sink: SinkKind, told: Callable[[Outcome], None]
+    stage: Stage, broker: Broker, wanted: Sequence[Cell], told: Callable[[Outcome], None]
 ) -> list[Outcome]:
-    """All trials of a sink; ``told`` hears each outcome as it is counted.
+    """Trials of a sink, one after another; ``told`` hears each outcome as it is counted.
 
     Raises:
         Stopped: a pipeline ended in another way than by the kill.
     """
-    wanted, outcomes = cells(sink), []
+    outcomes = []
     before: Cell | None = None
     for now in [*wanted, None]:
-        if now is not None and sink == "kafka":
+        if now is not None and now.sink == "kafka":
             broker.create_topic(now.name, 1)
         _process(stage, before, now)
         if before is not None:

@@ -27,8 +27,7 @@ _TIMER_FIRES = 1  # the one at whose hand-out the timer of `none` saves position
 def main(job: Path) -> int:
     """Do what the job says: ``{"resume": pipeline | null, "run": pipeline | null, "point": …}``."""
     order: dict[str, Any] = json.loads(job.read_text())
-    # A worker for each task: a kept session would know nothing of a killer that is armed later.
-    spark = session.start("semantics", "local[2,4]", {"spark.python.worker.reuse": "false"})
+    spark = session.start("semantics", "local[2,4]", {})
     if order["resume"] is not None:
         Pipeline(parse(order["resume"])).run("latest", spark=spark)
         job.with_suffix(".resumed").touch()
@@ -43,7 +42,7 @@ def main(job: Path) -> int:
 
 def _dying(raw: dict[str, Any], point: str, jvm: int) -> tuple[Pipeline, Killer]:
     settings = parse(raw)
-    killer = Killer(point, settings.delivery, os.getpid(), jvm)
+    killer = Killer(settings.name, point, settings.delivery, os.getpid(), jvm)
     clients = KillingClients(killer, raw["sink"].get("topic", ""))
     return Pipeline(settings, KillingSessions(killer), clients), killer
 
