@@ -34,7 +34,10 @@ def assert_nothing_written(world: World, *own: str) -> None:
     tables = world.sql("SELECT relname FROM pg_class WHERE relkind = 'r' AND"
                        " relnamespace = 'public'::regnamespace")  # fmt: skip
     assert {name for (name,) in tables} == set(own)
-    groups = AdminClient({"bootstrap.servers": world.brokers}).list_consumer_groups().result()
+    client = AdminClient(
+        {"bootstrap.servers": world.brokers}
+    )  # kept: its end would lose the answer
+    groups = client.list_consumer_groups(request_timeout=30).result(60)
     assert not [one for one in groups.valid if world.name in one.group_id]
 
 
