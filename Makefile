@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Test processes side by side, each with servers of its own: much of a test is waiting.
-JOBS ?= 2
+JOBS ?= 3
 
 .PHONY: help setup demo test long check bench format clean
 

@@ -50,7 +50,8 @@ def test_a_new_pipeline_can_run_and_nothing_is_written(world: World) -> None:
     assert plan["acls"][0].endswith(f"--operation Read --operation Describe --topic {world.topic}")
     assert f"--group oncely-{world.name}" in plan["acls"][1]
     assert tables(world) == set()
-    groups = AdminClient({"bootstrap.servers": world.brokers}).list_consumer_groups().result()
+    client = AdminClient({"bootstrap.servers": world.brokers})
+    groups = client.list_consumer_groups(request_timeout=30).result(60)
     assert not [one for one in groups.valid if world.name in one.group_id]
 
 
