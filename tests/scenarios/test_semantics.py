@@ -8,22 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from oncely.semantics.cells import DELIVERIES, POINTS, POSITION, RECORDS, SINKS, cells
+from oncely.semantics.cells import (
+    DELIVERIES,
+    POINTS,
+    POSITION,
+    RECORDS,
+    SINKS,
+    SinkKind,
+    cells,
+)
 from tests.scenarios.commands import oncely
 
 _LONGEST = 1500
 
 
-def shown(folder: Path, points: Sequence[str]) -> None:
+def shown(folder: Path, sinks: Sequence[SinkKind], points: Sequence[str]) -> None:
     """Run the command and compare every number of its report with what was promised."""
     chosen = [word for point in points for word in ("--kill-point", point)]
+    chosen += [word for sink in sinks for word in ("--sink", sink)]
     done = oncely("semantics", "--out", folder, "--json", *chosen, timeout=_LONGEST)
     found = json.loads((folder / "report.json").read_text())
     assert found == json.loads(done.stdout)
     assert [(one["sink"], one["delivery"], one["kill_point"]) for one in found] == [
-        (sink, cell.delivery, cell.point) for sink in SINKS for cell in cells(sink, points)
+        (sink, cell.delivery, cell.point) for sink in sinks for cell in cells(sink, points)
     ]
-    for sink in SINKS:
+    for sink in sinks:
         for delivery in DELIVERIES:
             own = [one for one in found if (one["sink"], one["delivery"]) == (sink, delivery)]
             lost, doubled = (sum(one[what] for one in own) for what in ("lost", "duplicated"))
@@ -36,13 +45,13 @@ def shown(folder: Path, points: Sequence[str]) -> None:
 
 @pytest.mark.timeout(_LONGEST)
 def test_between_the_two_steps(tmp_path: Path) -> None:
-    shown(tmp_path, (RECORDS, POSITION))
+    shown(tmp_path, ["kafka"], (RECORDS, POSITION))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(_LONGEST)
 def test_at_every_step(tmp_path: Path) -> None:
-    shown(tmp_path, POINTS)
+    shown(tmp_path, SINKS, POINTS)
 
 
 def test_what_is_unknown_is_told(tmp_path: Path) -> None:
