@@ -27,6 +27,7 @@ def show_semantics(sinks: Sequence[str], points: Sequence[str], folder: Path, as
         WrongInput: the packages of the local servers are missing, or no such sink.
     """
     try:
+        import oncely.semantics.trial  # noqa: F401 - brings the local servers' packages
         from oncely.semantics import cells, report
     except ModuleNotFoundError as error:
         raise WrongInput(

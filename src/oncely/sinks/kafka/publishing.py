@@ -30,7 +30,6 @@ from oncely.sinks.base import (
     Publication,
     RangeKind,
     StagedRowsGone,
-    Written,
 )
 from oncely.sinks.kafka.cluster import Cluster
 from oncely.sinks.kafka.form import Form, header_lists
@@ -228,11 +227,6 @@ def _claims(
     empty = not what.rejects and not any(one.rows for one in what.staged)
     check(bool(claims) or empty, "rows without a range: no position tells that they were written")
     return claims
-
-
-def of_nothing(ranges: Mapping[TopicPartition, OffsetRange]) -> Publication:
-    """Ranges that hold no records."""
-    return Publication(ranges, dict.fromkeys(ranges, Written(0, 0, 0, 0)), (), ())
 
 
 def _by_topic(batch: pa.RecordBatch, only: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
