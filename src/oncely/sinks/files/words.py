@@ -1,0 +1,189 @@
+"""What the files sink writes about its files: manifest messages, schema messages, receipts.
+
+The manifest topic has one partition and is compacted by path. It is an interface: any
+``read_committed`` consumer can follow it (docs/MANIFEST.md).
+
+| topic    | key                              | value                                     |
+|----------|----------------------------------|-------------------------------------------|
+| manifest | the file's path below the root   | :class:`ManifestFile`; null: no longer in |
+| schema   | ``["schema", *scope]``           | :class:`ScopeSchema`                      |
+
+A scope is the values of those partition columns that are plain columns: records of one user
+share a schema, whatever their date. Without such columns, and with a fixed schema, there is one
+scope, ``()``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from oncely.errors import InvariantViolation
+
+VERSION = 1
+Format = Literal["avro", "parquet"]
+Scope = tuple[str | None, ...]
+
+
+class SourceRange(msgspec.Struct, frozen=True, array_like=True):
+    """Offsets ``[start, end)`` of a topic-partition in which all records of a file lie."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class WrittenFile(msgspec.Struct, frozen=True):
+    """A file that a task has written, complete and closed.
+
+    Attributes:
+        path: below the root, ``/`` between the parts, values percent-encoded.
+        rows: how many, at least one.
+        bytes: its size.
+        sha256: of its bytes, in hex.
+        partition: what the directories stand for: name to the value's text, None for no value.
+        event_time: first and last instant of the column that ``date`` and ``hour`` look at, in
+            microseconds since 1970 UTC; None without such a column or without a value.
+        ranges: where its records come from; empty when a Spark transform mixed them.
+        scope: whose schema its own one belongs to.
+        schema: the id of the file's own schema, see ``schemas`` of :class:`Receipt`.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+    partition: dict[str, str | None]
+    event_time: tuple[int, int] | None
+    ranges: list[SourceRange]
+    scope: Scope
+    schema: str
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a task tells the driver of its files.
+
+    Attributes:
+        files: all that it has written.
+        schemas: the schemas of its files, id to Avro schema in JSON.
+    """
+
+    files: list[WrittenFile]
+    schemas: dict[str, str]
+
+
+class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
+    """A file that is part of the table.
+
+    Attributes:
+        path, rows, bytes, sha256, partition, ranges, scope: as :class:`WrittenFile`'s.
+        format: of the file.
+        event_time: as ISO 8601 in UTC.
+        schema: the id of the scope's published schema, which the file's own one resolves to.
+        pipeline, epoch, batch: who published it.
+        version: of this form.
+    """
+
+    path: str
+    format: Format
+    rows: int
+    bytes: int
+    sha256: str
+    partition: dict[str, str | None]
+    event_time: tuple[str, str] | None
+    ranges: list[SourceRange]
+    scope: Scope
+    schema: str
+    pipeline: str
+    epoch: int
+    batch: int
+    version: int = VERSION
+
+
+class ScopeSchema(msgspec.Struct, frozen=True, tag="schema", tag_field="kind"):
+    """The schema that every file of a scope resolves to.
+
+    Attributes:
+        id: the first 16 hex digits of the SHA-256 of ``avro``.
+        scope: whose it is.
+        avro: the Avro schema, as JSON text.
+        version: of this form.
+    """
+
+    id: str
+    scope: Scope
+    avro: str
+    version: int = VERSION
+
+
+def path_key(path: str) -> bytes:
+    """The key of a file's manifest message."""
+    return path.encode()
+
+
+def schema_key(scope: Scope) -> bytes:
+    """The key of a scope's schema message."""
+    return msgspec.json.encode(["schema", *scope])
+
+
+def encode(what: ManifestFile | ScopeSchema | Receipt) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(what)
+
+
+def read_manifest(key: bytes | None, value: bytes | None) -> tuple[str, ManifestFile | None]:
+    """A manifest message: the path, and the file; None when it is no longer part of the table.
+
+    Raises:
+        InvariantViolation: a message that is none of ours, or of a newer version.
+    """
+    path = _text(key)
+    if value is None:
+        return path, None
+    found = _value(value, ManifestFile)
+    if found.path != path:
+        raise InvariantViolation(f"the manifest's message {path!r} names the file {found.path!r}")
+    return path, found
+
+
+def read_schema(key: bytes | None, value: bytes | None) -> ScopeSchema | None:
+    """A message of the schema topic; None for a tombstone.
+
+    Raises:
+        InvariantViolation: a message that is none of ours, or of a newer version.
+    """
+    if value is None:
+        return None
+    found = _value(value, ScopeSchema)
+    if schema_key(found.scope) != key:
+        raise InvariantViolation(f"the schema topic's message {key!r} speaks of {found.scope}")
+    return found
+
+
+def read_receipt(text: str) -> Receipt:
+    """What a task told."""
+    return msgspec.json.decode(text, type=Receipt)
+
+
+def _text(key: bytes | None) -> str:
+    try:
+        return (key or b"").decode()
+    except UnicodeDecodeError:
+        raise InvariantViolation(f"the manifest topic holds a foreign key: {key!r}") from None
+
+
+T = TypeVar("T", ManifestFile, ScopeSchema)
+
+
+def _value(value: bytes, kind: type[T]) -> T:
+    try:
+        found = msgspec.json.decode(value, type=dict)
+        if found.get("version") != VERSION:
+            raise InvariantViolation(
+                f"a message of version {found.get('version')!r}; this Oncely knows {VERSION}"
+            )
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InvariantViolation(f"a message that is none of Oncely's: {error}") from None
