@@ -84,6 +84,8 @@ class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
         schema: the id of the scope's published schema, which the file's own one resolves to.
         pipeline, epoch, batch: who published it.
         version: of this form.
+        replaces: files whose rows it holds now: whoever sees this one leaves those out, whether
+            or not their tombstones can be seen yet.
     """
 
     path: str
@@ -100,6 +102,7 @@ class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
     epoch: int
     batch: int
     version: int = VERSION
+    replaces: list[str] = []
 
 
 class ScopeSchema(msgspec.Struct, frozen=True, tag="schema", tag_field="kind"):

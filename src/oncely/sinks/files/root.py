@@ -1,0 +1,82 @@
+"""Nothing is ever written outside the root: what a URL and a path may look like."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from oncely.errors import ConfigError, InvariantViolation
+from oncely.sinks.files.s3_options import S3Options
+
+SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+
+_WAY_OUT = "write file:///folder, s3://bucket/prefix, gs://bucket/prefix, abfs://… or hdfs://…"
+_LONGEST_PART = 255  # bytes, of a file system
+_LONGEST_PATH = 1024  # bytes, of an S3 key
+
+
+def checked_url(url: str, s3: S3Options | None) -> str:
+    """The URL without a slash at its end.
+
+    Raises:
+        ConfigError: it can't be the root of a store.
+    """
+    try:
+        parts = urlsplit(url)
+        secret = parts.password
+    except ValueError:
+        raise ConfigError("sink.url", "not a URL", way_out=_WAY_OUT) from None
+    if parts.scheme not in SCHEMES:
+        raise ConfigError("sink.url", f"unknown scheme {parts.scheme!r}", way_out=_WAY_OUT)
+    if secret is not None:
+        raise ConfigError(
+            "sink.url",
+            "holds a password",
+            way_out="keys belong into [sink.s3] or the environment: a URL is shown in logs",
+        )
+    if s3 is not None and parts.scheme != "s3":
+        raise ConfigError("sink.s3", f"is for s3:// only, not for {parts.scheme}://")
+    if parts.scheme in ("file", "s3") and (parts.query or parts.fragment or "@" in parts.netloc):
+        raise ConfigError("sink.url", "? # and @ have no place in it", way_out=_WAY_OUT)
+    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+        raise ConfigError("sink.url", "a folder's path is absolute", way_out="file:///folder")
+    if parts.scheme != "file" and not (parts.netloc or parts.scheme in ("hdfs", "viewfs")):
+        raise ConfigError("sink.url", "names no bucket", way_out=_WAY_OUT)
+    root = unquote(parts.path).strip("/")
+    if root and (problem := _problem(root)):
+        raise ConfigError("sink.url", f"its path {problem}", way_out=_WAY_OUT)
+    if not root and parts.scheme == "file":
+        raise ConfigError("sink.url", "the root of the file system is no folder for this")
+    return url.rstrip("/")
+
+
+def shown_url(url: str) -> str:
+    """For logs: without a query, which may hold keys."""
+    return url.partition("?")[0]
+
+
+def below(path: str) -> str:
+    """The path, if it leads below the root and nowhere else.
+
+    Raises:
+        InvariantViolation: ``..``, an absolute path, empty parts, a backslash, control
+            characters, half of a surrogate pair, or too long for any store.
+    """
+    problem = _problem(path)
+    if problem:
+        raise InvariantViolation(f"the path {path[:100]!r} {problem}")
+    return path
+
+
+def _problem(path: str) -> str:
+    """What is wrong with it, as the end of a sentence; nothing if it is good."""
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "has empty parts, '.' or '..'"
+    if "\\" in path or any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in path):
+        return "holds a backslash or control characters"
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        return "is no text in Unicode"
+    if len(encoded) > _LONGEST_PATH or any(len(p) > _LONGEST_PART for p in encoded.split(b"/")):
+        return "is too long"
+    return ""

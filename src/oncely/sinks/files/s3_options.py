@@ -1,0 +1,76 @@
+"""What is needed to talk to an S3-compatible server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from oncely.errors import ConfigError
+from oncely.secrets import remember
+
+
+@dataclass(frozen=True)
+class S3Options:
+    """``[sink.s3]``. Without keys the AWS client looks for them: environment, profile, role.
+
+    Attributes:
+        endpoint: ``http(s)://host[:port]`` of the server; None for Amazon's.
+        region: None: the server's default, or looked up by the bucket at Amazon.
+        access_key, secret_key, session_token: credentials; both keys or none.
+        path_style: ``endpoint/bucket/key`` instead of ``bucket.endpoint/key``, with an endpoint.
+        connect_timeout: seconds for a connection.
+        request_timeout: seconds without a byte after which a request is given up.
+        retries: how often a call that failed in passing is made again by us.
+
+    Raises:
+        ConfigError: an endpoint that is no such address, or one key without the other.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    path_style: bool = True
+    connect_timeout: float = 5.0
+    request_timeout: float = 30.0
+    retries: int = 5
+
+    def __post_init__(self) -> None:
+        self._remember()
+        if (self.access_key is None) != (self.secret_key is None):
+            raise ConfigError(
+                "sink.s3.access_key",
+                "access_key and secret_key belong together",
+                way_out="give both, or neither for the credentials of the environment",
+            )
+        if self.session_token is not None and self.access_key is None:
+            raise ConfigError("sink.s3.session_token", "a token without the keys it belongs to")
+        if self.endpoint is None:
+            return
+        wrong = "write http(s)://host[:port], without a path and without credentials"
+        try:
+            parts = urlsplit(self.endpoint)
+            good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+        except ValueError:
+            raise ConfigError("sink.s3.endpoint", "no address", way_out=wrong) from None
+        bare = not (parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc)
+        if not (good and bare):
+            raise ConfigError("sink.s3.endpoint", "not the address of a server", way_out=wrong)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._remember()  # an executor does not know the driver's secrets
+
+    @property
+    def scheme(self) -> str:
+        """``http`` or ``https``."""
+        return urlsplit(self.endpoint).scheme if self.endpoint else "https"
+
+    @property
+    def address(self) -> str | None:
+        """``host[:port]``; None for Amazon's."""
+        return urlsplit(self.endpoint).netloc if self.endpoint else None
+
+    def _remember(self) -> None:
+        remember(value for value in (self.secret_key, self.session_token) if value)
