@@ -109,13 +109,15 @@ NARROWER = {
 
 
 @st.composite
-def friends(draw: st.DrawFn) -> tuple[pa.Schema, pa.Schema]:
-    """Two schemas that have something to do with each other, and no conflict."""
-    both = draw(
-        few(LEAVES).filter(lambda schema: len(schema) > 0).map(lambda s: pa.struct(list(s)))
-    )
-    one, other = draw(weaker(both)), draw(weaker(both))
-    return pa.schema(list(one)), pa.schema(list(other))
+def three_friends(draw: st.DrawFn) -> tuple[pa.Schema, pa.Schema, pa.Schema]:
+    """Schemas that have something to do with each other, and no conflict."""
+    all_of = pa.struct(list(draw(few(LEAVES).filter(lambda schema: len(schema) > 0))))
+    one, two, three = (pa.schema(list(draw(weaker(all_of)))) for _ in range(3))
+    return one, two, three
+
+
+def friends() -> st.SearchStrategy[tuple[pa.Schema, pa.Schema]]:
+    return three_friends().map(lambda three: three[:2])
 
 
 @st.composite

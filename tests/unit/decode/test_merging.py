@@ -5,6 +5,7 @@ import pytest
 
 from oncely.decode.avro_form import arrow_schema_of, avro_schema_of
 from oncely.decode.merging import Caps, Conflict, TooMuch, merge
+from oncely.decode.shapes import shape_of
 from oncely.decode.widening import widen
 from oncely.errors import ConfigError, InvariantViolation
 
@@ -128,3 +129,17 @@ def test_nothing_gets_lost_by_widening() -> None:
         widen(pa.table({"a": [1.5]}), pa.schema({"a": BIG}))
     with pytest.raises(InvariantViolation, match="won't become"):
         widen(pa.table({"a": ["1"]}), pa.schema({"a": BIG}))
+
+
+def test_lists_in_a_slice_widen() -> None:
+    table = pa.table({"n": [[1], [2, 3], None, [], [4]]}).slice(1, 4)
+    wide = widen(table, pa.schema({"n": pa.list_(DOUBLE)}))
+    assert wide["n"].to_pylist() == [[2.0, 3.0], None, [], [4.0]]
+    assert pa.types.is_float64(wide["n"].type.value_type)
+
+
+@pytest.mark.parametrize("arrow", [pa.decimal128(38, 38), pa.list_(pa.timestamp("us")), BIG])
+def test_the_text_of_many_fields_is_no_longer_than_it_is_taken_for(arrow: pa.DataType) -> None:
+    schema = pa.schema({f"f{n}": pa.struct({"x": arrow, "y": arrow}) for n in range(200)})
+    text = avro_schema_of(schema)
+    assert len(text) <= shape_of(schema).text < 2 * len(text)
