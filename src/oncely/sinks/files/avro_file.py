@@ -37,6 +37,7 @@ class AvroFiles:
         schema: of the rows, storable.
         avro: the same in Avro, as JSON.
         id: of ``avro``.
+        overhead: bytes of a file without rows.
     """
 
     extension = "avro"
@@ -52,7 +53,8 @@ class AvroFiles:
         }
         pairs = b"".join(_text(key) + _text(value) for key, value in meta.items())
         self._head = _MAGIC + _long(len(meta)) + pairs + b"\x00"
-        self._theirs = b""
+        self.overhead = len(self._head) + 2 * _SYNC
+        self._theirs = 0  # length of the header that polars writes
 
     def prepare(self, rows: pa.Table, count: int) -> Prepared:
         """Rows of which many files will be written, brought to the schema once.
@@ -90,9 +92,10 @@ class AvroFiles:
         written = io.BytesIO()
         frame.write_avro(written, compression="snappy")
         data = written.getbuffer()
-        if not self._theirs or data[: len(self._theirs)] != self._theirs:
-            self._theirs = bytes(data[: _header_length(data)])
-        begin = len(self._theirs)
+        # The order of its pairs changes from file to file, their length does not.
+        begin = self._theirs
+        if not begin or data[begin - _SYNC : begin] != data[-_SYNC:]:
+            begin = self._theirs = _header_length(data)
         count, at = _read_long(data, begin)
         size, at = _read_long(data, at)
         if count != rows or at + size + _SYNC != len(data):

@@ -20,6 +20,7 @@ class ParquetFiles:
     """
 
     extension = "parquet"
+    overhead = 0
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = storable(schema)
