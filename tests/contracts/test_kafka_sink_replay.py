@@ -17,7 +17,7 @@ from oncely.sinks.kafka.cluster import Cluster
 from oncely.sinks.kafka.form import Form
 from oncely.sinks.kafka.letters import letter
 from oncely.sinks.kafka.messages import batch_size
-from oncely.sinks.kafka.replay import Replay
+from oncely.sinks.kafka.replay import Replay, ToTopics
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sinks.kafka.transaction import Message
 from oncely.sources.clients import make
@@ -385,7 +385,7 @@ def test_an_opening_ends_what_a_replay_has_left_open(six: Topics) -> None:
 
 
 def test_a_replay_may_be_begun_when_nothing_waits(topics: Topics) -> None:
-    replay = Replay(topics.sink().bind())
+    replay = Replay(ToTopics(topics.sink().bind()))
     try:
         assert replay.step(10, judging()) is None
     finally:

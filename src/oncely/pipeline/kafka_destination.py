@@ -24,7 +24,7 @@ from oncely.sinks.kafka import limits, topics
 from oncely.sinks.kafka.avro_value import AvroValue
 from oncely.sinks.kafka.cluster import Connect, Place
 from oncely.sinks.kafka.form import Form, RawValue
-from oncely.sinks.kafka.replay import Replay, refuse_compacted
+from oncely.sinks.kafka.replay import Replay, ToTopics, refuse_compacted
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
@@ -129,7 +129,7 @@ class KafkaDestination:
     @contextmanager
     def replaying(self, schema: pa.Schema) -> Iterator[Replay]:
         """Begin a replay into the topics."""
-        with closing(Replay(self.sink(schema).bind())) as under_way:
+        with closing(Replay(ToTopics(self.sink(schema).bind()))) as under_way:
             yield under_way
 
     def plan(

@@ -58,6 +58,15 @@ class Load(Protocol):
     def topics(self, what: Publication) -> list[str]:
         """The topics that :meth:`send` will write to."""
 
+    def ready(self) -> None:
+        """The transactional id is initialised, and nothing is begun.
+
+        What only transactions of this id change does not change any more until our own commit.
+
+        Raises:
+            StagedRowsGone: what was staged does not fit any more.
+        """
+
     def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:
         """Send it; ``in_time`` is asked now and then.
 
@@ -87,6 +96,9 @@ class StagedMessages:
             for batch in self.staging.read(one.name, ["topic"]) if one.name else ():
                 found.update(batch.column("topic").unique().to_pylist())
         return sorted(found)
+
+    def ready(self) -> None:
+        """Messages are as they were staged."""
 
     def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:  # noqa: ARG002 - the port's
         """Send the files, one part after another, and demand that they hold all rows."""
@@ -157,6 +169,7 @@ class Publisher:
         with self.cluster.transaction(words.publisher, sizes.values(), _QUEUE) as writer:
             writer.init()
             refuse_moved(self.cluster, claims, "batch")
+            self.load.ready()
             with self._in_time() as in_time:
                 writer.begin()
                 self.load.send(writer, what, fence, in_time)
