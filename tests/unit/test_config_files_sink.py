@@ -78,7 +78,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"sink": {"url": None}}, "sink.url", "is missing"),
     ({"sink": {"manifest_topic": None}}, "sink.manifest_topic", "is missing"),
     ({"sink": {"url": "ftp://h/x"}}, "sink.url", "unknown scheme"),
-    ({"sink": {"url": "s3://key:word@b/x"}}, "sink.url", "holds a password"),
+    ({"sink": {"url": "s3://key:h1dden@b/x"}}, "sink.url", "holds a password"),
     ({"sink": {"url": "file:///"}}, "sink.url", "the root of the file system"),
     ({"sink": {"format": "orc"}}, "sink.format", "allowed: avro, parquet"),
     ({"sink": {"layout": "flat"}}, "sink.layout", "allowed: per_partition, clustered"),
