@@ -235,12 +235,9 @@ class Folder:
             return
         if len(files) > _FEW and self._handle is not None and _syncfs(self._handle):
             return
-        folders = {folder for file in files for folder in file.parents}
-        for one in [*files, *(folders & {self._root, self._root.parent, *self._below(folders)})]:
+        folders = {f for file in files for f in file.parents if f.is_relative_to(self._root)}
+        for one in [*files, *folders, self._root.parent]:
             _fsync(one)
-
-    def _below(self, folders: set[Path]) -> set[Path]:
-        return {folder for folder in folders if folder.is_relative_to(self._root)}
 
 
 def _write(target: Path, data: Bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from oncely.errors import ConfigError, InvariantViolation
 from oncely.sinks.files.s3_options import S3Options
@@ -11,7 +11,9 @@ SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 _WAY_OUT = "write file:///folder, s3://bucket/prefix, gs://bucket/prefix, abfs://… or hdfs://…"
 _LONGEST_PART = 255  # bytes, of a file system
-_LONGEST_PATH = 1024  # bytes, of an S3 key
+_LONGEST_KEY = 1024  # bytes, of S3
+LONGEST_PATH = 904
+"""Bytes below the root, in UTF-8."""
 
 
 def checked_url(url: str, s3: S3Options | None) -> str:
@@ -35,17 +37,10 @@ def checked_url(url: str, s3: S3Options | None) -> str:
         )
     if s3 is not None and parts.scheme != "s3":
         raise ConfigError("sink.s3", f"is for s3:// only, not for {parts.scheme}://")
-    if parts.scheme in ("file", "s3") and (parts.query or parts.fragment or "@" in parts.netloc):
-        raise ConfigError("sink.url", "? # and @ have no place in it", way_out=_WAY_OUT)
-    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
-        raise ConfigError("sink.url", "a folder's path is absolute", way_out="file:///folder")
-    if parts.scheme != "file" and not (parts.netloc or parts.scheme in ("hdfs", "viewfs")):
-        raise ConfigError("sink.url", "names no bucket", way_out=_WAY_OUT)
     root = unquote(parts.path).strip("/")
-    if root and (problem := _problem(root)):
-        raise ConfigError("sink.url", f"its path {problem}", way_out=_WAY_OUT)
-    if not root and parts.scheme == "file":
-        raise ConfigError("sink.url", "the root of the file system is no folder for this")
+    problem = _no_root(parts, root) or (root and _problem(root))
+    if problem:
+        raise ConfigError("sink.url", problem, way_out=_WAY_OUT)
     return url.rstrip("/")
 
 
@@ -67,6 +62,21 @@ def below(path: str) -> str:
     return path
 
 
+def _no_root(parts: SplitResult, root: str) -> str:
+    """Why these parts name no root; nothing if they do."""
+    if parts.scheme in ("file", "s3") and (parts.query or parts.fragment or "@" in parts.netloc):
+        return "? # and @ have no place in it"
+    if parts.scheme == "file":
+        if parts.netloc or not parts.path.startswith("/"):
+            return "a folder's path is absolute"
+        return "" if root else "the root of the file system is no folder for this"
+    if not (parts.netloc or parts.scheme in ("hdfs", "viewfs")):
+        return "it names no bucket"
+    if len(root.encode()) + 1 + LONGEST_PATH > _LONGEST_KEY:
+        return "its path is too long: the names of files need the room"
+    return ""
+
+
 def _problem(path: str) -> str:
     """What is wrong with it, as the end of a sentence; nothing if it is good."""
     if any(part in ("", ".", "..") for part in path.split("/")):
@@ -77,6 +87,6 @@ def _problem(path: str) -> str:
         encoded = path.encode()
     except UnicodeEncodeError:
         return "is no text in Unicode"
-    if len(encoded) > _LONGEST_PATH or any(len(p) > _LONGEST_PART for p in encoded.split(b"/")):
+    if len(encoded) > LONGEST_PATH or any(len(p) > _LONGEST_PART for p in encoded.split(b"/")):
         return "is too long"
     return ""

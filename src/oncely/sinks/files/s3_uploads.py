@@ -174,7 +174,7 @@ class _Bucket:
     def _xml(self, method: str, path: str, query: Mapping[str, str]) -> ElementTree.Element:
         body = self._send(method, path or ("" if self._path else "/"), query)
         try:
-            return ElementTree.fromstring(body)  # noqa: S314: of the server that holds the data
+            return ElementTree.fromstring(body)  # noqa: S314
         except ElementTree.ParseError:
             raise ConfigError(
                 "sink.s3.endpoint", "its answer is not that of an S3 server"
