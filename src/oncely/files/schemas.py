@@ -40,6 +40,8 @@ def wanted_schema(
         ConfigError: two scopes have a column with types that don't go together; a column that
             none of them has.
     """
+    if columns is not None and not columns:
+        raise ConfigError("columns", "none is named", way_out="name one, or leave it out for all")
     found: dict[str, pa.DataType] = {}
     first: dict[str, Scope] = {}
     for scope, published in _distinct(schemas, scopes).items():
@@ -83,8 +85,6 @@ def resolved(table: pa.Table, schema: pa.Schema) -> pa.Table:
         else:
             column = pa.nulls(table.num_rows, field.type)
         made.append(column)
-    if not made:  # a table without columns would forget how many rows it has
-        raise InvariantViolation("a reading without columns")
     return pa.table(made, schema)
 
 

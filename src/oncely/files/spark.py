@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 _ROWS = 20_000  # in an Arrow batch on its way to the JVM
 _TASK = 64 << 20  # bytes of files that one task reads, about
-_LINE = pa.schema([("task", pa.int32()), ("path", pa.string()), ("format", pa.string()),
-                   ("sha256", pa.string())])  # fmt: skip
+_LINES = "files array<struct<path: string, format: string, sha256: string>>"
 
 
 def read(
@@ -63,11 +62,11 @@ def read(
     spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not files:
         return spark.createDataFrame([], spark_schema)
-    lines = _dealt(files)
-    tasks = lines[-1][0] + 1
-    names = from_arrow_schema(_LINE)
-    dealt = spark.createDataFrame(lines, names).repartition(tasks, "task")
-    return dealt.mapInArrow(_Reader(table.store, schema), spark_schema)
+    tasks = _dealt(files)
+    # One element for one task, whatever the sizes: a shuffle would deal them out by hash.
+    dealt = spark.sparkContext.parallelize([(task,) for task in tasks], len(tasks))
+    frame = spark.createDataFrame(dealt, _LINES)
+    return frame.mapInArrow(_Reader(table.store, schema), spark_schema)
 
 
 @dataclass(frozen=True)
@@ -79,17 +78,20 @@ class _Reader:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for line in batch.select(["path", "format", "sha256"]).to_pylist():
-                rows = read_all(self.store, Named(**line), self.schema)
-                yield from rows.to_batches(max_chunksize=_ROWS)
+            for task in batch.column("files").to_pylist():
+                for file in task:
+                    rows = read_all(self.store, Named(**file), self.schema)
+                    yield from rows.to_batches(max_chunksize=_ROWS)
 
 
-def _dealt(files: Sequence[ManifestFile]) -> list[tuple[int, str, str, str]]:
-    """Each file with the number of a task; files of a task follow each other."""
-    lines, task, size = [], 0, 0
+def _dealt(files: Sequence[ManifestFile]) -> list[list[Named]]:
+    """The files of each task; those of a task follow each other."""
+    tasks: list[list[Named]] = []
+    size = _TASK
     for file in files:
-        if size and size + file.bytes > _TASK:
-            task, size = task + 1, 0
+        if size + file.bytes > _TASK:
+            tasks.append([])
+            size = 0
         size += file.bytes
-        lines.append((task, *Named.of(file)))
-    return lines
+        tasks[-1].append(Named.of(file))
+    return tasks

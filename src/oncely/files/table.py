@@ -137,7 +137,7 @@ def table_of(pipeline: str | Path | Pipeline) -> Table:
         raise ConfigError(
             "sink.kind",
             f"pipeline {settings.name!r} writes to {kind!r}, not to files",
-            way_out="name the file of a pipeline with sink.kind = \"files\"",
+            way_out='name the file of a pipeline with sink.kind = "files"',
         )
     given = cast("FilesSink", settings.sink)
     place = Place(

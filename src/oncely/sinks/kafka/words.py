@@ -68,6 +68,7 @@ class Registered(msgspec.Struct, frozen=True):
         target: the output topic, or how it is chosen.
         pending: where partitions begin that have no position yet; decided once.
         settled: partitions that have had a position, by topic.
+        manifest_id: the id of the manifest topic, of a files sink.
     """
 
     epoch: int
@@ -77,6 +78,7 @@ class Registered(msgspec.Struct, frozen=True):
     target: str
     pending: dict[str, dict[int, int]]
     settled: dict[str, list[int]]
+    manifest_id: str = ""
 
 
 class PutBack(msgspec.Struct, frozen=True):
