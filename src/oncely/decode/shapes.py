@@ -1,0 +1,148 @@
+"""Types as trees that can grow: what is known of the columns of JSON records so far.
+
+A shape is immutable; growing makes a new one that shares what has not changed. Besides the types
+that columns have there are two that are not known yet: an empty array or object says what it is,
+but not of what. A null says nothing at all: it is no shape, ``None``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import pyarrow as pa
+
+from oncely.decode.avro_form import avro_name
+from oncely.decode.schema import type_name
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A type without others inside; one object for one type, see :func:`leaf`."""
+
+    arrow: pa.DataType
+    depth = 1
+    count = 0
+    text = 70  # the longest, a decimal, has 63
+
+    def __str__(self) -> str:
+        return type_name(self.arrow)
+
+
+@dataclass(frozen=True, eq=False)
+class ListOf:
+    """A list; of nothing that is known, when ``item`` is None."""
+
+    item: Shape | None
+
+    def __str__(self) -> str:
+        return "ARRAY"
+
+    @cached_property
+    def depth(self) -> int:
+        """How many types lie in one another."""
+        return 1 + (self.item.depth if self.item else 0)
+
+    @cached_property
+    def count(self) -> int:
+        """How many fields there are, at all levels."""
+        return self.item.count if self.item else 0
+
+    @cached_property
+    def text(self) -> int:
+        """At most how many characters this is as an Avro schema."""
+        return 40 + (self.item.text if self.item else 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Struct:
+    """An object; the columns as a whole are one too."""
+
+    fields: Mapping[str, Shape]
+
+    def __str__(self) -> str:
+        return "STRUCT"
+
+    @cached_property
+    def depth(self) -> int:
+        """How many types lie in one another."""
+        return 1 + max((field.depth for field in self.fields.values()), default=0)
+
+    @cached_property
+    def count(self) -> int:
+        """How many fields there are, at all levels."""
+        return len(self.fields) + sum(field.count for field in self.fields.values())
+
+    @cached_property
+    def text(self) -> int:
+        """At most how many characters this is as an Avro schema."""
+        inside = (len(avro_name(name)) + 60 + field.text for name, field in self.fields.items())
+        return 300 + sum(inside)
+
+
+Shape = Leaf | ListOf | Struct
+
+
+@lru_cache(maxsize=1024)
+def leaf(arrow: pa.DataType) -> Leaf:
+    """The shape of a type without others inside; always the same object for the same type."""
+    return _LEAVES.get(arrow) or Leaf(arrow)
+
+
+BOOLEAN, INT, BIGINT = Leaf(pa.bool_()), Leaf(pa.int32()), Leaf(pa.int64())
+FLOAT, DOUBLE, STRING = Leaf(pa.float32()), Leaf(pa.float64()), Leaf(pa.string())
+_LEAVES = {each.arrow: each for each in (BOOLEAN, INT, BIGINT, FLOAT, DOUBLE, STRING)}
+NOTHING = Struct({})
+
+
+def shape_of(schema: pa.Schema) -> Struct:
+    """The columns as a shape; columns of type null are left out."""
+    return _struct(schema)
+
+
+def _struct(fields: Iterable[pa.Field]) -> Struct:
+    shapes = ((field.name, _of(field.type)) for field in fields)
+    return Struct({name: shape for name, shape in shapes if shape is not None})
+
+
+def _of(arrow: pa.DataType) -> Shape | None:
+    if pa.types.is_struct(arrow):
+        return _struct(arrow.field(i) for i in range(arrow.num_fields))
+    if pa.types.is_list(arrow):
+        return ListOf(_of(arrow.value_type))
+    return None if pa.types.is_null(arrow) else leaf(arrow)
+
+
+def settled(shape: Struct) -> Struct:
+    """The shape without what is not known yet: empty arrays, objects without a known field."""
+    found = _settled(shape)
+    return found if isinstance(found, Struct) else NOTHING
+
+
+def _settled(shape: Shape | None) -> Shape | None:
+    if isinstance(shape, Struct):
+        inside = {name: _settled(field) for name, field in shape.fields.items()}
+        known = {name: field for name, field in inside.items() if field is not None}
+        if len(known) == len(inside) and all(shape.fields[n] is f for n, f in known.items()):
+            return shape if known else None
+        return Struct(known) if known else None
+    if isinstance(shape, ListOf):
+        item = _settled(shape.item)
+        if item is None:
+            return None
+        return shape if item is shape.item else ListOf(item)
+    return shape
+
+
+def schema_of(shape: Struct) -> pa.Schema:
+    """The columns of a settled shape, all of them nullable."""
+    return pa.schema([pa.field(name, _arrow(field)) for name, field in shape.fields.items()])
+
+
+def _arrow(shape: Shape | None) -> pa.DataType:
+    if isinstance(shape, Struct):
+        return pa.struct([pa.field(name, _arrow(f)) for name, f in shape.fields.items()])
+    if isinstance(shape, ListOf):
+        return pa.list_(_arrow(shape.item))
+    return pa.null() if shape is None else shape.arrow
