@@ -35,7 +35,7 @@ def overlaps(files: Iterable[ManifestFile], resets: Resets) -> list[tuple[str, s
         where = (tuple(file.partition.items()), file.scope)
         for one in file.ranges:
             claims[*where, one.topic, one.partition].append(_Claim(one.start, one.end, file))
-    found = []
+    found: list[tuple[str, str]] = []
     for (*_, topic, number), own in claims.items():
         tp = TopicPartition(str(topic), int(str(number)))
         found += _of_partition(tp, own, resets.get(tp, {}))

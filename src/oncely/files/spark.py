@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from oncely.files.reading import Named, read_all
+from oncely.files.reading import Named, rows_of
 from oncely.files.schemas import wanted_schema
 from oncely.files.table import Table, table_of
 from oncely.sinks.files.store import Store
@@ -80,7 +80,7 @@ class _Reader:
         for batch in batches:
             for task in batch.column("files").to_pylist():
                 for file in task:
-                    rows = read_all(self.store, Named(**file), self.schema)
+                    rows = rows_of(self.store, Named(**file), self.schema)
                     yield from rows.to_batches(max_chunksize=_ROWS)
 
 

@@ -16,7 +16,8 @@ Why none of them can be, or become, part of the table; times are the store's clo
    again meanwhile has another one. And its log must begin at 0, where it was created: what is only
    ever compacted does.
 5. The root must be this manifest's (:mod:`oncely.sinks.files.owner`), and a file's name one that
-   Oncely gives: what else lies there is not touched.
+   Oncely gives: what else lies there is not touched, and neither is what lies below a folder that is
+   the root of another table.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Vacuumed:
         orphans: files that nobody names and nobody can publish any more.
         young: unnamed files that may still be published.
         for_readers: files that were taken out so recently that readers may be at them.
-        foreign: files that Oncely has not named; they are not touched.
+        foreign: files that Oncely has not named, or of tables below this one; not touched.
         uploads: multipart uploads that were given up.
         live: files of the table.
     """
@@ -155,11 +156,16 @@ def _sorted(
     found: dict[str, list[Stored]] = {
         name: [] for name in ("orphans", "young", "for_readers", "foreign")
     }
-    for one in sorted(stored, key=lambda one: one.path):
+    listed = sorted(stored, key=lambda one: one.path)
+    others = tuple(
+        one.path.removesuffix(owner.PATH) for one in listed if one.path.endswith("/" + owner.PATH)
+    )
+    for one in listed:
         if one.path in contents.files or one.path == owner.PATH:
             continue
         removed = contents.removed.get(one.path)
-        if not is_file(one.path) and not _PROBE.fullmatch(one.path):
+        ours = is_file(one.path) or _PROBE.fullmatch(one.path)
+        if not ours or one.path.startswith(others):
             kind = "foreign"
         elif removed is not None and removed > left.timestamp() * 1000:
             kind = "for_readers"

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +20,9 @@ from oncely.decode.avro_form import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.files.overlaps import overlaps
 from oncely.files.reading import decoded
-from oncely.files.schemas import Clash, resolved
+from oncely.files.schemas import resolved
 from oncely.files.table import Table
+from oncely.files.times import instant
 from oncely.files.vacuum import is_file
 from oncely.sinks.files.event_time import NO_TIME
 from oncely.sinks.files.manifest import Contents
@@ -32,8 +32,6 @@ from oncely.sinks.files.store import NoSuchFile, Store
 from oncely.sinks.files.words import ManifestFile
 
 _THREADS = 4
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def verify(table: Table, progress: Callable[[int, int], None] = lambda _, __: No
     levels = table.levels
     with table.manifest() as manifest:
         contents = manifest.settled()
-        found: list[Problem] = []
+        found: list[tuple[str, str]] = []
         with ThreadPoolExecutor(_THREADS) as threads:
             look = _Look(table.store, contents, levels)
             for at, problems in enumerate(threads.map(look, contents.files.values()), 1):
@@ -102,7 +100,7 @@ def verify(table: Table, progress: Callable[[int, int], None] = lambda _, __: No
         sum(list(file.partition) != [level.name for level in levels] for file in files),
         len(stored),
         sum(one.bytes for one in stored),
-        tuple(Problem(p, text) for p, text in sorted(found) if p in now),
+        tuple(Problem(path, text) for path, text in sorted(found) if path in now),
     )
 
 
@@ -152,8 +150,8 @@ class _Look:
                 yield f"its column {name!r} is not in the published schema"
         try:
             resolved(rows, schema)
-        except Clash as clash:
-            yield f"its columns don't resolve to the published schema: {clash}"
+        except InvariantViolation as error:
+            yield f"its columns don't resolve to the published schema: {error.message}"
 
     def _values(self, file: ManifestFile, rows: pa.Table) -> Iterator[str]:
         """Each row stands where its values say, and the event times span what is published."""
@@ -168,7 +166,7 @@ class _Look:
             yield f"it is not in the directory of {wanted}"
         times = found.times[found.times != NO_TIME] if found.times is not None else []
         span = (int(min(times)), int(max(times))) if len(times) else None
-        published = tuple(map(_micros, file.event_time)) if file.event_time else None
+        published = tuple(map(instant, file.event_time)) if file.event_time else None
         if span != published:
             yield f"its event times span {span} µs, and {published} was published"
 
@@ -194,10 +192,3 @@ def _as_partitioned(rows: pa.Table, levels: Sequence[PartitionColumn]) -> pa.Tab
                     rows.column_names.index(name), name, pc.cast(column, pa.int64(), safe=False)
                 )
     return rows
-
-
-def _micros(text: str) -> int:
-    """Microseconds since 1970 of an instant by ISO 8601."""
-    at = datetime.fromisoformat(text)
-    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
-    return (at - _EPOCH) // _MICROSECOND
