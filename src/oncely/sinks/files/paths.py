@@ -19,6 +19,7 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from oncely.sinks.files.partitions import PartitionColumn
 
@@ -43,6 +44,7 @@ def directory(columns: Sequence[PartitionColumn], values: Sequence[str | None]) 
     return "/".join(levels)
 
 
+@lru_cache(maxsize=4096)
 def encoded(value: str | None, longest: int = _LONGEST_LEVEL) -> str:
     """A value as a part of a directory's name, at most ``longest`` bytes of ASCII."""
     if value is None:

@@ -166,8 +166,8 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._handle: int | None = None  # of the root: syncfs tells errors since it was opened
-        self._pending: list[Path] = []
-        self._known: set[Path] = set()
+        self._pending: set[str] = set()
+        self._known: set[str] = set()
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
@@ -181,21 +181,29 @@ class Folder:
 
     def write(self, path: str, data: Bytes) -> None:
         """Write it; a part of a file that could not be written whole is removed."""
-        target = self._root / path
+        target = f"{self._root}/{path}"
+        folder = target.rpartition("/")[0]
         with self._lock:
             if self._handle is None:
                 self.prepare()
                 self._handle = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
-            if target.parent not in self._known:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._known.add(target.parent)
+            self._make(folder)
         try:
             _write(target, data)
         except FileNotFoundError:  # somebody has removed the empty folder meanwhile
-            target.parent.mkdir(parents=True, exist_ok=True)
+            os.makedirs(folder, exist_ok=True)
             _write(target, data)
         with self._lock:
-            self._pending.append(target)
+            self._pending.add(target)
+
+    def _make(self, folder: str) -> None:
+        """Make a folder below the root, which is there."""
+        if folder in self._known or len(folder) <= len(str(self._root)):
+            return
+        self._make(folder.rpartition("/")[0])
+        with suppress(FileExistsError):
+            os.mkdir(folder)
+        self._known.add(folder)
 
     def read(self, path: str) -> bytes:
         """Read it."""
@@ -225,30 +233,37 @@ class Folder:
 
     def delete(self, path: str) -> None:
         """Remove it. Empty folders stay: a task may be about to write into one."""
-        (self._root / path).unlink()
+        target = f"{self._root}/{path}"
+        with self._lock:
+            self._pending.discard(target)
+        os.unlink(target)
 
     def sync(self) -> None:
         """Files and the folders that name them reach the disk."""
         with self._lock:
-            files, self._pending = self._pending, []
+            files, self._pending = self._pending, set()
         if not files:
             return
         if len(files) > _FEW and self._handle is not None and _syncfs(self._handle):
             return
-        folders = {f for file in files for f in file.parents if f.is_relative_to(self._root)}
-        for one in [*files, *folders, self._root.parent]:
+        folders = {f for file in files for f in Path(file).parents if f.is_relative_to(self._root)}
+        for one in [*map(Path, files), *folders, self._root.parent]:
             _fsync(one)
 
 
-def _write(target: Path, data: Bytes) -> None:
-    # "x": names are unique to an attempt, so a file that is there is never ours to replace.
-    with target.open("xb") as file:
-        try:
-            file.write(data)
-            file.flush()
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
+def _write(target: str, data: Bytes) -> None:
+    # O_EXCL: names are unique to an attempt, so a file that is there is never ours to replace.
+    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(handle, left) :]
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(target)
+        raise
+    finally:
+        os.close(handle)
 
 
 def _fsync(path: Path) -> None:

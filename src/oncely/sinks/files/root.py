@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from oncely.errors import ConfigError, InvariantViolation
@@ -10,6 +11,7 @@ from oncely.sinks.files.s3_options import S3Options
 SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 _WAY_OUT = "write file:///folder, s3://bucket/prefix, gs://bucket/prefix, abfs://… or hdfs://…"
+_FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f]")
 _LONGEST_PART = 255  # bytes, of a file system
 _LONGEST_KEY = 1024  # bytes, of S3
 LONGEST_PATH = 904
@@ -81,7 +83,7 @@ def _problem(path: str) -> str:
     """What is wrong with it, as the end of a sentence; nothing if it is good."""
     if any(part in ("", ".", "..") for part in path.split("/")):
         return "has empty parts, '.' or '..'"
-    if "\\" in path or any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in path):
+    if _FORBIDDEN.search(path):
         return "holds a backslash or control characters"
     try:
         encoded = path.encode()

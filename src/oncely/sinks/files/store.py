@@ -73,6 +73,11 @@ class Store:
         self.__dict__.update(state)
         self._reset()
 
+    @property
+    def local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return self.url.startswith("file:")
+
     def write(self, path: str, data: Bytes) -> None:
         """Write a whole file. On a disk it is durable after :meth:`durable` only."""
         below(path)
@@ -190,7 +195,7 @@ class Store:
             try:
                 return self._once(doing, call)
             except Unavailable as error:
-                if not left or self.url.startswith("file:"):
+                if not left or self.local:
                     raise
                 _logger.debug("once more in %.1f s: %s", seconds, error)
             threading.Event().wait(seconds)

@@ -1,0 +1,271 @@
+"""Rows of a task become files: gathered, grouped by partition values, written when large enough.
+
+No file is ever open: rows wait as Arrow, and a file is encoded and written in one go. So ten
+thousand partitions cost their rows and nothing else.
+
+A group's rows are written when they reach the target size. When memory is used up the largest
+groups go, until half of it is free, so that small ones have time to grow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.errors import ConfigError
+from oncely.sinks.files.avro_file import AvroFiles
+from oncely.sinks.files.cutting import file_starts, whole_records
+from oncely.sinks.files.described import Description, describe
+from oncely.sinks.files.gathered import Gathered, Ints, Origin, joined
+from oncely.sinks.files.parquet_file import ParquetFiles
+from oncely.sinks.files.partitions import PartitionColumn, Rejected, Splitter
+from oncely.sinks.files.paths import FileNames, directory
+from oncely.sinks.files.place import Bytes
+from oncely.sinks.files.store import Store
+from oncely.sinks.files.uploads import Uploads
+from oncely.sinks.files.words import Format, Receipt, Scope, WrittenFile
+
+__all__ = ["FileWriter", "Origin"]
+
+_KINDS: dict[str, type[AvroFiles] | type[ParquetFiles]] = {
+    "avro": AvroFiles,
+    "parquet": ParquetFiles,
+}
+_PIECE = 32_000_000  # bytes of Arrow that are put in order and encoded at a time
+_SHARE = 4  # full groups are written when they are this part of what waits
+_LOOKS = 16  # while a file, or the memory, fills
+_SAMPLE = 2_000  # rows
+_THREADS = 16
+
+
+class FileWriter:
+    """Writes the rows of one task. Of one thread.
+
+    After an error of any method only :meth:`abandon` is of use.
+
+    Args:
+        store: where to.
+        format: ``avro`` or ``parquet``.
+        columns: of ``sink.partition_by``.
+        target_bytes: of a file, more or less.
+        memory_bytes: of Arrow that may wait; twice as much and some 100 MB are held at the peak.
+        names: of the attempt.
+
+    Raises:
+        ConfigError: an unknown format.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        format: Format,
+        columns: Sequence[PartitionColumn],
+        target_bytes: int,
+        memory_bytes: int,
+        names: FileNames,
+    ) -> None:
+        if format not in _KINDS:
+            raise ConfigError(
+                "sink.format", f"unknown: {format!r}", way_out="one of avro and parquet"
+            )
+        self._kind, self._columns, self._names = _KINDS[format], tuple(columns), names
+        self._target, self._memory = target_bytes, memory_bytes
+        self._plain = [i for i, one in enumerate(columns) if one.kind == "column"]
+        self._splitter = Splitter(columns)
+        self._uploads = Uploads(store, _THREADS)
+        self._sources: dict[tuple[str, int], int] = {}
+        self._formats: dict[pa.Schema, AvroFiles | ParquetFiles] = {}
+        self._newest: dict[Scope, pa.Schema] = {}
+        self._waiting: list[tuple[Scope | None, Gathered]] = []
+        self._waits = np.zeros(0, np.int64)  # rows by group
+        self._bytes = self._rows = 0
+        self._look_at = 0  # bytes that wait when the sizes of groups are looked at again
+        self._arrow = self._encoded = 0  # bytes, of what has been written
+        self._files: list[WrittenFile] = []
+        self._schemas: dict[str, str] = {}
+
+    def add(self, rows: pa.Table, origin: Origin | None, scope: Scope | None) -> list[Rejected]:
+        """Take rows; those that are rejected are not written, nor is any row of their records.
+
+        Args:
+            rows: of any schema that files can have; for a scope, one that its earlier ones grew
+                into. In order of offset within a topic-partition, if files shall be so.
+            origin: where they come from; None when a transform has mixed them. The same for all
+                calls.
+            scope: whose schema the rows have; None when each row's is that of its values.
+
+        Returns:
+            Index of each row that can't be partitioned, and the reason; ascending.
+
+        Raises:
+            TableMismatch: a column that has no place in a file.
+            Unavailable, Stopped, ConfigError: as :class:`Store`.
+        """
+        self._format(rows.schema)
+        split = self._splitter.split(rows)
+        gathered = Gathered(rows, split.codes, *self._origin(origin), split.times)
+        if split.rejected:
+            gathered = gathered.taken(np.flatnonzero(~whole_records(gathered, split.codes < 0)))
+        if gathered.count:
+            if scope is not None:
+                self._newest[scope] = rows.schema
+            self._waiting.append((scope, gathered))
+            self._count(gathered)
+            if self._bytes >= self._look_at:
+                self._make_room()
+                self._look_at = self._bytes + min(self._target, self._memory) // _LOOKS
+        return split.rejected
+
+    def finish(self) -> Receipt:
+        """Write what waits; when this returns, all files are durable."""
+        self._write(None)
+        self._uploads.complete()
+        return Receipt(self._files, self._schemas)
+
+    def abandon(self) -> None:
+        """Delete what was written, best effort; names are unique, so the rest is for vacuum."""
+        self._waiting, self._files = [], []
+        self._uploads.undo()
+
+    def _origin(self, origin: Origin | None) -> tuple[Ints | None, Ints | None]:
+        if origin is None:
+            return None, None
+        ours = [self._sources.setdefault(tp, len(self._sources)) for tp in origin.partitions]
+        index = np.asarray(ours, np.int32)[np.asarray(origin.index)]
+        return index, np.asarray(origin.offset, np.int64)
+
+    def _format(self, schema: pa.Schema) -> AvroFiles | ParquetFiles:
+        known = self._formats.get(schema)
+        if known is None:
+            known = self._formats[schema] = self._kind(schema)
+        return known
+
+    def _count(self, gathered: Gathered) -> None:
+        missing = self._splitter.groups - len(self._waits)
+        if missing > 0:  # twice as many, or many small tables cost the square
+            grown = np.zeros(len(self._waits) + missing, np.int64)
+            self._waits = np.concatenate([self._waits, grown])
+        np.add.at(self._waits, gathered.codes, 1)
+        self._bytes += gathered.rows.nbytes
+        self._rows += gathered.count
+
+    def _make_room(self) -> None:
+        """Write groups that are full, and more of them when memory is used up."""
+        each = self._bytes / self._rows
+        if self._rows * each >= self._target:
+            full = self._waits * each * self._ratio() >= self._target
+            if self._waits[full].sum() * _SHARE >= self._rows or (
+                full.any() and self._bytes >= self._memory
+            ):
+                self._write(full)
+        if self._bytes >= self._memory:
+            largest = np.argsort(-self._waits, kind="stable")
+            enough = np.searchsorted(np.cumsum(self._waits[largest]), self._rows // 2) + 1
+            goes = np.zeros(len(self._waits), bool)
+            goes[largest[:enough]] = True
+            self._write(goes)
+
+    def _ratio(self) -> float:
+        """Bytes of a file for a byte of Arrow, seen so far; at first of a few rows."""
+        if not self._arrow:
+            gathered = self._waiting[-1][1]
+            sample = gathered.rows.slice(0, _SAMPLE)
+            files = self._format(sample.schema)
+            count = min(_SAMPLE, gathered.count)
+            encoded = len(files.prepare(sample, count).file(0, count)) - files.overhead
+            return float(max(1, encoded) / max(1, sample.nbytes))
+        return float(self._encoded / self._arrow)
+
+    def _write(self, chosen: Ints | None) -> None:
+        """Write the waiting rows of the chosen groups, or all; the others wait on."""
+        waiting, self._waiting = self._waiting, []
+        self._waits[:] = 0
+        self._bytes = self._rows = 0
+        families: dict[tuple[pa.Schema, bool], list[Gathered]] = {}
+        for scope, gathered in waiting:
+            schema = gathered.rows.schema if scope is None else self._newest[scope]
+            families.setdefault((schema, scope == ()), []).append(gathered)
+        del waiting
+        while families:  # in order of arrival; what is done is let go
+            schema, one_scope = next(iter(families))
+            gathered = joined(families.pop((schema, one_scope)), schema)
+            order = gathered.order(self._splitter.groups)
+            if chosen is not None:
+                goes = chosen[gathered.codes[order]]
+                kept = np.sort(order[~goes])
+                order = order[goes]
+                if len(kept):
+                    stays = gathered.taken(kept)
+                    self._waiting.append((() if one_scope else None, stays))
+                    self._count(stays)
+            self._write_family(gathered, order, one_scope)
+
+    def _write_family(self, gathered: Gathered, order: Ints, one_scope: bool) -> None:
+        """Write rows of one schema in this order, in pieces that end where a file does."""
+        if not len(order):
+            return
+        files = self._format(gathered.rows.schema)
+        each = max(1.0, gathered.rows.nbytes / gathered.count)
+        rows = max(1, int(self._target / (each * self._ratio_of(gathered))))
+        starts = file_starts(gathered, order, rows)
+        ends = np.append(starts[1:], len(order))
+        first = 0
+        while first < len(starts):
+            most = starts[first] + max(1, int(_PIECE / each))
+            last = max(first + 1, int(np.searchsorted(ends, most, side="right")))
+            piece = gathered.taken(order[starts[first] : ends[last - 1]])
+            self._write_piece(piece, starts[first:last] - starts[first], files, one_scope)
+            first = last
+
+    def _ratio_of(self, gathered: Gathered) -> float:
+        if not self._arrow:
+            self._waiting.append((None, gathered))
+            try:
+                return self._ratio()
+            finally:
+                self._waiting.pop()
+        return self._ratio()
+
+    def _write_piece(
+        self, piece: Gathered, starts: Ints, files: AvroFiles | ParquetFiles, one_scope: bool
+    ) -> None:
+        prepared = files.prepare(piece.rows, piece.count)
+        described = describe(piece, starts, list(self._sources))
+        ends = [*starts[1:].tolist(), piece.count]
+        codes = piece.codes[starts].tolist()
+        self._schemas[files.id] = files.avro
+        for what, code, start, end in zip(described, codes, starts.tolist(), ends, strict=True):
+            data = prepared.file(start, end - start)
+            self._write_file(data, code, end - start, what, files, one_scope)
+            self._encoded += len(data) - files.overhead
+        self._arrow += max(1, piece.rows.nbytes)
+
+    def _write_file(
+        self,
+        data: Bytes,
+        code: int,
+        rows: int,
+        what: Description,
+        files: AvroFiles | ParquetFiles,
+        one_scope: bool,
+    ) -> None:
+        values = self._splitter.values(code)
+        name = self._names.name(what.first, files.extension)
+        path = f"{directory(self._columns, values)}/{name}" if values else name
+        self._uploads.write(path, data)
+        self._files.append(
+            WrittenFile(
+                path=path,
+                rows=rows,
+                bytes=len(data),
+                sha256=hashlib.sha256(data).hexdigest(),
+                partition={c.name: v for c, v in zip(self._columns, values, strict=True)},
+                event_time=what.event_time,
+                ranges=what.ranges,
+                scope=() if one_scope else tuple(values[i] for i in self._plain),
+                schema=files.id,
+            )
+        )
