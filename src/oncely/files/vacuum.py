@@ -16,8 +16,8 @@ Why none of them can be, or become, part of the table; times are the store's clo
    again meanwhile has another one. And its log must begin at 0, where it was created: what is only
    ever compacted does.
 5. The root must be this manifest's (:mod:`oncely.sinks.files.owner`), and a file's name one that
-   Oncely gives: what else lies there is not touched, and neither is what lies below a folder that is
-   the root of another table.
+   Oncely gives: what else lies there is not touched, and neither is what lies below a folder that
+   is the root of another table.
 """
 
 from __future__ import annotations
