@@ -88,7 +88,9 @@ class FilesWorld(TopicWorld):
             ),
         )
 
-    def publish_values(self, values: Iterable[Mapping[str, Any] | bytes], partition: int = 0) -> None:
+    def publish_values(
+        self, values: Iterable[Mapping[str, Any] | bytes], partition: int = 0
+    ) -> None:
         """Events as they are given, in one partition."""
         produce(
             self.brokers,

@@ -116,7 +116,9 @@ def test_what_can_not_be_is_refused_by_name(given: dict[str, Any], key: str, tex
 
 def test_keys_of_the_store_are_in_no_text() -> None:
     secret = "c4nary-store-key"
-    one = settings(sink={"s3": {"access_key": "me", "secret_key": secret, "endpoint": "http://h:1"}})
+    one = settings(
+        sink={"s3": {"access_key": "me", "secret_key": secret, "endpoint": "http://h:1"}}
+    )
     shown = (repr(one), str(one), str(one.describe()), repr(Pipeline(one)))
     assert not any(secret in text for text in shown)
     assert isinstance(one.sink, FilesSinkSettings)

@@ -34,6 +34,7 @@ from oncely.sinks.files import topics as own_topics
 from oncely.sinks.files.book import Book
 from oncely.sinks.files.form import Form
 from oncely.sinks.files.manifest import Manifest
+from oncely.sinks.files.owner import Owner, claim, owner_of, require
 from oncely.sinks.files.partitions import check_types
 from oncely.sinks.files.publication import ManifestLoad, Topics, clock
 from oncely.sinks.files.store import Store
@@ -118,10 +119,12 @@ class FilesSink(LedgerInTopic):
         """Look at settings, root and topics as they are now; no topic is created.
 
         Raises:
-            ConfigError: naming what is wrong with the root, a topic or a key.
+            ConfigError: naming what is wrong with the root, a topic or a key; also a root that
+                belongs to another manifest.
         """
         settings.checked(self.place.producer)
         self.store.check()
+        self._check_owner()
         self._check_columns()
         if not self.create:
             self._require_topics(create=False)
@@ -155,6 +158,7 @@ class FilesSink(LedgerInTopic):
         self.bind()
         ids = self._require_topics(create=self.create)
         outputs = {self.topics.manifest: ids.manifest, self.topics.schema: ids.schema}
+        claim(self.store, Owner(self.place.pipeline, self.topics.manifest, ids.manifest))
         done = self.take_over(source, self.target, start, earliest, expected, outputs=outputs)
         # Only now: the run before is fenced, so the schemas that it has published are all there.
         self._read_book()
@@ -306,6 +310,13 @@ class FilesSink(LedgerInTopic):
         self._book.take(self.manifest.schemas())
         if self.form.schema is not None:
             self._book.known[()] = self._fixed(self._book.known.get(()))
+
+    def _check_owner(self) -> None:
+        """Refuse a root that is another manifest's; one that is nobody's is claimed by ``open``."""
+        found = owner_of(self.store)
+        if found is not None:
+            there = topics.identified(self.cluster.asker, self.topics.manifest)
+            require(self.store, there[0] if there else "none yet")
 
     def _check_columns(self) -> None:
         """Refuse columns that files can't hold, or that choose no directory.
