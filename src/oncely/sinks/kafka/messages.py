@@ -113,7 +113,8 @@ def encode(chunk: Chunk, form: Form, limits: Limits) -> Encoded:
         headers = _ordered([*headers, *[[]] * gone], order) if headers else None
     if headers is None and chunk.headers is not None:
         headers = header_lists(chunk.headers.take(pa.array(record)))
-    known = limits(sorted({t for t in topics if t is not None}))
+    named = {form.topic} if form.topic is not None else set(topics)
+    known = limits(sorted(topic for topic in named if topic is not None))
     found = Encoded(record, topics, keys, rows, headers, (), known, form.topic)
     refused = {one.record: one for one in (*chunk.rejections, *bad, *_unwritable(found))}
     return Encoded(
