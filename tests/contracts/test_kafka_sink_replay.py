@@ -311,7 +311,7 @@ def with_a_rival(topics: Topics) -> tuple[int, int]:
 
     def connect(kind: Any, *args: Any, **own: Any) -> Any:
         made = make(kind, *args, **own)
-        return Late(made, rival) if kind is Producer else made
+        return Late(made, rival) if issubclass(kind, Producer) else made
 
     sink: KafkaSink = topics.sink(connect=connect)
     late = replayed(sink)

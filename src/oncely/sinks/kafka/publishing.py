@@ -11,12 +11,11 @@ is published waits in files until it begins, and what the tasks took to make it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +31,7 @@ from oncely.sinks.base import (
     StagedRowsGone,
 )
 from oncely.sinks.kafka.cluster import Cluster
+from oncely.sinks.kafka.columns import Columns, binaries
 from oncely.sinks.kafka.form import Form, header_lists
 from oncely.sinks.kafka.letters import letters
 from oncely.sinks.kafka.messages import Limits
@@ -117,12 +117,11 @@ class StagedMessages:
 
     def _send(self, writer: Sender, batch: pa.RecordBatch) -> None:
         for topic, part in _by_topic(batch, self.form.topic):
-            keys, values = _binary(part.column("key")), _binary(part.column("value"))
+            plain = Columns(part.column("key"), part.column("value"))
             if self.form.headers is None:
-                plain: list[dict[str, object]]
-                plain = [{"key": k, "value": v} for k, v in zip(keys, values, strict=True)]
-                writer.send_plain(topic, plain)
+                writer.send_columns(topic, plain)
             else:
+                values, keys = binaries(plain.value), binaries(plain.key)
                 headers = header_lists(part.column("headers"))
                 writer.send(topic, map(Message, values, keys, headers))
 
@@ -288,16 +287,3 @@ def _by_topic(batch: pa.RecordBatch, only: str | None) -> Iterator[tuple[str, pa
     index = topics.indices.to_numpy()
     for at, topic in enumerate(topics.dictionary.to_pylist()):
         yield topic, batch.take(pa.array(np.flatnonzero(index == at)))
-
-
-def _binary(column: Any) -> Sequence[bytes | None]:
-    """The values as bytes; several times quicker than Arrow's own way where none is null."""
-    if column.null_count == len(column):
-        return [None] * len(column)
-    if column.null_count:
-        found: list[bytes | None] = column.to_pylist()
-        return found
-    offsets = np.frombuffer(column.buffers()[1], dtype=np.int64)
-    bounds = offsets[column.offset : column.offset + len(column) + 1].tolist()
-    data = memoryview(column.buffers()[2] or b"")
-    return [bytes(data[a:b]) for a, b in pairwise(bounds)]

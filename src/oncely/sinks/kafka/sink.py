@@ -16,6 +16,7 @@ from oncely.errors import InvariantViolation, TooManyRejects, check
 from oncely.sinks.base import (
     Chunk,
     Fence,
+    IntArray,
     Opened,
     Publication,
     RangeKind,
@@ -213,7 +214,7 @@ class KafkaSink(LedgerInTopic):
             empty = Publication(ranges, written, (), ())
             self._publisher.publish(empty, entries, fence, kind)
             return
-        nothing = Encoded(np.array([], dtype=np.int64), (), (), (), None)
+        nothing = Encoded.nothing()
 
         def one(tp: TopicPartition) -> None:
             part = _Part(tp, ranges[tp], entries[tp], fence, kind, written[tp])
@@ -283,7 +284,7 @@ class KafkaSink(LedgerInTopic):
         self,
         part: _Part,
         encoded: Encoded,
-        messages: Mapping[str, Sequence[int]],
+        messages: Mapping[str, IntArray],
         rejects: Sequence[Reject],
     ) -> None:
         """One topic-partition in one transaction of a new instance.
@@ -353,11 +354,11 @@ class _Part:
         return advance(self.entry, [self.range])
 
 
-def _send(writer: Sender, encoded: Encoded, messages: Mapping[str, Sequence[int]]) -> None:
+def _send(writer: Sender, encoded: Encoded, messages: Mapping[str, IntArray]) -> None:
     """Hand messages over, in bulk where none has headers."""
     for topic, wanted in messages.items():
         if encoded.headers is None:
-            writer.send_plain(topic, encoded.plain(wanted))
+            writer.send_columns(topic, encoded.columns(wanted))
         else:
             writer.send(topic, encoded.messages(wanted))
 
