@@ -68,7 +68,8 @@ def test_names_of_topics_follow_the_manifests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("64 MiB", 64 << 20), ("1.5 MB", 1_500_000), ("1GiB", 1 << 30), (65_536, 65_536)]
+    ("text", "size"),
+    [("64 MiB", 64 << 20), ("1.5 MB", 1_500_000), ("1GiB", 1 << 30), (65_536, 65_536)],
 )  # fmt: skip
 def test_sizes(text: object, size: int) -> None:
     assert sink(target_file_size=text).target_file_size == size
