@@ -39,7 +39,8 @@ def kind(known: Any, value: Any) -> Any:
     if isinstance(value, dict):
         if not (known is None or isinstance(known, dict)):
             raise No
-        return {**(known or {}), **{n: kind((known or {}).get(n), v) for n, v in value.items()}}
+        inside = {n: kind((known or {}).get(n), v) for n, v in value.items()}
+        return {**(known or {}), **{n: each for n, each in inside.items() if each is not None}}
     if isinstance(value, list):
         if not (known is None or isinstance(known, Many)):
             raise No

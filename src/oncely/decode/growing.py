@@ -20,6 +20,7 @@ from oncely.decode.shapes import (
     Shape,
     Struct,
     settled,
+    step,
 )
 
 _NATURAL: Mapping[type, Leaf] = {str: STRING, bool: BOOLEAN, Whole: BIGINT, Number: DOUBLE}
@@ -66,7 +67,7 @@ def _members(known: Struct, members: Mapping[str, Any], path: str) -> Struct:
         if value is None:
             continue
         before = known.fields.get(name)
-        after = _grow(before, value, f"{path}.{name}" if path else name)
+        after = _grow(before, value, step(path, name))
         if after is not before:
             changed[name] = after
     return Struct({**known.fields, **changed}) if changed else known
@@ -136,7 +137,7 @@ def _row(columns: Struct, members: Mapping[str, Any], path: str) -> dict[str, An
     """The members that have a place, in order of the record: it may have few of many columns."""
     fields = columns.fields
     return {
-        name: _value(fields[name], value, f"{path}.{name}" if path else name)
+        name: _value(fields[name], value, step(path, name))
         for name, value in members.items()
         if value is not None and name in fields
     }

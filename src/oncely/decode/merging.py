@@ -32,6 +32,7 @@ from oncely.decode.shapes import (
     schema_of,
     settled,
     shape_of,
+    step,
 )
 from oncely.errors import ConfigError
 
@@ -176,7 +177,7 @@ def _structs(known: Struct, found: Struct, path: str) -> Struct:
     changed: dict[str, Shape] = {}
     for name, field in found.fields.items():
         before = known.fields.get(name)
-        after = _join(before, field, f"{path}.{name}" if path else name)
+        after = _join(before, field, step(path, name))
         if after is not None and after is not before:
             changed[name] = after
     return Struct({**known.fields, **changed}) if changed else known

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 import pyarrow as pa
 
 from oncely.decode.avro_form import avro_name
+from oncely.decode.reference import quote
 from oncely.decode.schema import type_name
 
 
@@ -94,6 +95,12 @@ BOOLEAN, INT, BIGINT = Leaf(pa.bool_()), Leaf(pa.int32()), Leaf(pa.int64())
 FLOAT, DOUBLE, STRING = Leaf(pa.float32()), Leaf(pa.float64()), Leaf(pa.string())
 _LEAVES = {each.arrow: each for each in (BOOLEAN, INT, BIGINT, FLOAT, DOUBLE, STRING)}
 NOTHING = Struct({})
+
+
+def step(path: str, name: str) -> str:
+    """The path of a field in what ``path`` leads to: ``who.tags``, ``who."first name"``."""
+    shown = name if name.isidentifier() else quote(name)
+    return f"{path}.{shown}" if path else shown
 
 
 def shape_of(schema: pa.Schema) -> Struct:
