@@ -73,7 +73,7 @@ def test_the_first_record_counts_and_the_others_are_told_why() -> None:
         {"who": {"age": 30.5}},
         {"who": {"age": 12345678901234567890}},
         {"tags": [1, "x"]},
-        {"who": {"age": 1e999}},
+        b'{"who": {"age": 1e999}}',
     )
     assert reasons(found) == {
         1: "who.age: it is BIGINT, found STRING",
