@@ -57,7 +57,7 @@ class _Scope:
     Attributes:
         plan: of the schema that is known; None before the first row.
         columns: what is known now; ahead of ``plan`` until :meth:`settle`.
-        tried: the stamp of the plan that the scope's pending records were last tried with.
+        tried: the stamp of the plan that the slice's pending records were last tried with.
         slow: records that were looked at one by one, and their rows.
     """
 
@@ -101,6 +101,8 @@ class Run:
         found = self._reader.read(part.values)
         for index, why in found.refused.items():
             self._refused[part.first + index] = why
+        for known in self._scopes:
+            known.tried = 0
         own = np.array([self._code(scope) for scope in found.scopes] or [0], np.int64)
         codes = np.where(found.codes < 0, -1, own[found.codes])
         pending = np.flatnonzero(codes >= 0)
