@@ -117,7 +117,14 @@ class Lake:
         """What a sink writes at its start: ledger and owner. Resets of partition 0 by epoch."""
         words = self.table.place.words
         registered = Registered(
-            self.epoch, "run", "cluster", {}, "files", {}, {}, manifest_id=self.topic_id
+            self.epoch,
+            "run",
+            "cluster",
+            {},
+            "files",
+            {},
+            {},
+            outputs={self.table.manifest_topic: self.topic_id},
         )
         messages = [Message(encode(registered), words.pipeline_key())]
         from oncely.core.offsets import TopicPartition

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from arrow_schemas import schemas, tables
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties.test_avro_form import datums
 
@@ -27,6 +27,7 @@ def by_fastavro(data: bytes) -> list[Any]:
     return list(fastavro.reader(io.BytesIO(data)))
 
 
+@settings(deadline=None)
 @given(tables())
 def test_a_file_is_read_back_by_everyone(table: pa.Table) -> None:
     data = avro_file.write(table)
@@ -39,6 +40,7 @@ def test_a_file_is_read_back_by_everyone(table: pa.Table) -> None:
     assert meta[SCHEMA_ID].decode() == schema_id(avro_schema_of(table.schema))
 
 
+@settings(deadline=None)
 @given(st.lists(tables(), min_size=1, max_size=1), st.data())
 def test_any_part_of_any_chunks_in_any_blocks(found: list[pa.Table], data: st.DataObject) -> None:
     table = pa.concat_tables(found * 3)  # three chunks a column
@@ -53,6 +55,7 @@ def test_any_part_of_any_chunks_in_any_blocks(found: list[pa.Table], data: st.Da
     assert parquet_file.read(part).equals(table.slice(start, rows).combine_chunks())
 
 
+@settings(deadline=None)
 @given(schemas(), st.data())
 def test_an_older_schema_is_brought_to_the_newest(schema: pa.Schema, data: st.DataObject) -> None:
     from arrow_schemas import rows

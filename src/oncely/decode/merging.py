@@ -87,29 +87,35 @@ class Caps:
         if self.depth > DEEPEST:
             raise ConfigError("decode.max_depth", f"{self.depth} is more than {DEEPEST}")
 
-    def check(self, columns: Struct) -> None:
-        """Look at a schema's size.
+    def check(self, columns: Struct, known: Struct) -> None:
+        """Look at what a schema has grown to; what is there already may stay.
 
         Raises:
-            TooMuch: it is too large in one way.
+            TooMuch: it is too large in one way, or has a new name that is too long.
         """
-        if columns.count > self.fields:
-            raise TooMuch(f"the schema would have {columns.count} fields, {self.fields} may be")
-        if columns.depth - 1 > self.depth:
-            raise TooMuch(f"the schema would be {columns.depth - 1} deep, {self.depth} may be")
-        if columns.text > self.text:
-            raise TooMuch(f"the schema would be {columns.text} characters long, {self.text} may be")
+        sizes = (
+            ("{} fields", columns.count, self.fields, known.count),
+            ("a depth of {}", columns.depth - 1, self.depth, known.depth - 1),
+            ("{} characters of Avro", columns.text, self.text, known.text),
+        )
+        for what, size, most, before in sizes:
+            if size > max(most, before):
+                raise TooMuch(f"the schema would have {what.format(size)}; it may have {most}")
+        self._check_names(columns, known)
 
-    def check_name(self, name: str) -> None:
-        """Look at the name of a new field.
-
-        Raises:
-            TooMuch: it is too long.
-        """
-        if len(name) > self.name:
-            raise TooMuch(
-                f"the name {name[:20]!r}… is {len(name)} characters long, {self.name} may be"
-            )
+    def _check_names(self, shape: Shape | None, known: Shape | None) -> None:
+        if shape is known or shape is None:
+            return
+        if isinstance(shape, ListOf):
+            self._check_names(shape.item, known.item if isinstance(known, ListOf) else None)
+        elif isinstance(shape, Struct):
+            before = known.fields if isinstance(known, Struct) else {}
+            for name, field in shape.fields.items():
+                if name not in before and len(name) > self.name:
+                    raise TooMuch(
+                        f"a name has {len(name)} characters, it may have {self.name}: {name[:20]}…"
+                    )
+                self._check_names(field, before.get(name))
 
 
 NO_CAPS = Caps(fields=1 << 62, name=1 << 62, text=1 << 62)
@@ -129,37 +135,35 @@ def merge(known: pa.Schema, found: pa.Schema, caps: Caps = NO_CAPS) -> pa.Schema
     if known is found:
         return known
     columns = shape_of(known)
-    merged = join(columns, shape_of(found), caps)
+    merged = join(columns, shape_of(found))
     if merged is columns:
         return known
     merged = settled(merged)
     schema = schema_of(merged)
     if schema == known:  # all that came is not known yet
         return known
-    caps.check(merged)
+    caps.check(merged, columns)
     return schema
 
 
-def join(known: Struct, found: Struct, caps: Caps) -> Struct:
+def join(known: Struct, found: Struct) -> Struct:
     """The shape of columns that both resolve to; ``known`` itself when nothing is new.
 
     Raises:
         Conflict: there is none.
-        TooMuch: a new name is too long.
     """
-    return _structs(known, found, "", caps)
+    return _structs(known, found, "")
 
 
-def _join(known: Shape | None, found: Shape | None, path: str, caps: Caps) -> Shape | None:
+def _join(known: Shape | None, found: Shape | None, path: str) -> Shape | None:
     if found is None or known is found:
         return known
     if known is None:
-        check_names(found, caps)
         return found
     if isinstance(known, Struct) and isinstance(found, Struct):
-        return _structs(known, found, path, caps)
+        return _structs(known, found, path)
     if isinstance(known, ListOf) and isinstance(found, ListOf):
-        item = _join(known.item, found.item, f"{path}[]", caps)
+        item = _join(known.item, found.item, f"{path}[]")
         return known if item is known.item else ListOf(item)
     if isinstance(known, Leaf) and isinstance(found, Leaf):
         wider = wider_number(known, found)
@@ -168,30 +172,14 @@ def _join(known: Shape | None, found: Shape | None, path: str, caps: Caps) -> Sh
     raise Conflict(path, str(known), str(found))
 
 
-def _structs(known: Struct, found: Struct, path: str, caps: Caps) -> Struct:
+def _structs(known: Struct, found: Struct, path: str) -> Struct:
     changed: dict[str, Shape] = {}
     for name, field in found.fields.items():
         before = known.fields.get(name)
-        if before is None:
-            caps.check_name(name)
-        after = _join(before, field, f"{path}.{name}" if path else name, caps)
+        after = _join(before, field, f"{path}.{name}" if path else name)
         if after is not None and after is not before:
             changed[name] = after
     return Struct({**known.fields, **changed}) if changed else known
-
-
-def check_names(new: Shape, caps: Caps) -> None:
-    """Look at all names of what is new.
-
-    Raises:
-        TooMuch: one is too long.
-    """
-    if isinstance(new, Struct):
-        for name, field in new.fields.items():
-            caps.check_name(name)
-            check_names(field, caps)
-    elif isinstance(new, ListOf) and new.item is not None:
-        check_names(new.item, caps)
 
 
 def wider_number(known: Leaf, found: Leaf) -> Leaf | None:

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
 
+from oncely.config import FilesSinkSettings
 from oncely.errors import ConfigError
+from oncely.pipeline import Pipeline
+from oncely.pipeline.files_destination import FilesDestination
 from oncely.sinks.files.manifest import Contents, Manifest
 from oncely.sinks.files.partitions import PartitionColumn, parse_partition_by
-from oncely.sinks.files.store import S3Options, Store
+from oncely.sinks.files.store import Store
 from oncely.sinks.files.words import Format, ManifestFile
 from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.words import View
 
-if TYPE_CHECKING:
-    from oncely.pipeline import Pipeline
-
 Where = Mapping[str, str | None]
 """Values of partition columns that a file must have; None: the column has no value."""
-
-
-class FilesSink(Protocol):
-    """What of ``[sink]`` a table needs to know."""
-
-    url: str
-    format: Format
-    partition_by: Sequence[str]
-    manifest_topic: str
-    schema_topic: str
-    ledger_topic: str
-    target_file_size: int  # bytes
-    max_staging_age: float  # seconds
-    transaction_timeout: float  # seconds
-
-    @property
-    def s3_options(self) -> S3Options | None:
-        """For ``s3://``."""
 
 
 @dataclass(frozen=True)
@@ -127,35 +108,24 @@ def table_of(pipeline: str | Path | Pipeline) -> Table:
     Raises:
         ConfigError: the file is wrong, or the sink is another one.
     """
-    from oncely.pipeline import Pipeline
-
     if not isinstance(pipeline, Pipeline):
         pipeline = Pipeline.from_file(pipeline)
     settings = pipeline.settings
-    kind: str = settings.sink.kind
-    if kind != "files":
+    if not isinstance(settings.sink, FilesSinkSettings):
         raise ConfigError(
             "sink.kind",
-            f"pipeline {settings.name!r} writes to {kind!r}, not to files",
+            f"pipeline {settings.name!r} writes to {settings.sink.kind!r}, not to files",
             way_out='name the file of a pipeline with sink.kind = "files"',
         )
-    given = cast("FilesSink", settings.sink)
-    place = Place(
-        brokers=pipeline.source.brokers,
-        pipeline=settings.name,
-        group=settings.mirror_group or f"oncely-{settings.name}",
-        ledger_topic=given.ledger_topic,
-        kafka=pipeline.source.kafka,
-        transaction_timeout=given.transaction_timeout,
-        connect=pipeline.kafka_connect,
-    )
+    given = settings.sink
+    destination = FilesDestination(settings, given, pipeline.source, pipeline.kafka_connect)
     return Table(
-        place,
-        Store(given.url, given.s3_options),
+        destination.place,
+        given.store,
         given.manifest_topic,
-        given.schema_topic,
+        given.schemas,
         given.format,
-        tuple(given.partition_by),
+        given.partition_by,
         given.target_file_size,
         given.max_staging_age,
     )

@@ -134,14 +134,15 @@ def registered_id(table: Table) -> str:
         ConfigError: the ledger does not know it.
     """
     known = table.ledger().pipeline
-    if known is None or not known.manifest_id:
+    topic_id = known.outputs.get(table.manifest_topic) if known is not None else None
+    if topic_id is None:
         raise ConfigError(
             "sink.ledger_topic",
             f"{table.place.ledger_topic!r} does not know which manifest pipeline"
             f" {table.place.pipeline!r} has written to",
             way_out="run the pipeline first, or mend its name",
         )
-    return known.manifest_id
+    return topic_id
 
 
 def is_file(path: str) -> bool:

@@ -110,6 +110,12 @@ class Manifest:
         """
         return self._read(stable=True)
 
+    def schemas(self) -> Mapping[Scope, ScopeSchema]:
+        """The newest schema of each scope; waits for open transactions. Raises as above."""
+        with self._lock:
+            self._schema.read(self._connected, stable=True)
+            return {one.scope: one for one in self._schemas.values()}
+
     def require(self) -> None:
         """Refuse a pipeline that has never run.
 

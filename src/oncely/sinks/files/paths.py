@@ -68,7 +68,8 @@ class FileNames:
     """Names that no other attempt gives, in the order of the offsets.
 
     ``<topic>-<partition>-<first offset>-e<epoch>-b<batch>-<attempt>-<random>-<number>.avro``;
-    ``rows-…`` instead of the first three when a transform has mixed the records.
+    ``rows-…`` instead of the first three when a transform has mixed the records. Files of one
+    topic-partition alone have its order; a file of several is named after the first.
 
     Attributes:
         epoch, batch: of the run.

@@ -67,11 +67,15 @@ class Receipt(msgspec.Struct, frozen=True):
 
     Attributes:
         files: all that it has written.
-        schemas: the schemas of its files, id to Avro schema in JSON.
+        schemas: the schemas of its files, and those that have grown, id to Avro schema in JSON.
+        grown: the scopes whose schema the task has widened, and to which one.
+        batch: Spark's number of the micro-batch.
     """
 
     files: list[WrittenFile]
     schemas: dict[str, str]
+    grown: list[tuple[Scope, str]] = []
+    batch: int = 0
 
 
 class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):

@@ -21,6 +21,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.core.ledger import Entry
 from oncely.core.offsets import TopicPartition
+from oncely.sinks.kafka.columns import Producer
 from oncely.sinks.kafka.plain import Delivered, Plain
 from oncely.sinks.kafka.settings import producer_config
 from oncely.sinks.kafka.topic_log import TopicLog
@@ -141,7 +142,7 @@ class Cluster:
             wanted, transactional_id, round(place.transaction_timeout * 1000), sizes
         )
         producer = place.connect(
-            ck.Producer, place.brokers, place.kafka, Trouble(place.brokers), **config
+            Producer, place.brokers, place.kafka, Trouble(place.brokers), **config
         )
         return Transaction(producer, place.timeout, place.brokers, place.ledger_topic)
 
@@ -160,7 +161,7 @@ class Cluster:
         place, delivered = self.place, Delivered()
         config = producer_config(place.producer, None, round(place.timeout * 1000), sizes)
         producer = place.connect(
-            ck.Producer,
+            Producer,
             place.brokers,
             place.kafka,
             Trouble(place.brokers),
