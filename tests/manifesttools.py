@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from confluent_kafka import Producer
@@ -25,7 +26,7 @@ from oncely.sinks.kafka.cluster import Place
 from oncely.sources.clients import Asker
 
 
-@dataclass(frozen=True)
+@dataclass
 class Topics:
     """The topics of one test."""
 
@@ -58,9 +59,20 @@ class Topics:
         removed: Iterable[str] = (),
     ) -> None:
         """In one transaction."""
-        with self.transaction() as producer:
-            self.send(producer, files, schemas, removed)
-            producer.commit_transaction(20)
+        self._producer.begin_transaction()
+        self.send(self._producer, files, schemas, removed)
+        self._producer.commit_transaction(20)
+
+    @cached_property
+    def _producer(self) -> Producer:
+        """One for all: a new instance may take half a second to be initialised."""
+        return self._new_producer()
+
+    def _new_producer(self) -> Producer:
+        config = {"transactional.id": uuid.uuid4().hex, "linger.ms": 5, "log_level": 0}
+        producer = Producer({"bootstrap.servers": self.bootstrap, **config})
+        producer.init_transactions(20)
+        return producer
 
     def send(
         self,
@@ -85,14 +97,7 @@ class Topics:
     @contextmanager
     def transaction(self) -> Any:
         """A producer of its own inside a transaction; whoever leaves without a commit aborts."""
-        producer = Producer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "transactional.id": uuid.uuid4().hex,
-                "linger.ms": 5,
-            }
-        )
-        producer.init_transactions(20)
+        producer = self._new_producer()
         producer.begin_transaction()
         try:
             yield producer

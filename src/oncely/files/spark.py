@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ROWS = 20_000  # in an Arrow batch on its way to the JVM
 _TASK = 64 << 20  # bytes of files that one task reads, about
+_OPEN = 1 << 20  # what it costs to fetch a file, in bytes that could be read meanwhile
 _LINES = "files array<struct<path: string, format: string, sha256: string>>"
 
 
@@ -62,7 +63,7 @@ def read(
     spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not files:
         return spark.createDataFrame([], spark_schema)
-    tasks = _dealt(files)
+    tasks = _dealt(files, spark.sparkContext.defaultParallelism)
     # One element for one task, whatever the sizes: a shuffle would deal them out by hash.
     dealt = spark.sparkContext.parallelize([(task,) for task in tasks], len(tasks))
     frame = spark.createDataFrame(dealt, _LINES)
@@ -84,14 +85,16 @@ class _Reader:
                     yield from rows.to_batches(max_chunksize=_ROWS)
 
 
-def _dealt(files: Sequence[ManifestFile]) -> list[list[Named]]:
+def _dealt(files: Sequence[ManifestFile], cores: int) -> list[list[Named]]:
     """The files of each task; those of a task follow each other."""
+    costs = [file.bytes + _OPEN for file in files]
+    most = min(_TASK, max(_OPEN, sum(costs) // cores))
     tasks: list[list[Named]] = []
-    size = _TASK
-    for file in files:
-        if size + file.bytes > _TASK:
+    size = most
+    for file, cost in zip(files, costs, strict=True):
+        if size + cost > most:
             tasks.append([])
             size = 0
-        size += file.bytes
+        size += cost
         tasks[-1].append(Named.of(file))
     return tasks

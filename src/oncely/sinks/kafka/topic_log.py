@@ -8,6 +8,7 @@ open then.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -83,6 +84,11 @@ class TopicLog:
 
     def _read_to(self, end: int, consumer: Any) -> None:
         deadline = time.monotonic() + self._timeout
+        if not self.next:
+            # Else a client that is connected already finds the leader of a topic that is new to it
+            # when it looks round next, which it does once a second.
+            with contextlib.suppress(ck.KafkaException):
+                consumer.list_topics(self._here.topic, timeout=self._timeout)
         consumer.assign([ck.TopicPartition(self._here.topic, 0, self.next)])
         try:
             while self.next < end:
