@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,7 @@ class KafkaSink:
             Stopped: the pipeline has written before, and its position is nowhere to be found.
         """
         self.bind()
-        return self._open(source, self.form.target, start, earliest, expected)
+        return self._opened(self._takeover(source, start, earliest, expected))
 
     def reset(
         self,
@@ -151,25 +151,28 @@ class KafkaSink:
         earliest: Mapping[TopicPartition, Position],
         positions: Reset,
     ) -> Opened:
-        """Take the next epoch and put positions elsewhere.
+        """Take the next epoch and put positions elsewhere; from here on it writes to our topic.
 
         ``positions`` is asked when the old run is fenced, with where it has really ended.
         """
-        return self._open(source, None, start, earliest, None, positions)
+        now = self._takeover(source, start, earliest, None)
+        return self._opened(replace(now, reset=positions, retarget=True))
 
-    def _open(
+    def _takeover(
         self,
         source: SourceIdentity,
-        target: str | None,
         start: Callable[[], Mapping[TopicPartition, Position]],
         earliest: Mapping[TopicPartition, Position],
         expected: int | None,
-        reset: Reset = lambda _: {},
-    ) -> Opened:
-        topics.require_ledger(self.cluster.asker, self.place.ledger_topic, create=self.create)
+    ) -> takeover.Takeover:
+        target = self.form.target
         return takeover.Takeover(
-            self.cluster, source, self.run, target, start, earliest, expected, reset, self.mode
-        ).open()
+            self.cluster, source, self.run, target, start, earliest, expected, mode=self.mode
+        )
+
+    def _opened(self, how: takeover.Takeover) -> Opened:
+        topics.require_ledger(self.cluster.asker, self.place.ledger_topic, create=self.create)
+        return how.open()
 
     def add_partitions(
         self, positions: Mapping[TopicPartition, Position], source: SourceIdentity, fence: Fence
