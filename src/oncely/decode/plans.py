@@ -81,7 +81,7 @@ class Plan:
         if _size(self.empty) < _MOST_EMPTY and _learn(self.empty, members, self.columns, 1):
             self.remember()
 
-    def remember(self, empty: Mutable | None = None) -> None:
+    def remember(self, empty: Empty | None = None) -> None:
         """Take over what another plan has learned; the decoder is made anew."""
         if empty is not None and not _union(self.empty, empty):
             return
@@ -123,7 +123,7 @@ class Plans:
         """The plan of a schema that was another one a moment ago."""
         plan = self.of(schema_of(columns))
         if before is not None:
-            plan.remember(before.empty)
+            plan.remember(_unknown(before.empty, columns, columns))
         return plan
 
 
@@ -142,7 +142,7 @@ def _matchable(shape: Shape | None) -> Shape | None:
     return shape
 
 
-def _unknown(empty: Empty, known: Struct, matched: Struct) -> Empty:
+def _unknown(empty: Empty, known: Struct, matched: Struct) -> Mutable:
     """The members that are no columns to this day: a column that can't be matched is one too."""
     still: Mutable = {}
     for name, inside in empty.items():
@@ -150,7 +150,8 @@ def _unknown(empty: Empty, known: Struct, matched: Struct) -> Empty:
         if field is None:
             still[name] = dict(inside)
         elif isinstance(field, Struct) and isinstance(same, Struct):
-            still[name] = dict(_unknown(inside, field, same))
+            below = _unknown(inside, field, same)
+            still |= {name: below} if below else {}
     return still
 
 

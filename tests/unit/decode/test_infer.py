@@ -153,6 +153,28 @@ def test_an_empty_array_before_and_after_its_column() -> None:
     assert [rows(found)[n]["t"] for n in (0, 199, 200, 201, 202)] == [None, None, ["x"], [], None]
 
 
+def test_what_went_fast_and_is_looked_at_again_keeps_its_place() -> None:
+    empty = {"u": "a", "t": [], "s": []}
+    found = infer(*[empty] * 100, {"t": ["x"]}, empty, {"s": "y"}, empty)
+    assert reasons(found) == {103: "s: it is STRING, found ARRAY"}
+    assert rows(found)[101] == {"u": "a", "t": [], "s": None}
+
+
+def test_a_schema_that_another_scope_has_had_before() -> None:
+    decoder = InferringJson(("u",))
+    known: dict[Scope, pa.Schema] = {
+        ("a",): pa.schema({"u": TEXT, "n": BIG}),
+        ("b",): pa.schema({"u": TEXT, "n": BIG, "m": BIG}),
+    }
+    empty, other = {"u": "a", "n": 1, "t": []}, {"u": "b", "n": 1, "m": 1}
+    known = decoder.infer(column(*map(text, [empty, other] * 100)), known).known
+    # Scope a grows to b's schema, of which no empty "t" is known, and only then a "t" comes.
+    odd = [{"u": "a", "m": 1}, *[{"u": "a", "n": "x"}] * 3, {"u": "a", "t": "x"}]
+    found = decoder.infer(column(*map(text, [*[empty] * 30, *odd, empty])), known)
+    assert reasons(found)[35] == "t: it is STRING, found ARRAY"
+    assert list(reasons(found)) == [31, 32, 33, 35]
+
+
 def test_what_is_known_from_elsewhere_is_kept() -> None:
     known = {
         (): pa.schema({"at": pa.timestamp("us", "UTC"), "i": pa.int32(), "f": pa.float32()}),
