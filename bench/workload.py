@@ -84,6 +84,8 @@ def publish(
     producer = Producer(
         {
             "bootstrap.servers": broker.bootstrap,
+            # A new topic refuses first requests, and without this their retries change the order.
+            "enable.idempotence": True,
             "linger.ms": 50,
             "batch.num.messages": 10_000,
             "queue.buffering.max.messages": 200_000,

@@ -15,7 +15,7 @@ from oncely.runtimes.backoff import Backoff
 from oncely.sinks.base import Reject
 from oncely.sinks.kafka.cluster import Cluster
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
-from oncely.sinks.kafka.replay import Replay
+from oncely.sinks.kafka.replay import Replay, ToTopics
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sinks.replaying import Judge, Judged
 from tests.kafkatools import Topics
@@ -62,7 +62,7 @@ def replayed(
     """A whole replay, which asks again as the pipeline's does."""
     patience = patience or Backoff(0.01, 0.2, 30)
     moved = kept = 0
-    with closing(Replay(sink.bind())) as under_way:
+    with closing(Replay(ToTopics(sink.bind()))) as under_way:
         while True:
             try:
                 done = under_way.step(at_once, judge or judging())

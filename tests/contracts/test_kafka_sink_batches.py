@@ -135,7 +135,7 @@ class Faulty:
 
     def __call__(self, kind: Any, *args: Any, **own: Any) -> Any:
         made = make(kind, *args, **own)
-        return _Faulty(made, self._name, self._instead) if kind is Producer else made
+        return _Faulty(made, self._name, self._instead) if issubclass(kind, Producer) else made
 
 
 class _Faulty:

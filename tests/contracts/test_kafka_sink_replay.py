@@ -17,7 +17,7 @@ from oncely.sinks.kafka.cluster import Cluster
 from oncely.sinks.kafka.form import Form
 from oncely.sinks.kafka.letters import letter
 from oncely.sinks.kafka.messages import batch_size
-from oncely.sinks.kafka.replay import Replay
+from oncely.sinks.kafka.replay import Replay, ToTopics
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sinks.kafka.transaction import Message
 from oncely.sources.clients import make
@@ -311,7 +311,7 @@ def with_a_rival(topics: Topics) -> tuple[int, int]:
 
     def connect(kind: Any, *args: Any, **own: Any) -> Any:
         made = make(kind, *args, **own)
-        return Late(made, rival) if kind is Producer else made
+        return Late(made, rival) if issubclass(kind, Producer) else made
 
     sink: KafkaSink = topics.sink(connect=connect)
     late = replayed(sink)
@@ -385,7 +385,7 @@ def test_an_opening_ends_what_a_replay_has_left_open(six: Topics) -> None:
 
 
 def test_a_replay_may_be_begun_when_nothing_waits(topics: Topics) -> None:
-    replay = Replay(topics.sink().bind())
+    replay = Replay(ToTopics(topics.sink().bind()))
     try:
         assert replay.step(10, judging()) is None
     finally:

@@ -19,6 +19,7 @@ from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.batch_commit import BatchCommit
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.commit import commit
+from oncely.runtimes.publishing import publish
 from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.base import Chunk, Fence, Opened, Publication, Reject, Written
 from oncely.sinks.sql.cast import cast_rows
@@ -139,7 +140,7 @@ def _write_batch(
     publication = Publication(what.ranges, counts, what.dead_letters(what.rejections), staged)
     driver: Any = BatchCommit(sink, None, None, None, ())  # type: ignore[arg-type]
     driver._fence = fence
-    replayed = driver._publish(sink, publication)
+    replayed = publish(sink, publication, driver.fence, driver._entries)
     return [(tp, range_, replayed) for tp, range_ in what.ranges.items()]
 
 

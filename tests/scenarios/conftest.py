@@ -9,6 +9,7 @@ import pytest
 
 from oncely.local.kafka import Broker
 from oncely.runtimes import session
+from tests.scenarios.files_world import FilesWorld
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World
 from tests.scenarios.zygote import Zygote
@@ -55,5 +56,20 @@ def make_topic_world(
     def make(partitions: int = 4, **config: str) -> TopicWorld:
         topic = make_topic(partitions=partitions, config=config or None)
         return TopicWorld(broker.bootstrap, "", topic, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def make_files_world(
+    broker: Broker, make_topic: Callable[..., str], tmp_path: Path
+) -> Callable[..., FilesWorld]:
+    """``make_files_world(partitions=4)`` gives an empty topic, an empty folder and a fresh name."""
+
+    def make(partitions: int = 4, *, infer: bool = False, **config: str) -> FilesWorld:
+        topic = make_topic(partitions=partitions, config=config or None)
+        return FilesWorld(
+            broker.bootstrap, "", topic, tmp_path, root=tmp_path / "lake", infer=infer
+        )
 
     return make

@@ -44,7 +44,7 @@ class Holding:
         self, kind: Any, brokers: str, kafka: Mapping[str, object], trouble: Any, **own: Any
     ) -> Any:
         made = make(kind, brokers, kafka, trouble, **own)
-        return _Holding(made, self) if kind is Producer else made
+        return _Holding(made, self) if issubclass(kind, Producer) else made
 
 
 class _Holding:

@@ -44,7 +44,7 @@ class Calls:
 
     def connect(self, kind: Any, *args: Any, **own: Any) -> Any:
         made = make(kind, *args, **own)
-        return _Counted(made, self) if kind is Producer else made
+        return _Counted(made, self) if issubclass(kind, Producer) else made
 
     def around(self, name: str, call: Callable[[], Any]) -> Any:
         with self._lock:

@@ -108,6 +108,6 @@ def committing_by(sink: KafkaSink, commit: Callable[[Any, float], None]) -> Kafk
 
     def connect(kind: Any, *args: Any, **own: Any) -> Any:
         made = make(kind, *args, **own)
-        return Hooked(made) if kind is Producer else made
+        return Hooked(made) if issubclass(kind, Producer) else made
 
     return dataclasses.replace(sink, place=dataclasses.replace(sink.place, connect=connect))

@@ -139,6 +139,6 @@ def before_commit(sink: KafkaSink, hook: Callable[[], None]) -> KafkaSink:
 
     def connect(kind: Any, *args: Any, **own: Any) -> Any:
         made = make(kind, *args, **own)
-        return Hooked(made) if kind is Producer else made
+        return Hooked(made) if issubclass(kind, Producer) else made
 
     return dataclasses.replace(sink, place=dataclasses.replace(sink.place, connect=connect))

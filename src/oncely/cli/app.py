@@ -203,6 +203,107 @@ def rejects_replay(file: File, as_json: AsJson = False, debug: Debug = False) ->
     replay_rejects(file, as_json)
 
 
+files = typer.Typer(help="The files that a pipeline has written, by its manifest.",
+                    no_args_is_help=True)  # fmt: skip
+app.add_typer(files, name="files")
+
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Only files with this partition value; NAME alone: with no value. Repeat it.",
+    ),
+]
+
+
+@files.command("list")
+def files_list(
+    file: File,
+    where: Where = None,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """List the files that are part of the table."""
+    from oncely.cli.files import list_files
+
+    list_files(file, where or [], as_json)
+
+
+@files.command("read")
+def files_read(
+    file: File,
+    where: Where = None,
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this column; repeat it.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="So many rows at most.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A Parquet file to write instead.", dir_okay=False),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Print rows as JSON, one a line, or write them to a Parquet file.
+
+    It goes by the manifest alone, and compares each file with its published checksum. With
+    --json all rows come as one document, beside their columns.
+    """
+    from oncely.cli.files import read_files
+
+    read_files(file, where or [], column, limit, out, as_json)
+
+
+@files.command("verify")
+def files_verify(file: File, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """Fetch every file again; compare checksum, rows, columns, partition values and ranges.
+
+    Exit code 1 when something is not as it was published.
+    """
+    from oncely.cli.files import verify_files
+
+    raise typer.Exit(verify_files(file, as_json))
+
+
+@files.command("compact")
+def files_compact(
+    file: File,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Rewrite small files of a directory as one, up to sink.target_file_size.
+
+    The pipeline may run meanwhile. The old files stay until a vacuum.
+    """
+    from oncely.cli.files import compact_files
+
+    compact_files(file, dry_run=dry_run, as_json=as_json)
+
+
+@files.command("vacuum")
+def files_vacuum(
+    file: File,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Remove files that nobody names and nobody can publish any more, and left-over uploads.
+
+    Never a file that the manifest names, nor one that was replaced less than
+    sink.max_staging_age ago. The pipeline may run meanwhile.
+    """
+    from oncely.cli.files import vacuum_files
+
+    vacuum_files(file, dry_run=dry_run, as_json=as_json)
+
+
 @app.command()
 def semantics(
     sink: Annotated[

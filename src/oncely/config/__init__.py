@@ -26,6 +26,7 @@ from oncely.config.decode import (
     RawDecode,
     TextKey,
 )
+from oncely.config.files_sink import FilesSinkSettings, S3Settings
 from oncely.config.fill import Filling
 from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.offsets import (
@@ -52,6 +53,7 @@ __all__ = [
     "CommitInterval",
     "DecodeSettings",
     "FileOffsets",
+    "FilesSinkSettings",
     "JsonDecode",
     "JsonKey",
     "KafkaOffsets",
@@ -62,6 +64,7 @@ __all__ = [
     "RawDecode",
     "RedisOffsets",
     "RejectBudget",
+    "S3Settings",
     "SourceSettings",
     "SparkSettings",
     "SqlOffsets",

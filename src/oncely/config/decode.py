@@ -121,15 +121,41 @@ class AvroKey(_Avro):
 KeySettings = Annotated[JsonKey | AvroKey | TextKey, Field(discriminator="format")]
 
 
-class JsonDecode(_Json):
+INFER = "infer"
+
+
+def _ddl_or_infer(value: str) -> str:
+    return value if value == INFER else _ddl(value)
+
+
+class JsonDecode(Section):
     """``[decode]`` with ``format = "json"``: an object a record, with these columns.
 
     Attributes:
-        schema_ddl: Spark's DDL; ``schema`` in the file.
+        schema_ddl: Spark's DDL, or ``infer`` for files; ``schema`` in the file.
         key: how the record's key is decoded, or None.
+        max_fields, max_depth, max_name: of an inferred schema; a record that would take it
+            further is a reject.
     """
 
+    format: Literal["json"]
+    schema_ddl: Annotated[str, AfterValidator(_ddl_or_infer), Field(alias="schema")]
     key: KeySettings | None = None
+    max_fields: Annotated[int, Field(ge=1, le=20_000)] = 2_000
+    max_depth: Annotated[int, Field(ge=1, le=32)] = 32
+    max_name: Annotated[int, Field(ge=1, le=1_000)] = 255
+
+    @model_validator(mode="after")
+    def _caps(self) -> Self:
+        given = sorted({"max_fields", "max_depth", "max_name"} & self.model_fields_set)
+        if given and not self.inferred:
+            raise wrong('has no meaning unless schema = "infer"', "remove it", below=given[0])
+        return self
+
+    @property
+    def inferred(self) -> bool:
+        """Columns are what the records hold."""
+        return self.schema_ddl == INFER
 
 
 class AvroDecode(_Avro):

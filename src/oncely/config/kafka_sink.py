@@ -25,7 +25,7 @@ _SHORTEST = 10.0  # seconds
 _LONGEST = 900.0  # the broker's default of transaction.max.timeout.ms
 
 
-def _producer(value: object) -> dict[str, str]:
+def producer_keys(value: object) -> dict[str, str]:
     """``[sink.kafka]``, each key looked at; what would weaken the producer is refused."""
     found: dict[str, str] = {}
     problems: list[Problem] = []
@@ -49,7 +49,8 @@ def _staging(value: str) -> str:
     return value
 
 
-def _timeout(value: object) -> float:
+def transaction_seconds(value: object) -> float:
+    """Read the time after which the broker gives a transaction up."""
     seconds = parse_seconds(value)
     if not _SHORTEST <= seconds <= _LONGEST:
         raise wrong(
@@ -98,10 +99,10 @@ class KafkaSinkSettings(Section):
         BeforeValidator(parse_budget),
         PlainSerializer(str, when_used="json"),
     ] = parse_budget("1%")
-    transaction_timeout: Annotated[float, BeforeValidator(_timeout)] = 60.0
+    transaction_timeout: Annotated[float, BeforeValidator(transaction_seconds)] = 60.0
     staging: Annotated[str, AfterValidator(_staging)] | None = None
     brokers: Annotated[str, AfterValidator(broker_list)] | None = None
-    kafka: Annotated[dict[str, str], BeforeValidator(_producer)] = Field(default_factory=dict)
+    kafka: Annotated[dict[str, str], BeforeValidator(producer_keys)] = Field(default_factory=dict)
 
     @property
     def rejects(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -15,7 +16,8 @@ from pydantic import (
 )
 
 from oncely.config.base import Section
-from oncely.config.decode import DecodeSettings, key_columns
+from oncely.config.decode import DecodeSettings, JsonDecode, key_columns
+from oncely.config.files_sink import FilesSinkSettings
 from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.offsets import (
     KafkaOffsets,
@@ -31,6 +33,7 @@ from oncely.config.values import CommitInterval, parse_interval
 from oncely.config.wrong import Problem, all_wrong, shown, wrong
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_RECORDS_A_FLUSH = 5_000_000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -86,7 +89,7 @@ class TransformSettings(Section):
 
 
 class PipelineSettings(Section):
-    """A pipeline: from which topics, through what, into which table or topics.
+    """A pipeline: from which topics, through what, into which table, topics or files.
 
     Attributes:
         name: the ledger's key.
@@ -97,7 +100,7 @@ class PipelineSettings(Section):
         source: Kafka.
         decode: bytes to columns.
         transform: rows to rows, or None.
-        sink: the table, or the topics.
+        sink: the table, the topics, or the files.
         spark: where and how it runs.
     """
 
@@ -115,14 +118,16 @@ class PipelineSettings(Section):
     source: SourceSettings
     decode: DecodeSettings
     transform: TransformSettings | None = None
-    sink: Annotated[SqlSinkSettings | KafkaSinkSettings, Field(discriminator="kind")]
+    sink: Annotated[
+        SqlSinkSettings | KafkaSinkSettings | FilesSinkSettings, Field(discriminator="kind")
+    ]
     spark: SparkSettings = Field(default_factory=SparkSettings)
 
     @property
     def mirror_group(self) -> str | None:
         """The consumer group that shows the position to lag tools; None when switched off.
 
-        A Kafka sink commits positions to it in its transactions.
+        A Kafka or files sink commits positions to it in its transactions.
         """
         group = self.source.group
         if group is None:
@@ -135,6 +140,26 @@ class PipelineSettings(Section):
         if isinstance(self.offsets, KafkaOffsets):
             return self.offsets.group_of(self.name)
         return self.mirror_group
+
+    @property
+    def by_spark(self) -> bool:
+        """A Spark transform mixes the records."""
+        return self.transform is not None and self.transform.kind == "spark"
+
+    @property
+    def trigger_seconds(self) -> float:
+        """The pause between micro-batches' starts."""
+        if isinstance(self.sink, FilesSinkSettings):
+            return self.sink.flush_interval
+        return self.spark.trigger
+
+    @property
+    def max_records_per_batch(self) -> int:
+        """Offsets that a micro-batch spans at most; many more where a batch makes files."""
+        given = "max_records_per_batch" in self.spark.model_fields_set
+        if isinstance(self.sink, FilesSinkSettings) and not given:
+            return _RECORDS_A_FLUSH
+        return self.spark.max_records_per_batch
 
     def describe(self) -> dict[str, Any]:
         """All settings as JSON-able values, without a secret."""
@@ -150,38 +175,82 @@ class PipelineSettings(Section):
     def _fits(self) -> Self:
         if isinstance(self.sink, SqlSinkSettings):
             found = [*_master_problems(self, self.sink), *_key_problems(self, self.sink)]
+        elif isinstance(self.sink, KafkaSinkSettings):
+            found = [*_topic_problems(self, self.sink.topics, "sink.topic"),
+                     *_kafka_problems(self, self.sink)]  # fmt: skip
         else:
-            found = _topic_problems(self, self.sink)
+            found = [*_topic_problems(self, self.sink.topics, "sink.manifest_topic"),
+                     *_files_problems(self)]  # fmt: skip
         found += _offsets_problems(self)
+        found += _infer_problems(self)
         if found:
             raise all_wrong(found)
         return self
 
 
-def _topic_problems(pipeline: PipelineSettings, sink: KafkaSinkSettings) -> list[Problem]:
+def _topic_problems(pipeline: PipelineSettings, topics: Sequence[str], key: str) -> list[Problem]:
+    """Of a sink that writes to the source's cluster."""
     found = [
-        Problem("sink.topic", f"writes to {name}, which source.topics reads: it would never end",
+        Problem(key, f"writes to {name}, which source.topics reads: it would never end",
                 "write to another topic")
-        for name in sink.topics
+        for name in topics
         if name in pipeline.source.topics
     ]  # fmt: skip
-    if sink.headers and pipeline.transform is not None and pipeline.transform.kind == "spark":
-        found.append(
-            Problem("sink.headers", "a row of a Spark transform comes from no single record",
-                    "remove it, or use transform.sql or .python")
-        )  # fmt: skip
-    by_spark = pipeline.transform is not None and pipeline.transform.kind == "spark"
-    if by_spark and sink.staging is None and not pipeline.spark.is_local:
-        found.append(
-            Problem("sink.staging", f"is missing; with spark.master {pipeline.spark.master} tasks"
-                    " leave records where the driver can read them",
-                    'add staging = "s3://bucket/staging", or a folder that all machines share')
-        )  # fmt: skip
     if not pipeline.source.group and pipeline.source.group is not None:
         found.append(
             Problem("source.group", "is switched off, and this sink commits offsets to the group",
                     "remove it, or name a group")
         )  # fmt: skip
+    return found
+
+
+def _kafka_problems(pipeline: PipelineSettings, sink: KafkaSinkSettings) -> list[Problem]:
+    found = []
+    if sink.headers and pipeline.by_spark:
+        found.append(
+            Problem("sink.headers", "a row of a Spark transform comes from no single record",
+                    "remove it, or use transform.sql or .python")
+        )  # fmt: skip
+    if pipeline.by_spark and sink.staging is None and not pipeline.spark.is_local:
+        found.append(
+            Problem("sink.staging", f"is missing; with spark.master {pipeline.spark.master} tasks"
+                    " leave records where the driver can read them",
+                    'add staging = "s3://bucket/staging", or a folder that all machines share')
+        )  # fmt: skip
+    return found
+
+
+def _files_problems(pipeline: PipelineSettings) -> list[Problem]:
+    found = []
+    if "trigger" in pipeline.spark.model_fields_set:
+        found.append(
+            Problem("spark.trigger", "has no meaning for files: sink.flush_interval says how often"
+                    " they are written", "remove it")
+        )  # fmt: skip
+    return found
+
+
+def _infer_problems(pipeline: PipelineSettings) -> list[Problem]:
+    """Columns that are not known before the records are read have few places to go to."""
+    decode = pipeline.decode
+    if not isinstance(decode, JsonDecode) or not decode.inferred:
+        return []
+    found = []
+    if pipeline.sink.kind != "files":
+        found.append(
+            Problem("decode.schema", f"infer is for files; a {pipeline.sink.kind} sink needs to"
+                    " know its columns", 'write schema = "id BIGINT, name STRING"')
+        )  # fmt: skip
+    if pipeline.transform is not None:
+        found.append(
+            Problem("transform", "works on columns, and with decode.schema = \"infer\" nobody"
+                    " knows them before the records are read",
+                    "remove it, or write the schema out")
+        )  # fmt: skip
+    if decode.key is not None:
+        found.append(
+            Problem("decode.key", 'has no meaning with decode.schema = "infer"', "remove it")
+        )
     return found
 
 

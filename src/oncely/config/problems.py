@@ -10,6 +10,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from oncely.config.decode import AvroDecode, AvroKey, JsonDecode, JsonKey, RawDecode, TextKey
+from oncely.config.files_sink import FilesSinkSettings, S3Settings
 from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.offsets import (
     FileOffsets,
@@ -32,7 +33,8 @@ _TABLES: Mapping[str, Sequence[type[Any]]] = {
     "decode": (JsonDecode, AvroDecode, RawDecode),
     "decode.key": (JsonKey, AvroKey, TextKey),
     "transform": (TransformSettings,),
-    "sink": (SqlSinkSettings, KafkaSinkSettings),
+    "sink": (SqlSinkSettings, KafkaSinkSettings, FilesSinkSettings),
+    "sink.s3": (S3Settings,),
     "offsets": (
         LedgerOffsets,
         KafkaOffsets,
@@ -61,6 +63,7 @@ _EXAMPLES: Mapping[str, str] = {
     "offsets.hosts": 'hosts = "zk-1:2181,zk-2:2181,zk-3:2181"',
     "sink.kind": 'kind = "sql"',
     "sink.url": 'url = "postgresql://user:${PASSWORD}@host:5432/database"',
+    "sink.manifest_topic": 'manifest_topic = "events.manifest"',
     "sink.table": 'table = "public.flights"',
 }
 _TAGS: Mapping[str, str] = {"sink": "kind", "offsets": "store"}
@@ -68,7 +71,7 @@ _TAGS: Mapping[str, str] = {"sink": "kind", "offsets": "store"}
 _CHOICES = {
     "decode": "json, avro, raw",
     "decode.key": "json, avro, string",
-    "sink": "sql, kafka",
+    "sink": "sql, kafka, files",
     "offsets": "ledger, kafka, file, sql, redis, zookeeper",
 }
 _SECRET = frozenset({"sink.url", "offsets.url", "decode.schema_registry_user_info"})
@@ -187,6 +190,9 @@ def _explain(details: ErrorDetails, key: str) -> list[ConfigError]:
         case "greater_than_equal":
             least = context["ge"]
             return [ConfigError(key, f"found {shown(value)}; allowed: {least} or more")]
+        case "less_than_equal":
+            most = context["le"]
+            return [ConfigError(key, f"found {shown(value)}; allowed: {most} or less")]
     expected = _EXPECTED.get(kind, details["msg"])
     return [ConfigError(key, f"found {_type_shown(key, value)}; allowed: {expected}")]
 

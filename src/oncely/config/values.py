@@ -79,6 +79,25 @@ def parse_seconds(value: object) -> float:
     return float(match[1]) * unit
 
 
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmg]?i?b)")
+_BYTES = {"b": 1, **{f"{unit}b": 1000**n for n, unit in enumerate("kmg", 1)},
+          **{f"{unit}ib": 1024**n for n, unit in enumerate("kmg", 1)}}  # fmt: skip
+
+
+def parse_size(value: object) -> int:
+    """Read ``"64 MiB"``, ``"100 MB"`` or a number as bytes."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    unit = _BYTES.get(match[2]) if match else None
+    if match is None or unit is None:
+        raise wrong(
+            f"found {shown(value)}; allowed: a number with KiB, MiB, GiB, KB, MB or GB",
+            'write "64 MiB"',
+        )
+    return int(Fraction(match[1]) * unit)
+
+
 @dataclass(frozen=True)
 class CommitInterval:
     """How far records and positions may be apart, or how much one transaction holds.

@@ -74,7 +74,7 @@ class Gather:
 
     def reject(self, record: int, reason: str, stage: Stage = "decode") -> None:
         """Note that a record is no row. To be called in the records' order."""
-        self._rejections.append(Rejection(record, stage, _readable(reason)))
+        self._rejections.append(Rejection(record, stage, readable(reason)))
 
     def decoded(self) -> Decoded:
         """Everything that was gathered."""
@@ -102,7 +102,7 @@ def no_gc() -> Iterator[None]:
             gc.enable()
 
 
-def _readable(reason: str) -> str:
+def readable(reason: str) -> str:
     """A reason is written to a table and to logs: short, on one line, without a NUL."""
     if len(reason) > _LONGEST_REASON:
         reason = reason[:_LONGEST_REASON] + "…"

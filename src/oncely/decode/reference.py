@@ -43,13 +43,13 @@ class _NotJson(Exception):
     """What Python's scanner takes, but the grammar doesn't."""
 
 
-class _Number(str):
+class Number(str):
     """A number as it was written."""
 
     __slots__ = ()
 
 
-class _Whole(_Number):
+class Whole(Number):
     """A number without point and exponent."""
 
     __slots__ = ()
@@ -99,7 +99,7 @@ def parse_object(data: bytes | None, what: str = "value") -> dict[str, Any]:
     except _NotJson as error:
         raise Refused(f"the {what} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise Refused(f"the {what} is not a JSON object but {_show(found)}")
+        raise Refused(f"the {what} is not a JSON object but {show(found)}")
     return found
 
 
@@ -144,8 +144,8 @@ def _check_text(value: Any) -> None:
 
 _SCANNER = json.JSONDecoder(
     object_pairs_hook=_object,
-    parse_float=_Number,
-    parse_int=_Whole,
+    parse_float=Number,
+    parse_int=Whole,
     parse_constant=_no_constant,
 )
 
@@ -166,7 +166,7 @@ def _nested(arrow: pa.DataType, value: Any, path: str) -> Any:
 
 
 def _wrong(arrow: pa.DataType, value: Any, path: str) -> NoReturn:
-    raise Refused(f"{path}: expected {type_name(arrow)}, found {_show(value)}")
+    raise Refused(f"{path}: expected {type_name(arrow)}, found {show(value)}")
 
 
 def _boolean(arrow: pa.DataType, value: Any, path: str) -> bool:
@@ -178,17 +178,17 @@ def _string(arrow: pa.DataType, value: Any, path: str) -> str:
 
 
 def _integer(arrow: pa.DataType, value: Any, path: str) -> int:
-    if not isinstance(value, _Whole):
+    if not isinstance(value, Whole):
         _wrong(arrow, value, path)
     number = int(value) if len(value) <= _MOST_DIGITS else None
     limit = 1 << _INTEGERS[arrow] - 1
     if number is None or not -limit <= number < limit:
-        raise Refused(f"{path}: {_show(value)} is out of range of {type_name(arrow)}")
+        raise Refused(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
     return number
 
 
 def _floating(arrow: pa.DataType, value: Any, path: str) -> float:
-    if not isinstance(value, _Number):
+    if not isinstance(value, Number):
         _wrong(arrow, value, path)
     try:
         # A whole number is a whole number first: -0 is 0, while -0.0 keeps its sign.
@@ -198,15 +198,15 @@ def _floating(arrow: pa.DataType, value: Any, path: str) -> float:
             return number
     except OverflowError:
         pass
-    raise Refused(f"{path}: {_show(value)} is out of range of {type_name(arrow)}")
+    raise Refused(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
 
 
-def _is_short_whole(value: _Number) -> bool:
-    return isinstance(value, _Whole) and len(value) <= _MOST_DIGITS
+def _is_short_whole(value: Number) -> bool:
+    return isinstance(value, Whole) and len(value) <= _MOST_DIGITS
 
 
 def _decimal(arrow: pa.DataType, value: Any, path: str) -> Decimal:
-    if not isinstance(value, _Number):
+    if not isinstance(value, Number):
         _wrong(arrow, value, path)
     try:
         sign, digits, exponent = Decimal(value).as_tuple()
@@ -217,7 +217,7 @@ def _decimal(arrow: pa.DataType, value: Any, path: str) -> Decimal:
     exponent += len(digits) - len(significant) if significant else -exponent
     significant = significant.lstrip("0")
     if -exponent > arrow.scale or len(significant) + exponent > arrow.precision - arrow.scale:
-        raise Refused(f"{path}: {_show(value)} does not fit {type_name(arrow)} exactly")
+        raise Refused(f"{path}: {show(value)} does not fit {type_name(arrow)} exactly")
     # With the column's own scale, so that nobody has to change it again.
     return Decimal(
         (sign, tuple(map(int, significant + "0" * (exponent + arrow.scale))), -arrow.scale)
@@ -274,7 +274,7 @@ def _map(arrow: pa.DataType, value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         _wrong(arrow, value, path)
     inner = arrow.item_type
-    return {name: _nested(inner, item, f"{path}[{_quote(name)}]") for name, item in value.items()}
+    return {name: _nested(inner, item, f"{path}[{quote(name)}]") for name, item in value.items()}
 
 
 _READERS: Mapping[int, Callable[[pa.DataType, Any, str], Any]] = {
@@ -293,20 +293,29 @@ _READERS: Mapping[int, Callable[[pa.DataType, Any, str], Any]] = {
 }
 
 
-def _show(value: Any) -> str:
+def read_value(arrow: pa.DataType, value: Any, path: str) -> Any:
+    """One value that is not null, as :func:`parse_object` left it, for a column of a type.
+
+    Raises:
+        Refused: it is none of that type; the reason begins with ``path``.
+    """
+    return _READERS[arrow.id](arrow, value, path)
+
+
+def show(value: Any) -> str:
     """What was found, in a few words: ASCII, without control characters, never long."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    if isinstance(value, _Number):
+    if isinstance(value, Number):
         return value if len(value) <= _MOST_SHOWN else f"a number of {len(value)} characters"
     if isinstance(value, str):
-        return f"the text {_quote(value)}"
+        return f"the text {quote(value)}"
     count = len(value)
     kind = "an array" if isinstance(value, list) else "an object"
     return f"{kind} of {count}"
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
     """A text as JSON writes it in ASCII, so a NUL in it can't spoil the reject's own row."""
     more = len(text) - _MOST_SHOWN
     return json.dumps(text[:_MOST_SHOWN]) + (f" and {more} characters more" if more > 0 else "")

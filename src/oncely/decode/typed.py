@@ -8,7 +8,8 @@ It never rejects: what it doesn't take, or might take wrongly, it gives back.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
@@ -23,6 +24,9 @@ from oncely.decode.gather import Records
 from oncely.decode.reference import DEEPEST, from_base64, nesting
 from oncely.decode.times import bad_timestamps, dates, timestamps
 
+Empty = Mapping[str, "Empty"]
+"""Members without a value, by name, and theirs."""
+_UNMATCHABLE = re.compile(r'["\\\x00-\x1f]')
 _SHORT = 38  # characters; so at most as many digits as a DECIMAL has
 
 
@@ -35,10 +39,17 @@ class TypedJson:
     _lists: Callable[[Sequence[Any]], tuple[list[Any], ...]]
 
     @classmethod
-    def make(cls, schema: pa.Schema) -> TypedJson | None:
-        """A decoder for these columns, or None when msgspec can't match one of their names."""
+    def make(cls, schema: pa.Schema, empty: Empty | None = None) -> TypedJson | None:
+        """A decoder for these columns, or None when msgspec can't match one of their names.
+
+        Args:
+            schema: the columns.
+            empty: None: members that the schema doesn't name are ignored. Else a record with
+                one is given back, unless it is named here and nothing but null, an empty array
+                or an object of nothing else.
+        """
         try:
-            row = _struct(list(schema))
+            row = _struct(list(schema), empty)
         except ValueError:  # a name with a quote, backslash or control character in it
             return None
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
@@ -114,26 +125,49 @@ def _deep(values: pa.Array, data: list[bytes | None]) -> list[int]:
     ]
 
 
-def _struct(columns: list[pa.Field]) -> type:
+def matchable(name: str) -> bool:
+    """Whether msgspec can match a member of this name."""
+    return _UNMATCHABLE.search(name) is None
+
+
+def _struct(columns: list[pa.Field], empty: Empty | None) -> type:
     """A struct with the slots f0, f1, ... for members of any name."""
     slots: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    names: dict[str, str] = {}
     for index, column in enumerate(columns):
-        kind = _type(column.type)
+        kind = _type(column.type, None if empty is None else empty.get(column.name, {}))
         slots.append((f"f{index}", kind | None, None) if column.nullable else (f"f{index}", kind))
-    names = {f"f{index}": column.name for index, column in enumerate(columns)}
+        names[f"f{index}"] = column.name
+    taken = set(names.values())
+    for index, (name, inside) in enumerate((empty or {}).items()):
+        if name not in taken:
+            slots.append((f"e{index}", _nothing(inside), None))
+            names[f"e{index}"] = name
     # gc=False: no row ever points back at itself.
-    return msgspec.defstruct("Row", slots, rename=names, kw_only=True, gc=False)
+    return msgspec.defstruct(
+        "Row",
+        slots,
+        rename=names,
+        kw_only=True,
+        gc=False,
+        forbid_unknown_fields=empty is not None,
+    )
 
 
-def _type(arrow: pa.DataType) -> Any:
+def _nothing(empty: Empty) -> Any:
+    return _struct([], empty) | Annotated[list[Any], msgspec.Meta(max_length=0)] | None
+
+
+def _type(arrow: pa.DataType, empty: Empty | None = None) -> Any:
     """What msgspec checks: the JSON type, and the width of integers. The leaves check the rest."""
     if pa.types.is_integer(arrow):
         limit = 1 << arrow.bit_width - 1
         return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
     if pa.types.is_struct(arrow):
-        return _struct([arrow.field(i) for i in range(arrow.num_fields)])
+        return _struct([arrow.field(i) for i in range(arrow.num_fields)], empty)
     if pa.types.is_list(arrow):
-        return list[_type(arrow.value_type) | None]  # type: ignore[misc]
+        inside: Empty | None = None if empty is None else {}
+        return list[_type(arrow.value_type, inside) | None]  # type: ignore[misc]
     if pa.types.is_map(arrow):
         return dict[str, _type(arrow.item_type) | None]  # type: ignore[misc]
     if pa.types.is_boolean(arrow):

@@ -7,9 +7,9 @@ decide, commit. Only what "commit" does differs, and with it what a crash in its
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import pyarrow as pa
 
@@ -25,9 +25,11 @@ from oncely.sinks.base import (
     Opened,
     Publication,
     RangeKind,
+    RangeSink,
     Reset,
     Sink,
     Staged,
+    StagingTask,
     Written,
 )
 
@@ -138,6 +140,14 @@ class Apart:
         except Unavailable as error:
             _tell_lost(chunk.ranges, error)
             return dict.fromkeys(chunk.ranges, Written(0, 0, 0, 0))
+
+    def staging(self, fence: Fence, batch_id: int, attempt: int) -> StagingTask:
+        """Begin a task's staging, of a sink whose tasks stage ranges."""
+        return cast(RangeSink, self.records).staging(fence, batch_id, attempt)
+
+    def agree(self, staged: Sequence[Staged]) -> bool:
+        """Settle what each task could only guess, of such a sink."""
+        return cast(RangeSink, self.records).agree(staged)
 
     def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
         """Keep a task's rows where nobody reads them yet."""

@@ -8,6 +8,7 @@ from typing import Any
 from oncely.config import AvroDecode, AvroKey, DecodeSettings, JsonDecode, JsonKey, TextKey
 from oncely.decode.base import Decoder
 from oncely.decode.build import KeySpec, build_decoder
+from oncely.sinks.files.form import VALUE
 
 
 def decoder_of(decode: DecodeSettings, topics: Sequence[str]) -> Decoder:
@@ -17,6 +18,8 @@ def decoder_of(decode: DecodeSettings, topics: Sequence[str]) -> Decoder:
         ConfigError: the schema and the records' format don't go together.
         Unavailable: the schema registry does not answer.
     """
+    if isinstance(decode, JsonDecode) and decode.inferred:
+        return build_decoder("raw", columns=(VALUE,), topics=topics)  # the sink finds the columns
     key = None if decode.key is None else _key(decode.key)
     if isinstance(decode, JsonDecode):
         return build_decoder("json", decode.schema_ddl, topics=topics, key=key)

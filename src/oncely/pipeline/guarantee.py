@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oncely.config import KafkaSinkSettings, PipelineSettings, SqlSinkSettings
+from oncely.config import PipelineSettings, SqlSinkSettings
 from oncely.config.pipeline import Delivery
 from oncely.pipeline import weaker_guarantee
 
@@ -46,6 +46,9 @@ _BATCH = {
     "kafka": "tasks stage records; the driver publishes them with all rejects and all positions"
     " of the micro-batch in one transaction of Kafka: all or nothing becomes visible to readers"
     " with isolation.level=read_committed, though not in all partitions at one instant",
+    "files": "tasks write files that nobody reads; the driver names them in the manifest topic,"
+    " with all rejects and all positions of the micro-batch, in one transaction of Kafka: who"
+    " follows the manifest with isolation.level=read_committed sees each row once",
 }
 
 
@@ -56,7 +59,7 @@ def guarantee_of(settings: PipelineSettings) -> Guarantee:
     whole = _exactly_once(settings)
     rejects = whole.rejects.replace("in the same transaction", "with the other records")
     common = _gap_ends(settings)
-    row_ends = _batch_ends(settings.sink.kind) if whole.commit == "batch" else ()
+    row_ends = _batch_ends(settings.sink.kind) if settings.by_spark else ()
     return replace(
         whole,
         means=weaker_guarantee.means(settings),
@@ -79,6 +82,15 @@ def _exactly_once(settings: PipelineSettings) -> Guarantee:
             _rejects(settings, "decoded"),
             (*_batch_ends(settings.sink.kind), *_common_ends(settings)),
         )
+    if settings.sink.kind == "files":
+        return Guarantee(
+            *given,
+            "batch",
+            "a file can't be part of a transaction, and its name in the manifest can",
+            _BATCH["files"],
+            _rejects(settings, "decoded, transformed or written"),
+            (*_row_ends(kind), *_common_ends(settings)),
+        )
     whys = {
         None: "there is no transform: a row comes from one record",
         "sql": "transform.sql is row-wise: a row knows the record it came from",
@@ -96,7 +108,7 @@ def _exactly_once(settings: PipelineSettings) -> Guarantee:
 
 def _rejects(settings: PipelineSettings, verbs: str) -> str:
     budget, sink = settings.sink.max_rejects, settings.sink
-    place = f"topic {sink.rejects}" if isinstance(sink, KafkaSinkSettings) else "oncely_rejects"
+    place = "oncely_rejects" if isinstance(sink, SqlSinkSettings) else f"topic {sink.rejects}"
     beyond = "however many" if budget.unlimited else f"beyond {budget} the pipeline stops"
     return (
         f"a record that can't be {verbs} is kept in {place} with key, value, headers and"
@@ -130,7 +142,7 @@ def _row_ends(kind: str | None) -> tuple[str, ...]:
 
 
 def _common_ends(settings: PipelineSettings) -> tuple[str, ...]:
-    ends = [*(_KAFKA_ENDS if settings.sink.kind == "kafka" else _SQL_ENDS)]
+    ends = [*_ENDS[settings.sink.kind]]
     ends += _gap_ends(settings)
     sink = settings.sink
     if isinstance(sink, SqlSinkSettings) and sink.mode == "upsert" and sink.version is None:
@@ -162,3 +174,9 @@ _KAFKA_ENDS = (
     "when the ledger topic and the consumer group are both deleted, nothing tells that the"
     " pipeline has written before: it begins anew",
 )
+_FILES_ENDS = (
+    "it covers what the manifest names: whoever lists the folders also sees files that nobody"
+    " named, of failed attempts, until `oncely files vacuum` takes them",
+    _KAFKA_ENDS[1],
+)
+_ENDS = {"sql": _SQL_ENDS, "kafka": _KAFKA_ENDS, "files": _FILES_ENDS}

@@ -17,14 +17,14 @@ from oncely.config import KafkaSinkSettings, PipelineSettings
 from oncely.errors import ConfigError, OncelyError
 from oncely.pipeline.destination import Known, SinkFacts, SinkPlan
 from oncely.pipeline.findings import Findings
+from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.runtimes.probe import Slots
 from oncely.sinks.base import Reject
 from oncely.sinks.kafka import limits, topics
 from oncely.sinks.kafka.avro_value import AvroValue
-from oncely.sinks.kafka.cluster import Cluster, Connect, Place
-from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
+from oncely.sinks.kafka.cluster import Connect, Place
 from oncely.sinks.kafka.form import Form, RawValue
-from oncely.sinks.kafka.replay import Replay, refuse_compacted
+from oncely.sinks.kafka.replay import Replay, ToTopics, refuse_compacted
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
@@ -88,27 +88,14 @@ class KafkaDestination:
         """The sink for work on the ledger alone."""
         return self.sink(pa.schema([]))
 
+    @property
+    def _topics(self) -> TopicLedger:
+        return TopicLedger(self.place, self.given.rejects)
+
     def look(self) -> Known:
         """Read the ledger topic; one that was never created knows nothing."""
         self._same_cluster()
-        sink = self.ledger
-        try:
-            if topics.missing(sink.cluster.asker, [self.given.ledger_topic]):
-                return Known()
-            view = sink.cluster.look()
-        finally:
-            sink.close()
-        if view.pipeline is None:
-            return Known()
-        with self._letters() as letters:
-            waiting = letters.count()
-        return Known(
-            view.pipeline.epoch,
-            view.pipeline.cluster,
-            {tp: moved.position for tp, moved in view.positions.items()},
-            view.pipeline.topic_ids,
-            waiting,
-        )
+        return self._topics.look()
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse another cluster, columns without a form, and topics that don't fit."""
@@ -117,7 +104,7 @@ class KafkaDestination:
         try:
             sink.check()
             if self._has_ledger:
-                self._check_ledger(sink)
+                self._topics.check(create=self.given.create)
                 limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
         finally:
             sink.close()
@@ -125,13 +112,7 @@ class KafkaDestination:
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and how many there are."""
         self._same_cluster()
-        with self._letters() as letters:
-            return letters.survey(limit)
-
-    @contextmanager
-    def _letters(self) -> Iterator[DeadLetters]:
-        with closing(Cluster(replaying(self.place))) as cluster:
-            yield DeadLetters(cluster, self.given.rejects)
+        return self._topics.rejects(limit)
 
     @property
     def late_delete(self) -> str | None:
@@ -148,7 +129,7 @@ class KafkaDestination:
     @contextmanager
     def replaying(self, schema: pa.Schema) -> Iterator[Replay]:
         """Begin a replay into the topics."""
-        with closing(Replay(self.sink(schema).bind())) as under_way:
+        with closing(Replay(ToTopics(self.sink(schema).bind()))) as under_way:
             yield under_way
 
     def plan(
@@ -169,7 +150,7 @@ class KafkaDestination:
                     sink.check()
             if self._has_ledger:
                 with findings.about("sink.ledger_topic"):
-                    self._check_ledger(sink)
+                    self._topics.check(create=self.given.create)
                 with findings.about("sink.transaction_timeout"):
                     limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
             with findings.about("sink.topic"):
@@ -183,7 +164,11 @@ class KafkaDestination:
                 )
         finally:
             sink.close()
-        return SinkPlan(facts, None, tuple(self._commands(absent)), tuple(self._acls()))
+        given = self.given
+        commands = self._topics.commands(absent, [given.ledger_topic])
+        out = [name for name in (given.topic, given.rejects) if name]
+        acls = self._topics.acls(out, [given.rejects], transactions=self._has_ledger)
+        return SinkPlan(facts, None, tuple(commands), tuple(acls))
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -222,12 +207,6 @@ class KafkaDestination:
         """The topics that are written to."""
         return [t for t in self.given.topics if self._has_ledger or t != self.given.ledger_topic]
 
-    def _check_ledger(self, sink: KafkaSink) -> None:
-        """Refuse a ledger topic that is unfit, or missing though it may not be created."""
-        asker, name = sink.cluster.asker, self.given.ledger_topic
-        if not self.given.create or not topics.missing(asker, [name]):
-            topics.require_ledger(asker, name, create=False)
-
     def _same_cluster(self) -> None:
         """Refuse a sink elsewhere: two clusters share no transaction.
 
@@ -263,32 +242,3 @@ class KafkaDestination:
                 part.append(f"value ({given.value})" if whole else "value")
             found.append((one.name, str(one.type), ", ".join(part) or "not written"))
         return found
-
-    def _commands(self, absent: Sequence[str]) -> list[str]:
-        head = f"kafka-topics --bootstrap-server {self.place.brokers} --create --topic"
-        return [
-            f"{head} {name} --partitions 1 --config cleanup.policy=compact"
-            if name == self.given.ledger_topic
-            else f"{head} {name}"
-            for name in absent
-        ]
-
-    def _acls(self) -> list[str]:
-        user = self.source.kafka.get("sasl.username") or "ANONYMOUS"
-        head = (
-            f"kafka-acls --bootstrap-server {self.place.brokers} --add"
-            f" --allow-principal User:{user}"
-        )
-        out = [name for name in (self.given.topic, self.given.rejects) if name]
-        ids = f"--transactional-id oncely/{self.settings.name}/"
-        writes = [f"{head} --operation Write --operation Describe --topic {one}" for one in out]
-        if not self._has_ledger:
-            return writes
-        return [
-            *writes,
-            f"{head} --operation Read --topic {self.given.rejects}",
-            f"{head} --operation Read --operation Write --operation Describe --topic"
-            f" {self.given.ledger_topic}",
-            f"{head} --operation Read --group {replaying(self.place).group}",
-            f"{head} --operation Write --operation Describe {ids} --resource-pattern-type prefixed",
-        ]

@@ -10,13 +10,14 @@ from typing import IO, TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from oncely.config import PipelineSettings, SqlSinkSettings, load
+from oncely.config import FilesSinkSettings, PipelineSettings, SqlSinkSettings, load
 from oncely.core import events
 from oncely.decode.base import Decoder
 from oncely.errors import ConfigError, OncelyError
 from oncely.pipeline import offsets, planning, rejects, running, status
 from oncely.pipeline.decoding import decoder_of
 from oncely.pipeline.destination import Destination
+from oncely.pipeline.files_destination import FilesDestination
 from oncely.pipeline.kafka_destination import KafkaDestination
 from oncely.pipeline.offsets import Reset, Standing
 from oncely.pipeline.planning import Plan
@@ -29,6 +30,7 @@ from oncely.runtimes import session
 from oncely.runtimes.batch_commit import BatchCommit, Transform, output_schema
 from oncely.runtimes.batches import PartitionCommit
 from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.range_commit import RangeCommit
 from oncely.runtimes.row_transform import (
     PythonTransform,
     RowTransform,
@@ -55,12 +57,12 @@ def _ignore(_: events.Event) -> None:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Moves records from Kafka into a SQL table or into topics, exactly once.
+    """Moves records from Kafka into a SQL table, topics or files, exactly once.
 
     Attributes:
         settings: what the pipeline file says.
         connect: how database sessions are opened; a test puts faults here.
-        kafka_connect: how a Kafka sink's clients are made; a test puts faults here.
+        kafka_connect: how the clients of a Kafka or files sink are made; a test puts faults here.
     """
 
     settings: PipelineSettings
@@ -145,9 +147,11 @@ class Pipeline:
     def destination(self) -> Destination:
         """What the sink is, by its kind."""
         given = self.settings.sink
-        inner: SqlDestination | KafkaDestination
+        inner: SqlDestination | KafkaDestination | FilesDestination
         if isinstance(given, SqlSinkSettings):
             inner = SqlDestination(self.settings, given, self.connect)
+        elif isinstance(given, FilesSinkSettings):
+            inner = FilesDestination(self.settings, given, self.source, self.kafka_connect)
         else:
             inner = KafkaDestination(self.settings, given, self.source, self.kafka_connect)
         if self.settings.delivery == "exactly_once":
@@ -174,7 +178,7 @@ class Pipeline:
         Where positions live in the group itself, a mirror would erase their stamps.
         """
         store = self.settings.offsets.store
-        in_group = store == "kafka" or (store == "ledger" and self.settings.sink.kind == "kafka")
+        in_group = store == "kafka" or (store == "ledger" and self.settings.sink.kind != "sql")
         return None if in_group else self.settings.mirror_group
 
     def start_spark(self, log: IO[bytes] | None = None) -> SparkSession:
@@ -186,8 +190,10 @@ class Pipeline:
         spark = self.settings.spark
         return session.start(self.settings.name, spark.master, spark.spark_conf(), log=log)
 
-    def batches(self, spark: SparkSession | None = None) -> PartitionCommit | BatchCommit:
-        """How a micro-batch takes effect: by the kind of the transform."""
+    def batches(
+        self, spark: SparkSession | None = None
+    ) -> PartitionCommit | BatchCommit | RangeCommit:
+        """How a micro-batch takes effect: by the kind of the transform, and of the sink."""
         sink = self.sink(self.row_schema(spark))
         budget = self.settings.sink.max_rejects
         topics = tuple(self.settings.source.topics)
@@ -195,6 +201,17 @@ class Pipeline:
         if self.spark_transform is not None:
             return BatchCommit(
                 sink, self.source, self.decoder, self.spark_transform, topics, share, budget.count
+            )
+        if isinstance(self.settings.sink, FilesSinkSettings):
+            return RangeCommit(
+                sink,
+                self.source,
+                self.decoder,
+                self.row_transform,
+                topics,
+                share,
+                budget.count,
+                layout=self.settings.sink.layout,
             )
         return PartitionCommit(
             sink,

@@ -115,7 +115,7 @@ class _Planner:
     @property
     def _sink_key(self) -> str:
         """The key of the file that says where the sink is."""
-        return "sink.url" if self.settings.sink.kind == "sql" else "sink.brokers"
+        return "sink.brokers" if self.settings.sink.kind == "kafka" else "sink.url"
 
     # -- source ----------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class StoredDestination:
 
     def check_replay(self) -> None:
         """Refuse a replay where old records would do harm, or whose position has no place."""
-        if self.store is not None and self.settings.sink.kind == "kafka":
+        if self.store is not None and self.settings.sink.kind != "sql":
             raise ConfigError(
                 "offsets.store",
                 "a replay keeps its position in the sink's ledger, and this pipeline has none",

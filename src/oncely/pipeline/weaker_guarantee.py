@@ -44,6 +44,8 @@ def ends(settings: PipelineSettings) -> tuple[str, ...]:
     found = [_fencing(settings)]
     if settings.sink.kind == "kafka":
         found.append("records are visible one by one as they arrive: there is no transaction")
+    if settings.sink.kind == "files":
+        found.append("files are named one by one: there is no transaction")
     if settings.delivery == "at_least_once":
         found.append(_harmless(settings))
     if settings.delivery == "at_most_once":
@@ -69,8 +71,7 @@ def _where(settings: PipelineSettings) -> str:
 
 
 def _span(settings: PipelineSettings) -> str:
-    transform = settings.transform
-    if transform is not None and transform.spark is not None:
+    if settings.by_spark or settings.sink.kind == "files":
         return "a micro-batch"
     if settings.commit_interval is None:
         return "up to 100,000 records of each task"
@@ -95,4 +96,6 @@ def _harmless(settings: PipelineSettings) -> str:
         return "an upsert by the same keys makes the second writing of a record harmless"
     if isinstance(sink, SqlSinkSettings):
         return 'records that are written again are rows twice; mode = "upsert" would take them once'
+    if settings.sink.kind == "files":
+        return "records that are written again are rows twice, in files of their own"
     return "records that are written again are records twice; a key and compaction hide them later"

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from oncely.core.ledger import Append, Entry, Skip, decide
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Rejection
-from oncely.errors import InvariantViolation, TooManyRejects, Unavailable
-from oncely.runtimes.backoff import Backoff
+from oncely.errors import TooManyRejects
 from oncely.runtimes.commit import Outcome
 from oncely.runtimes.determinism import refuse_non_deterministic
 from oncely.runtimes.ledger_keeper import LedgerKeeper
 from oncely.runtimes.letters import dead_letters
+from oncely.runtimes.publishing import publish
 from oncely.runtimes.staging_task import (
     OFFSET,
     PARTITION,
@@ -41,12 +40,9 @@ from oncely.runtimes.staging_task import (
 )
 from oncely.sinks.base import (
     Opened,
-    PositionMoved,
     Publication,
     Reject,
-    Sink,
     Staged,
-    StagedRowsGone,
     Stager,
     Written,
 )
@@ -91,7 +87,8 @@ class BatchCommit(LedgerKeeper[Transform]):
         rows = decoded.where(decoded[REASON].isNull()).select(*self.decoder.schema.names)
         sink = self.sink.in_hand(ranges)
         staged = stage_frame(sink, self.transform(rows), self.fence, batch_id)
-        replayed = self._publish(sink, Publication(ranges, written, rejects, staged))
+        what = Publication(ranges, written, rejects, staged)
+        replayed = publish(sink, what, self.fence, self._entries)
         self._tidy(lambda: self.sink.sweep(self.fence, batch_id + 1))
         self._count(sum(one.records for one in written.values()), len(rejects))
         return [Outcome(tp, ranges[tp], written[tp], replayed) for tp in sorted(ranges)]
@@ -133,41 +130,6 @@ class BatchCommit(LedgerKeeper[Transform]):
         why = [Rejection(i, "decode", row[3]) for i, row in enumerate(bad)]
         values = [None if row[4] is None else bytes(row[4]) for row in bad]
         return dead_letters(self.source, pa.table({"value": values}), origins, why)
-
-    def _publish(self, sink: Sink, what: Publication) -> bool:
-        """Publish, settling a lost answer by the ledger; True when it had taken effect before.
-
-        Raises:
-            InvariantViolation: the ledger holds some ranges of the batch and not others.
-        """
-        patience = Backoff()
-        while True:
-            try:
-                entries = self._entries(sink)
-                if self._all_done(what.ranges, entries):
-                    return True
-                sink.publish(what, entries, self.fence)
-            except PositionMoved:
-                continue
-            except StagedRowsGone:
-                if self._all_done(what.ranges, self._entries(sink)):
-                    return True  # our own publication took them, and its answer was lost
-                raise
-            except Unavailable:
-                patience.wait_or_raise()
-                continue
-            return False
-
-    def _all_done(
-        self, ranges: Mapping[TopicPartition, OffsetRange], entries: Mapping[TopicPartition, Entry]
-    ) -> bool:
-        """Append for all, or Skip for all: one transaction has them all or none."""
-        decisions = [decide(entries[tp], r, self.fence.epoch) for tp, r in ranges.items()]
-        if all(isinstance(one, Append) for one in decisions):
-            return False
-        if all(isinstance(one, Skip) for one in decisions):
-            return True
-        raise InvariantViolation(f"a batch commit met a ledger that holds half of it: {decisions}")
 
 
 def stage_frame(sink: Stager, frame: DataFrame, fence: Any, batch_id: int) -> list[Staged]:

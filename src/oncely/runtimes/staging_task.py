@@ -12,6 +12,7 @@ import pyarrow as pa
 from oncely.core.offsets import TopicPartition
 from oncely.decode.base import Decoder
 from oncely.errors import OncelyError
+from oncely.runtimes import worker
 from oncely.runtimes.task import careful_decode, with_topic
 from oncely.sinks.base import Fence, Staged, Stager
 
@@ -42,6 +43,7 @@ def decoded_schema(schema: pa.Schema) -> pa.Schema:
 
 def decode_task(plan: DecodePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """One output row for each record: its columns, or a reason and nulls."""
+    worker.settle()
     schema = decoded_schema(plan.decoder.schema)
     decode = careful_decode(plan.decoder)
     for batch in batches:
@@ -81,6 +83,7 @@ def stage_task(plan: StagePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[p
     """Stage the task's rows under the attempt's own name; answer with one row."""
     from pyspark import TaskContext
 
+    worker.settle()
     context = TaskContext.get()
     attempt = context.taskAttemptId() if context is not None else 0
     tables = (pa.Table.from_batches([batch]) for batch in batches)

@@ -24,6 +24,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.careful import decode_carefully
 from oncely.errors import OncelyError, check
+from oncely.runtimes import worker
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.commit import Outcome, commit
@@ -95,6 +96,7 @@ class TaskPlan:
 
 def run(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Commit the task's records chunk by chunk; yield an outcome row for each range."""
+    worker.settle()
     decode = careful_decode(plan.decoder)
     chunks = Chunks(
         plan.starts,

@@ -178,7 +178,7 @@ class KillingClients:
     ) -> Any:
         """Make a client; a producer that can kill."""
         made = make(kind, brokers, kafka, trouble, **own)
-        return _Producer(made, self.killer, self.topic) if kind is Producer else made
+        return _Producer(made, self.killer, self.topic) if issubclass(kind, Producer) else made
 
 
 class _Producer:

@@ -240,6 +240,39 @@ class Stager(Protocol):
         """
 
 
+class StagingTask(Protocol):
+    """One task's staging of whole ranges: either :meth:`add`, or a shuffle between the others."""
+
+    def add(self, chunk: Chunk) -> list[Rejection]:
+        """Take the rows of a chunk; the records that can't be staged."""
+
+    def pack(self, chunk: Chunk, buckets: int) -> tuple[list[tuple[int, bytes]], list[Rejection]]:
+        """The chunk's rows in packets, each with the bucket that it belongs to.
+
+        Rows that are to be staged together have one bucket, whichever task packs them.
+        """
+
+    def add_packet(self, packet: pa.Buffer) -> int:
+        """Take a packet; how many rows it holds."""
+
+    def finish(self) -> Staged:
+        """Stage what is left.
+
+        Raises:
+            Unavailable, Stopped: the staging place does not take it.
+        """
+
+    def abandon(self) -> None:
+        """Remove what was staged, as far as it can be; never raises."""
+
+
+class RangeStager(Protocol):
+    """The half of a sink that tasks use which stage the records of ranges. Picklable."""
+
+    def staging(self, fence: Fence, batch_id: int, attempt: int) -> StagingTask:
+        """Begin, under the attempt's own name; nobody reads it yet."""
+
+
 class Sink(Committer, Stager, Protocol):
     """A store that holds rows and ledger, and as a rule moves both in one transaction."""
 
@@ -324,6 +357,20 @@ class Sink(Committer, Stager, Protocol):
 
         What older epochs left always; of our own epoch that of batches before
         ``keep_batches_from``.
+        """
+
+
+class RangeSink(Sink, RangeStager, Protocol):
+    """A sink whose tasks stage whole ranges, without a Spark transform."""
+
+    def agree(self, staged: Sequence[Staged]) -> bool:
+        """Settle what each task could only guess, before anything is published.
+
+        Args:
+            staged: what the tasks left, in the order of what they have read.
+
+        Returns:
+            False when tasks have disagreed: the batch is staged again, by a sink that knows more.
         """
 
 

@@ -54,25 +54,40 @@ MEANINGS = [
 ]
 
 
+def encoded(rows: pa.Table) -> list[bytes]:
+    """One text a row."""
+    found = arrow_json.encoded(rows)
+    found.validate(full=True)
+    return found.to_pylist()
+
+
 @pytest.mark.parametrize(("array", "text"), MEANINGS, ids=[str(a.type) for a, _ in MEANINGS])
 def test_each_type_has_one_meaning(array: pa.Array, text: str | None) -> None:
     rows = pa.table({"v": array})
     assert not arrow_json.unfit(rows.schema)
     expected = json.loads(text) if text else array.to_pylist()
     for cut in (rows, pa.concat_tables([rows.slice(0, 1), rows.slice(1)]), rows.slice(1)):
-        found = [json.loads(one)["v"] for one in arrow_json.encoded(cut)]
+        found = [json.loads(one)["v"] for one in encoded(cut)]
         assert found == expected[len(expected) - cut.num_rows :]
     if text:
-        assert b",".join(arrow_json.encoded(rows)).replace(b'{"v":', b"").count(b" ") == 0
+        assert b",".join(encoded(rows)).replace(b'{"v":', b"").count(b" ") == 0
 
 
 def test_an_object_has_the_columns_names_in_order() -> None:
     rows = pa.table({"b a": [1], "class": ["x"], 'ü"': [None], "f0": [2]})
-    assert arrow_json.encoded(rows) == ['{"b a":1,"class":"x","ü\\"":null,"f0":2}'.encode()]
+    assert encoded(rows) == ['{"b a":1,"class":"x","ü\\"":null,"f0":2}'.encode()]
 
 
 def test_nothing() -> None:
-    assert arrow_json.encoded(pa.table({"v": pa.array([], pa.int8())})) == []
+    assert encoded(pa.table({"v": pa.array([], pa.int8())})) == []
+
+
+def test_line_feeds_of_values_are_no_ends_of_rows() -> None:
+    rows = pa.table({"v": ["a\nb", "", "\n", None], "w\n": [1, 2, 3, 4]})
+    assert encoded(rows) == [
+        rb'{"v":"a\nb","w\n":1}', rb'{"v":"","w\n":2}', rb'{"v":"\n","w\n":3}',
+        rb'{"v":null,"w\n":4}',
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,15 @@ class Receipt(msgspec.Struct, frozen=True):
 
     Attributes:
         files: all that it has written.
-        schemas: the schemas of its files, id to Avro schema in JSON.
+        schemas: the schemas of its files, and those that have grown, id to Avro schema in JSON.
+        grown: the scopes whose schema the task has widened, and to which one.
+        batch: Spark's number of the micro-batch.
     """
 
     files: list[WrittenFile]
     schemas: dict[str, str]
+    grown: list[tuple[Scope, str]] = []
+    batch: int = 0
 
 
 class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
@@ -84,6 +88,8 @@ class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
         schema: the id of the scope's published schema, which the file's own one resolves to.
         pipeline, epoch, batch: who published it.
         version: of this form.
+        replaces: files whose rows it holds now: whoever sees this one leaves those out, whether
+            or not their tombstones can be seen yet.
     """
 
     path: str
@@ -100,6 +106,7 @@ class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
     epoch: int
     batch: int
     version: int = VERSION
+    replaces: list[str] = []
 
 
 class ScopeSchema(msgspec.Struct, frozen=True, tag="schema", tag_field="kind"):

@@ -27,11 +27,15 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-_encode = msgspec.json.Encoder(decimal_format="string").encode
+from oncely.errors import check
+
+_encode = msgspec.json.Encoder(decimal_format="string").encode_lines
+_LINE_FEED = 10
 _SPECIAL = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _TEMPORAL = (pt.is_date, pt.is_time, pt.is_timestamp)
 _PLAIN = (pt.is_null, pt.is_boolean, pt.is_integer, pt.is_floating, pt.is_decimal)
@@ -48,13 +52,26 @@ def unfit(schema: pa.Schema) -> dict[str, str]:
     }
 
 
-def encoded(rows: pa.Table) -> list[bytes]:
+def encoded(rows: pa.Table) -> pa.LargeBinaryArray:
     """One JSON object for each row; fields in the columns' order."""
     if not rows.num_rows:
-        return []
+        return pa.array([], pa.large_binary())
     columns = [values(column) for column in rows.columns]
     make = _maker(tuple(rows.column_names))
-    return [_encode(make(*one)) for one in zip(*columns, strict=True)]
+    return _lines(_encode(list(map(make, *columns))), rows.num_rows)
+
+
+def _lines(text: bytes, number: int) -> pa.LargeBinaryArray:
+    """The lines of a text, without their ends; in JSON a line feed is never part of a value."""
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _LINE_FEED)
+    check(len(ends) == number, "rows and lines of JSON are not as many")
+    # Values of an array follow each other: the line feeds have to go.
+    packed = text.translate(None, b"\n")
+    bounds = np.zeros(number + 1, np.int64)
+    bounds[1:] = ends - np.arange(number)
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), number, [None, pa.py_buffer(bounds), pa.py_buffer(packed)]
+    )
 
 
 @lru_cache(maxsize=16)

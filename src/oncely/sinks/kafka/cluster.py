@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import OffsetSpec
 
 from oncely.core.ledger import Entry
 from oncely.core.offsets import TopicPartition
-from oncely.errors import Unavailable
+from oncely.sinks.kafka.columns import Producer
 from oncely.sinks.kafka.plain import Delivered, Plain
 from oncely.sinks.kafka.settings import producer_config
+from oncely.sinks.kafka.topic_log import TopicLog
 from oncely.sinks.kafka.transaction import Transaction
 from oncely.sinks.kafka.words import Stamped, Standing, View, Words, read_stamp
 from oncely.sources.clients import Asker, Trouble, make, sort_error
@@ -102,7 +102,16 @@ class Cluster:
         self._writing = threading.Lock()
         self._plain: dict[frozenset[int], Plain] = {}
         self._reading = threading.RLock()
-        self._view, self._next = View(), 0
+        self._view = View()
+        self._log = TopicLog(
+            place.ledger_topic,
+            "the ledger topic",
+            self.asker,
+            brokers=place.brokers,
+            timeout=place.timeout,
+            take=self._take,
+            forget=self._forget,
+        )
         self._seen: dict[TopicPartition, Entry] = {}
 
     def close(self) -> None:
@@ -133,7 +142,7 @@ class Cluster:
             wanted, transactional_id, round(place.transaction_timeout * 1000), sizes
         )
         producer = place.connect(
-            ck.Producer, place.brokers, place.kafka, Trouble(place.brokers), **config
+            Producer, place.brokers, place.kafka, Trouble(place.brokers), **config
         )
         return Transaction(producer, place.timeout, place.brokers, place.ledger_topic)
 
@@ -152,7 +161,7 @@ class Cluster:
         place, delivered = self.place, Delivered()
         config = producer_config(place.producer, None, round(place.timeout * 1000), sizes)
         producer = place.connect(
-            ck.Producer,
+            Producer,
             place.brokers,
             place.kafka,
             Trouble(place.brokers),
@@ -245,63 +254,24 @@ class Cluster:
     def registered(self) -> View:
         """The ledger as far as this process has read it, read at first use."""
         with self._reading:
-            return self._view if self._next else self.look()
+            return self._view if self._log.next else self.look()
 
     # -- the ledger topic ------------------------------------------------------------------
 
     def bounds(self, *, stable: bool) -> tuple[int, int]:
         """First offset of the ledger topic, and its high watermark or last stable offset."""
-        here = ck.TopicPartition(self.place.ledger_topic, 0)
-        level = ck.IsolationLevel.READ_UNCOMMITTED if stable else ck.IsolationLevel.READ_COMMITTED
-
-        def offset(spec: Any) -> int:
-            answer = self.asker.one(
-                "look at the ledger topic",
-                lambda client, wait: client.list_offsets(
-                    {here: spec}, isolation_level=level, request_timeout=wait
-                ),
-            )
-            return int(answer[here].offset)
-
-        return offset(OffsetSpec.earliest()), offset(OffsetSpec.latest())
+        return self._log.bounds(stable=stable)
 
     def _read(self, *, stable: bool) -> View:
         with self._reading:
-            _, end = self.bounds(stable=stable)
-            if end < self._next:  # another topic by the same name
-                self._view, self._next = View(), 0
-            if end > self._next:
-                self._read_to(end)
+            self._log.read(self._connected, stable=stable)
             return self._view.copy()
 
-    def _read_to(self, end: int) -> None:
-        """Read on from where the last reading ended."""
-        deadline = time.monotonic() + self.place.timeout
-        consumer = self._connected()
-        consumer.assign([ck.TopicPartition(self.place.ledger_topic, 0, self._next)])
-        try:
-            while self._next < end:
-                message = consumer.poll(0.1)  # consume() would wait for as many as it was asked
-                if message is not None:
-                    self._take(message)
-                if self._next < end and time.monotonic() > deadline:
-                    raise Unavailable(
-                        f"read the ledger topic {self.place.ledger_topic!r}: an open transaction"
-                        f" or a silent broker hides what follows offset {self._next}",
-                        way_out="the transaction ends by its timeout, at the latest",
-                    )
-        finally:
-            consumer.unassign()
-
     def _take(self, message: Any) -> None:
-        error = message.error()
-        if error is None:
-            self.place.words.take(self._view, message.key(), message.value())
-            self._next = message.offset() + 1
-        elif error.code() == KafkaError._PARTITION_EOF:
-            self._next = max(self._next, message.offset())
-        elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
-            raise sort_error(error, "read the ledger topic", self.place.brokers)
+        self.place.words.take(self._view, message.key(), message.value())
+
+    def _forget(self) -> None:
+        self._view = View()
 
     def _connected(self) -> Any:
         with self._reading:

@@ -24,6 +24,8 @@ _BYTES = (
     pt.is_large_string,
 )
 
+_NONE = pa.array([], pa.large_binary())
+
 
 @dataclass(frozen=True)
 class RawValue:
@@ -88,19 +90,19 @@ class Form:
                 way_out="cast it in the transform, or leave it out",
             )
 
-    def values(self, rows: pa.Table) -> list[bytes | None]:
+    def values(self, rows: pa.Table) -> pa.LargeBinaryArray:
         """The value of each row."""
         if isinstance(self.value, RawValue):
             return as_bytes(rows.column(self.value.column))
         shown = rows.select(self.value_columns)
         if isinstance(self.value, AvroValue):
-            return list(self.value.encoded(shown))
-        return list(arrow_json.encoded(shown))
+            return pa.array(self.value.encoded(shown), pa.large_binary())
+        return arrow_json.encoded(shown)
 
-    def keys(self, rows: pa.Table) -> list[bytes | None]:
+    def keys(self, rows: pa.Table) -> pa.LargeBinaryArray:
         """The key of each row, or of each deleted key."""
         if self.key is None:
-            return [None] * rows.num_rows
+            return pa.nulls(rows.num_rows, pa.large_binary())
         return as_bytes(rows.column(self.key))
 
     def topics(self, rows: pa.Table) -> list[str | None]:
@@ -132,16 +134,15 @@ class Form:
             )
 
 
-def as_bytes(column: Any) -> list[bytes | None]:
+def as_bytes(column: pa.ChunkedArray) -> pa.LargeBinaryArray:
     """Bytes as they are, texts in UTF-8, numbers and bools as JSON writes them."""
-    kind = column.type
-    if pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind):
-        found = column.to_pylist()
-    elif pt.is_large_string(kind):
-        found = column.cast(pa.large_binary()).to_pylist()
-    else:
-        found = column.cast(pa.string()).cast(pa.binary()).to_pylist()
-    return list(found)
+    if not any(kind(column.type) for kind in _BYTES):
+        column = column.cast(pa.string())
+    elif pt.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
+    # To a type with wider offsets first: then the parts fit together, whatever their size.
+    parts = column.cast(pa.large_binary()).chunks
+    return parts[0] if len(parts) == 1 else pa.concat_arrays([_NONE, *parts])
 
 
 def header_lists(column: pa.ChunkedArray) -> list[list[tuple[str, bytes | None]]]:

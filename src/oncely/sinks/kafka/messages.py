@@ -17,11 +17,13 @@ import pyarrow as pa
 from oncely.core.offsets import TopicPartition
 from oncely.decode.base import Rejection
 from oncely.sinks.base import Chunk, IntArray
+from oncely.sinks.kafka.columns import Columns, binaries, lengths
 from oncely.sinks.kafka.form import Form, header_lists
 from oncely.sinks.kafka.transaction import Message
 
 T = TypeVar("T")
 
+_NONE = pa.array([], pa.large_binary())
 _BATCH = 61  # bytes before the records of a batch
 _FIXED = 3  # attributes, timestamp delta and offset delta of its first record
 _MOST = 64  # more than all varints of a record without headers
@@ -43,14 +45,19 @@ class Encoded:
 
     record: IntArray
     topic: Sequence[str | None]
-    key: Sequence[bytes | None]
-    value: Sequence[bytes | None]
+    key: pa.LargeBinaryArray
+    value: pa.LargeBinaryArray
     headers: Sequence[Sequence[tuple[str, bytes | None]]] | None
     rejections: tuple[Rejection, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
     only: str | None = None
 
-    def of(self, chunk: Chunk, tp: TopicPartition) -> dict[str, list[int]]:
+    @classmethod
+    def nothing(cls, rejections: tuple[Rejection, ...] = ()) -> Encoded:
+        """No message."""
+        return cls(np.array([], dtype=np.int64), (), _NONE, _NONE, None, rejections)
+
+    def of(self, chunk: Chunk, tp: TopicPartition) -> dict[str, IntArray]:
         """The messages of one topic-partition, in order, by the topic they go to."""
         if not len(self.record):
             return {}
@@ -58,45 +65,40 @@ class Encoded:
         return self._by_topic(np.flatnonzero(mine))
 
     @property
-    def all(self) -> dict[str, list[int]]:
+    def all(self) -> dict[str, IntArray]:
         """All messages, in order, by the topic they go to."""
         return self._by_topic(np.arange(len(self.record)))
 
-    def _by_topic(self, wanted: IntArray) -> dict[str, list[int]]:
+    def _by_topic(self, wanted: IntArray) -> dict[str, IntArray]:
         if self.only is not None and not self.rejections:
-            return {self.only: wanted.tolist()} if len(wanted) else {}
+            return {self.only: wanted} if len(wanted) else {}
         bad = {one.record for one in self.rejections}
         by_topic: dict[str, list[int]] = {}
         for at in wanted.tolist():
             topic = self.topic[at]
             if topic is not None and int(self.record[at]) not in bad:
                 by_topic.setdefault(topic, []).append(at)
-        return by_topic
+        return {topic: np.array(own, dtype=np.int64) for topic, own in by_topic.items()}
 
-    def messages(self, at: Sequence[int]) -> list[Message]:
+    def messages(self, at: IntArray) -> list[Message]:
         """Those messages, with headers."""
-        none: tuple[tuple[str, bytes | None], ...] = ()
-        return [
-            Message(self.value[i], self.key[i], self.headers[i] if self.headers else none)
-            for i in at
-        ]
+        plain = self.columns(at)
+        headers = [self.headers[i] for i in at.tolist()] if self.headers else [()] * len(at)
+        return list(map(Message, binaries(plain.value), binaries(plain.key), headers))
 
-    def plain(self, at: Sequence[int]) -> list[dict[str, object]]:
-        """Those messages as librdkafka's batches take them, which have no headers."""
+    def columns(self, at: IntArray) -> Columns:
+        """Those messages without their headers."""
         if len(at) == len(self.value):  # all of them, as they stand
-            return [
-                {"value": value, "key": key}
-                for value, key in zip(self.value, self.key, strict=True)
-            ]
-        return [{"value": self.value[i], "key": self.key[i]} for i in at]
+            return Columns(self.key, self.value)
+        return Columns(self.key.take(pa.array(at)), self.value.take(pa.array(at)))
 
 
 def encode(chunk: Chunk, form: Form, limits: Limits) -> Encoded:
     """Encode a chunk's rows, and its deletes as tombstones, in the order of their records."""
     if not chunk.rows.num_rows and not len(chunk.delete_record):
-        return Encoded(np.array([], dtype=np.int64), (), (), (), None, chunk.rejections)
+        return Encoded.nothing(chunk.rejections)
     rows, bad = _values(chunk, form)
-    keys = form.keys(chunk.rows) if chunk.rows.num_rows else []
+    keys = form.keys(chunk.rows) if chunk.rows.num_rows else _NONE
     topics = form.topics(chunk.rows) if chunk.rows.num_rows else []
     headers = form.header_lists(chunk.rows) if chunk.rows.num_rows else None
     record = chunk.row_record
@@ -105,13 +107,14 @@ def encode(chunk: Chunk, form: Form, limits: Limits) -> Encoded:
         record = np.concatenate([record, chunk.delete_record])
         order = np.argsort(record, kind="stable")
         record = record[order]
-        rows = _ordered([*rows, *[None] * gone], order)
-        keys = _ordered([*keys, *form.keys(chunk.deletes)], order)
+        rows = _merged(rows, pa.nulls(gone, pa.large_binary()), order)
+        keys = _merged(keys, form.keys(chunk.deletes), order)
         topics = _ordered([*topics, *[form.topic] * gone], order)
         headers = _ordered([*headers, *[[]] * gone], order) if headers else None
     if headers is None and chunk.headers is not None:
         headers = header_lists(chunk.headers.take(pa.array(record)))
-    known = limits(sorted({t for t in topics if t is not None}))
+    named = {form.topic} if form.topic is not None else set(topics)
+    known = limits(sorted(topic for topic in named if topic is not None))
     found = Encoded(record, topics, keys, rows, headers, (), known, form.topic)
     refused = {one.record: one for one in (*chunk.rejections, *bad, *_unwritable(found))}
     return Encoded(
@@ -120,10 +123,10 @@ def encode(chunk: Chunk, form: Form, limits: Limits) -> Encoded:
     )  # fmt: skip
 
 
-def _values(chunk: Chunk, form: Form) -> tuple[list[bytes | None], list[Rejection]]:
+def _values(chunk: Chunk, form: Form) -> tuple[pa.LargeBinaryArray, list[Rejection]]:
     """The rows' values; those of rows that can't be encoded are None, and rejected."""
     if not chunk.rows.num_rows:
-        return [], []
+        return _NONE, []
     try:
         return form.values(chunk.rows), []
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
@@ -132,30 +135,31 @@ def _values(chunk: Chunk, form: Form) -> tuple[list[bytes | None], list[Rejectio
     bad: list[Rejection] = []
     for at in range(chunk.rows.num_rows):
         try:
-            done += form.values(chunk.rows.slice(at, 1))
+            done += binaries(form.values(chunk.rows.slice(at, 1)))
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
             done.append(None)
             reason = f"can't be encoded: {type(error).__name__}: {error}"
             bad.append(Rejection(int(chunk.row_record[at]), "write", reason))
-    return done, bad
+    return pa.array(done, pa.large_binary()), bad
 
 
 def _unwritable(found: Encoded) -> list[Rejection]:
     """Records whose topic is not there, or does not take their size."""
     if found.only is not None and found.only in found.limits and found.headers is None:
-        largest = _longest(found.key) + _longest(found.value)
+        largest = int(lengths(found.key).max() + lengths(found.value).max())
         if _BATCH + _MOST + largest <= found.limits[found.only]:
             return []
     bad = []
     smallest = min(found.limits.values(), default=0)
     plain = found.headers is None
+    keys, values = binaries(found.key), binaries(found.value)
     for at, topic in enumerate(found.topic):
         limit = found.limits.get(topic or "")
         if limit is None:
             reason = "sink.topic_column is null" if topic is None else f"no such topic: {topic!r}"
             bad.append(Rejection(int(found.record[at]), "write", reason))
             continue
-        key, value = found.key[at], found.value[at]
+        key, value = keys[at], values[at]
         if plain and _BATCH + _MOST + len(key or b"") + len(value or b"") <= smallest:
             continue
         size = batch_size(Message(value, key, found.headers[at] if found.headers else ()))
@@ -163,10 +167,6 @@ def _unwritable(found: Encoded) -> list[Rejection]:
             reason = f"{size} bytes are too large for topic {topic!r}, which takes {limit}"
             bad.append(Rejection(int(found.record[at]), "write", reason))
     return bad
-
-
-def _longest(parts: Sequence[bytes | None]) -> int:
-    return max(map(len, filter(None, parts)), default=0)
 
 
 def batch_size(message: Message) -> int:
@@ -185,6 +185,12 @@ def _sized(data: bytes | None) -> int:
 def _varint(number: int) -> int:
     """Bytes of a number that is not negative as a zigzag varint."""
     return max(1, -(-(2 * number).bit_length() // 7))
+
+
+def _merged(
+    rows: pa.LargeBinaryArray, deletes: pa.LargeBinaryArray, order: IntArray
+) -> pa.LargeBinaryArray:
+    return pa.concat_arrays([rows, deletes]).take(pa.array(order))
 
 
 def _ordered(items: list[T], order: IntArray) -> list[T]:

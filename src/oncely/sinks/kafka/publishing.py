@@ -5,18 +5,17 @@ together, by the publisher's transactional id. In a run of batch commit that id 
 position that there is, also over holes (docs/decisions/0012), so init, read, write, commit is a
 compare-and-set of all of them at once.
 
-The transaction must end before ``sink.transaction_timeout``, or the broker aborts it. Messages
-wait in files until it begins, and what the tasks took to make them does not count.
+The transaction must end before ``sink.transaction_timeout``, or the broker aborts it. What
+is published waits in files until it begins, and what the tasks took to make it does not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from time import monotonic
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +31,7 @@ from oncely.sinks.base import (
     StagedRowsGone,
 )
 from oncely.sinks.kafka.cluster import Cluster
+from oncely.sinks.kafka.columns import Columns, binaries
 from oncely.sinks.kafka.form import Form, header_lists
 from oncely.sinks.kafka.letters import letters
 from oncely.sinks.kafka.messages import Limits
@@ -44,22 +44,102 @@ from oncely.sinks.kafka.words import Moved
 _QUEUE = {"queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 65_536}
 
 
+InTime = Callable[[], float]
+"""Seconds that are left of the transaction.
+
+Raises:
+    Unavailable: none.
+"""
+
+
+class Load(Protocol):
+    """What a publication brings beside dead letters and positions."""
+
+    def topics(self, what: Publication) -> list[str]:
+        """The topics that :meth:`send` will write to."""
+
+    def ready(self) -> None:
+        """The transactional id is initialised, and nothing is begun.
+
+        What only transactions of this id change does not change any more until our own commit.
+
+        Raises:
+            StagedRowsGone: what was staged does not fit any more.
+        """
+
+    def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:
+        """Send it; ``in_time`` is asked now and then.
+
+        Raises:
+            StagedRowsGone: it is not there any more, or too old to be published.
+        """
+
+
+@dataclass(frozen=True)
+class StagedMessages:
+    """Messages that tasks have left in files.
+
+    Attributes:
+        form: says where messages go that name no topic.
+        staging: where they are.
+    """
+
+    form: Form
+    staging: Staging
+
+    def topics(self, what: Publication) -> list[str]:
+        """What will be written to; where records name their topics, the files are looked at."""
+        if self.form.topic is not None:
+            return [self.form.topic]
+        found: set[str] = set()
+        for one in what.staged:
+            for batch in self.staging.read(one.name, ["topic"]) if one.name else ():
+                found.update(batch.column("topic").unique().to_pylist())
+        return sorted(found)
+
+    def ready(self) -> None:
+        """Messages are as they were staged."""
+
+    def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:  # noqa: ARG002 - the port's
+        """Send the files, one part after another, and demand that they hold all rows."""
+        for one in what.staged:
+            found = 0
+            for batch in self.staging.read(one.name) if one.name else ():
+                self._send(writer, batch)
+                found += batch.num_rows
+                in_time()
+            check(found <= one.rows, f"{one.name} holds {found} rows, and {one.rows} were staged")
+            if found < one.rows:
+                raise StagedRowsGone(
+                    f"a task staged {one.rows} rows in {one.name}, and {found} were there to"
+                    " publish; the batch is done again"
+                )
+
+    def _send(self, writer: Sender, batch: pa.RecordBatch) -> None:
+        for topic, part in _by_topic(batch, self.form.topic):
+            plain = Columns(part.column("key"), part.column("value"))
+            if self.form.headers is None:
+                writer.send_columns(topic, plain)
+            else:
+                values, keys = binaries(plain.value), binaries(plain.key)
+                headers = header_lists(part.column("headers"))
+                writer.send(topic, map(Message, values, keys, headers))
+
+
 @dataclass(frozen=True)
 class Publisher:
     """Publishes for one sink.
 
     Attributes:
         cluster: the open clients.
-        form: says where messages go that name no topic.
+        load: what is published.
         rejects_topic: where dead letters go.
-        staging: where the tasks left their messages.
         largest: tells the topics' ``max.message.bytes``.
     """
 
     cluster: Cluster
-    form: Form
+    load: Load
     rejects_topic: str
-    staging: Staging
     largest: Limits
 
     def publish(
@@ -88,9 +168,10 @@ class Publisher:
         with self.cluster.transaction(words.publisher, sizes.values(), _QUEUE) as writer:
             writer.init()
             refuse_moved(self.cluster, claims, "batch")
+            self.load.ready()
             with self._in_time() as in_time:
                 writer.begin()
-                self._send_staged(writer, what, in_time)
+                self.load.send(writer, what, fence, in_time)
                 if what.rejects:
                     limit = sizes[self.rejects_topic]
                     writer.send(self.rejects_topic, letters(what.rejects, limit, fence))
@@ -110,7 +191,7 @@ class Publisher:
         """
         sizes = self.largest(self._topics(what))
         with self.cluster.plain(sizes.values()) as writer:
-            self._send_staged(writer, what, lambda: 0.0)
+            self.load.send(writer, what, fence, lambda: 0.0)
             if what.rejects:
                 writer.send(
                     self.rejects_topic, letters(what.rejects, sizes[self.rejects_topic], fence)
@@ -119,39 +200,7 @@ class Publisher:
 
     def _topics(self, what: Publication) -> list[str]:
         """What will be written to; the producer has to know their limits beforehand."""
-        found = {self.rejects_topic} if what.rejects else set()
-        if self.form.topic is not None:
-            return [*found, self.form.topic]
-        for one in what.staged:
-            for batch in self.staging.read(one.name, ["topic"]) if one.name else ():
-                found.update(batch.column("topic").unique().to_pylist())
-        return sorted(found)
-
-    def _send_staged(self, writer: Sender, what: Publication, in_time: Callable[[], float]) -> None:
-        """Send the files, one part after another, and demand that they hold all rows."""
-        for one in what.staged:
-            found = 0
-            for batch in self.staging.read(one.name) if one.name else ():
-                self._send(writer, batch)
-                found += batch.num_rows
-                in_time()
-            check(found <= one.rows, f"{one.name} holds {found} rows, and {one.rows} were staged")
-            if found < one.rows:
-                raise StagedRowsGone(
-                    f"a task staged {one.rows} rows in {one.name}, and {found} were there to"
-                    " publish; the batch is done again"
-                )
-
-    def _send(self, writer: Sender, batch: pa.RecordBatch) -> None:
-        for topic, part in _by_topic(batch, self.form.topic):
-            keys, values = _binary(part.column("key")), _binary(part.column("value"))
-            if self.form.headers is None:
-                plain: list[dict[str, object]]
-                plain = [{"key": k, "value": v} for k, v in zip(keys, values, strict=True)]
-                writer.send_plain(topic, plain)
-            else:
-                headers = header_lists(part.column("headers"))
-                writer.send(topic, map(Message, values, keys, headers))
+        return [*([self.rejects_topic] if what.rejects else []), *self.load.topics(what)]
 
     def _moves(
         self,
@@ -184,7 +233,7 @@ class Publisher:
         return moves
 
     @contextmanager
-    def _in_time(self) -> Iterator[Callable[[], float]]:
+    def _in_time(self) -> Iterator[InTime]:
         """Tell seconds that are left, and say so when what fails has taken too long."""
         begun, allowed = monotonic(), self.cluster.place.transaction_timeout
 
@@ -238,16 +287,3 @@ def _by_topic(batch: pa.RecordBatch, only: str | None) -> Iterator[tuple[str, pa
     index = topics.indices.to_numpy()
     for at, topic in enumerate(topics.dictionary.to_pylist()):
         yield topic, batch.take(pa.array(np.flatnonzero(index == at)))
-
-
-def _binary(column: Any) -> Sequence[bytes | None]:
-    """The values as bytes; several times quicker than Arrow's own way where none is null."""
-    if column.null_count == len(column):
-        return [None] * len(column)
-    if column.null_count:
-        found: list[bytes | None] = column.to_pylist()
-        return found
-    offsets = np.frombuffer(column.buffers()[1], dtype=np.int64)
-    bounds = offsets[column.offset : column.offset + len(column) + 1].tolist()
-    data = memoryview(column.buffers()[2] or b"")
-    return [bytes(data[a:b]) for a, b in pairwise(bounds)]

@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from oncely.core.offsets import Position, TopicPartition
 from oncely.decode.base import Rejection
 from oncely.errors import ConfigError, InvariantViolation, Stopped, check
 from oncely.sinks.base import PositionMoved
 from oncely.sinks.kafka import letters, topics
-from oncely.sinks.kafka.cluster import Cluster
+from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, Standing, replaying
 from oncely.sinks.kafka.letters import DeadLetter
 from oncely.sinks.kafka.messages import encode
@@ -37,24 +38,144 @@ from oncely.sinks.replaying import Judge, Judged, Tried
 _BYTES = 32 << 20  # of letters in one transaction
 
 
+class Passed(Protocol):
+    """What became of records that were tried again."""
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """That :meth:`messages` are for."""
+
+    @property
+    def refused(self) -> Sequence[Rejection]:
+        """Records that can't be written either."""
+
+    def messages(self) -> Mapping[str, Sequence[Message]]:
+        """By topic; asked for when the transaction has begun, and nothing is in it yet.
+
+        Raises:
+            Unavailable: what was made of the records no longer fits; they are tried again.
+        """
+
+
+class Output(Protocol):
+    """Where a replay writes to."""
+
+    @property
+    def place(self) -> Place:
+        """Cluster, pipeline, group and ledger topic."""
+
+    @property
+    def rejects_topic(self) -> str:
+        """Where the letters are."""
+
+    @property
+    def target(self) -> str:
+        """As the ledger has it."""
+
+    @property
+    def replayer(self) -> str:
+        """One for all replays of the pipeline."""
+
+    def tried(self, judged: Judged) -> Passed:
+        """Make of the rows what is written.
+
+        Raises:
+            Stopped: a row of a Spark transform can't be written.
+        """
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+@dataclass(frozen=True)
+class ToTopics:
+    """The output of a Kafka sink.
+
+    Attributes:
+        sink: for rows of the pipeline's columns, bound.
+    """
+
+    sink: KafkaSink
+
+    @property
+    def place(self) -> Place:
+        """The sink's."""
+        return self.sink.place
+
+    @property
+    def rejects_topic(self) -> str:
+        """The sink's."""
+        return self.sink.rejects_topic
+
+    @property
+    def target(self) -> str:
+        """The topic."""
+        return self.sink.form.target
+
+    @property
+    def replayer(self) -> str:
+        """An id of its own: the pipeline may run beside it."""
+        return self.place.words.replayer
+
+    def close(self) -> None:
+        """Close the sink's connections."""
+        self.sink.close()
+
+    def tried(self, judged: Judged) -> Passed:
+        """Encode the rows."""
+        chunk = judged.chunk
+        refused = chunk.rejections
+        if not judged.traceable:  # its rows name no record, and none is left out for a reject
+            chunk = replace(chunk, rejections=())
+        encoded = encode(chunk, self.sink.form, self._limits)
+        if judged.traceable:
+            refused = encoded.rejections
+        elif encoded.rejections:
+            raise Stopped(
+                f"a row of the Spark transform can't be written: {encoded.rejections[0].reason}",
+                way_out="mend the transform; all of these rejects were left as they are",
+            )
+        return _Encoded({name: encoded.messages(at) for name, at in encoded.all.items()}, refused)
+
+    def _limits(self, names: Sequence[str]) -> dict[str, int]:
+        """``max.message.bytes`` of the topics that are there and may get old records."""
+        asker = self.sink.cluster.asker
+        there = topics.described(asker, names)
+        refuse_compacted(self.sink, there)
+        return topics.largest_batch(asker, there)
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    by_topic: Mapping[str, Sequence[Message]]
+    refused: Sequence[Rejection]
+
+    @property
+    def topics(self) -> Sequence[str]:
+        return list(self.by_topic)
+
+    def messages(self) -> Mapping[str, Sequence[Message]]:
+        return self.by_topic
+
+
 class Replay:
     """One replay, of the letters that a reader of committed records sees when it begins.
 
     Args:
-        sink: for rows of the pipeline's columns, bound.
+        output: where records go that pass now.
     """
 
-    def __init__(self, sink: KafkaSink) -> None:
-        self._sink = sink
-        self._cluster = Cluster(replaying(sink.place))
-        self._letters = DeadLetters(self._cluster, sink.rejects_topic)
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._cluster = Cluster(replaying(output.place))
+        self._letters = DeadLetters(self._cluster, output.rejects_topic)
         self._ends: Mapping[TopicPartition, Position] | None = None
         self._settled = False
 
     def close(self) -> None:
         """Close the connections."""
         self._cluster.close()
-        self._sink.close()
+        self._output.close()
 
     def step(self, limit: int, judge: Judge) -> Tried | None:
         """Try up to ``limit`` letters in one transaction; None: no more are left.
@@ -71,7 +192,7 @@ class Replay:
         standing = self._letters.stand(certain=True)
         if standing is None:
             return None
-        same_target(_registered(standing), self._sink.form.target, self._sink.place.pipeline)
+        same_target(_registered(standing), self._output.target, self._output.place.pipeline)
         portion = self._read(standing, self._ends, limit)
         if portion.after == standing.positions:
             return None
@@ -87,7 +208,7 @@ class Replay:
     def _settle(self) -> None:
         """End what an earlier replay may have left open: it hides where that has come."""
         if not self._settled:
-            with self._cluster.transaction(self._cluster.place.words.replayer) as before:
+            with self._cluster.transaction(self._output.replayer) as before:
                 before.init()
             self._settled = True
 
@@ -109,52 +230,32 @@ class Replay:
     def _judged(self, portion: _Portion, judge: Judge) -> _Outgoing:
         whole = [one for one in portion.letters if one.left_out is None]
         if not whole:
-            return _Outgoing({}, portion.letters)
+            return _Outgoing(None, portion.letters)
         judged = judge([one.reject for one in whole])
         check(judged.chunk.records == len(whole), "a replayed reject was lost on the way")
-        messages, failed = self._encoded(judged)
+        passed = self._output.tried(judged)
         kept = [
             _with_reason(whole[one.record], one)
-            for one in sorted(failed, key=lambda one: one.record)
+            for one in sorted(passed.refused, key=lambda one: one.record)
         ]
         rest = [one for one in portion.letters if one.left_out is not None]
-        return _Outgoing(messages, (*kept, *rest))
-
-    def _encoded(self, judged: Judged) -> tuple[dict[str, list[Message]], Sequence[Rejection]]:
-        chunk = judged.chunk
-        refused = chunk.rejections
-        if not judged.traceable:  # its rows name no record, and none is left out for a reject
-            chunk = replace(chunk, rejections=())
-        encoded = encode(chunk, self._sink.form, self._limits)
-        if judged.traceable:
-            refused = encoded.rejections
-        elif encoded.rejections:
-            raise Stopped(
-                f"a row of the Spark transform can't be written: {encoded.rejections[0].reason}",
-                way_out="mend the transform; all of these rejects were left as they are",
-            )
-        return {name: encoded.messages(at) for name, at in encoded.all.items()}, refused
-
-    def _limits(self, names: Sequence[str]) -> dict[str, int]:
-        """``max.message.bytes`` of the topics that are there and may get old records."""
-        asker = self._cluster.asker
-        there = topics.described(asker, names)
-        refuse_compacted(self._sink, there)
-        return topics.largest_batch(asker, there)
+        return _Outgoing(passed, (*kept, *rest))
 
     def _write(self, portion: _Portion, what: _Outgoing) -> Tried:
         """The transaction: initialised first, then the position is asked for."""
-        rejects = self._sink.rejects_topic
-        sizes = topics.largest_batch(self._cluster.asker, [*what.messages, rejects])
+        rejects = self._output.rejects_topic
+        topics_ = [] if what.passed is None else what.passed.topics
+        sizes = topics.largest_batch(self._cluster.asker, [*topics_, rejects])
         place = self._cluster.place
-        with self._cluster.transaction(place.words.replayer, sizes.values()) as writer:
+        with self._cluster.transaction(self._output.replayer, sizes.values()) as writer:
             writer.init()
             now = self._letters.stand(certain=True)
             if now is None or (now.topic_id, now.positions) != portion.began:
                 raise PositionMoved(rejects)
             writer.begin()
-            for topic, messages in what.messages.items():
-                writer.send(topic, messages)
+            messages = {} if what.passed is None else what.passed.messages()
+            for topic, own in messages.items():
+                writer.send(topic, own)
             limit = sizes[rejects]
             writer.send(rejects, [letters.again(one, limit, place.pipeline) for one in what.kept])
             self._move(writer, portion)
@@ -194,9 +295,9 @@ class _Portion:
 
 @dataclass(frozen=True)
 class _Outgoing:
-    """Records by topic, and the letters that stay."""
+    """Records that pass, and the letters that stay."""
 
-    messages: Mapping[str, Sequence[Message]]
+    passed: Passed | None
     kept: Sequence[DeadLetter]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.errors import ConfigError, OncelyError, Stopped, Unavailable
+from oncely.sinks.kafka.columns import Columns
 from oncely.sources.clients import sort_error
 
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
@@ -46,7 +47,7 @@ class Sender:
     """Queues messages of one producer instance.
 
     Args:
-        producer: confluent-kafka's Producer.
+        producer: a new instance, see :mod:`oncely.sinks.kafka.columns`.
         timeout: seconds that one step may take.
         brokers: for messages.
     """
@@ -68,20 +69,20 @@ class Sender:
                     raise self._sorted(error.args[0], f"produce to {topic}") from error
         self._serve(0)
 
-    def send_plain(self, topic: str, messages: list[dict[str, object]]) -> None:
-        """Queue messages without headers, many at a call; dicts of ``key`` and ``value``."""
+    def send_columns(self, topic: str, messages: Columns) -> None:
+        """Queue messages without headers, many at a call."""
         for at in range(0, len(messages), _SLICE):
             waiting = messages[at : at + _SLICE]
             self._serve(0)  # until its end is told, a sent message counts as queued
-            while waiting:
+            while True:
                 try:
-                    if self._producer.produce_batch(topic, waiting) == len(waiting):
-                        break
-                except BufferError:
-                    pass
+                    taken = self._producer.produce_batch(topic, waiting)
                 except KafkaException as error:
                     raise self._sorted(error.args[0], f"produce to {topic}") from error
-                waiting = self._refused(topic, waiting)
+                if taken == len(waiting):
+                    break
+                waiting = waiting[taken:]
+                self._make_room()
 
     def _sorted(self, error: KafkaError, doing: str) -> OncelyError:
         """The error by its consequence."""
@@ -117,18 +118,3 @@ class Sender:
             self._producer.poll(seconds)
         except KafkaException as error:
             raise self._sorted(error.args[0], "produce") from error
-
-    def _refused(self, topic: str, messages: list[dict[str, object]]) -> list[dict[str, object]]:
-        """Those that did not fit into the queue, to be handed over again."""
-        again = []
-        for message in messages:
-            error = message.pop("_error", None)
-            if error is None:
-                continue
-            if not isinstance(error, KafkaError) or error.code() != KafkaError._QUEUE_FULL:
-                reason = error if isinstance(error, KafkaError) else KafkaError(KafkaError._FAIL)
-                raise self._sorted(reason, f"produce to {topic}")
-            again.append(message)
-        if again:
-            self._make_room()
-        return again

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +16,7 @@ from oncely.errors import InvariantViolation, TooManyRejects, check
 from oncely.sinks.base import (
     Chunk,
     Fence,
+    IntArray,
     Opened,
     Publication,
     RangeKind,
@@ -26,19 +25,20 @@ from oncely.sinks.base import (
     Staged,
     Written,
 )
-from oncely.sinks.kafka import letters, publishing, settings, takeover, topics
+from oncely.sinks.kafka import letters, publishing, settings, topics
 from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.form import Form
+from oncely.sinks.kafka.ledger import LedgerInTopic
 from oncely.sinks.kafka.messages import Encoded, encode
 from oncely.sinks.kafka.sender import Sender
-from oncely.sinks.kafka.settling import Settling, refuse_moved, together, write_moves
+from oncely.sinks.kafka.settling import refuse_moved, together, write_moves
 from oncely.sinks.kafka.staging import Staging, staged_batches
 from oncely.sinks.kafka.transaction import Transaction
 from oncely.sinks.kafka.words import Mode, Moved
 
 
 @dataclass
-class KafkaSink:
+class KafkaSink(LedgerInTopic):
     """Topics of the cluster that the source is on, with the ledger in a topic beside them.
 
     A chunk of several topic-partitions is one transaction for each of them: a position is moved
@@ -68,22 +68,6 @@ class KafkaSink:
         default=None, init=False, repr=False, compare=False
     )
     _limits: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cluster": None}
-
-    @property
-    def cluster(self) -> Cluster:
-        """The clients of this process; librdkafka's do not survive a fork."""
-        if self._cluster is None or self._cluster[0] != os.getpid():
-            self._cluster = (os.getpid(), Cluster(self.place))
-        return self._cluster[1]
-
-    def close(self) -> None:
-        """Close the clients; the next call makes new ones."""
-        if self._cluster is not None and self._cluster[0] == os.getpid():
-            self._cluster[1].close()
-        self._cluster = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -141,7 +125,7 @@ class KafkaSink:
             Stopped: the pipeline has written before, and its position is nowhere to be found.
         """
         self.bind()
-        return self._open(source, self.form.target, start, earliest, expected)
+        return self.take_over(source, self.form.target, start, earliest, expected)
 
     def reset(
         self,
@@ -150,53 +134,13 @@ class KafkaSink:
         earliest: Mapping[TopicPartition, Position],
         positions: Reset,
     ) -> Opened:
-        """Take the next epoch and put positions elsewhere.
+        """Take the next epoch and put positions elsewhere; from here on it writes to our topic.
 
         ``positions`` is asked when the old run is fenced, with where it has really ended.
         """
-        return self._open(source, None, start, earliest, None, positions)
-
-    def _open(
-        self,
-        source: SourceIdentity,
-        target: str | None,
-        start: Callable[[], Mapping[TopicPartition, Position]],
-        earliest: Mapping[TopicPartition, Position],
-        expected: int | None,
-        reset: Reset = lambda _: {},
-    ) -> Opened:
-        topics.require_ledger(self.cluster.asker, self.place.ledger_topic, create=self.create)
-        return takeover.Takeover(
-            self.cluster, source, self.run, target, start, earliest, expected, reset, self.mode
-        ).open()
-
-    def add_partitions(
-        self, positions: Mapping[TopicPartition, Position], source: SourceIdentity, fence: Fence
-    ) -> None:
-        """Give partitions that were found while running their position.
-
-        Raises:
-            Fenced: a newer run has opened.
-        """
-        Settling(self.cluster, fence, source, self.mode).settle(positions, {})
-        # Whoever reads the ledger from here on finds them: no open transaction hides them.
-        self.cluster.settled()
-
-    def tidy(self, fence: Fence) -> None:
-        """Nothing to do: Kafka compacts the ledger topic."""
-
-    def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002 - the port's
-        """What has been committed, read now. Decisions made on it are checked by commit."""
-        return self.cluster.entries()
-
-    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002
-        """All that was committed, also what readers of committed records can't see yet.
-
-        Kafka answers a commit when its coordinator has decided it; the markers that show it in
-        the topics follow. A task's commit may thus be hidden from the driver for a moment in the
-        ledger topic, but not in the group, where it is pending until it shows (KIP-447).
-        """
-        return self.cluster.committed()
+        return self.take_over(
+            source, self.form.target, start, earliest, None, positions, retarget=True
+        )
 
     def commit(
         self,
@@ -272,7 +216,7 @@ class KafkaSink:
             empty = Publication(ranges, written, (), ())
             self._publisher.publish(empty, entries, fence, kind)
             return
-        nothing = Encoded(np.array([], dtype=np.int64), (), (), (), None)
+        nothing = Encoded.nothing()
 
         def one(tp: TopicPartition) -> None:
             part = _Part(tp, ranges[tp], entries[tp], fence, kind, written[tp])
@@ -322,9 +266,8 @@ class KafkaSink:
 
     @property
     def _publisher(self) -> publishing.Publisher:
-        return publishing.Publisher(
-            self.cluster, self.form, self.rejects_topic, self._staging, self._largest
-        )
+        load = publishing.StagedMessages(self.form, self._staging)
+        return publishing.Publisher(self.cluster, load, self.rejects_topic, self._largest)
 
     def _pass_over(
         self,
@@ -343,7 +286,7 @@ class KafkaSink:
         self,
         part: _Part,
         encoded: Encoded,
-        messages: Mapping[str, Sequence[int]],
+        messages: Mapping[str, IntArray],
         rejects: Sequence[Reject],
     ) -> None:
         """One topic-partition in one transaction of a new instance.
@@ -413,11 +356,11 @@ class _Part:
         return advance(self.entry, [self.range])
 
 
-def _send(writer: Sender, encoded: Encoded, messages: Mapping[str, Sequence[int]]) -> None:
+def _send(writer: Sender, encoded: Encoded, messages: Mapping[str, IntArray]) -> None:
     """Hand messages over, in bulk where none has headers."""
     for topic, wanted in messages.items():
         if encoded.headers is None:
-            writer.send_plain(topic, encoded.plain(wanted))
+            writer.send_columns(topic, encoded.columns(wanted))
         else:
             writer.send(topic, encoded.messages(wanted))
 

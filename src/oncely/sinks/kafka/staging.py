@@ -24,6 +24,7 @@ from pyarrow import fs
 
 from oncely.errors import ConfigError, Stopped, Unavailable
 from oncely.sinks.base import Chunk, Fence, Staged, StagedRowsGone
+from oncely.sinks.kafka.columns import lengths
 from oncely.sinks.kafka.form import Form
 from oncely.sinks.kafka.messages import Encoded, Limits, encode
 
@@ -200,9 +201,9 @@ def _encoded(rows: pa.Table, form: Form, limits: Limits) -> pa.RecordBatch:
             way_out="mend or filter it in the transform; after a Spark transform no single"
             " record answers for a row, so it can't be set aside as a reject",
         )
-    columns = [_topics(found), found.key, found.value, _headers(found)]
-    arrays = [pa.array(one, f.type) for one, f in zip(columns, SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    topics = pa.array(_topics(found), SCHEMA.field("topic").type)
+    headers = pa.array(_headers(found), SCHEMA.field("headers").type)
+    return pa.RecordBatch.from_arrays([topics, found.key, found.value, headers], schema=SCHEMA)
 
 
 def _topics(found: Encoded) -> Sequence[str | None]:
@@ -217,10 +218,7 @@ def _headers(found: Encoded) -> Sequence[Any]:
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Slices of a few megabytes; a message that is larger goes alone."""
-    sizes = np.zeros(batch.num_rows, dtype=np.int64)
-    for name in ("key", "value"):
-        offsets = np.frombuffer(batch.column(name).buffers()[1], dtype=np.int64)
-        sizes += np.diff(offsets[: batch.num_rows + 1])
+    sizes = lengths(batch.column("key")) + lengths(batch.column("value"))
     part = (np.cumsum(sizes) - sizes) // _PART
     ends = [*(np.flatnonzero(np.diff(part)) + 1).tolist(), batch.num_rows]
     start = 0

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -54,21 +54,26 @@ class Takeover:
         cluster: the open clients.
         source: cluster and topic ids as they are now.
         run: the run's own name, by which it finds an epoch whose answer was lost.
-        target: where records go; None: whatever the ledger says (a reset).
+        target: where records go.
+        retarget: they may have gone elsewhere so far: a person says where to go on (a reset),
+            which holds for the topic that the file names then.
         start, earliest, expected: as in the port.
         reset: puts positions elsewhere.
         mode: by which ids this run will move positions.
+        outputs: topic ids of output topics that must still be the ones that were written to.
     """
 
     cluster: Cluster
     source: SourceIdentity
     run: str
-    target: str | None
+    target: str
     start: Callable[[], Mapping[TopicPartition, Position]]
     earliest: Mapping[TopicPartition, Position]
     expected: int | None = None
     reset: Reset = lambda _: {}
     mode: Mode = "partition"
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    retarget: bool = False
 
     def open(self) -> Opened:
         """All four steps.
@@ -143,9 +148,10 @@ class Takeover:
                 self.run,
                 self.source.cluster_id,
                 {**(old.topic_ids if old else {}), **self.source.topic_ids},
-                self.target or (old.target if old else ""),
+                self.target,
                 by_topic(pending),
                 _names(found),
+                {**(old.outputs if old else {}), **self.outputs},
             )
             self._write(opener, registered)
         return registered, found, first
@@ -201,8 +207,9 @@ class Takeover:
         if old is None:
             return
         self._same_source(old.cluster, old.topic_ids)
-        if self.target is not None:
+        if not self.retarget:
             same_target(old, self.target, self._name)
+            same_outputs(old.outputs, self.outputs, self._name)
         if self.expected is not None and old.epoch > self.expected and old.run != self.run:
             raise Fenced(self._name, self.expected, old.epoch)
 
@@ -275,6 +282,22 @@ def same_target(old: Registered, target: str, name: str) -> None:
             way_out="give the pipeline a new name to begin anew; if this is meant, `oncely"
             " offsets reset FILE --shift-by 0 --execute` says so",
         )
+
+
+def same_outputs(known: Mapping[str, str], now: Mapping[str, str], name: str) -> None:
+    """Refuse output topics that were deleted and made again.
+
+    Raises:
+        TableMismatch: naming the topic.
+    """
+    for topic, id_ in sorted(now.items()):
+        if known.get(topic, id_) != id_:
+            raise TableMismatch(
+                f"{topic!r} was deleted and made again since pipeline {name!r} wrote to it: what"
+                " it named is gone",
+                way_out="restore the topic; or give the pipeline a new name, and a new place to"
+                " write to, to begin anew",
+            )
 
 
 def _flat(

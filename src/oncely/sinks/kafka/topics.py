@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
@@ -111,29 +111,62 @@ def require_ledger(asker: Asker, name: str, *, create: bool) -> bool:
     Raises:
         TableMismatch: missing with ``create`` false, or unfit.
     """
-    made = False
-    found = described(asker, [name])
-    if name not in found:
-        if not create:
-            raise TableMismatch(
-                f"sink.create is false and the ledger topic {name!r} is missing",
-                way_out="create it with one partition and cleanup.policy=compact",
-            )
-        # With the cluster's own replication.
-        made = _create(asker, NewTopic(name, 1, -1, config={"cleanup.policy": _COMPACT}))
-        found = _await_leader(asker, name)
-    policy = configured(asker, [name])[name]["cleanup.policy"]
-    if found.get(name) != 1 or policy != _COMPACT:
+    found = find_compacted(asker, name, config={} if create else None)
+    if found is None:
         raise TableMismatch(
-            f"the ledger topic {name!r} has {found.get(name)} partitions and cleanup.policy"
-            f" {policy!r}; it needs one partition and {_COMPACT!r}: positions must neither be"
-            " scattered nor deleted by age",
+            f"sink.create is false and the ledger topic {name!r} is missing",
+            way_out="create it with one partition and cleanup.policy=compact",
+        )
+    if not found.fits:
+        raise TableMismatch(
+            f"the ledger topic {name!r} has {found.partitions} partitions and cleanup.policy"
+            f" {found.policy!r}; it needs one partition and {_COMPACT!r}: positions must neither"
+            " be scattered nor deleted by age",
             way_out="name another topic, or mend this one before anything is lost",
         )
-    return made
+    return found.made
 
 
-def _await_leader(asker: Asker, name: str, seconds: float = 15.0) -> dict[str, int]:
+class OnePartition(NamedTuple):
+    """What a topic is that should have one partition and be compacted, never deleted by age."""
+
+    topic_id: str
+    partitions: int
+    policy: str
+    made: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is so."""
+        return self.partitions == 1 and self.policy == _COMPACT
+
+
+def find_compacted(
+    asker: Asker, name: str, *, config: Mapping[str, str] | None
+) -> OnePartition | None:
+    """Look at a topic that should have one partition and be compacted.
+
+    Args:
+        config: to create it with when it is missing, beside its cleanup policy, and with the
+            cluster's own replication; None: leave it missing.
+
+    Returns:
+        The topic as it is, whether it fits or not; None when it is missing.
+    """
+    made = False
+    if name not in described(asker, [name]):
+        if config is None:
+            return None
+        made = _create(asker, NewTopic(name, 1, -1, config={"cleanup.policy": _COMPACT, **config}))
+        _await_leader(asker, name)
+    found = identified(asker, name)
+    if found is None:
+        raise Unavailable(f"topic {name!r} has gone while it was looked at")
+    policy = configured(asker, [name])[name]["cleanup.policy"]
+    return OnePartition(*found, policy, made)
+
+
+def _await_leader(asker: Asker, name: str, seconds: float = 15.0) -> None:
     """A topic that was just made has no leader for a moment, and nothing can be asked of it.
 
     Raises:
@@ -149,7 +182,7 @@ def _await_leader(asker: Asker, name: str, seconds: float = 15.0) -> dict[str, i
     while True:
         answer = asker.ask("look at a new topic", afresh)
         if not any(isinstance(one, Exception) for one in answer.values()):
-            return described(asker, [name])
+            return
         if time.monotonic() > deadline:
             raise Unavailable(f"topic {name!r} was created and has no leader")
         time.sleep(_AGAIN)

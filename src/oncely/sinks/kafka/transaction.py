@@ -38,7 +38,7 @@ class Transaction(Sender):
     instance with the same id learns what became of it.
 
     Args:
-        producer: a new, transactional instance of confluent-kafka's Producer.
+        producer: a new, transactional instance, see :mod:`oncely.sinks.kafka.columns`.
         timeout: seconds that one step may take.
         brokers: for messages.
         warm: a topic that is asked for to be connected before anything else.

@@ -68,6 +68,7 @@ class Registered(msgspec.Struct, frozen=True):
         target: the output topic, or how it is chosen.
         pending: where partitions begin that have no position yet; decided once.
         settled: partitions that have had a position, by topic.
+        outputs: topic ids of those output topics that must not be made anew.
     """
 
     epoch: int
@@ -77,6 +78,7 @@ class Registered(msgspec.Struct, frozen=True):
     target: str
     pending: dict[str, dict[int, int]]
     settled: dict[str, list[int]]
+    outputs: dict[str, str] = {}
 
 
 class PutBack(msgspec.Struct, frozen=True):

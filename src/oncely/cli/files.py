@@ -1,0 +1,216 @@
+"""``oncely files list|read|verify|compact|vacuum``."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from oncely.cli import screen
+from oncely.errors import WrongInput
+from oncely.files.compact import compact
+from oncely.files.listing import listing
+from oncely.files.rows import rows
+from oncely.files.table import table_of
+from oncely.files.vacuum import vacuum
+from oncely.files.verify import verify
+from oncely.secrets import redact
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MOST = 100  # problems that are shown to people
+
+
+def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
+    """Print the files of the table."""
+    found = listing(table_of(file), chosen(where))
+    if as_json:
+        screen.show_json(found.as_json())
+        return
+    # No table: a path that is cut is none.
+    for one in found.files:
+        screen.out.print(_line(f"{one.rows:>12,} {one.bytes:>15,}  {one.path}"))
+    of = "" if len(found.files) == found.total else f" of {found.total:,}"
+    screen.out.print(f"{len(found.files):,}{of} files, {found.rows:,} rows, {found.bytes:,} bytes")
+
+
+def read_files(
+    file: Path,
+    where: Sequence[str],
+    columns: Sequence[str] | None,
+    limit: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Print rows, or write them to a Parquet file."""
+    schema, parts = rows(table_of(file), where=chosen(where), columns=columns)
+    parts = _limited(parts, limit)
+    if out is not None:
+        count = _write(out, schema, parts)
+        if as_json:
+            screen.show_json({"rows": count, "out": str(out)})
+        else:
+            screen.out.print(f"{count:,} rows in {out}")
+        return
+    # Rows are the user's data: what looks like a secret in them is not hidden.
+    encode = msgspec.json.Encoder().encode
+    lines = (encode(_plain(row)) for part in parts for row in part.to_pylist())
+    if as_json:
+        columns_ = encode({field.name: str(field.type) for field in schema})
+        sys.stdout.buffer.write(b'{"columns":%b,"rows":[%b]}\n' % (columns_, b",".join(lines)))
+    else:
+        for line in lines:
+            sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.flush()
+
+
+def verify_files(file: Path, as_json: bool) -> int:
+    """Fetch and compare every file; returns the exit code."""
+    with _bar("files looked at") as progress:
+        found = verify(table_of(file), progress)
+    if as_json:
+        screen.show_json(found.as_json())
+    else:
+        for problem in found.problems[:_MOST]:
+            screen.out.print(_line(f"{problem.path}: {problem.text}"))
+        many = f"{len(found.problems):,} problems" if found.problems else "nothing is wrong"
+        screen.out.print(
+            f"{found.files:,} files, {found.rows:,} rows, {found.bytes:,} bytes: {many}"
+        )
+        screen.out.print(
+            f"{found.unnamed:,} files ({found.unnamed_bytes:,} bytes) are not in the manifest;"
+            " no reader reads them"
+        )
+        if found.other_levels:
+            screen.note(
+                f"{found.other_levels:,} files were partitioned by other columns than now; their"
+                " rows were not compared with their directories"
+            )
+    return 1 if found.problems else 0
+
+
+def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Rewrite small files."""
+    with _bar("files rewritten") as progress:
+        done = compact(table_of(file), dry_run=dry_run, progress=progress)
+    if as_json:
+        screen.show_json(done.as_json())
+        return
+    became = "would become" if dry_run else "became"
+    screen.out.print(
+        f"{done.inputs:,} files with {done.rows:,} rows {became} {done.outputs:,};"
+        f" the table has {done.files:,}"
+    )
+    if dry_run:
+        screen.out.print("a dry run: nothing was written. Leave --dry-run out to do it")
+        return
+    if done.inputs:
+        screen.out.print(f"{done.bytes_before:,} bytes before, {done.bytes_after:,} after")
+    if done.dropped:
+        screen.note(f"{done.dropped:,} files were left: another compaction was quicker")
+
+
+def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Remove orphans."""
+    done = vacuum(table_of(file), dry_run=dry_run)
+    if as_json:
+        screen.show_json(done.as_json())
+        return
+    for one in done.orphans if dry_run else ():
+        screen.out.print(_line(f"{one.modified:%Y-%m-%d %H:%M:%S} {one.bytes:>15,}  {one.path}"))
+    would = "would be " if dry_run else ""
+    screen.out.print(
+        f"{len(done.orphans):,} files ({done.bytes:,} bytes) and {done.uploads:,} uploads {would}"
+        f"removed; {done.live:,} files are part of the table"
+    )
+    kept = [
+        (done.young, "may still be published"),
+        (done.for_readers, "were replaced so recently that readers may be at them"),
+        (done.foreign, "were not named by this table"),
+    ]
+    for count, why in kept:
+        if count:
+            screen.note(f"kept: {count:,} that {why}")
+
+
+def chosen(where: Sequence[str]) -> dict[str, str | None]:
+    """``NAME=VALUE`` as a mapping; ``NAME`` alone stands for no value.
+
+    Raises:
+        WrongInput: a name twice, or none.
+    """
+    found: dict[str, str | None] = {}
+    for one in where:
+        name, equals, value = one.partition("=")
+        if not name or name in found:
+            raise WrongInput(
+                f"--where {one}: " + ("it was given before" if name else "it names no column"),
+                way_out="write --where NAME=VALUE, once for each partition column",
+            )
+        found[name] = value if equals else None
+    return found
+
+
+def _line(text: str) -> str:
+    """One line, and nothing that a terminal would obey."""
+    return redact("".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text))
+
+
+def _limited(parts: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
+    left = limit
+    for part in parts:
+        yield part if left is None else part.slice(0, left)
+        if left is not None:
+            left -= min(left, part.num_rows)
+            if not left:
+                return
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for: infinity and NaN are texts, as Spark's ``to_json`` has them."""
+    match value:
+        case dict():
+            return {name: _plain(inner) for name, inner in value.items()}
+        case list():
+            return [_plain(inner) for inner in value]
+        case float() if not math.isfinite(value):
+            return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+    return value
+
+
+def _write(out: Path, schema: pa.Schema, parts: Iterator[pa.Table]) -> int:
+    """Write all rows, or leave what was there before.
+
+    Raises:
+        WrongInput: the file can't be written.
+    """
+    import pyarrow.parquet as pq
+
+    count, unfinished = 0, out.with_name(f"{out.name}.unfinished")
+    try:
+        with pq.ParquetWriter(unfinished, schema) as writer:
+            for part in parts:
+                writer.write_table(part)
+                count += part.num_rows
+        unfinished.replace(out)
+    except OSError as error:
+        raise WrongInput(f"--out {out}: {error}", way_out="name a folder that is there") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return count
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr that is told how far it is; nothing where stderr is no terminal."""
+    from rich.progress import Progress
+
+    with Progress(console=screen.err, disable=not screen.err.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

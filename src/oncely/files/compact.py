@@ -1,0 +1,264 @@
+"""Small files of a directory rewritten as one, by a transaction of the manifest's own.
+
+Outputs are written first, under names that nobody knows. Then one Kafka transaction names them and
+takes their inputs out. All compactions of a pipeline share one transactional id, and each
+transaction has a producer instance of its own; its order is the compare-and-set, as everywhere:
+
+1. ``init_transactions``: an earlier compaction's transaction ends, and whoever ran it is fenced.
+2. The manifest is read, settled. Only compactions take files out (a run only adds some), and none
+   but this instance can commit one now. So an input that is named here is named until our commit,
+   or we are fenced and commit nothing.
+3. Outputs whose inputs are not all named are dropped: another compaction was quicker. Nobody can
+   publish them any more, since the instance that could have was fenced in 1: they are deleted.
+4. Begin, send, and wait until the broker has the messages: from here on the coordinator's clock
+   runs, and the transaction ends within its timeout. Only then the outputs' age is looked at. A
+   process that is paused before has the age refused; one that is paused after has the broker
+   abort. Between them ``vacuum`` can't come: see there.
+5. Commit. When its answer is lost, 1 and 2 tell: outputs that are named were published, whole,
+   by that very transaction; or none was, and it is tried again.
+
+A killed compaction leaves outputs that nobody names, for ``vacuum``. The inputs stay, for readers
+that have looked at the manifest before, and for ``vacuum`` too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from oncely.decode.avro_form import arrow_schema_of
+from oncely.errors import InvariantViolation, Stopped, Unavailable
+from oncely.files.plan import Bin, bins, in_order, union
+from oncely.files.reading import Named, rows_of
+from oncely.files.table import Table
+from oncely.files.times import instant
+from oncely.sinks.files.avro_file import AvroFiles
+from oncely.sinks.files.manifest import Contents, Manifest
+from oncely.sinks.files.parquet_file import ParquetFiles
+from oncely.sinks.files.paths import FileNames
+from oncely.sinks.files.words import ManifestFile, ScopeSchema, encode, path_key
+from oncely.sinks.kafka.cluster import Cluster
+from oncely.sinks.kafka.topics import largest_batch
+from oncely.sinks.kafka.transaction import Message
+
+_TRIES = 5
+_FETCHES = 8
+_TOGETHER = 200  # outputs in one transaction
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction has done, or would do.
+
+    Attributes:
+        dry_run: nothing was written.
+        inputs, outputs: files that were taken out, and files that hold their rows now.
+        rows: in them.
+        bytes_before, bytes_after: of inputs and outputs; after is 0 for a dry run.
+        dropped: inputs that another compaction has taken meanwhile.
+        files: of the table afterwards.
+    """
+
+    dry_run: bool
+    inputs: int
+    outputs: int
+    rows: int
+    bytes_before: int
+    bytes_after: int
+    dropped: int
+    files: int
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self)
+
+
+def compact(
+    table: Table,
+    *,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] = lambda _, __: None,
+) -> Compacted:
+    """Rewrite small files of each directory up to ``target_file_size``.
+
+    Args:
+        table: whose.
+        dry_run: only say what would be done.
+        progress: told how many files have been rewritten, and how many will be.
+
+    Raises:
+        ConfigError: never written to, or the store refuses us.
+        DataLost: a file is not what was published.
+        Stopped: writing took longer than ``max_staging_age``; nothing was published.
+        Unavailable: no answer; a compaction that was under way has taken effect whole, or not.
+    """
+    with closing(Cluster(table.place)) as cluster, table.manifest() as manifest:
+        contents = manifest.look()
+        size = largest_batch(cluster.asker, [table.manifest_topic])[table.manifest_topic]
+        resets = cluster.look().resets
+        found = list(
+            bins(contents.files.values(), resets, target=table.target_file_size, largest=size)
+        )
+        inputs = [file for one in found for file in one]
+        if dry_run:
+            return Compacted(
+                True,
+                len(inputs),
+                len(found),
+                sum(file.rows for file in inputs),
+                sum(file.bytes for file in inputs),
+                0,
+                0,
+                len(contents.files) - len(inputs) + len(found),
+            )
+        work = _Compaction(table, cluster, manifest, size)
+        done: list[ManifestFile] = []
+        for together in _chunks(found):
+            done += work.publish(*work.write(together, contents))
+            progress(sum(len(file.replaces) for file in done), len(inputs))
+        gone = {path for file in done for path in file.replaces}
+        return Compacted(
+            False,
+            len(gone),
+            len(done),
+            sum(file.rows for file in done),
+            sum(file.bytes for file in inputs if file.path in gone),
+            sum(file.bytes for file in done),
+            len(inputs) - len(gone),
+            len(manifest.settled().files),
+        )
+
+
+@dataclass(frozen=True)
+class _Compaction:
+    table: Table
+    cluster: Cluster
+    manifest: Manifest
+    largest: int
+
+    # -- outputs ---------------------------------------------------------------------------
+
+    def write(
+        self, together: Sequence[Bin], contents: Contents
+    ) -> tuple[list[ManifestFile], datetime]:
+        """One new file for each bin; with them the store's clock before the first one."""
+        since = self.table.store.now()
+        made = [self._write(one, contents.schemas[one[0].scope]) for one in together]
+        self.table.store.durable()
+        return made, since
+
+    def _write(self, files: Bin, published: ScopeSchema) -> ManifestFile:
+        """The rows of all files, in order, with the published columns of their scope."""
+        table = self.table
+        schema = arrow_schema_of(published.avro)
+        with ThreadPoolExecutor(_FETCHES) as threads:
+            parts = threads.map(lambda f: rows_of(table.store, Named.of(f), schema), files)
+            rows = pa.concat_tables(parts)
+        counted = sum(file.rows for file in files)
+        if rows.num_rows != counted:
+            raise InvariantViolation(
+                f"{files[0].path} and those after it: {rows.num_rows} rows, not {counted}"
+            )
+        form = (AvroFiles if table.format == "avro" else ParquetFiles)(schema)
+        data = form.prepare(rows, counted).file(0, counted)
+        newest = max(files, key=in_order)
+        path = _path(files, newest, form.extension)
+        table.store.write(path, data)
+        return ManifestFile(
+            path=path,
+            format=table.format,
+            rows=counted,
+            bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            partition=newest.partition,
+            event_time=_span(files),
+            ranges=union(files),
+            scope=newest.scope,
+            schema=published.id,
+            pipeline=newest.pipeline,
+            epoch=newest.epoch,
+            batch=newest.batch,
+            replaces=[file.path for file in files],
+        )
+
+    # -- their publication -----------------------------------------------------------------
+
+    def publish(self, made: Sequence[ManifestFile], since: datetime) -> list[ManifestFile]:
+        """One transaction; see the module.
+
+        Returns:
+            Those that are part of the table now.
+        """
+        identity = f"oncely/{self.table.place.pipeline}//compact"
+        last: Unavailable | None = None
+        for _ in range(_TRIES):
+            with self.cluster.transaction(identity, [self.largest]) as transaction:
+                transaction.init()
+                named = self.manifest.settled().files
+                done = [file for file in made if file.path in named]
+                if done:
+                    return done
+                left = [file for file in made if all(path in named for path in file.replaces)]
+                kept = {file.path for file in left}
+                self.table.store.delete(f.path for f in made if f.path not in kept)
+                made = left
+                if not made:
+                    return []
+                try:
+                    transaction.begin()
+                    transaction.send(self.table.manifest_topic, _messages(made))
+                    transaction.flush(self.table.place.timeout)
+                    self._refuse_old(since)
+                    transaction.commit()
+                except Unavailable as error:
+                    last = error
+                    continue
+                return list(made)
+        raise last or InvariantViolation("a loop that returns or raises has ended")
+
+    def _refuse_old(self, since: datetime) -> None:
+        age = self.table.store.now() - since
+        if age > timedelta(seconds=self.table.max_staging_age):
+            raise Stopped(
+                f"writing took {age}, longer than sink.max_staging_age: a vacuum may have removed"
+                " what was written, so nothing is published",
+                way_out="run it again; or raise sink.max_staging_age",
+            )
+
+
+def _messages(made: Sequence[ManifestFile]) -> Iterator[Message]:
+    """New files before tombstones: each new one takes its inputs out by itself."""
+    for file in made:
+        yield Message(encode(file), path_key(file.path))
+    for file in made:
+        for path in file.replaces:
+            yield Message(None, path_key(path))
+
+
+def _chunks(found: Sequence[Bin]) -> Iterator[Sequence[Bin]]:
+    for at in range(0, len(found), _TOGETHER):
+        yield found[at : at + _TOGETHER]
+
+
+def _path(files: Bin, newest: ManifestFile, extension: str) -> str:
+    first = min(((r.topic, r.partition, r.start) for f in files for r in f.ranges), default=None)
+    name = FileNames(newest.epoch, newest.batch, "compact").name(first, extension)
+    folder = newest.path.rpartition("/")[0]
+    return f"{folder}/{name}" if folder else name
+
+
+def _span(files: Bin) -> tuple[str, str] | None:
+    spans = [file.event_time for file in files if file.event_time]
+    if not spans:
+        return None
+    return (
+        min((first for first, _ in spans), key=instant),
+        max((last for _, last in spans), key=instant),
+    )

@@ -1,0 +1,56 @@
+"""The files that are part of the table, counted and listed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from oncely.files.table import Table
+from oncely.sinks.files.words import ManifestFile
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Files by path.
+
+    Attributes:
+        files: those that were asked for.
+        total: files of the whole table.
+    """
+
+    files: tuple[ManifestFile, ...]
+    total: int
+
+    @property
+    def rows(self) -> int:
+        """In the listed files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """Of the listed files."""
+        return sum(file.bytes for file in self.files)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: each file as its manifest message has it."""
+        return {
+            "files": [msgspec.to_builtins(file) for file in self.files],
+            "listed": len(self.files),
+            "total": self.total,
+            "rows": self.rows,
+            "bytes": self.bytes,
+        }
+
+
+def listing(table: Table, where: Mapping[str, str | None] | None = None) -> Listing:
+    """The files with these partition values.
+
+    Raises:
+        ConfigError: never written to, or not partitioned by that.
+        Unavailable: the cluster does not answer.
+    """
+    contents = table.look()
+    return Listing(tuple(table.chosen(contents, where or {})), len(contents.files))

@@ -1,0 +1,74 @@
+"""Source ranges that two files of one directory both claim: the same records twice?
+
+The range of a file is a hull: all its records lie in it, and records of other directories do too.
+So only files of the same partition values and scope are compared. Among these:
+
+- Files of one batch may share one offset: a record that became several rows, cut between files.
+- Files of different batches share none, unless a reset has put the position back in between: then
+  the records were read again because somebody wanted it.
+- A compaction joins files of several batches, and may so share such an offset with any other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.sinks.files.words import ManifestFile, SourceRange
+
+Resets = Mapping[TopicPartition, Mapping[int, Position]]
+"""Per source partition, the epoch of each reset and where it led."""
+
+
+class _Claim(NamedTuple):
+    start: int
+    end: int
+    file: ManifestFile
+
+
+def overlaps(files: Iterable[ManifestFile], resets: Resets) -> list[tuple[str, str]]:
+    """Path and reason for each file that claims offsets which another one has."""
+    claims: dict[tuple[object, ...], list[_Claim]] = defaultdict(list)
+    for file in files:
+        where = (tuple(file.partition.items()), file.scope)
+        for one in file.ranges:
+            claims[*where, one.topic, one.partition].append(_Claim(one.start, one.end, file))
+    found: list[tuple[str, str]] = []
+    for (*_, topic, number), own in claims.items():
+        tp = TopicPartition(str(topic), int(str(number)))
+        found += _of_partition(tp, own, resets.get(tp, {}))
+    return found
+
+
+def era(epoch: int, resets: Resets) -> int:
+    """The newest reset that an epoch has followed; files of different eras may overlap."""
+    return max((e for own in resets.values() for e in own if e <= epoch), default=0)
+
+
+def _of_partition(
+    tp: TopicPartition, claims: list[_Claim], resets: Mapping[int, Position]
+) -> Iterable[tuple[str, str]]:
+    """Sweep: each claim is compared with those that have not ended where it begins."""
+    under_way: list[_Claim] = []
+    for one in sorted(claims, key=lambda claim: claim[:2]):
+        under_way = [other for other in under_way if other.end > one.start]
+        for other in under_way:
+            shared = SourceRange(*tp, one.start, min(one.end, other.end))
+            if not _allowed(shared, one.file, other.file, resets):
+                yield (
+                    one.file.path,
+                    f"offsets {shared.start} to {shared.end} of {tp} are in {other.file.path} too",
+                )
+        under_way.append(one)
+
+
+def _allowed(
+    shared: SourceRange, one: ManifestFile, other: ManifestFile, resets: Mapping[int, Position]
+) -> bool:
+    together = (one.epoch, one.batch) == (other.epoch, other.batch)
+    if (together or one.replaces or other.replaces) and shared.end - shared.start == 1:
+        return True
+    first, last = sorted((one.epoch, other.epoch))
+    return any(first < epoch <= last and at <= shared.start for epoch, at in resets.items())

@@ -1,0 +1,85 @@
+"""Which small files are to become one: pure decisions, nothing is read or written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange, normalize
+from oncely.files.overlaps import Resets, era
+from oncely.sinks.files.words import ManifestFile, SourceRange, encode
+
+Bin: TypeAlias = "list[ManifestFile]"
+"""Two or more files in the order of their rows, to be written as one."""
+
+_FRAME = 1_000  # bytes of a batch and a record round key and value
+_NUMBERS = 60  # bytes of a range in JSON, without its topic
+
+
+def bins(
+    files: Iterable[ManifestFile], resets: Resets, *, target: int, largest: int
+) -> Iterator[Bin]:
+    """Files of a directory that together have at most about ``target`` bytes.
+
+    A file of half the target or more stays as it is: else every compaction would write it again.
+    Files go together that have the same directory, scope and pipeline, and that no reset lies
+    between: what was read twice because somebody wanted it is not for one file.
+
+    Args:
+        files: of the table.
+        resets: from the ledger.
+        target: bytes that a file should have.
+        largest: bytes of a manifest message: the paths of a bin travel in one.
+    """
+    groups: dict[tuple[object, ...], Bin] = defaultdict(list)
+    for file in files:
+        if file.bytes * 2 < target:
+            folder = file.path.rpartition("/")[0]
+            mixed = not file.ranges
+            key = (folder, file.scope, file.pipeline, era(file.epoch, resets), mixed)
+            groups[key].append(file)
+    for group in groups.values():
+        yield from _packed(sorted(group, key=in_order), target, largest)
+
+
+def in_order(file: ManifestFile) -> tuple[int, int, str]:
+    """Batches follow each other, and within one names are in the order of offsets."""
+    return file.epoch, file.batch, file.path
+
+
+def union(files: Iterable[ManifestFile]) -> list[SourceRange]:
+    """The ranges of all files; those that touch or overlap become one."""
+    found: dict[TopicPartition, list[OffsetRange]] = defaultdict(list)
+    for file in files:
+        for one in file.ranges:
+            found[TopicPartition(one.topic, one.partition)].append(OffsetRange(one.start, one.end))
+    return [
+        SourceRange(*tp, one.start, one.end)
+        for tp, own in sorted(found.items())
+        for one in normalize(own)
+    ]
+
+
+def _packed(files: Sequence[ManifestFile], target: int, largest: int) -> Iterator[Bin]:
+    packed: Bin = []
+    size = length = 0
+    for file in files:
+        entry = len(encode(file))
+        if packed and (size + file.bytes > target or length + _more(file) > largest - _FRAME):
+            if len(packed) > 1:
+                yield packed
+            packed = []
+        if not packed:
+            size, length = 0, entry
+        packed.append(file)
+        size, length = size + file.bytes, length + _more(file)
+    if len(packed) > 1:
+        yield packed
+
+
+def _more(file: ManifestFile) -> int:
+    """Bytes that a file adds to the message of the one that replaces it."""
+    ranges = sum(len(one.topic) + _NUMBERS for one in file.ranges)
+    return len(file.path) + len('"",') + ranges

@@ -1,0 +1,29 @@
+"""A table's rows without Spark: file by file, for a look or a small export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from oncely.files.reading import Named, rows_of
+from oncely.files.schemas import wanted_schema
+from oncely.files.table import Table
+
+
+def rows(
+    table: Table,
+    *,
+    where: Mapping[str, str | None] | None = None,
+    columns: Sequence[str] | None = None,
+) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """The columns, and the rows of one file after the other, in the order of paths.
+
+    Args and errors are those of :func:`oncely.files.read`; errors of files come when they are
+    asked for.
+    """
+    contents = table.look()
+    files = list(table.chosen(contents, where or {}))
+    scopes = {file.scope for file in files} or contents.schemas.keys()
+    schema = wanted_schema(contents.schemas, scopes, columns)
+    return schema, (rows_of(table.store, Named.of(file), schema) for file in files)

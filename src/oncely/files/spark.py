@@ -1,0 +1,100 @@
+"""A table as a DataFrame: Spark deals out paths, workers fetch files and turn them into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from oncely.files.reading import Named, rows_of
+from oncely.files.schemas import wanted_schema
+from oncely.files.table import Table, table_of
+from oncely.sinks.files.store import Store
+from oncely.sinks.files.words import ManifestFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from oncely.pipeline import Pipeline
+
+_ROWS = 20_000  # in an Arrow batch on its way to the JVM
+_TASK = 64 << 20  # bytes of files that one task reads, about
+_OPEN = 1 << 20  # what it costs to fetch a file, in bytes that could be read meanwhile
+_LINES = "files array<struct<path: string, format: string, sha256: string>>"
+
+
+def read(
+    spark: SparkSession,
+    pipeline: str | Path | Pipeline | Table,
+    *,
+    where: Mapping[str, str | None] | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """The rows of a pipeline's files, as the manifest has them at this moment.
+
+    Files that come later are not in it; files that are compacted away stay readable for
+    ``sink.max_staging_age``. Each file is compared with its published SHA-256. Its columns are
+    resolved to the published schema: what a file does not have is null, int becomes double.
+
+    Args:
+        spark: the session.
+        pipeline: the pipeline file, the pipeline, or its table.
+        where: only files with these values of partition columns; None for "no value". The
+            values are texts as in the directories, decoded: ``{"date": "2026-11-21"}``.
+        columns: only these, in this order; all by default.
+
+    Raises:
+        ConfigError: the sink is no files sink, or was never written to; ``where`` names no
+            partition column; ``columns`` names no column; two scopes have a column with types
+            that don't go together.
+        Unavailable: the cluster does not answer.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    table = pipeline if isinstance(pipeline, Table) else table_of(pipeline)
+    contents = table.look()
+    files = list(table.chosen(contents, where or {}))
+    # Without files the whole table's columns: a filter that finds nothing is no mistake.
+    scopes = {file.scope for file in files} or contents.schemas.keys()
+    schema = wanted_schema(contents.schemas, scopes, columns)
+    spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    if not files:
+        return spark.createDataFrame([], spark_schema)
+    tasks = _dealt(files, spark.sparkContext.defaultParallelism)
+    # One element for one task, whatever the sizes: a shuffle would deal them out by hash.
+    dealt = spark.sparkContext.parallelize([(task,) for task in tasks], len(tasks))
+    frame = spark.createDataFrame(dealt, _LINES)
+    return frame.mapInArrow(_Reader(table.store, schema), spark_schema)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What a worker does."""
+
+    store: Store
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for task in batch.column("files").to_pylist():
+                for file in task:
+                    rows = rows_of(self.store, Named(**file), self.schema)
+                    yield from rows.to_batches(max_chunksize=_ROWS)
+
+
+def _dealt(files: Sequence[ManifestFile], cores: int) -> list[list[Named]]:
+    """The files of each task; those of a task follow each other."""
+    costs = [file.bytes + _OPEN for file in files]
+    most = min(_TASK, max(_OPEN, sum(costs) // cores))
+    tasks: list[list[Named]] = []
+    size = most
+    for file, cost in zip(files, costs, strict=True):
+        if size + cost > most:
+            tasks.append([])
+            size = 0
+        size += cost
+        tasks[-1].append(Named.of(file))
+    return tasks

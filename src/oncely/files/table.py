@@ -1,0 +1,131 @@
+"""The files of one pipeline as a table: a store, the manifest that names them, their schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from oncely.config import FilesSinkSettings
+from oncely.errors import ConfigError
+from oncely.pipeline import Pipeline
+from oncely.pipeline.files_destination import FilesDestination
+from oncely.sinks.files.manifest import Contents, Manifest
+from oncely.sinks.files.partitions import PartitionColumn, parse_partition_by
+from oncely.sinks.files.store import Store
+from oncely.sinks.files.words import Format, ManifestFile
+from oncely.sinks.kafka.cluster import Cluster, Place
+from oncely.sinks.kafka.words import View
+
+Where = Mapping[str, str | None]
+"""Values of partition columns that a file must have; None: the column has no value."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where a pipeline's files are, and what tells which of them count.
+
+    Attributes:
+        place: the cluster, the pipeline's name, and its ledger.
+        store: the root.
+        manifest_topic, schema_topic: their names.
+        format: that new files are written in.
+        partition_by: as ``sink.partition_by`` has it.
+        target_file_size: bytes that a file should have.
+        max_staging_age: seconds after which a file that was never published can't be any more.
+    """
+
+    place: Place
+    store: Store
+    manifest_topic: str
+    schema_topic: str
+    format: Format = "avro"
+    partition_by: tuple[str, ...] = ()
+    target_file_size: int = 64 << 20
+    max_staging_age: float = 3600.0
+
+    @property
+    def levels(self) -> tuple[PartitionColumn, ...]:
+        """The levels of directories."""
+        return parse_partition_by(self.partition_by)
+
+    def manifest(self) -> Manifest:
+        """A reader of the two topics, to be closed.
+
+        Raises:
+            ConfigError: nothing was ever published.
+        """
+        reader = Manifest(self.place, self.manifest_topic, self.schema_topic)
+        reader.require()
+        return reader
+
+    def look(self) -> Contents:
+        """What is part of the table now.
+
+        Raises:
+            ConfigError: nothing was ever published.
+            Unavailable: no answer.
+        """
+        with self.manifest() as manifest:
+            return manifest.look()
+
+    def ledger(self) -> View:
+        """What the ledger topic says of the pipeline now.
+
+        Raises:
+            Unavailable: no answer.
+        """
+        with closing(Cluster(self.place)) as cluster:
+            return cluster.look()
+
+    def chosen(self, contents: Contents, where: Where) -> Iterator[ManifestFile]:
+        """The files with these partition values, by path.
+
+        Raises:
+            ConfigError: the table is not partitioned by that.
+        """
+        names = [level.name for level in self.levels]
+        for name in where:
+            if name not in names:
+                raise ConfigError(
+                    "where",
+                    f"{name!r} is no partition column; there are {', '.join(names) or 'none'}",
+                    way_out="filter the rows by it instead",
+                )
+        wanted = where.items()
+        for _, file in sorted(contents.files.items()):
+            if all(name in file.partition and file.partition[name] == v for name, v in wanted):
+                yield file
+
+
+def table_of(pipeline: str | Path | Pipeline) -> Table:
+    """The table of a pipeline whose sink is files.
+
+    Args:
+        pipeline: its file, or the pipeline itself.
+
+    Raises:
+        ConfigError: the file is wrong, or the sink is another one.
+    """
+    if not isinstance(pipeline, Pipeline):
+        pipeline = Pipeline.from_file(pipeline)
+    settings = pipeline.settings
+    if not isinstance(settings.sink, FilesSinkSettings):
+        raise ConfigError(
+            "sink.kind",
+            f"pipeline {settings.name!r} writes to {settings.sink.kind!r}, not to files",
+            way_out='name the file of a pipeline with sink.kind = "files"',
+        )
+    given = settings.sink
+    destination = FilesDestination(settings, given, pipeline.source, pipeline.kafka_connect)
+    return Table(
+        destination.place,
+        given.store,
+        given.manifest_topic,
+        given.schemas,
+        given.format,
+        given.partition_by,
+        given.target_file_size,
+        given.max_staging_age,
+    )

@@ -1,0 +1,178 @@
+"""Orphans removed: files that were written and that no manifest names, or names no longer.
+
+Why none of them can be, or become, part of the table; times are the store's clock:
+
+1. The clock is read, then the store is listed, then the manifest is read, settled. A file that was
+   published before the listing is in the manifest that is read, for its message was in the topic
+   before, and settled waits for the transaction.
+2. A file that was listed and is published later was staged less than ``max_staging_age`` before its
+   transaction began: a publisher looks at the age after it has begun. The transaction ends within
+   its timeout, and the coordinator looks for those that have not every ten seconds. So a file that
+   is older than both, and some slack, at the reading of the clock will be published by nobody.
+3. Files that a compaction has replaced are what readers may still be reading, who have looked at
+   the manifest before. They are kept for ``max_staging_age`` from then on.
+4. A manifest that has lost entries would make orphans of files that are part of the table. So its
+   id must be the one that the ledger has noted, before and after it was read: a topic that is made
+   again meanwhile has another one. And its log must begin at 0, where it was created: what is only
+   ever compacted does.
+5. The root must be this manifest's (:mod:`oncely.sinks.files.owner`), and a file's name one that
+   Oncely gives: what else lies there is not touched, and neither is what lies below a folder that
+   is the root of another table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from oncely.errors import ConfigError
+from oncely.files.table import Table
+from oncely.sinks.files import owner
+from oncely.sinks.files.manifest import Contents
+from oncely.sinks.files.store import Stored
+
+SLACK = timedelta(seconds=60)
+"""Clocks of broker and store may differ, a store may tell whole seconds, and the coordinator ends a
+transaction up to ten seconds late (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
+
+_FILE = re.compile(r"(?:.*/)?[^/]+-e\d+-b\d+-[^/]+-[0-9a-f]{16}-\d{6,}\.(?:avro|parquet)")
+"""See :class:`oncely.sinks.files.paths.FileNames`."""
+_PROBE = re.compile(r"\.oncely-probe-[0-9a-f]+")
+"""See :mod:`oncely.sinks.files.store`."""
+
+
+@dataclass(frozen=True)
+class Vacuumed:
+    """What a vacuum has done, or would do.
+
+    Attributes:
+        dry_run: nothing was removed.
+        orphans: files that nobody names and nobody can publish any more.
+        young: unnamed files that may still be published.
+        for_readers: files that were taken out so recently that readers may be at them.
+        foreign: files that Oncely has not named, or of tables below this one; not touched.
+        uploads: multipart uploads that were given up.
+        live: files of the table.
+    """
+
+    dry_run: bool
+    orphans: tuple[Stored, ...]
+    young: int
+    for_readers: int
+    foreign: int
+    uploads: int
+    live: int
+
+    @property
+    def bytes(self) -> int:
+        """Of the orphans."""
+        return sum(one.bytes for one in self.orphans)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "dry_run": self.dry_run,
+            "orphans": [
+                {"path": o.path, "bytes": o.bytes, "modified": o.modified.isoformat()}
+                for o in self.orphans
+            ],
+            "removed": 0 if self.dry_run else len(self.orphans),
+            "bytes": self.bytes,
+            "young": self.young,
+            "for_readers": self.for_readers,
+            "foreign": self.foreign,
+            "uploads": self.uploads,
+            "live": self.live,
+        }
+
+
+def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
+    """Remove orphans, and multipart uploads that were left over.
+
+    Args:
+        table: whose.
+        dry_run: only say what would be removed.
+
+    Raises:
+        ConfigError: never written to, or the root is another pipeline's.
+        SourceMismatch: the manifest topic is another one by the same name.
+        DataLost: the manifest does not begin at 0.
+        Unavailable: no answer, or a transaction stayed open.
+    """
+    registered = registered_id(table)
+    with table.manifest() as manifest:
+        manifest.require_whole(registered)
+        owner.require(table.store, registered)
+        now = table.store.now()
+        stored = list(table.store.list())
+        contents = manifest.settled()
+        manifest.require_whole(registered)
+    staging = timedelta(seconds=table.max_staging_age)
+    done_for = now - staging - timedelta(seconds=table.place.transaction_timeout) - SLACK
+    found = _sorted(stored, contents, done_for, now - staging - SLACK)
+    if not dry_run:
+        table.store.delete(one.path for one in found["orphans"])
+    uploads = table.store.abort_uploads(done_for, dry_run=dry_run)
+    return Vacuumed(
+        dry_run,
+        tuple(found["orphans"]),
+        len(found["young"]),
+        len(found["for_readers"]),
+        len(found["foreign"]),
+        uploads,
+        len(contents.files),
+    )
+
+
+def registered_id(table: Table) -> str:
+    """The id that the manifest topic had when the pipeline registered.
+
+    Raises:
+        ConfigError: the ledger does not know it.
+    """
+    known = table.ledger().pipeline
+    topic_id = known.outputs.get(table.manifest_topic) if known is not None else None
+    if topic_id is None:
+        raise ConfigError(
+            "sink.ledger_topic",
+            f"{table.place.ledger_topic!r} does not know which manifest pipeline"
+            f" {table.place.pipeline!r} has written to",
+            way_out="run the pipeline first, or mend its name",
+        )
+    return topic_id
+
+
+def is_file(path: str) -> bool:
+    """Whether a path below the root ends in a name that Oncely gives to files of a table."""
+    return _FILE.fullmatch(path) is not None
+
+
+def _sorted(
+    stored: Iterable[Stored], contents: Contents, done_for: datetime, left: datetime
+) -> dict[str, list[Stored]]:
+    """The files that no manifest names, by what is to become of them."""
+    found: dict[str, list[Stored]] = {
+        name: [] for name in ("orphans", "young", "for_readers", "foreign")
+    }
+    listed = sorted(stored, key=lambda one: one.path)
+    others = tuple(
+        one.path.removesuffix(owner.PATH) for one in listed if one.path.endswith("/" + owner.PATH)
+    )
+    for one in listed:
+        if one.path in contents.files or one.path == owner.PATH:
+            continue
+        removed = contents.removed.get(one.path)
+        ours = is_file(one.path) or _PROBE.fullmatch(one.path)
+        if not ours or one.path.startswith(others):
+            kind = "foreign"
+        elif removed is not None and removed > left.timestamp() * 1000:
+            kind = "for_readers"
+        elif one.modified > done_for:
+            kind = "young"
+        else:
+            kind = "orphans"
+        found[kind].append(one)
+    return found

@@ -1,0 +1,194 @@
+"""Every file fetched again and compared with what the manifest says of it.
+
+Files are looked at while the pipeline runs and others compact and vacuum. A file that has left the
+manifest meanwhile is nobody's problem, so the manifest is read again in the end, and what was found
+about files that it no longer names is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncely.decode.avro_form import arrow_schema_of
+from oncely.errors import InvariantViolation
+from oncely.files.overlaps import overlaps
+from oncely.files.reading import decoded
+from oncely.files.schemas import resolved
+from oncely.files.table import Table
+from oncely.files.times import instant
+from oncely.files.vacuum import is_file
+from oncely.sinks.files.event_time import NO_TIME
+from oncely.sinks.files.manifest import Contents
+from oncely.sinks.files.partitions import PartitionColumn, split
+from oncely.sinks.files.paths import directory
+from oncely.sinks.files.store import NoSuchFile, Store
+from oncely.sinks.files.words import ManifestFile
+
+_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is not as the manifest says; ``path`` is the file's."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was looked at, and what is wrong.
+
+    Attributes:
+        files, rows, bytes: that the manifest names, as it says; all of them were fetched.
+        other_levels: files that were partitioned otherwise than the pipeline does now; the
+            values of their rows were not compared with their directories.
+        unnamed: files in the store that the manifest does not name, which no reader reads:
+            staged ones, and orphans.
+        unnamed_bytes: of those.
+        problems: by path.
+    """
+
+    files: int
+    rows: int
+    bytes: int
+    other_levels: int
+    unnamed: int
+    unnamed_bytes: int
+    problems: tuple[Problem, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"ok": not self.problems, **asdict(self)}
+
+
+def verify(table: Table, progress: Callable[[int, int], None] = lambda _, __: None) -> Verified:
+    """Fetch every file and compare size, checksum, rows, columns, partition values and ranges.
+
+    Args:
+        table: whose.
+        progress: told how many files have been looked at, and how many there are.
+
+    Raises:
+        ConfigError: never written to, or the store refuses us.
+        Unavailable: cluster or store do not answer.
+    """
+    levels = table.levels
+    with table.manifest() as manifest:
+        contents = manifest.settled()
+        found: list[tuple[str, str]] = []
+        with ThreadPoolExecutor(_THREADS) as threads:
+            look = _Look(table.store, contents, levels)
+            for at, problems in enumerate(threads.map(look, contents.files.values()), 1):
+                found += problems
+                progress(at, len(contents.files))
+        found += overlaps(contents.files.values(), table.ledger().resets)
+        now = manifest.look().files
+    stored = [o for o in table.store.list() if is_file(o.path) and o.path not in now]
+    files = contents.files.values()
+    return Verified(
+        len(files),
+        sum(file.rows for file in files),
+        sum(file.bytes for file in files),
+        sum(list(file.partition) != [level.name for level in levels] for file in files),
+        len(stored),
+        sum(one.bytes for one in stored),
+        tuple(Problem(path, text) for path, text in sorted(found) if path in now),
+    )
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Looks at one file after the other; safe for several threads."""
+
+    store: Store
+    contents: Contents
+    levels: Sequence[PartitionColumn]
+
+    def __call__(self, file: ManifestFile) -> list[tuple[str, str]]:
+        return [(file.path, text) for text in self._look(file)]
+
+    def _look(self, file: ManifestFile) -> Iterator[str]:
+        try:
+            data = self.store.read(file.path)
+        except NoSuchFile:
+            yield "it is not in the store"
+            return
+        if len(data) != file.bytes:
+            yield f"it has {len(data):,} bytes, and {file.bytes:,} were published"
+        found = hashlib.sha256(data).hexdigest()
+        if found != file.sha256:
+            yield f"its SHA-256 is {found}, and {file.sha256} was published"
+            return
+        try:
+            rows = decoded(data, file.format)
+        except InvariantViolation as error:
+            yield error.message
+            return
+        if rows.num_rows != file.rows:
+            yield f"it has {rows.num_rows:,} rows, and {file.rows:,} were published"
+        yield from self._columns(file, rows)
+        yield from _ranges(file)
+        if list(file.partition) == [level.name for level in self.levels]:
+            yield from self._values(file, rows)
+
+    def _columns(self, file: ManifestFile, rows: pa.Table) -> Iterator[str]:
+        published = self.contents.schemas.get(file.scope)
+        if published is None:
+            yield f"no schema is published for its scope {list(file.scope)}"
+            return
+        schema = arrow_schema_of(published.avro)
+        for name in rows.column_names:
+            if name not in schema.names:
+                yield f"its column {name!r} is not in the published schema"
+        try:
+            resolved(rows, schema)
+        except InvariantViolation as error:
+            yield f"its columns don't resolve to the published schema: {error.message}"
+
+    def _values(self, file: ManifestFile, rows: pa.Table) -> Iterator[str]:
+        """Each row stands where its values say, and the event times span what is published."""
+        found = split(_as_partitioned(rows, self.levels), self.levels)
+        for row, reason in found.rejected[:1]:
+            yield f"row {row} could not have been written: {reason}"
+        wanted = tuple(file.partition.values())
+        for code in sorted(set(found.codes.tolist()) - {-1}):
+            if found.groups[code] != wanted:
+                yield f"it holds rows of {found.groups[code]}, and should of {wanted} only"
+        if file.path.rpartition("/")[0] != directory(self.levels, wanted):
+            yield f"it is not in the directory of {wanted}"
+        times = found.times[found.times != NO_TIME] if found.times is not None else []
+        span = (int(min(times)), int(max(times))) if len(times) else None
+        published = tuple(map(instant, file.event_time)) if file.event_time else None
+        if span != published:
+            yield f"its event times span {span} µs, and {published} was published"
+
+
+def _ranges(file: ManifestFile) -> Iterator[str]:
+    for one in file.ranges:
+        if one.start >= one.end:
+            yield f"its range {one} is empty"
+
+
+def _as_partitioned(rows: pa.Table, levels: Sequence[PartitionColumn]) -> pa.Table:
+    """Rows as they were when their directory was chosen.
+
+    A column of whole numbers may have become one of doubles since: the file was written with the
+    columns of its last row, and the numbers before are whole still.
+    """
+    for name in {level.column for level in levels} & set(rows.column_names):
+        column = rows.column(name)
+        if pa.types.is_floating(column.type):
+            whole = pc.equal(pc.floor(column), column)
+            if pc.all(whole).as_py() is not False:
+                rows = rows.set_column(
+                    rows.column_names.index(name), name, pc.cast(column, pa.int64(), safe=False)
+                )
+    return rows

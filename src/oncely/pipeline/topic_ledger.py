@@ -1,0 +1,95 @@
+"""What a destination asks of a ledger that is a topic: positions, dead letters, its fitness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from oncely.pipeline.destination import Known
+from oncely.sinks.base import Reject
+from oncely.sinks.kafka import topics
+from oncely.sinks.kafka.cluster import Cluster, Place
+from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
+
+
+@dataclass(frozen=True)
+class TopicLedger:
+    """The ledger topic of one pipeline, and the topic of its dead letters.
+
+    Attributes:
+        place: cluster, pipeline, group and ledger topic.
+        rejects_topic: of dead letters.
+    """
+
+    place: Place
+    rejects_topic: str
+
+    def look(self) -> Known:
+        """Read the ledger; one that was never created knows nothing."""
+        with closing(Cluster(self.place)) as cluster:
+            if topics.missing(cluster.asker, [self.place.ledger_topic]):
+                return Known()
+            view = cluster.look()
+        if view.pipeline is None:
+            return Known()
+        with self._letters() as letters:
+            waiting = letters.count()
+        return Known(
+            view.pipeline.epoch,
+            view.pipeline.cluster,
+            {tp: moved.position for tp, moved in view.positions.items()},
+            view.pipeline.topic_ids,
+            waiting,
+        )
+
+    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+        """The first dead letters, and how many there are."""
+        with self._letters() as letters:
+            return letters.survey(limit)
+
+    def check(self, *, create: bool) -> None:
+        """Refuse a ledger topic that is unfit, or missing though it may not be created."""
+        with closing(Cluster(self.place)) as cluster:
+            name = self.place.ledger_topic
+            if not create or not topics.missing(cluster.asker, [name]):
+                topics.require_ledger(cluster.asker, name, create=False)
+
+    def commands(self, absent: Sequence[str], compacted: Sequence[str]) -> list[str]:
+        """``kafka-topics`` for whoever may create what is missing."""
+        head = f"kafka-topics --bootstrap-server {self.place.brokers} --create --topic"
+        return [
+            f"{head} {name} --partitions 1 --config cleanup.policy=compact"
+            if name in compacted
+            else f"{head} {name}"
+            for name in absent
+        ]
+
+    def acls(self, written: Sequence[str], read: Sequence[str], *, transactions: bool) -> list[str]:
+        """``kafka-acls`` for the user that the source's settings name.
+
+        Args:
+            written: output topics.
+            read: those of them that are read as well.
+            transactions: positions live in the ledger topic.
+        """
+        place = self.place
+        user = place.kafka.get("sasl.username") or "ANONYMOUS"
+        head = f"kafka-acls --bootstrap-server {place.brokers} --add --allow-principal User:{user}"
+        ids = f"--transactional-id oncely/{place.pipeline}/"
+        found = [f"{head} --operation Write --operation Describe --topic {one}" for one in written]
+        if not transactions:
+            return found
+        found += [f"{head} --operation Read --topic {one}" for one in read]
+        return [
+            *found,
+            f"{head} --operation Read --operation Write --operation Describe --topic"
+            f" {place.ledger_topic}",
+            f"{head} --operation Read --group {replaying(place).group}",
+            f"{head} --operation Write --operation Describe {ids} --resource-pattern-type prefixed",
+        ]
+
+    @contextmanager
+    def _letters(self) -> Iterator[DeadLetters]:
+        with closing(Cluster(replaying(self.place))) as cluster:
+            yield DeadLetters(cluster, self.rejects_topic)

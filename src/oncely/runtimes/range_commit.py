@@ -1,0 +1,149 @@
+"""A micro-batch whose tasks stage and whose driver publishes, without a Spark transform.
+
+What the tasks have read must be what was planned, record for record: only then do positions move
+to the planned ends, in the transaction that makes everything take effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal, cast
+
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.errors import InvariantViolation, TooManyRejects, check
+from oncely.runtimes.batches import OFFSETS_A_TASK
+from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.commit import Outcome
+from oncely.runtimes.ledger_keeper import LedgerKeeper
+from oncely.runtimes.publishing import publish
+from oncely.runtimes.range_task import (
+    ANSWER_DDL,
+    PACKET_DDL,
+    Answer,
+    RangePlan,
+    read_answers,
+    send_ranges,
+    stage_packets,
+    stage_ranges,
+)
+from oncely.runtimes.row_transform import RowTransform
+from oncely.sinks.base import Publication, RangeSink, Reject, Sink, Staged, Written
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ROUNDS = 20
+"""Each round that tasks disagree settles what they disagreed on; more means a defect."""
+
+
+@dataclass
+class RangeCommit(LedgerKeeper[RowTransform]):
+    """Tasks stage what they read; the driver publishes.
+
+    Attributes:
+        bounds: how much a task decodes at once.
+        layout: ``per_partition``: a task stages its own ranges; ``clustered``: rows that belong
+            together are brought together by one shuffle, so that there are fewer files.
+        buckets: tasks after that shuffle.
+    """
+
+    bounds: Bounds = field(default_factory=Bounds)
+    layout: Literal["per_partition", "clustered"] = "per_partition"
+    buckets: int = 8
+
+    def run(
+        self, frame: DataFrame, batch_id: int, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> list[Outcome]:
+        """Stage, check, publish; once more when the tasks have disagreed."""
+        sink = self.sink.in_hand(ranges)
+        for _ in range(_ROUNDS):
+            answers = self._stage(sink, frame, batch_id, ranges)
+            staged = [one.staged for one in answers if one.staged is not None]
+            if not _ranged(sink).agree(staged):
+                continue
+            what = self._publication(ranges, answers, staged)
+            replayed = publish(sink, what, self.fence, self._entries)
+            self._tidy(lambda: self.sink.sweep(self.fence, batch_id + 1))
+            done = what.written.values()
+            self._count(sum(one.records for one in done), sum(one.rejects for one in done))
+            return [Outcome(tp, ranges[tp], what.written[tp], replayed) for tp in sorted(ranges)]
+        raise InvariantViolation(f"the tasks of batch {batch_id} have disagreed {_ROUNDS} times")
+
+    def _stage(
+        self,
+        sink: Sink,
+        frame: DataFrame,
+        batch_id: int,
+        ranges: Mapping[TopicPartition, OffsetRange],
+    ) -> list[Answer]:
+        """One job; its answers in the order of what was read."""
+        clustered = self.layout == "clustered"
+        plan = RangePlan(
+            sink=_ranged(sink),
+            fence=self.fence,
+            batch_id=batch_id,
+            source=self.source,
+            decoder=self.decoder,
+            transform=self.transform,
+            starts={tp: range_.start for tp, range_ in ranges.items()},
+            only_topic=self._only_topic,
+            bounds=self.bounds,
+            buckets=self.buckets if clustered else 0,
+        )
+        offsets = sum(range_.end - range_.start for range_ in ranges.values())
+        frame = frame.coalesce(max(1, min(len(ranges), -(-offsets // OFFSETS_A_TASK))))
+        if clustered:
+            packets = frame.mapInArrow(partial(send_ranges, plan), PACKET_DDL)
+            together = packets.repartition(self.buckets, packets["bucket"])
+            done = together.select("answer", "packet").mapInArrow(
+                partial(stage_packets, plan), ANSWER_DDL
+            )
+        else:
+            done = frame.mapInArrow(partial(stage_ranges, plan), ANSWER_DDL)
+        answers = read_answers(row[0] for row in done.collect())
+        return sorted(answers, key=lambda one: sorted(one.read))
+
+    def _publication(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        answers: Sequence[Answer],
+        staged: Sequence[Staged],
+    ) -> Publication:
+        """What the job has left, when it is all there.
+
+        Raises:
+            InvariantViolation: a task has read, sent or staged something else than was planned.
+            TooManyRejects: the reject budget is spent; nothing was published.
+        """
+        read: dict[TopicPartition, OffsetRange] = {}
+        written = dict.fromkeys(ranges, Written(0, 0, 0, 0))
+        rejects: list[Reject] = []
+        for one in answers:
+            check(not read.keys() & one.read.keys(), "two tasks have read one topic-partition")
+            read |= one.read
+            written |= one.written
+            rejects += one.rejects
+        for tp, range_ in read.items():
+            planned = ranges[tp]
+            fits = range_.start == planned.start and range_.end <= planned.end
+            check(fits, f"{tp}: a task has read {range_}, and {planned} was planned")
+        rows = sum(one.rows for one in written.values())
+        there = sum(one.rows for one in staged)
+        check(rows == there, f"tasks have made {rows} rows, and {there} were staged")
+        records = sum(one.records for one in written.values())
+        left = self._budget().left(records, 0)
+        if left is not None and len(rejects) > left:
+            raise TooManyRejects(
+                f"sink.max_rejects: {len(rejects)} records of this batch can't be written; the"
+                f" first: {rejects[0].reason}",
+                way_out="mend decode or transform; or raise sink.max_rejects to keep them",
+            )
+        return Publication(ranges, written, rejects, staged)
+
+
+def _ranged(sink: Sink) -> RangeSink:
+    """Pipelines give this runtime sinks whose tasks stage ranges, and no others."""
+    return cast(RangeSink, sink)

@@ -1,0 +1,241 @@
+"""What a Spark task runs that stages the records of its ranges, for the driver to publish.
+
+As in a partition commit the task decodes, transforms and cuts chunks; but nothing takes effect
+until the driver has heard from all tasks. So the task answers with what it has READ, and the
+driver compares that with what it has planned.
+
+With a shuffle in between, the first task answers and sends rows on in packets, Arrow's IPC format
+in one binary column: the JVM moves few large values instead of many small ones, and never needs
+to know the columns. The second task stages the packets and passes the answers through.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.core.offsets import Position, TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.decode.base import Decoder, Rejection
+from oncely.errors import OncelyError
+from oncely.runtimes.chunks import Bounds, Chunks
+from oncely.runtimes.letters import Rereader, dead_letters
+from oncely.runtimes.row_transform import RowTransform
+from oncely.runtimes.task import careful_decode, with_topic
+from oncely.sinks.base import (
+    Chunk,
+    Fence,
+    IntArray,
+    RangeStager,
+    Reject,
+    Staged,
+    StagingTask,
+    Written,
+)
+
+ANSWER_DDL = "answer BINARY"
+PACKET_DDL = "bucket INT, answer BINARY, packet BINARY"
+_ANSWER = pa.schema([("answer", pa.binary())])
+_PACKET = pa.schema([("bucket", pa.int32()), ("answer", pa.binary()), ("packet", pa.binary())])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a task tells the driver.
+
+    Attributes:
+        read: the ranges that it has read, each up to its last record plus one.
+        written: what became of their records; rows are those that were staged or sent on.
+        rejects: dead letters.
+        staged: what it has staged, or tells of what it has sent.
+    """
+
+    read: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict)
+    written: Mapping[TopicPartition, Written] = field(default_factory=dict)
+    rejects: tuple[Reject, ...] = ()
+    staged: Staged | None = None
+
+
+@dataclass(frozen=True)
+class RangePlan:
+    """Everything a task needs; pickled into the job."""
+
+    sink: RangeStager
+    fence: Fence
+    batch_id: int
+    source: Rereader
+    decoder: Decoder
+    transform: RowTransform
+    starts: Mapping[TopicPartition, Position]
+    only_topic: str | None
+    bounds: Bounds = field(default_factory=Bounds)
+    buckets: int = 0
+    """Into how many parts rows are shuffled; 0: the task stages them itself."""
+
+
+def stage_ranges(plan: RangePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Stage the task's own records; yield one answer."""
+    task = _begin(plan)
+    tally = _Tally()
+
+    def work() -> Answer:
+        for chunk in _chunks(plan, batches):
+            tally.add(chunk, task.add(chunk))
+        return replace(tally.answer(), staged=task.finish())
+
+    yield _answer(_guarded(work, task, batches))
+
+
+def send_ranges(plan: RangePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Before a shuffle: yield the rows in packets, each for a bucket, and one answer."""
+    task = _begin(plan)
+    tally = _Tally()
+    try:
+        for chunk in _chunks(plan, batches):
+            packets, refused = task.pack(chunk, plan.buckets)
+            tally.add(chunk, refused)
+            for bucket, packet in packets:
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.array([bucket], pa.int32()),
+                        pa.nulls(1, pa.binary()),
+                        pa.array([packet], pa.binary()),
+                    ],
+                    schema=_PACKET,
+                )
+        done: Answer | Exception = replace(tally.answer(), staged=task.finish())
+    except OncelyError as error:
+        done = error
+        for _ in batches:  # an iterator left half-read costs Spark the worker
+            pass
+    # Which bucket an answer goes by does not matter; each task has one of its own.
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([0], pa.int32()), pa.array([pickle.dumps(done)]), pa.nulls(1, pa.binary())],
+        schema=_PACKET,
+    )
+
+
+def stage_packets(plan: RangePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """After a shuffle: stage the packets; yield the first tasks' answers, and one's own."""
+    task = _begin(plan)
+
+    def work() -> Answer:
+        rows = 0
+        for batch in batches:
+            for answer, packet in zip(batch["answer"], batch["packet"], strict=True):
+                if packet.is_valid:
+                    rows += task.add_packet(packet.as_buffer())
+                else:
+                    passed.append(answer.as_py())
+        return Answer(staged=task.finish())
+
+    passed: list[bytes] = []
+    own = _guarded(work, task, batches)
+    for one in passed:
+        yield pa.RecordBatch.from_arrays([pa.array([one], pa.binary())], schema=_ANSWER)
+    yield _answer(own)
+
+
+def read_answers(rows: Iterable[Any]) -> list[Answer]:
+    """The answers of a job's successful tasks.
+
+    Raises:
+        OncelyError: what a task answered instead; Fenced before anything else.
+    """
+    found = [pickle.loads(bytes(one)) for one in rows]  # noqa: S301 - our own tasks' answers
+    errors = [one for one in found if isinstance(one, OncelyError)]
+    if errors:
+        raise max(errors, key=lambda error: (error.exit_code == 3, not error.retryable))
+    return found
+
+
+def _begin(plan: RangePlan) -> StagingTask:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    attempt = context.taskAttemptId() if context is not None else 0
+    return plan.sink.staging(plan.fence, plan.batch_id, attempt)
+
+
+def _chunks(plan: RangePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
+    decode = careful_decode(plan.decoder)
+    letters = partial(dead_letters, plan.source)
+    chunks = Chunks(plan.starts, decode, plan.transform, letters, plan.bounds)
+    return chunks.cut(with_topic(batch, plan.only_topic) for batch in batches)
+
+
+def _guarded(
+    work: Callable[[], Answer], task: StagingTask, batches: Iterable[object]
+) -> Answer | Exception:
+    """Raised, an error would make Spark try again what can't be mended; it is an answer too."""
+    try:
+        return work()
+    except OncelyError as error:
+        task.abandon()
+        for _ in batches:  # an iterator left half-read costs Spark the worker
+            pass
+        return error
+    except BaseException:
+        task.abandon()
+        raise
+
+
+def _answer(what: Answer | Exception) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([pickle.dumps(what)], pa.binary())], schema=_ANSWER)
+
+
+class _Tally:
+    """Adds up what became of a task's chunks."""
+
+    def __init__(self) -> None:
+        self._read: dict[TopicPartition, OffsetRange] = {}
+        self._written: dict[TopicPartition, Counter[str]] = {}
+        self._rejects: list[Reject] = []
+
+    def add(self, chunk: Chunk, refused: list[Rejection]) -> None:
+        """Count a chunk of which the sink has refused some records."""
+        rejections = [*chunk.rejections, *refused]
+        self._rejects += chunk.dead_letters(rejections) if rejections else []
+        rejected = np.zeros(chunk.records, dtype=bool)
+        rejected[[one.record for one in rejections]] = True
+        refused_rows = np.zeros(chunk.records, dtype=bool)
+        refused_rows[[one.record for one in refused]] = True
+        rows = chunk.row_record[~refused_rows[chunk.row_record]]
+        kept = np.zeros(chunk.records, dtype=bool)
+        kept[rows] = True
+        for index, tp in enumerate(chunk.partitions):
+            self._count(tp, chunk, chunk.partition == index, rejected, kept, rows)
+
+    def _count(
+        self,
+        tp: TopicPartition,
+        chunk: Chunk,
+        own: IntArray,
+        rejected: IntArray,
+        kept: IntArray,
+        rows: IntArray,
+    ) -> None:
+        range_ = chunk.ranges[tp]
+        known = self._read.get(tp)
+        self._read[tp] = OffsetRange(known.start if known else range_.start, range_.end)
+        self._written.setdefault(tp, Counter()).update(
+            records=int(own.sum()),
+            rows=int(own[rows].sum()),
+            rejects=int((own & rejected).sum()),
+            filtered=int((own & ~rejected & ~kept).sum()),
+        )
+
+    def answer(self) -> Answer:
+        """All of it."""
+        written = {
+            tp: Written(*(one[name] for name in ("records", "rows", "rejects", "filtered")))
+            for tp, one in self._written.items()
+        }
+        return Answer(self._read, written, tuple(self._rejects))

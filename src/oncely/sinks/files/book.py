@@ -1,0 +1,72 @@
+"""Schemas by scope: what is published, what tasks have found, and whether that goes together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from oncely.decode.avro_form import arrow_schema_of, avro_schema_of, schema_id
+from oncely.decode.merging import NO_CAPS, CannotMerge, Caps, merge
+from oncely.sinks.base import StagedRowsGone
+from oncely.sinks.files.words import Receipt, Scope, ScopeSchema
+
+
+@dataclass
+class Book:
+    """The schema that all files of a scope resolve to; the driver keeps it.
+
+    Attributes:
+        known: schemas, those of staged files among them.
+        published: the ids of schemas that the schema topic is known to hold.
+    """
+
+    known: dict[Scope, pa.Schema] = field(default_factory=dict)
+    published: dict[Scope, str] = field(default_factory=dict)
+
+    def agree(self, receipts: Iterable[Receipt], caps: Caps) -> bool:
+        """Take in what tasks have found, in their order.
+
+        Returns:
+            False when a task contradicts one that comes before it: its word is not taken, and
+            when it stages again by this book, it will see that itself.
+        """
+        agreed = True
+        for receipt in receipts:
+            found = {id_: arrow_schema_of(avro) for id_, avro in receipt.schemas.items()}
+            for scope, id_ in receipt.grown:
+                try:
+                    self.known[scope] = _merged(self.known.get(scope), found[id_], caps)
+                except CannotMerge:
+                    agreed = False
+        return agreed
+
+    def take(self, pages: Mapping[Scope, ScopeSchema]) -> None:
+        """Take in what the schema topic says now.
+
+        Raises:
+            StagedRowsGone: somebody has published what our files don't go together with.
+        """
+        for scope, page in pages.items():
+            if self.published.get(scope) == page.id:
+                continue
+            try:
+                self.known[scope] = _merged(arrow_schema_of(page.avro), self.known.get(scope))
+            except CannotMerge as error:
+                self.known[scope] = arrow_schema_of(page.avro)
+                raise StagedRowsGone(
+                    f"the schema of {scope} was widened meanwhile: {error}; the batch is done again"
+                ) from None
+            self.published[scope] = page.id
+
+    def page(self, scope: Scope) -> ScopeSchema:
+        """A scope's schema, for the schema topic."""
+        avro = avro_schema_of(self.known[scope])
+        return ScopeSchema(schema_id(avro), scope, avro)
+
+
+def _merged(known: pa.Schema | None, found: pa.Schema | None, caps: Caps = NO_CAPS) -> pa.Schema:
+    if known is None or found is None:
+        return found if known is None else known
+    return merge(known, found, caps)

@@ -1,0 +1,214 @@
+"""The manifest and the schemas as the two topics tell them.
+
+A reader sees a prefix of the manifest topic. That each prefix is a table needs a word: several
+producers may write at the same time (a run publishes, a compaction rewrites), so that a prefix may
+hold the first half of a committed transaction, whose other half stands behind the first record of
+a transaction that is still open. For what a run publishes this means a batch that is not complete
+yet. For a compaction it could mean rows twice, or none. So the message of a file that was
+rewritten names the paths it ``replaces``: whoever sees the new file knows that the old ones are
+out, by one message, and their tombstones are left for Kafka's own compaction to act on.
+
+Schemas are read after the manifest. A transaction's marker reaches one topic before the other: a
+file may be visible whose schema is not, although it is in the schema topic already. When a file
+names a schema that was never seen, that topic is read again, settled, which waits for the marker.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import confluent_kafka as ck
+
+from oncely.errors import ConfigError, DataLost, SourceMismatch
+from oncely.sinks.files.words import (
+    ManifestFile,
+    Scope,
+    ScopeSchema,
+    read_manifest,
+    read_schema,
+    schema_key,
+)
+from oncely.sinks.kafka.cluster import READER, Place
+from oncely.sinks.kafka.topic_log import TopicLog
+from oncely.sinks.kafka.topics import identified
+from oncely.sources.clients import Asker, Trouble
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The table at one moment.
+
+    Attributes:
+        files: that are part of it, by path, in the order in which they came in.
+        removed: when a file was taken out, milliseconds since 1970 by the broker's clock (by the
+            producer's, where the topic has ``message.timestamp.type=CreateTime``). Only while the
+            topic still holds the tombstone, or the message that replaced the file.
+        schemas: the newest of each scope.
+    """
+
+    files: Mapping[str, ManifestFile] = field(default_factory=dict)
+    removed: Mapping[str, int] = field(default_factory=dict)
+    schemas: Mapping[Scope, ScopeSchema] = field(default_factory=dict)
+
+
+class Manifest:
+    """Reads both topics; what was read once is kept. Safe for several threads.
+
+    Args:
+        place: brokers, group and connection. The group is only named: nothing is committed to it.
+        manifest_topic, schema_topic: their names.
+    """
+
+    def __init__(self, place: Place, manifest_topic: str, schema_topic: str) -> None:
+        self._place = place
+        self.manifest_topic, self.schema_topic = manifest_topic, schema_topic
+        self._asker = Asker(place.brokers, place.kafka, min(10.0, place.timeout))
+        self._lock = threading.RLock()
+        self._consumer: Any = None
+        self._files: dict[str, ManifestFile] = {}
+        self._removed: dict[str, int] = {}
+        self._schemas: dict[bytes, ScopeSchema] = {}
+        self._seen: set[str] = set()  # the ids of all schemas that were ever read
+        self._manifest = self._log(
+            manifest_topic, "the manifest topic", self._take_file, self._forget_files
+        )
+        self._schema = self._log(
+            schema_topic, "the schema topic", self._take_schema, self._forget_schemas
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the next reading opens one again."""
+        with self._lock:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+
+    def look(self) -> Contents:
+        """The table as committed readers see it now.
+
+        Raises:
+            Unavailable: no answer.
+            InvariantViolation: a topic holds what is not ours.
+        """
+        return self._read(stable=False)
+
+    def settled(self) -> Contents:
+        """The table with all that was in the topics when asked; waits for open transactions.
+
+        Raises:
+            Unavailable: a transaction stayed open, or no answer.
+            InvariantViolation: a topic holds what is not ours.
+        """
+        return self._read(stable=True)
+
+    def schemas(self) -> Mapping[Scope, ScopeSchema]:
+        """The newest schema of each scope; waits for open transactions. Raises as above."""
+        with self._lock:
+            self._schema.read(self._connected, stable=True)
+            return {one.scope: one for one in self._schemas.values()}
+
+    def require(self) -> None:
+        """Refuse a pipeline that has never run.
+
+        Raises:
+            ConfigError: one of the topics is not there.
+        """
+        for key, name in (("manifest_topic", self.manifest_topic),
+                          ("schema_topic", self.schema_topic)):  # fmt: skip
+            if identified(self._asker, name) is None:
+                raise ConfigError(
+                    f"sink.{key}",
+                    f"there is no topic {name!r}: nothing was ever published",
+                    way_out="run the pipeline first, or mend the name",
+                )
+
+    def require_whole(self, topic_id: str) -> None:
+        """Refuse a manifest that may have lost entries: files would be taken for orphans.
+
+        Args:
+            topic_id: that the manifest topic had when the pipeline registered.
+
+        Raises:
+            SourceMismatch: it is another topic by the same name.
+            DataLost: its log does not start at 0, where it was created.
+        """
+        found = identified(self._asker, self.manifest_topic)
+        if found is None or found[0] != topic_id:
+            now = f"now it has {found[0]}" if found else "now it is gone"
+            raise SourceMismatch(
+                f"the manifest topic {self.manifest_topic!r} had id {topic_id} when the pipeline"
+                f" wrote to it, {now}: files of the old one would look like orphans",
+                way_out="give the pipeline a new name, topics and root to begin anew",
+            )
+        first, _ = self._manifest.bounds(stable=True)
+        if first != 0:
+            raise DataLost(
+                f"the manifest topic {self.manifest_topic!r} begins at offset {first}, not at 0:"
+                " entries were deleted, and their files would look like orphans",
+                way_out="was its cleanup.policy changed, or were records deleted? The files are"
+                " there still: publish their entries again, or begin anew with another name",
+            )
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def _read(self, *, stable: bool) -> Contents:
+        with self._lock:
+            self._manifest.read(self._connected, stable=stable)
+            self._schema.read(self._connected, stable=stable)
+            unseen = {one.schema for one in self._files.values()} - self._seen
+            if unseen and not stable:
+                self._schema.read(self._connected, stable=True)
+            self._seen |= unseen  # seen now, or compacted away long ago
+            schemas = {one.scope: one for one in self._schemas.values()}
+            return Contents(dict(self._files), dict(self._removed), schemas)
+
+    def _take_file(self, message: Any) -> None:
+        path, found = read_manifest(message.key(), message.value())
+        _, at = message.timestamp()
+        for gone in [path] if found is None else found.replaces:
+            # The first word on it counts: the tombstone follows the message that replaces.
+            if self._files.pop(gone, None) is not None or gone not in self._removed:
+                self._removed[gone] = at
+        if found is not None:
+            self._files[path] = found
+            self._removed.pop(path, None)
+
+    def _take_schema(self, message: Any) -> None:
+        found = read_schema(message.key(), message.value())
+        if found is None:
+            self._schemas.pop(message.key() or b"", None)
+            return
+        self._schemas[schema_key(found.scope)] = found
+        self._seen.add(found.id)
+
+    def _forget_files(self) -> None:
+        self._files, self._removed = {}, {}
+
+    def _forget_schemas(self) -> None:
+        self._schemas, self._seen = {}, set()
+
+    def _log(self, topic: str, what: str, take: Any, forget: Any) -> TopicLog:
+        place = self._place
+        return TopicLog(topic, what, self._asker, brokers=place.brokers, timeout=place.timeout,
+                        take=take, forget=forget)  # fmt: skip
+
+    def _connected(self) -> Any:
+        if self._consumer is None:
+            place = self._place
+            self._consumer = place.connect(
+                ck.Consumer,
+                place.brokers,
+                place.kafka,
+                Trouble(place.brokers),
+                **{**READER, "group.id": place.group},
+            )
+        return self._consumer

@@ -1,0 +1,163 @@
+"""What the driver's one transaction says of files: their schemas, and then their names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from oncely.errors import check
+from oncely.sinks.base import Fence, Publication, StagedRowsGone
+from oncely.sinks.files.book import Book
+from oncely.sinks.files.words import (
+    Format,
+    ManifestFile,
+    Receipt,
+    Scope,
+    ScopeSchema,
+    SourceRange,
+    WrittenFile,
+    encode,
+    path_key,
+    read_receipt,
+    schema_key,
+)
+from oncely.sinks.kafka.publishing import InTime
+from oncely.sinks.kafka.sender import Message, Sender
+
+# Of what stands still while a process is stopped there is nothing here: it goes on then, too.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def clock() -> float:
+    """Seconds that pass, also while this process or its machine is asleep."""
+    return time.clock_gettime(_CLOCK)
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Where files are named."""
+
+    manifest: str
+    schema: str
+
+
+@dataclass(frozen=True)
+class ManifestLoad:
+    """Names the files of a publication.
+
+    Attributes:
+        topics: where.
+        format: of the files.
+        book: the schemas that all files of a scope resolve to, those of this batch among them.
+        read: what the schema topic holds now.
+        began: when the batch began to be staged, by :func:`clock`; no file is older.
+        max_age: seconds; `vacuum` may take what is older than this and a transaction's timeout.
+    """
+
+    topics_: Topics
+    format: Format
+    book: Book
+    read: Callable[[], Mapping[Scope, ScopeSchema]]
+    began: float
+    max_age: float
+
+    def topics(self, what: Publication) -> list[str]:  # noqa: ARG002 - the port's
+        """Manifest and schemas."""
+        return [self.topics_.manifest, self.topics_.schema]
+
+    def ready(self) -> None:
+        """Take in schemas that a replay has widened; who could do so now would fence us."""
+        self.book.take(self.read())
+
+    def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:
+        """Send all of it, if no file may have been vacuumed meanwhile.
+
+        The age is looked at inside the transaction. Stopped before, we find out here; stopped
+        from here on, the broker ends the transaction by its timeout, and `vacuum` takes no file
+        that is younger than both together. So a file that is named is there.
+
+        Raises:
+            StagedRowsGone: too old; the batch is done again.
+        """
+        self.refuse_old()
+        receipts = [read_receipt(one.name) for one in what.staged if one.name]
+        every = [SourceRange(*tp, r.start, r.end) for tp, r in sorted(what.ranges.items())]
+        for topic, messages in self.messages(receipts, fence, every):
+            writer.send(topic, messages)
+            in_time()
+        rows = sum(one.rows for receipt in receipts for one in receipt.files)
+        staged = sum(one.rows for one in what.staged)
+        check(rows == staged, f"files of {rows} rows are named, and {staged} were staged")
+
+    def refuse_old(self) -> None:
+        """Refuse files that may have been vacuumed; asked inside the transaction.
+
+        Raises:
+            StagedRowsGone: too old.
+        """
+        age = clock() - self.began
+        if age > self.max_age:
+            raise StagedRowsGone(
+                f"files of this batch may be {age:.0f} s old, and sink.max_staging_age is"
+                f" {self.max_age:g} s: they may have been vacuumed; the batch is done again"
+            )
+
+    def messages(
+        self, receipts: Sequence[Receipt], fence: Fence, every: Sequence[SourceRange]
+    ) -> Iterator[tuple[str, list[Message]]]:
+        """Grown schemas first, then the files.
+
+        Args:
+            receipts: of the tasks.
+            fence: who publishes.
+            every: ranges of the batch, for rows that a Spark transform has mixed.
+        """
+        pages = self.pages(receipts)
+        grown = [one for scope, one in pages.items() if self.book.published.get(scope) != one.id]
+        yield self.topics_.schema, [Message(encode(one), schema_key(one.scope)) for one in grown]
+        for receipt in receipts:
+            names = [
+                self._named(one, pages[one.scope], fence, receipt.batch, every)
+                for one in receipt.files
+            ]
+            yield self.topics_.manifest, [Message(encode(one), path_key(one.path)) for one in names]
+
+    def pages(self, receipts: Sequence[Receipt]) -> dict[Scope, ScopeSchema]:
+        """The schemas of all scopes that have a file here."""
+        scopes = {one.scope for receipt in receipts for one in receipt.files}
+        return {scope: self.book.page(scope) for scope in sorted(scopes, key=repr)}
+
+    def _named(
+        self,
+        one: WrittenFile,
+        page: ScopeSchema,
+        fence: Fence,
+        batch: int,
+        every: Sequence[SourceRange],
+    ) -> ManifestFile:
+        """The entry of a file; rows that a Spark transform has mixed come from all ranges."""
+        first_last = one.event_time and (_iso(one.event_time[0]), _iso(one.event_time[1]))
+        return ManifestFile(
+            path=one.path,
+            format=self.format,
+            rows=one.rows,
+            bytes=one.bytes,
+            sha256=one.sha256,
+            partition=one.partition,
+            event_time=first_last,
+            ranges=one.ranges or list(every),
+            scope=one.scope,
+            schema=page.id,
+            pipeline=fence.pipeline,
+            epoch=fence.epoch,
+            batch=batch,
+        )
+
+
+def _iso(micros: int) -> str:
+    """Microseconds since 1970 as ISO 8601 in UTC."""
+    seconds, rest = divmod(micros, 1_000_000)
+    text = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)
+    return text.isoformat().replace("+00:00", "Z")

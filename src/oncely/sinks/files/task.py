@@ -1,0 +1,205 @@
+"""What a task does with its rows: their columns are found, and files written below the root."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from oncely.core.offsets import TopicPartition
+from oncely.decode.avro_form import avro_schema_of, schema_id
+from oncely.decode.base import Rejection
+from oncely.decode.merging import CannotMerge, merge
+from oncely.errors import Stopped, check
+from oncely.sinks.base import Chunk, Fence, IntArray, Staged
+from oncely.sinks.files.conform import conform
+from oncely.sinks.files.form import VALUE, Form
+from oncely.sinks.files.partitions import split
+from oncely.sinks.files.paths import FileNames
+from oncely.sinks.files.store import Store
+from oncely.sinks.files.words import Receipt, Scope, encode
+from oncely.sinks.files.writer import FileWriter, Origin
+
+_MEMORY = 192 << 20  # bytes of rows that wait for their files
+_PARTITION, _OFFSET, _ABOUT = "_oncely_partition", "_oncely_offset", b"oncely"
+
+
+class _Part(NamedTuple):
+    """Rows of one scope, and the record in the chunk that each comes from."""
+
+    scope: Scope
+    rows: pa.Table
+    record: IntArray
+
+
+class FilesTask:
+    """One task's files; see :class:`oncely.sinks.base.StagingTask`.
+
+    Args:
+        store: where they lie.
+        form: what they are.
+        known: schemas by scope, as they were published when the batch began.
+        fence, batch_id, attempt: make the files' names this attempt's own.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        form: Form,
+        known: Mapping[Scope, pa.Schema],
+        fence: Fence,
+        batch_id: int,
+        attempt: int,
+    ) -> None:
+        self._form, self._batch = form, batch_id
+        self._published, self._known = known, dict(known)
+        self._infer = form.inferring() if form.schema is None else None
+        names = FileNames(fence.epoch, batch_id, str(attempt))
+        self._writer = FileWriter(
+            store, form.format, form.columns, form.target_bytes, _MEMORY, names
+        )
+        self._rows = 0
+        self._conflicts: list[CannotMerge] = []
+
+    def add(self, chunk: Chunk) -> list[Rejection]:
+        """Write the rows of a chunk; the records that can't be written."""
+        parts, refused = self._parts(chunk)
+        for scope, rows, record in parts:
+            origin = Origin(chunk.partitions, chunk.partition[record], chunk.offset[record])
+            bad = _rejections(self._writer.add(rows, origin, scope), record)
+            refused += bad
+            gone = [one.record for one in bad]  # none of their rows was taken
+            self._rows += int((~np.isin(record, gone)).sum())
+        return _one_each(refused)
+
+    def add_rows(self, rows: pa.Table) -> None:
+        """Write rows that come from no single record.
+
+        Raises:
+            Stopped: one of them can't be written, and no record answers for it.
+        """
+        if bad := self._writer.add(rows, None, ()):
+            raise Stopped(
+                f"a row of the Spark transform can't be written: {bad[0][1]}",
+                way_out="mend the transform",
+            )
+        self._rows += rows.num_rows
+
+    def pack(self, chunk: Chunk, buckets: int) -> tuple[list[tuple[int, bytes]], list[Rejection]]:
+        """Rows of one directory in one bucket, whichever task packs them."""
+        parts, refused = self._parts(chunk)
+        packets = []
+        for scope, rows, record in parts:
+            found = split(rows, self._form.columns)
+            bad = _rejections(found.rejected, record)
+            refused += bad
+            gone = np.isin(record, [one.record for one in bad])
+            bucket = np.array([_bucket(group, buckets) for group in found.groups] or [0])
+            of_row = np.where(gone, -1, bucket[found.codes])
+            about = {"scope": scope, "partitions": chunk.partitions}
+            whole = rows.append_column(
+                _PARTITION, pa.array(chunk.partition[record], pa.int32())
+            ).append_column(_OFFSET, pa.array(chunk.offset[record], pa.int64()))
+            whole = whole.replace_schema_metadata({_ABOUT: msgspec.json.encode(about)})
+            for one in np.unique(of_row[of_row >= 0]).tolist():
+                packets.append((one, _ipc(whole.filter(pa.array(of_row == one)))))
+        return packets, _one_each(refused)
+
+    def add_packet(self, packet: pa.Buffer) -> int:
+        """Write a packet's rows.
+
+        Tasks before the shuffle may have found types that don't go together. The driver hears
+        of it from them, and has the batch staged again; until then these rows wait nowhere.
+        """
+        rows = pa.ipc.open_stream(packet).read_all()
+        about = msgspec.json.decode(rows.schema.metadata[_ABOUT], type=_About)
+        origin = Origin(
+            tuple(TopicPartition(*one) for one in about.partitions),
+            rows[_PARTITION].to_numpy(),
+            rows[_OFFSET].to_numpy(),
+        )
+        rows = rows.drop_columns([_PARTITION, _OFFSET]).replace_schema_metadata(None)
+        if self._widened(about.scope, rows.schema) and not self._conflicts:
+            self._rows += rows.num_rows
+            bad = self._writer.add(conform(rows, self._known[about.scope]), origin, about.scope)
+            check(not bad, f"a row that was sent can't be written: {bad[:1]}")
+        return int(rows.num_rows)
+
+    def finish(self) -> Staged:
+        """Write what is left, and tell of all files."""
+        if self._conflicts:
+            self.abandon()
+            return Staged(None, 0)
+        done = self._writer.finish()
+        schemas, grown = dict(done.schemas), []
+        for scope, schema in self._known.items():
+            if self._form.schema is None and self._published.get(scope) != schema:
+                avro = avro_schema_of(schema)
+                schemas[schema_id(avro)] = avro
+                grown.append((scope, schema_id(avro)))
+        receipt = Receipt(done.files, schemas, grown, self._batch)
+        return Staged(encode(receipt).decode(), self._rows)
+
+    def abandon(self) -> None:
+        """Remove the files, as far as it can be; what stays is an orphan."""
+        self._writer.abandon()
+
+    def _parts(self, chunk: Chunk) -> tuple[list[_Part], list[Rejection]]:
+        """The chunk's rows by scope; where columns are inferred, those that have none."""
+        if self._infer is None:
+            return [_Part((), chunk.rows, chunk.row_record)], []
+        found = self._infer.infer(chunk.rows[VALUE], self._known)
+        self._known |= found.known
+        parts = [
+            _Part(one.scope, one.rows, chunk.row_record[np.asarray(one.row_record)])
+            for one in found.parts
+        ]
+        refused = [
+            Rejection(int(chunk.row_record[one.record]), one.stage, one.reason)
+            for one in found.rejections
+        ]
+        return parts, refused
+
+    def _widened(self, scope: Scope, schema: pa.Schema) -> bool:
+        """Take in a schema that another task has found; False when it does not fit."""
+        known = self._known.get(scope)
+        try:
+            self._known[scope] = schema if known is None else merge(known, schema, self._form.caps)
+        except CannotMerge as conflict:
+            self._conflicts.append(conflict)
+            return False
+        return True
+
+
+class _About(msgspec.Struct):
+    scope: Scope
+    partitions: list[tuple[str, int]]
+
+
+def _bucket(group: tuple[str | None, ...], buckets: int) -> int:
+    """The same in every process."""
+    return zlib.crc32(msgspec.json.encode(group)) % buckets
+
+
+def _ipc(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    packet: bytes = sink.getvalue().to_pybytes()
+    return packet
+
+
+def _rejections(bad: Iterable[tuple[int, str]], record: IntArray) -> list[Rejection]:
+    return [Rejection(int(record[row]), "write", reason) for row, reason in bad]
+
+
+def _one_each(refused: Iterable[Rejection]) -> list[Rejection]:
+    """Several rows of one record may be refused; it is one reject."""
+    first: dict[int, Rejection] = {}
+    for one in refused:
+        first.setdefault(one.record, one)
+    return [first[record] for record in sorted(first)]

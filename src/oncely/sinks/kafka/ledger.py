@@ -1,0 +1,112 @@
+"""The half of a sink that keeps epochs and positions in the ledger topic.
+
+Whatever such a sink writes, records or a manifest of files, its positions move in the same
+transaction, and are taken over, read and reset in one way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.sinks.base import Fence, Opened, Reset
+from oncely.sinks.kafka import takeover, topics
+from oncely.sinks.kafka.cluster import Cluster, Place
+from oncely.sinks.kafka.settling import Settling
+from oncely.sinks.kafka.words import Mode
+
+
+class LedgerInTopic:
+    """To be inherited by sinks.
+
+    Attributes:
+        place: cluster, pipeline, group and ledger topic.
+        create: create the ledger topic when it is missing.
+        run: a name of this run's own, by which it finds itself in the ledger.
+    """
+
+    place: Place
+    create: bool
+    run: str
+    _cluster: tuple[int, Cluster] | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cluster": None}
+
+    @property
+    def mode(self) -> Mode:
+        """By which transactional ids this run moves positions."""
+        raise NotImplementedError
+
+    @property
+    def cluster(self) -> Cluster:
+        """The clients of this process; librdkafka's do not survive a fork."""
+        if self._cluster is None or self._cluster[0] != os.getpid():
+            self._cluster = (os.getpid(), Cluster(self.place))
+        return self._cluster[1]
+
+    def close(self) -> None:
+        """Close the clients; the next call makes new ones."""
+        if self._cluster is not None and self._cluster[0] == os.getpid():
+            self._cluster[1].close()
+        self._cluster = None
+
+    def take_over(
+        self,
+        source: SourceIdentity,
+        target: str,
+        start: Callable[[], Mapping[TopicPartition, Position]],
+        earliest: Mapping[TopicPartition, Position],
+        expected: int | None,
+        reset: Reset = lambda _: {},
+        outputs: Mapping[str, str] = MappingProxyType({}),
+        *,
+        retarget: bool = False,
+    ) -> Opened:
+        """Take the next epoch; see :class:`oncely.sinks.kafka.takeover.Takeover`."""
+        topics.require_ledger(self.cluster.asker, self.place.ledger_topic, create=self.create)
+        return takeover.Takeover(
+            self.cluster,
+            source,
+            self.run,
+            target,
+            start,
+            earliest,
+            expected,
+            reset,
+            self.mode,
+            outputs,
+            retarget,
+        ).open()
+
+    def add_partitions(
+        self, positions: Mapping[TopicPartition, Position], source: SourceIdentity, fence: Fence
+    ) -> None:
+        """Give partitions that were found while running their position.
+
+        Raises:
+            Fenced: a newer run has opened.
+        """
+        Settling(self.cluster, fence, source, self.mode).settle(positions, {})
+        # Whoever reads the ledger from here on finds them: no open transaction hides them.
+        self.cluster.settled()
+
+    def tidy(self, fence: Fence) -> None:
+        """Nothing to do: Kafka compacts the ledger topic."""
+
+    def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002 - the port's
+        """What has been committed, read now. Decisions made on it are checked by commit."""
+        return self.cluster.entries()
+
+    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:  # noqa: ARG002
+        """All that was committed, also what readers of committed records can't see yet.
+
+        Kafka answers a commit when its coordinator has decided it; the markers that show it in
+        the topics follow. A task's commit may thus be hidden from the driver for a moment in the
+        ledger topic, but not in the group, where it is pending until it shows (KIP-447).
+        """
+        return self.cluster.committed()

@@ -1,0 +1,130 @@
+"""The one function of librdkafka's that confluent-kafka does not offer as it is: many messages
+at a call, out of memory that holds them already.
+
+confluent-kafka's ``produce_batch`` takes a dict and two bytes objects for each message and
+allocates a state for its delivery report: 1.5 us of a processor. ``rd_kafka_produce_batch`` itself
+takes an array of ``rd_kafka_message_t``. It is found through confluent-kafka's own module, so it
+is the library which that module is linked with, and it is called on the same instance: begin,
+offsets and commit stay with confluent-kafka (docs/decisions/0015).
+
+An instance keeps its handle, ``rd_kafka_t *rk``, as the first field behind its object header.
+That is nobody's promise. So it is read only in versions where it was tried; with any other one
+messages go the way of confluent-kafka.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import lru_cache
+from typing import Any
+
+import confluent_kafka as ck
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import KafkaError, KafkaException, cimpl
+
+_logger = logging.getLogger("oncely.sinks.kafka")
+
+TRIED = frozenset({"2.16.0"})
+"""Versions of confluent-kafka, and of the library below it."""
+
+MESSAGE = np.dtype(
+    [
+        ("err", np.int32),
+        ("_1", np.int32),
+        ("rkt", np.uint64),
+        ("partition", np.int32),
+        ("_2", np.int32),
+        ("payload", np.uint64),
+        ("len", np.uint64),
+        ("key", np.uint64),
+        ("key_len", np.uint64),
+        ("offset", np.int64),
+        ("_private", np.uint64),
+    ]
+)
+"""``rd_kafka_message_t`` of rdkafka.h where a pointer has eight bytes; a null pointer is null."""
+
+_COPY = 2  # RD_KAFKA_MSG_F_COPY: the memory is ours again when the call returns
+_ANY = -1  # RD_KAFKA_PARTITION_UA: the partitioner decides
+_HANDLE = object.__basicsize__  # behind PyObject_HEAD
+
+Messages = npt.NDArray[np.void]
+
+
+class Library:
+    """librdkafka, as far as it is called directly.
+
+    Args:
+        loaded: the shared library; also one that is linked with it.
+
+    Raises:
+        AttributeError: a function is missing.
+    """
+
+    def __init__(self, loaded: Any) -> None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+
+        def function(name: str, result: Any, *given: Any) -> Any:
+            found = getattr(loaded, name)
+            found.restype, found.argtypes = result, given
+            return found
+
+        self.version: int = function("rd_kafka_version", number)()
+        self._topic_new = function("rd_kafka_topic_new", pointer, pointer, ctypes.c_char_p, pointer)
+        self._topic_destroy = function("rd_kafka_topic_destroy", None, pointer)
+        self._produce_batch = function(
+            "rd_kafka_produce_batch", number, pointer, ctypes.c_int32, number, pointer, number
+        )
+        self._last_error = function("rd_kafka_last_error", number)
+
+    def produce_batch(self, producer: ck.Producer, topic: str, messages: Messages) -> None:
+        """Queue messages; what became of each stands in ``err``, 0 when it was taken.
+
+        Their state is null, which confluent-kafka's delivery reports pass over: nobody is told
+        what became of them but the transaction, whose commit fails with the first that failed.
+
+        Args:
+            producer: not closed; of one thread.
+            topic: where they go.
+            messages: of the type :data:`MESSAGE`, contiguous; what they point at is copied.
+
+        Raises:
+            KafkaException: the topic's name can't be one.
+        """
+        handle = ctypes.c_void_p.from_address(id(producer) + _HANDLE).value
+        if not handle:
+            raise KafkaException(KafkaError(KafkaError._STATE, "the producer is closed"))
+        at = self._topic_new(handle, topic.encode(), None)
+        if not at:
+            raise KafkaException(KafkaError(self._last_error()))
+        try:
+            self._produce_batch(at, _ANY, _COPY, messages.ctypes.data, len(messages))
+        finally:
+            self._topic_destroy(at)
+
+
+@lru_cache(maxsize=1)
+def library() -> Library | None:
+    """librdkafka, or None where it must not be called directly; then the log says why."""
+    found, reason = _found()
+    if found is None:
+        _logger.warning("records go to librdkafka one by one, which is slower: %s", reason)
+    return found
+
+
+def _found() -> tuple[Library | None, str]:
+    name, number = ck.libversion()
+    for version, what in ((ck.__version__, "confluent-kafka"), (name, "librdkafka")):
+        if version not in TRIED:
+            return None, f"{what} {version} was not tried; {', '.join(sorted(TRIED))} was"
+    if ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None, "a pointer has not eight bytes here"
+    try:
+        found = Library(ctypes.CDLL(cimpl.__file__))
+    except (OSError, AttributeError) as error:
+        return None, f"it can't be called directly: {error}"
+    if found.version != number:
+        return None, "confluent-kafka uses another copy of it"
+    return found, ""

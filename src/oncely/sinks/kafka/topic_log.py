@@ -1,0 +1,115 @@
+"""A topic with one partition, read from its first offset to its end, and later on from there.
+
+Two ends can be meant. As committed readers see it now, the log ends at the last stable offset:
+an open transaction hides what follows its first record. Settled means all that was in the log
+when it was asked for: who reads so far has waited for the end of every transaction that was
+open then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError
+from confluent_kafka.admin import OffsetSpec
+
+from oncely.errors import Unavailable
+from oncely.sources.clients import Asker, sort_error
+
+
+class TopicLog:
+    """How far one reader has read. Used by one thread at a time.
+
+    Args:
+        topic: its name.
+        what: what it is called in messages, as "the ledger topic".
+        asker: tells where it begins and ends.
+        brokers: for messages.
+        timeout: seconds that one reading may take.
+        take: is given every message, in order.
+        forget: is called when the topic is another one by the same name: what was taken is void.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        what: str,
+        asker: Asker,
+        *,
+        brokers: str,
+        timeout: float,
+        take: Callable[[Any], None],
+        forget: Callable[[], None],
+    ) -> None:
+        self._here = ck.TopicPartition(topic, 0)
+        self._what, self._asker, self._brokers, self._timeout = what, asker, brokers, timeout
+        self._take_message, self._forget = take, forget
+        self.next = 0
+
+    def bounds(self, *, stable: bool) -> tuple[int, int]:
+        """First offset of the topic, and its high watermark or last stable offset."""
+        level = ck.IsolationLevel.READ_UNCOMMITTED if stable else ck.IsolationLevel.READ_COMMITTED
+
+        def offset(spec: Any) -> int:
+            answer = self._asker.one(
+                f"look at {self._what}",
+                lambda client, wait: client.list_offsets(
+                    {self._here: spec}, isolation_level=level, request_timeout=wait
+                ),
+            )
+            return int(answer[self._here].offset)
+
+        return offset(OffsetSpec.earliest()), offset(OffsetSpec.latest())
+
+    def read(self, consumer: Callable[[], Any], *, stable: bool) -> None:
+        """Read on to the end.
+
+        Args:
+            consumer: one without assignment, asked for only if there is something to read.
+            stable: to all that is there now, waiting for open transactions.
+
+        Raises:
+            Unavailable: a transaction stayed open, or no answer.
+        """
+        _, end = self.bounds(stable=stable)
+        if end < self.next:  # another topic by the same name
+            self._forget()
+            self.next = 0
+        if end > self.next:
+            self._read_to(end, consumer())
+
+    def _read_to(self, end: int, consumer: Any) -> None:
+        deadline = time.monotonic() + self._timeout
+        if not self.next:
+            # Else a client that is connected already finds the leader of a topic that is new to it
+            # when it looks round next, which it does once a second.
+            with contextlib.suppress(ck.KafkaException):
+                consumer.list_topics(self._here.topic, timeout=self._timeout)
+        consumer.assign([ck.TopicPartition(self._here.topic, 0, self.next)])
+        try:
+            while self.next < end:
+                message = consumer.poll(0.1)  # consume() would wait for as many as it was asked
+                if message is not None:
+                    self._take(message)
+                if self.next < end and time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"read {self._what} {self._here.topic!r}: an open transaction"
+                        f" or a silent broker hides what follows offset {self.next}",
+                        way_out="the transaction ends by its timeout, at the latest",
+                    )
+        finally:
+            consumer.unassign()
+
+    def _take(self, message: Any) -> None:
+        error = message.error()
+        if error is None:
+            self._take_message(message)
+            self.next = message.offset() + 1
+        elif error.code() == KafkaError._PARTITION_EOF:
+            self.next = max(self.next, message.offset())
+        elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
+            raise sort_error(error, f"read {self._what}", self._brokers)

@@ -1,0 +1,142 @@
+"""Vacuum: orphans go, and nothing else; what would make it dangerous is refused."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from oncely.errors import ConfigError, SourceMismatch
+from oncely.files.vacuum import SLACK, vacuum
+from oncely.local.kafka import Broker
+from oncely.sinks.files import owner
+from oncely.sinks.files.store import Store
+from tests.laketools import Lake, events, lake
+
+STAGING = 600.0
+DONE_FOR = STAGING + 60 + SLACK.total_seconds()  # with the transaction timeout
+
+
+@pytest.fixture
+def own(broker: Broker, tmp_path: Path) -> Lake:
+    return lake(broker, tmp_path, max_staging_age=STAGING)
+
+
+def test_orphans_go_and_nothing_else(own: Lake) -> None:
+    live, other = own.batch_of(events("ann", 0, 3), events("bob", 3, 1))
+    orphan, young = own.file(events("ann", 9, 1)), own.file(events("ann", 10, 1))
+    for path in (live.path, orphan.path):
+        own.age(path, DONE_FOR + 5)
+    own.age(young.path, DONE_FOR - 5)
+    (own.root / "README.md").write_text("somebody's")
+    own.age("README.md", DONE_FOR + 5)
+    probe = ".oncely-probe-0123456789abcdef0123456789abcdef"
+    (own.root / probe).write_text("probe")
+    own.age(probe, DONE_FOR + 5)
+
+    would = vacuum(own.table, dry_run=True)
+    assert {one.path for one in would.orphans} == {orphan.path, probe}
+    assert would.as_json()["removed"] == 0
+    assert own.paths() >= {orphan.path, probe}
+
+    done = vacuum(own.table)
+    assert (len(done.orphans), done.young, done.foreign, done.live) == (2, 1, 1, 2)
+    assert done.bytes == orphan.bytes + 5
+    assert own.paths() == {live.path, other.path, young.path, "README.md"}
+    assert not vacuum(own.table).orphans
+
+
+def test_a_file_in_an_open_transaction_is_kept_however_old(own: Lake) -> None:
+    """Older than publishers allow; but what was in the topic before is waited for."""
+    own.batch_of(events("ann", 0, 1))
+    slow = own.file(events("ann", 1, 1))
+    own.age(slow.path, DONE_FOR + 100)
+    with own.topics.transaction() as producer:
+        own.topics.send(producer, [slow])
+        done = threading.Event()
+        threading.Thread(target=lambda: (vacuum(own.table), done.set())).start()
+        assert not done.wait(1)
+        producer.commit_transaction(20)
+        assert done.wait(20)
+    assert slow.path in own.paths()
+
+
+def test_replaced_files_are_kept_for_readers(own: Lake) -> None:
+    (old,) = own.batch_of(events("ann", 0, 1))
+    (gone,) = own.batch_of(events("ann", 1, 1))
+    own.age(old.path, DONE_FOR + 100)
+    own.age(gone.path, DONE_FOR + 100)
+    merged = own.file(events("ann", 0, 2), start=0)
+    own.publish([msgspec.structs.replace(merged, replaces=[old.path])])
+    own.topics.publish(removed=[old.path, gone.path])
+    kept = vacuum(own.table)
+    assert (kept.for_readers, len(kept.orphans)) == (2, 0)
+    # The same for readers that are granted no time: the removal is older than this allows.
+    hasty = own.with_(max_staging_age=-SLACK.total_seconds() - 1)
+    hasty.table = replace(hasty.table, place=replace(own.table.place, transaction_timeout=0))
+    assert {one.path for one in vacuum(hasty.table).orphans} == {old.path, gone.path}
+    assert own.paths() == {merged.path}
+
+
+def test_another_manifest_by_the_same_name(broker: Broker, own: Lake) -> None:
+    (live,) = own.batch_of(events("ann", 0, 1))
+    own.age(live.path, DONE_FOR + 5)
+    broker.delete_topic(own.topics.manifest)
+    own.topics.make()
+    with pytest.raises(SourceMismatch, match="had id"):
+        vacuum(own.table)
+    assert own.paths() == {live.path}
+
+
+def test_a_manifest_that_is_made_again_while_it_is_read(
+    broker: Broker, own: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listed before, recreated in between: the second look at the id sees it."""
+    (live,) = own.batch_of(events("ann", 0, 1))
+    own.age(live.path, DONE_FOR + 5)
+    listed = Store.list
+
+    def made_again(store: Store):  # type: ignore[no-untyped-def]
+        yield from listed(store)
+        broker.delete_topic(own.topics.manifest)
+        own.topics.make()
+
+    monkeypatch.setattr(Store, "list", made_again)
+    with pytest.raises(SourceMismatch):
+        vacuum(own.table)
+    assert own.paths() == {live.path}
+
+
+def test_a_root_that_belongs_to_another_pipeline(broker: Broker, own: Lake, tmp_path: Path) -> None:
+    (live,) = own.batch_of(events("ann", 0, 1))
+    own.age(live.path, DONE_FOR + 5)
+    other = lake(broker, tmp_path.with_name("elsewhere"))
+    other.table = replace(other.table, store=own.table.store)
+    other.topics.publish([])
+    with pytest.raises(ConfigError, match=f"belongs to pipeline '{own.topics.name}'"):
+        vacuum(other.table)
+    with pytest.raises(ConfigError, match="belongs to pipeline"):
+        owner.claim(own.table.store, owner.Owner("other", "m", other.topic_id))
+    (own.root / owner.PATH).unlink()
+    with pytest.raises(ConfigError, match="not known whose files"):
+        vacuum(own.table)
+    assert own.paths() == {live.path}
+
+
+def test_a_root_below_ours_is_not_ours(broker: Broker, own: Lake, tmp_path: Path) -> None:
+    own.batch_of(events("ann", 0, 1))
+    below = lake(broker, tmp_path / "more" / "events")
+    (live,) = below.batch_of(events("ann", 0, 1))
+    below.age(live.path, DONE_FOR + 5)
+    assert vacuum(own.table).foreign == 2  # with the mark of its owner
+    assert below.paths() == {live.path}
+
+
+def test_a_pipeline_that_the_ledger_does_not_know(own: Lake) -> None:
+    own.batch_of(events("ann", 0, 1))
+    nobody = own.with_(place=replace(own.table.place, pipeline="nobody"))
+    with pytest.raises(ConfigError, match=r"sink\.ledger_topic: .*'nobody'"):
+        vacuum(nobody.table)

@@ -1,0 +1,140 @@
+"""What tests of the files sink share: sinks on a folder, and the outcome seen by plain readers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from oncely.core.ledger import Entry
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.errors import Fenced
+from oncely.local.kafka import Broker
+from oncely.runtimes.publishing import publish
+from oncely.sinks.base import Chunk, Fence, Opened, Publication, Reject, Sink, Staged, Written
+from oncely.sinks.files.form import Form
+from oncely.sinks.files.partitions import parse_partition_by
+from oncely.sinks.files.place import Connect, connect
+from oncely.sinks.files.publication import Topics
+from oncely.sinks.files.sink import FilesSink
+from oncely.sinks.files.store import Store
+from oncely.sinks.kafka.cluster import Place
+from oncely.sources.clients import make
+from tests.scenarios.files_world import FilesWorld
+from tests.sinktools import SCHEMA, SOURCE, T0, T1, Rec, chunk, rec
+
+GROUPS = 3
+BAD = 13
+TIMES = ("timeout", "transaction_timeout")
+PER_TASK = 30
+ENDS = {T0: PER_TASK, T1: PER_TASK}
+START = {T0: 0, T1: 0}
+
+
+@dataclass(frozen=True)
+class FilesPlace:
+    """The topics and the folder of one test. Picklable."""
+
+    bootstrap: str
+    name: str
+    root: Path
+    brokers: str = ""  # what the sink is told, when it goes through a proxy
+
+    def sink(
+        self,
+        schema: pa.Schema | None = SCHEMA,
+        *,
+        kafka: Any = make,
+        files: Connect = connect,
+        run: str | None = None,
+        **more: Any,
+    ) -> FilesSink:
+        """A sink as the driver makes it: a directory for each ``name``."""
+        place = Place(
+            self.brokers or self.bootstrap, self.name, f"oncely-{self.name}",
+            f"ledger-{self.name}", connect=kafka,
+            **{"timeout": 20.0, **{k: more.pop(k) for k in TIMES if k in more}},
+        )  # fmt: skip
+        sink = FilesSink(
+            place,
+            Store(self.root.as_uri(), connect=files),
+            Form("avro", parse_partition_by(("name",)), schema),
+            Topics(f"{self.name}.manifest", f"{self.name}.schema"),
+            f"{self.name}.rejects",
+            **more,
+        )
+        return replace(sink, run=run) if run else sink
+
+    @property
+    def world(self) -> FilesWorld:
+        """Plain readers."""
+        return FilesWorld(self.bootstrap, "", T0.topic, self.root, self.name, root=self.root)
+
+    def ids(self) -> list[int]:
+        """What the manifest names, sorted; every named file is compared with its entry."""
+        return sorted(row["id"] for row in self.world.rows())
+
+
+def make_place(broker: Broker, folder: Path) -> FilesPlace:
+    """New topics, made by the sink, and an empty folder."""
+    there = broker.admin().list_topics(timeout=20).topics
+    for source in SOURCE.topic_ids:  # the broker takes offsets of topics that exist only
+        if source not in there:
+            broker.create_topic(source, 4)
+    name = uuid.uuid4().hex[:12]
+    return FilesPlace(broker.bootstrap, name, folder / name)
+
+
+def open_sink(sink: FilesSink, start: Mapping[TopicPartition, int] = START) -> Opened:
+    """Opened as a run does it."""
+    return sink.open(SOURCE, lambda: start, start)
+
+
+def rows_of(tp: TopicPartition, start: int = 0) -> Chunk:
+    """What a topic-partition holds: ids of its own, in a few groups; one record is bad."""
+    records = [
+        rec(n, id=1000 * tp.partition + n, name=f"g{n % GROUPS}")
+        for n in range(start, start + PER_TASK)
+    ]
+    if tp == T0:
+        records[BAD] = Rec(start + BAD, bad="no JSON")
+    return chunk({tp: (start, records)})
+
+
+IDS = sorted([n for n in range(PER_TASK) if n != BAD] + [1000 + n for n in range(PER_TASK)])
+
+
+def stage(sink: FilesSink, fence: Fence, batch: int = 0, start: int = 0) -> list[Staged]:
+    """What two tasks stage, each its topic-partition."""
+    staged = []
+    for attempt, tp in enumerate(ENDS):
+        task = sink.staging(fence, batch, attempt)
+        assert task.add(rows_of(tp, start)) == []
+        staged.append(task.finish())
+    return staged
+
+
+def what(staged: Sequence[Staged], start: int = 0) -> Publication:
+    """What :func:`stage` has staged, with a reject."""
+    bad = Reject(T0, start + BAD, 1_700_000_000_000, b"k", b"{", [("h", b"v")], "decode", "no JSON")
+    ranges = {tp: OffsetRange(start, start + PER_TASK) for tp in ENDS}
+    written = {tp: Written(PER_TASK, 0, 0, 0) for tp in ENDS}
+    return Publication(ranges, written, [bad], staged)
+
+
+def publish_all(sink: FilesSink, what: Publication, fence: Fence) -> bool:
+    """As the driver does it; whether it had taken effect before."""
+
+    def entries(one: Sink) -> dict[TopicPartition, Entry]:
+        found = one.committed(fence)
+        newest = max(entry.epoch for entry in found.values())
+        if newest > fence.epoch:  # as LedgerKeeper does
+            raise Fenced(fence.pipeline, fence.epoch, newest)
+        return found
+
+    return publish(sink, what, fence, entries)

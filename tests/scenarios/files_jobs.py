@@ -1,0 +1,101 @@
+"""What the processes of the files scenarios do: stage and publish, and die or stop on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncely.errors import Fenced, Unavailable
+from oncely.sinks.base import Fence
+from oncely.sinks.files.place import Connect, Place, connect
+from oncely.sinks.files.sink import FilesSink
+from tests.filestools import ENDS, START, FilesPlace, open_sink, publish_all, stage, what
+from tests.scenarios.kafka_jobs import Calls, kill_self, stop_self
+
+HALF = "half of it"
+
+
+class Steps(Calls):
+    """Counts the calls to producers and to the store together, in one sequence."""
+
+    def place(self, url: str, s3: Any) -> Place:
+        """Opens the store, counted."""
+        return _Watched(connect(url, s3), self)  # type: ignore[return-value]
+
+    @property
+    def files(self) -> Connect:
+        """For a :class:`Store`."""
+        return self.place
+
+    def here(self, name: str) -> bool:
+        """Whether the call that has just begun is the one."""
+        counted = self.names.count(name) if self.only else len(self.names)
+        return counted == self.at and name == (self.only or name)
+
+
+class _Watched:
+    """A store of which writing has a middle: half a file, as a crash leaves it."""
+
+    def __init__(self, inner: Place, steps: Steps) -> None:
+        self._inner, self._steps = inner, steps
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if name == "write":
+            return self._write
+        if name != "sync":
+            return method
+        return lambda *args: self._steps.around(name, lambda: method(*args))
+
+    def _write(self, path: str, data: Any) -> None:
+        if path.startswith((".oncely", "_oncely")):  # a probe, or the root's owner: no row's file
+            self._inner.write(path, data)
+            return
+        whole = memoryview(data)
+
+        def write() -> None:
+            if self._steps.when == HALF and self._steps.here("write"):
+                self._inner.write(path, whole[: len(whole) // 2])
+                self._steps.what()
+            self._inner.write(path, data)
+
+        self._steps.around("write", write)
+
+
+def hooked(place: FilesPlace, steps: Steps, **more: Any) -> FilesSink:
+    """A sink whose every step is counted."""
+    return place.sink(kafka=steps.connect, files=steps.files, **more)
+
+
+def stage_and_publish(place: FilesPlace, fence: Fence, at: int, when: str, only: str) -> list[str]:
+    """Stage and publish; at the ``at``-th step the process dies. The steps it took."""
+    steps = Steps(at, when, kill_self, only)
+    sink = hooked(place, steps)
+    sink.prepare()
+    steps.names.clear()
+    publish_all(sink, what(stage(sink, fence)), fence)
+    return steps.names
+
+
+def restart(place: FilesPlace) -> bool:
+    """A new run brings the same batch, staged by itself; whether there was nothing to do."""
+    sink = place.sink()
+    opened = open_sink(sink)
+    if dict(opened.positions) == ENDS:
+        return True
+    assert dict(opened.positions) == START, opened
+    return publish_all(sink, what(stage(sink, opened.fence)), opened.fence)
+
+
+def zombie(place: FilesPlace, fence: Fence, at: int, only: str) -> str:
+    """Publish; stop at a step, and say what became of it afterwards."""
+    steps = Steps(at, "before", stop_self, only)
+    sink = hooked(place, steps)
+    sink.prepare()
+    steps.names.clear()
+    try:
+        publish_all(sink, what(stage(sink, fence)), fence)
+    except Fenced:
+        return "fenced"
+    except Unavailable as error:
+        return f"unavailable: {error.message}"
+    return "published"
