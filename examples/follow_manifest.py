@@ -21,7 +21,7 @@ def files(brokers: str, topic: str) -> dict[str, dict]:
     consumer = Consumer({"bootstrap.servers": brokers, **SETTINGS})
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: dict[str, dict] = {}
-    while message := consumer.poll(60):
+    while (message := consumer.poll(60)) is not None:  # a tombstone is no true value
         if message.error() and message.error().code() != KafkaError._PARTITION_EOF:
             raise KafkaException(message.error())
         if message.error():

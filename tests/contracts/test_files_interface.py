@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from oncely.decode.avro_form import schema_id
@@ -51,7 +50,7 @@ def test_a_plain_consumer_sees_the_same_files(own: Lake) -> None:
     with own.topics.reader() as reader:
         ours = reader.settled().files
     theirs = example().files(own.topics.bootstrap, own.topics.manifest)
-    assert theirs == {path: msgspec.to_builtins(file) for path, file in ours.items()}
+    assert theirs == {path: json.loads(encode(file)) for path, file in ours.items()}
     assert len(theirs) == 3
 
 
