@@ -56,13 +56,17 @@ class Lake:
         scope: tuple[str | None, ...] = (),
         form: str = "avro",
         published: str | None = None,
+        mixed: bool = False,
+        ranges: Sequence[SourceRange] = (),
     ) -> ManifestFile:
         """Write rows of one directory; records are numbered from where the partition stands."""
         first = self.next.get(partition, 0) if start is None else start
         self.next[partition] = max(self.next.get(partition, 0), first + len(rows))
         names = [level.name for level in self.table.levels]
         values = tuple(value_of(rows[0], text) for text in self.table.partition_by)
-        name = FileNames(self.epoch, self.batch, "t0").name(("events", partition, first), form)
+        name = FileNames(self.epoch, self.batch, "t0").name(
+            None if mixed else ("events", partition, first), form
+        )
         folder = directory(self.table.levels, values)
         path = f"{folder}/{name}" if folder else name
         data = bytes_of(rows, schema, form)
@@ -78,7 +82,7 @@ class Lake:
             sha256=hashlib.sha256(data).hexdigest(),
             partition=dict(zip(names, values, strict=True)),
             event_time=span,
-            ranges=[SourceRange("events", partition, first, first + len(rows))],
+            ranges=list(ranges) or [SourceRange("events", partition, first, first + len(rows))],
             scope=scope,
             schema=published or schema_id(avro_schema_of(schema)),
             pipeline=self.topics.name,

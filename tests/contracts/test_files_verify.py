@@ -9,6 +9,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from oncely.files.compact import compact
+from oncely.files.vacuum import vacuum
 from oncely.files.verify import Verified, verify
 from oncely.local.kafka import Broker
 from oncely.sinks.files.words import SourceRange
@@ -140,6 +142,31 @@ def test_a_record_whose_rows_were_cut(own: Lake) -> None:
     files = [own.file(events("ann", 0, 10), start=0), own.file(events("ann", 9, 5), start=9)]
     own.publish(files)
     assert problems(own) == []
+
+
+def test_rows_that_a_transform_has_mixed(own: Lake) -> None:
+    """Files of one batch have all of its ranges; those of two batches share none."""
+    ranges = [SourceRange("events", 0, 0, 50), SourceRange("events", 1, 0, 50)]
+    own.publish([own.file(events("ann", i, 1), mixed=True, ranges=ranges) for i in range(2)])
+    assert problems(own) == []
+    own.publish([own.file(events("ann", 7, 1), mixed=True, ranges=ranges)])
+    assert len(problems(own)) == 4
+    compact(own.table)
+    assert problems(own) == []
+
+
+def test_replayed_letters_lie_in_ranges_of_others(own: Lake) -> None:
+    own.publish([own.file(events("ann", 0, 10), start=0)])
+    own.batch = -1
+    replayed = own.file(events("ann", 5, 1), start=5)
+    own.publish([replayed, own.file(events("ann", 6, 2), start=6)])
+    assert "-b-1-" in replayed.path
+    assert problems(own) == []
+    own.batch = -1
+    own.age(own.file(events("ann", 100, 1)).path, 100_000)
+    assert compact(own.table).outputs == 1
+    assert problems(own) == []
+    assert [("-b-1-" in one.path) for one in vacuum(own.table).orphans] == [True]
 
 
 def test_files_that_left_meanwhile_are_nobody_s_problem(

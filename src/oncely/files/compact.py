@@ -41,6 +41,7 @@ from oncely.files.table import Table
 from oncely.files.times import instant
 from oncely.sinks.files.avro_file import AvroFiles
 from oncely.sinks.files.manifest import Contents, Manifest
+from oncely.sinks.files.names import is_mixed
 from oncely.sinks.files.parquet_file import ParquetFiles
 from oncely.sinks.files.paths import FileNames
 from oncely.sinks.files.words import ManifestFile, ScopeSchema, encode, path_key
@@ -248,7 +249,8 @@ def _chunks(found: Sequence[Bin]) -> Iterator[Sequence[Bin]]:
 
 
 def _path(files: Bin, newest: ManifestFile, extension: str) -> str:
-    first = min(((r.topic, r.partition, r.start) for f in files for r in f.ranges), default=None)
+    ranges = () if is_mixed(newest) else union(files)
+    first = min(((one.topic, one.partition, one.start) for one in ranges), default=None)
     name = FileNames(newest.epoch, newest.batch, "compact").name(first, extension)
     folder = newest.path.rpartition("/")[0]
     return f"{folder}/{name}" if folder else name

@@ -7,6 +7,9 @@ So only files of the same partition values and scope are compared. Among these:
 - Files of different batches share none, unless a reset has put the position back in between: then
   the records were read again because somebody wanted it.
 - A compaction joins files of several batches, and may so share such an offset with any other.
+- Rows that a transform has mixed have the ranges of their whole batch: files of one batch share
+  them, and those of a compaction say nothing.
+- Replayed letters lie in ranges that other files have, and are not looked at.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from oncely.core.offsets import Position, TopicPartition
+from oncely.sinks.files.names import is_mixed, is_replayed
 from oncely.sinks.files.words import ManifestFile, SourceRange
 
 Resets = Mapping[TopicPartition, Mapping[int, Position]]
@@ -32,6 +36,8 @@ def overlaps(files: Iterable[ManifestFile], resets: Resets) -> list[tuple[str, s
     """Path and reason for each file that claims offsets which another one has."""
     claims: dict[tuple[object, ...], list[_Claim]] = defaultdict(list)
     for file in files:
+        if is_replayed(file) or (is_mixed(file) and file.replaces):
+            continue
         where = (tuple(file.partition.items()), file.scope)
         for one in file.ranges:
             claims[*where, one.topic, one.partition].append(_Claim(one.start, one.end, file))
@@ -68,6 +74,8 @@ def _allowed(
     shared: SourceRange, one: ManifestFile, other: ManifestFile, resets: Mapping[int, Position]
 ) -> bool:
     together = (one.epoch, one.batch) == (other.epoch, other.batch)
+    if together and is_mixed(one) and is_mixed(other):
+        return True
     if (together or one.replaces or other.replaces) and shared.end - shared.start == 1:
         return True
     first, last = sorted((one.epoch, other.epoch))

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.files.overlaps import Resets, era
+from oncely.sinks.files.names import is_mixed, is_replayed
 from oncely.sinks.files.words import ManifestFile, SourceRange, encode
 
 Bin: TypeAlias = "list[ManifestFile]"
@@ -25,7 +26,8 @@ def bins(
 
     A file of half the target or more stays as it is: else every compaction would write it again.
     Files go together that have the same directory, scope and pipeline, and that no reset lies
-    between: what was read twice because somebody wanted it is not for one file.
+    between: what was read twice because somebody wanted it is not for one file. Replayed letters,
+    and rows that a transform has mixed, stay among themselves, so that ranges keep their meaning.
 
     Args:
         files: of the table.
@@ -37,8 +39,8 @@ def bins(
     for file in files:
         if file.bytes * 2 < target:
             folder = file.path.rpartition("/")[0]
-            mixed = not file.ranges
-            key = (folder, file.scope, file.pipeline, era(file.epoch, resets), mixed)
+            kind = (is_mixed(file), is_replayed(file))
+            key = (folder, file.scope, file.pipeline, era(file.epoch, resets), kind)
             groups[key].append(file)
     for group in groups.values():
         yield from _packed(sorted(group, key=in_order), target, largest)

@@ -32,14 +32,13 @@ from oncely.errors import ConfigError
 from oncely.files.table import Table
 from oncely.sinks.files import owner
 from oncely.sinks.files.manifest import Contents
+from oncely.sinks.files.names import is_file
 from oncely.sinks.files.store import Stored
 
 SLACK = timedelta(seconds=60)
 """Clocks of broker and store may differ, a store may tell whole seconds, and the coordinator ends a
 transaction up to ten seconds late (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
-_FILE = re.compile(r"(?:.*/)?[^/]+-e\d+-b\d+-[^/]+-[0-9a-f]{16}-\d{6,}\.(?:avro|parquet)")
-"""See :class:`oncely.sinks.files.paths.FileNames`."""
 _PROBE = re.compile(r"\.oncely-probe-[0-9a-f]+")
 """See :mod:`oncely.sinks.files.store`."""
 
@@ -143,11 +142,6 @@ def registered_id(table: Table) -> str:
             way_out="run the pipeline first, or mend its name",
         )
     return topic_id
-
-
-def is_file(path: str) -> bool:
-    """Whether a path below the root ends in a name that Oncely gives to files of a table."""
-    return _FILE.fullmatch(path) is not None
 
 
 def _sorted(

@@ -23,9 +23,9 @@ from oncely.files.reading import decoded
 from oncely.files.schemas import resolved
 from oncely.files.table import Table
 from oncely.files.times import instant
-from oncely.files.vacuum import is_file
 from oncely.sinks.files.event_time import NO_TIME
 from oncely.sinks.files.manifest import Contents
+from oncely.sinks.files.names import is_file
 from oncely.sinks.files.partitions import PartitionColumn, split
 from oncely.sinks.files.paths import directory
 from oncely.sinks.files.store import NoSuchFile, Store
