@@ -18,7 +18,7 @@ from oncely.sinks.base import Reject
 from oncely.sinks.files.form import Form
 from oncely.sinks.files.partitions import parse_partition_by
 from oncely.sinks.files.place import Connect as FilesConnect
-from oncely.sinks.files.place import connect as files_connect
+from oncely.sinks.files.place import connect as connect_files
 from oncely.sinks.files.publication import Topics
 from oncely.sinks.files.replay import ToFiles
 from oncely.sinks.files.sink import FilesSink
@@ -38,14 +38,14 @@ class FilesDestination:
         given: its ``[sink]``.
         source: where records come from.
         connect: how Kafka's clients are made; a test puts faults here.
-        files_connect: how the root is opened; a test puts faults here.
+        files_connect: how the root is reached; likewise.
     """
 
     settings: PipelineSettings
     given: FilesSinkSettings
     source: KafkaSource
     connect: Connect = make
-    files_connect: FilesConnect = files_connect
+    files_connect: FilesConnect = connect_files
 
     @property
     def place(self) -> Place:

@@ -41,7 +41,7 @@ from oncely.runtimes.row_transform import (
 from oncely.runtimes.stop import StopSignal
 from oncely.sinks.base import Sink
 from oncely.sinks.files.place import Connect as FilesConnect
-from oncely.sinks.files.place import connect as files_connect
+from oncely.sinks.files.place import connect as connect_files
 from oncely.sinks.kafka.cluster import Connect as KafkaConnect
 from oncely.sinks.sql.connection import Connect, connect
 from oncely.sources.clients import make
@@ -65,13 +65,13 @@ class Pipeline:
         settings: what the pipeline file says.
         connect: how database sessions are opened; a test puts faults here.
         kafka_connect: how the clients of a Kafka or files sink are made; a test puts faults here.
-        files_connect: how the root of a files sink is opened; a test puts faults here.
+        files_connect: how a files sink reaches its root; a test puts faults here.
     """
 
     settings: PipelineSettings
     connect: Connect = connect
     kafka_connect: KafkaConnect = make
-    files_connect: FilesConnect = files_connect
+    files_connect: FilesConnect = connect_files
 
     @classmethod
     def from_file(cls, path: str | Path) -> Pipeline:
