@@ -105,7 +105,7 @@ def test_poison_is_a_dead_letter(world: FilesWorld, spark: Any) -> None:
     reasons = {one.offset: one.reason for one in pipeline.rejects().listed}
     assert sorted(reasons) == [1, 3, 4]
     assert "fields" in reasons[1]
-    assert "characters long" in reasons[4]
+    assert "900000 characters" in reasons[4]
     rows = by_id(world)
     assert sorted(rows) == [0, 1, 2, 13]
     assert set(rows[13].values()) >= {1, 2, 3, 4}
