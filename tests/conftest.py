@@ -18,7 +18,7 @@ from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
 from oncely.sinks.sql.session import close_all
 from oncely.stores.base import OffsetStore
-from tests import storetools
+from tests import s3tools, storetools
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 
 # Spark is started some eighty times and lives for seconds: what is compiled best is compiled in
@@ -55,6 +55,13 @@ def redis_server() -> Iterator[storetools.RedisServer]:
 def zookeeper_server() -> Iterator[storetools.ZooKeeperServer]:
     """A plain ZooKeeper. Do not stop it: other tests use it."""
     with storetools.ZooKeeperServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[s3tools.S3Server]:
+    """A plain S3 server. Do not stop it: other tests use it. Skips aloud where there is none."""
+    with s3tools.server_or_skip() as running:
         yield running
 
 

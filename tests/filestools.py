@@ -30,6 +30,7 @@ from tests.sinktools import SCHEMA, SOURCE, T0, T1, Rec, chunk, rec
 
 GROUPS = 3
 BAD = 13
+TIMES = ("timeout", "transaction_timeout")
 PER_TASK = 30
 ENDS = {T0: PER_TASK, T1: PER_TASK}
 START = {T0: 0, T1: 0}
@@ -56,8 +57,8 @@ class FilesPlace:
         """A sink as the driver makes it: a directory for each ``name``."""
         place = Place(
             self.brokers or self.bootstrap, self.name, f"oncely-{self.name}",
-            f"ledger-{self.name}", timeout=20.0, connect=kafka,
-            **{k: more.pop(k) for k in ("transaction_timeout",) if k in more},
+            f"ledger-{self.name}", connect=kafka,
+            **{"timeout": 20.0, **{k: more.pop(k) for k in TIMES if k in more}},
         )  # fmt: skip
         sink = FilesSink(
             place,
@@ -94,33 +95,35 @@ def open_sink(sink: FilesSink, start: Mapping[TopicPartition, int] = START) -> O
     return sink.open(SOURCE, lambda: start, start)
 
 
-def rows_of(tp: TopicPartition) -> Chunk:
+def rows_of(tp: TopicPartition, start: int = 0) -> Chunk:
     """What a topic-partition holds: ids of its own, in a few groups; one record is bad."""
-    first = 1000 * tp.partition
-    records = [rec(n, id=first + n, name=f"g{n % GROUPS}") for n in range(PER_TASK)]
+    records = [
+        rec(n, id=1000 * tp.partition + n, name=f"g{n % GROUPS}")
+        for n in range(start, start + PER_TASK)
+    ]
     if tp == T0:
-        records[BAD] = Rec(BAD, bad="no JSON")
-    return chunk({tp: (0, records)})
+        records[BAD] = Rec(start + BAD, bad="no JSON")
+    return chunk({tp: (start, records)})
 
 
 IDS = sorted([n for n in range(PER_TASK) if n != BAD] + [1000 + n for n in range(PER_TASK)])
 
 
-def stage(sink: FilesSink, fence: Fence, batch: int = 0) -> list[Staged]:
+def stage(sink: FilesSink, fence: Fence, batch: int = 0, start: int = 0) -> list[Staged]:
     """What two tasks stage, each its topic-partition."""
     staged = []
     for attempt, tp in enumerate(ENDS):
         task = sink.staging(fence, batch, attempt)
-        assert task.add(rows_of(tp)) == []
+        assert task.add(rows_of(tp, start)) == []
         staged.append(task.finish())
     return staged
 
 
-def what(staged: Sequence[Staged], ends: Mapping[TopicPartition, int] = ENDS) -> Publication:
-    """Everything from zero to ``ends``, with a reject."""
-    bad = Reject(T0, BAD, 1_700_000_000_000, b"k", b"{", [("h", b"v")], "decode", "no JSON")
-    ranges = {tp: OffsetRange(0, end) for tp, end in ends.items()}
-    written = {tp: Written(end, 0, 0, 0) for tp, end in ends.items()}
+def what(staged: Sequence[Staged], start: int = 0) -> Publication:
+    """What :func:`stage` has staged, with a reject."""
+    bad = Reject(T0, start + BAD, 1_700_000_000_000, b"k", b"{", [("h", b"v")], "decode", "no JSON")
+    ranges = {tp: OffsetRange(start, start + PER_TASK) for tp in ENDS}
+    written = {tp: Written(PER_TASK, 0, 0, 0) for tp in ENDS}
     return Publication(ranges, written, [bad], staged)
 
 

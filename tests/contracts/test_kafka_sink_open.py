@@ -86,6 +86,22 @@ def test_another_output_topic_is_refused(topics: Topics, broker: Broker) -> None
         open_sink(topics.sink(Form(SCHEMA, topic=other)))
 
 
+def test_a_reset_takes_another_output_topic_over(topics: Topics, broker: Broker) -> None:
+    """As the refusal says: nothing needs to move."""
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    other = dataclasses.replace(topics, output=broker.create_topic(f"other-{topics.pipeline}"))
+    with pytest.raises(TableMismatch, match="--shift-by 0"):
+        open_sink(other.sink())
+    there = other.sink().reset(SOURCE, lambda: {T0: 0}, {T0: 0}, lambda now: now)
+    assert there.positions == {T0: 3}
+    sink, fence = ready(other.sink())
+    commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+    assert (topics.ids(), other.ids()) == ([0, 1, 2], [3, 4])
+    with pytest.raises(TableMismatch, match=topics.output):  # it is the old one now
+        open_sink(topics.sink())
+
+
 def test_a_group_offset_that_is_gone_is_restored(topics: Topics, broker: Broker) -> None:
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely.config import parse
-from oncely.errors import Fenced, Stopped
+from oncely.errors import Fenced, Stopped, TableMismatch
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
 from tests.scenarios.commands import oncely, oncely_json
@@ -137,3 +138,18 @@ def test_a_position_that_neither_knows_is_refused(world: TopicWorld, spark: Any)
     assert f"{world.topic}-0" not in refused.value.message
     assert "offsets reset" in refused.value.way_out
     assert world.ids() == [*range(100)], "nothing was written twice"
+
+
+def test_a_reset_takes_another_output_topic_over(world: TopicWorld, spark: Any) -> None:
+    """The way out that the refusal names; nothing is written again."""
+    run(world, spark)
+    other = {"sink": {"topic": f"{world.output}-2"}}
+    world.publish(20, partitions=2, first=100)
+    with pytest.raises(TableMismatch, match="--shift-by 0"):
+        run(world, spark, **other)
+    changed = dataclasses.replace(world, overrides=other)
+    oncely_json("offsets", "reset", changed.file(), "--shift-by", "0", "--execute")
+    run(world, spark, **other)
+    assert world.ids() == list(range(100))
+    found = [json.loads(one.value())["id"] for one in world.records(f"{world.output}-2")]
+    assert sorted(found) == list(range(100, 120))

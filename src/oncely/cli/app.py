@@ -308,7 +308,7 @@ def files_vacuum(
 def semantics(
     sink: Annotated[
         list[str] | None,
-        typer.Option(metavar="sql|kafka", help="Only this sink; may be repeated."),
+        typer.Option(metavar="sql|kafka|files", help="Only this sink; may be repeated."),
     ] = None,
     kill_point: Annotated[
         list[str] | None,

@@ -44,8 +44,14 @@ def show_semantics(sinks: Sequence[str], points: Sequence[str], folder: Path, as
             way_out=f"one of {', '.join(map(repr, cells.POINTS))}",
         )
     wanted: list[SinkKind] = [one for one in cells.SINKS if not sinks or one in sinks]
+    chains = [cells.cells(sink, points or cells.POINTS) for sink in wanted]
+    if not any(chains):
+        raise WrongInput(
+            f"--kill-point {points[0]!r}: a {wanted[0]} sink has no such point",
+            way_out=f"one of {', '.join(map(repr, cells.POINTS_OF[wanted[0]]))}",
+        )
     signal.signal(signal.SIGTERM, _interrupt)
-    outcomes = _all([cells.cells(sink, points or cells.POINTS) for sink in wanted])
+    outcomes = _all([chain for chain in chains if chain])
     written = report.write(outcomes, folder)
     problems = cells.problems(outcomes)
     if as_json:
@@ -59,7 +65,7 @@ def show_semantics(sinks: Sequence[str], points: Sequence[str], folder: Path, as
 
 
 def _all(chains: Sequence[list[Cell]]) -> list[Outcome]:
-    """Every trial; each sink's run beside the other's."""
+    """Every trial; each sink's run beside the others'."""
     from oncely.local.kafka import Broker
     from oncely.local.postgres import Postgres
     from oncely.semantics import trial
@@ -78,7 +84,7 @@ def _all(chains: Sequence[list[Cell]]) -> list[Outcome]:
             try:
                 wait(runs, return_when=FIRST_EXCEPTION)
             finally:
-                stage.stop.set()  # after Ctrl-C, or when the other one has failed
+                stage.stop.set()  # after Ctrl-C, or when another one has failed
         return [one for run in runs for one in run.result()]
 
 
@@ -87,7 +93,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
-    from oncely.semantics.cells import DELIVERIES, POINTS
+    from oncely.semantics.cells import DELIVERIES, POINTS_OF
     from oncely.semantics.page import TITLES
 
     for sink in dict.fromkeys(one.cell.sink for one in outcomes):
@@ -96,7 +102,7 @@ def _show(outcomes: Sequence[Outcome]) -> None:
         table.add_column("killed", style="cyan")
         for delivery in DELIVERIES:
             table.add_column(TITLES[delivery], justify="right")
-        for point in POINTS:
+        for point in POINTS_OF[sink]:
             table.add_row(point, *(_cell(found.get((d, point))) for d in DELIVERIES))
         screen.out.print()
         screen.out.print(table)

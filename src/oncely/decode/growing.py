@@ -20,6 +20,7 @@ from oncely.decode.shapes import (
     Shape,
     Struct,
     settled,
+    step,
 )
 
 _NATURAL: Mapping[type, Leaf] = {str: STRING, bool: BOOLEAN, Whole: BIGINT, Number: DOUBLE}
@@ -48,11 +49,10 @@ def grow(known: Struct, data: bytes | None, caps: Caps) -> Grown:
     """
     members = parse_object(data)
     try:
-        columns = _members(known, members, "")
+        grown = settled(_members(known, members, ""), known)
+        columns = grown.columns
         if columns is not known:
-            columns = settled(columns)
-            columns = known if _same(columns, known) else columns
-            caps.check(columns, known)
+            caps.check(grown, known)
     except CannotMerge as error:
         raise Refused(str(error)) from None
     if not columns.fields:
@@ -66,10 +66,10 @@ def _members(known: Struct, members: Mapping[str, Any], path: str) -> Struct:
         if value is None:
             continue
         before = known.fields.get(name)
-        after = _grow(before, value, f"{path}.{name}" if path else name)
+        after = _grow(before, value, step(path, name))
         if after is not before:
             changed[name] = after
-    return Struct({**known.fields, **changed}) if changed else known
+    return Struct({**known.fields, **changed}, (known, changed)) if changed else known
 
 
 def _grow(known: Shape | None, value: Any, path: str) -> Shape:
@@ -117,26 +117,11 @@ def _is_short(value: str) -> bool:
     return len(value) <= len(str(1 << 31))
 
 
-def _same(columns: Struct, known: Struct) -> bool:
-    """Whether settling has brought back what was known."""
-    if len(columns.fields) != len(known.fields):
-        return False
-    return all(_alike(field, known.fields.get(name)) for name, field in columns.fields.items())
-
-
-def _alike(one: Shape | None, other: Shape | None) -> bool:
-    if isinstance(one, Struct) and isinstance(other, Struct):
-        return _same(one, other)
-    if isinstance(one, ListOf) and isinstance(other, ListOf):
-        return _alike(one.item, other.item)
-    return one is other
-
-
 def _row(columns: Struct, members: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The members that have a place, in order of the record: it may have few of many columns."""
     fields = columns.fields
     return {
-        name: _value(fields[name], value, f"{path}.{name}" if path else name)
+        name: _value(fields[name], value, step(path, name))
         for name, value in members.items()
         if value is not None and name in fields
     }

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from oncely.decode.base import Rejection
-from oncely.decode.columns import Columns, leaf
 from oncely.decode.gather import Records, Slice, readable
 from oncely.decode.growing import Grown, grow
 from oncely.decode.merging import Caps
+from oncely.decode.pieces import Piece, batch, by_scope, groups, taken
 from oncely.decode.plans import Plan, Plans
 from oncely.decode.reference import Refused
 from oncely.decode.scopes import Codes, Scope, ScopeReader
 from oncely.decode.shapes import NOTHING
-from oncely.decode.widening import widen
 
 _FIRST_QUOTA, _MORE = 4, 8
 """How many records of a scope are looked at one by one before the others are tried again, and
@@ -42,22 +40,13 @@ class Part(NamedTuple):
     row_record: pa.Int64Array
 
 
-class _Piece(NamedTuple):
-    """Rows of a fast decoder, of any scopes that share a plan."""
-
-    plan: Plan
-    records: Records
-    codes: Codes
-    rows: pa.RecordBatch
-
-
 class _Scope:
     """What is known of one scope, and what has come of it.
 
     Attributes:
         plan: of the schema that is known; None before the first row.
         columns: what is known now; ahead of ``plan`` until :meth:`settle`.
-        tried: the stamp of the plan that the scope's pending records were last tried with.
+        tried: the stamp of the plan that the slice's pending records were last tried with.
         slow: records that were looked at one by one, and their rows.
     """
 
@@ -87,7 +76,7 @@ class Run:
         self._reader, self._caps, self._plans, self._known = reader, caps, plans, known
         self._codes: dict[Scope, int] = {}
         self._scopes: list[_Scope] = []
-        self._pieces: list[_Piece] = []
+        self._pieces: list[Piece] = []
         self._refused: dict[int, str] = {}
 
     def slice(self, part: Slice) -> None:
@@ -101,6 +90,8 @@ class Run:
         found = self._reader.read(part.values)
         for index, why in found.refused.items():
             self._refused[part.first + index] = why
+        for known in self._scopes:
+            known.tried = 0
         own = np.array([self._code(scope) for scope in found.scopes] or [0], np.int64)
         codes = np.where(found.codes < 0, -1, own[found.codes])
         pending = np.flatnonzero(codes >= 0)
@@ -130,7 +121,7 @@ class Run:
                 scope.tried = stamps[index] = plan.stamp
                 plans[plan.stamp] = plan
         unsure: list[Records] = []
-        for stamp, positions in _groups(stamps[inverse]):
+        for stamp, positions in groups(stamps[inverse]):
             at = pending[positions]
             if not stamp:
                 unsure.append(at)
@@ -138,7 +129,7 @@ class Run:
             pieces, left = plans[stamp].decode(part.values, at)
             unsure += left
             self._pieces += [
-                _Piece(plans[stamp], part.first + records, codes[records], rows)
+                Piece(plans[stamp], part.first + records, codes[records], rows)
                 for records, rows in pieces
             ]
         return np.sort(np.concatenate([np.empty(0, np.int64), *unsure]))
@@ -189,7 +180,7 @@ class Run:
             again = (piece.codes == code) & (piece.records > record)
             if again.any():
                 found.append(piece.records[again])
-                self._pieces[index] = _taken(piece, np.flatnonzero(~again))
+                self._pieces[index] = taken(piece, np.flatnonzero(~again))
         self._scopes[code].tried = 0
         return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
 
@@ -211,10 +202,10 @@ class Run:
         plans = [scope.settle(self._plans) for scope in self._scopes]
         stamps = np.array([plan.stamp if plan else 0 for plan in plans], np.int64)
         by_stamp = {plan.stamp: plan for plan in plans if plan}
-        rows: dict[int, list[_Piece]] = {}
+        rows: dict[int, list[Piece]] = {}
         for piece in self._pieces:
-            for stamp, positions in _groups(stamps[piece.codes]):
-                rows.setdefault(stamp, []).append(_taken(piece, positions))
+            for stamp, positions in groups(stamps[piece.codes]):
+                rows.setdefault(stamp, []).append(taken(piece, positions))
         slow: dict[int, list[int]] = {}
         for code, scope in enumerate(self._scopes):
             if scope.slow_rows:
@@ -224,11 +215,11 @@ class Run:
         parts = [
             (code, Part(scopes[code], by_stamp[stamp].schema, table, pa.array(records)))
             for stamp, pieces in rows.items()
-            for code, table, records in _by_scope(by_stamp[stamp].schema, pieces)
+            for code, table, records in by_scope(by_stamp[stamp].schema, pieces)
         ]
         return [part for _, part in sorted(parts, key=lambda found: found[0])]
 
-    def _slow_pieces(self, plan: Plan, codes: list[int]) -> Iterator[_Piece]:
+    def _slow_pieces(self, plan: Plan, codes: list[int]) -> Iterator[Piece]:
         rows = [row for code in codes for row in self._scopes[code].slow_rows]
         records = np.array([r for c in codes for r in self._scopes[c].slow_records], np.int64)
         counts = [len(self._scopes[code].slow_rows) for code in codes]
@@ -236,52 +227,4 @@ class Run:
         step = max(1, _CELLS // max(1, len(plan.schema)))
         for first in range(0, len(rows), step):
             some = slice(first, first + step)
-            yield _Piece(plan, records[some], of[some], _batch(plan.schema, rows[some]))
-
-
-def _groups(keys: Records) -> Iterator[tuple[int, Records]]:
-    """The distinct keys, and where each is, ascending."""
-    if not len(keys):
-        return
-    if (keys == keys[0]).all():
-        yield int(keys[0]), np.arange(len(keys))
-        return
-    order = np.argsort(keys, kind="stable")
-    for positions in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-        yield int(keys[positions[0]]), positions
-
-
-def _taken(piece: _Piece, positions: Records) -> _Piece:
-    if len(positions) == len(piece.records):
-        return piece
-    rows = piece.rows.take(pa.array(positions))
-    return _Piece(piece.plan, piece.records[positions], piece.codes[positions], rows)
-
-
-def _by_scope(schema: pa.Schema, pieces: list[_Piece]) -> Iterator[tuple[int, pa.Table, Records]]:
-    """Rows of one schema, cut by scope."""
-    tables = [widen(pa.Table.from_batches([piece.rows]), schema) for piece in pieces]
-    records = np.concatenate([piece.records for piece in pieces])
-    codes = np.concatenate([piece.codes for piece in pieces])
-    table = pa.concat_tables(tables)
-    order = np.lexsort((records, codes))
-    if (order[1:] < order[:-1]).any():
-        table = table.combine_chunks().take(pa.array(order))
-        records, codes = records[order], codes[order]
-    for start, end in pairwise([0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]):
-        yield int(codes[start]), table.slice(start, end - start), records[start:end]
-
-
-def _double(values: Any, arrow: pa.DataType) -> pa.Array:
-    # A whole number from before the column was a DOUBLE; Arrow takes none beyond 2**53.
-    return pa.array([None if value is None else float(value) for value in values], arrow)
-
-
-_BY_NAME = Columns(
-    pick=lambda _, name: lambda members: members.get(name),
-    leaves={pa.float64().id: leaf(_double)},
-)
-
-
-def _batch(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    return _BY_NAME.batch(schema, [[row.get(name) for row in rows] for name in schema.names])
+            yield Piece(plan, records[some], of[some], batch(plan.schema, rows[some]))

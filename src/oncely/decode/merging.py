@@ -27,11 +27,13 @@ from oncely.decode.shapes import (
     INT,
     Leaf,
     ListOf,
+    Settled,
     Shape,
     Struct,
     schema_of,
     settled,
     shape_of,
+    step,
 )
 from oncely.errors import ConfigError
 
@@ -87,12 +89,18 @@ class Caps:
         if self.depth > DEEPEST:
             raise ConfigError("decode.max_depth", f"{self.depth} is more than {DEEPEST}")
 
-    def check(self, columns: Struct, known: Struct) -> None:
+    def check(self, grown: Settled, known: Struct) -> None:
         """Look at what a schema has grown to; what is there already may stay.
 
         Raises:
             TooMuch: it is too large in one way, or has a new name that is too long.
         """
+        longest = max(grown.names, key=len, default="")
+        columns = grown.columns
+        if len(longest) > self.name:
+            raise TooMuch(
+                f"a name has {len(longest)} characters, it may have {self.name}: {longest[:20]}…"
+            )
         sizes = (
             ("{} fields", columns.count, self.fields, known.count),
             ("a depth of {}", columns.depth - 1, self.depth, known.depth - 1),
@@ -101,21 +109,6 @@ class Caps:
         for what, size, most, before in sizes:
             if size > max(most, before):
                 raise TooMuch(f"the schema would have {what.format(size)}; it may have {most}")
-        self._check_names(columns, known)
-
-    def _check_names(self, shape: Shape | None, known: Shape | None) -> None:
-        if shape is known or shape is None:
-            return
-        if isinstance(shape, ListOf):
-            self._check_names(shape.item, known.item if isinstance(known, ListOf) else None)
-        elif isinstance(shape, Struct):
-            before = known.fields if isinstance(known, Struct) else {}
-            for name, field in shape.fields.items():
-                if name not in before and len(name) > self.name:
-                    raise TooMuch(
-                        f"a name has {len(name)} characters, it may have {self.name}: {name[:20]}…"
-                    )
-                self._check_names(field, before.get(name))
 
 
 NO_CAPS = Caps(fields=1 << 62, name=1 << 62, text=1 << 62)
@@ -135,15 +128,11 @@ def merge(known: pa.Schema, found: pa.Schema, caps: Caps = NO_CAPS) -> pa.Schema
     if known is found:
         return known
     columns = shape_of(known)
-    merged = join(columns, shape_of(found))
-    if merged is columns:
-        return known
-    merged = settled(merged)
-    schema = schema_of(merged)
-    if schema == known:  # all that came is not known yet
+    merged = settled(join(columns, shape_of(found)), columns)
+    if merged.columns is columns:
         return known
     caps.check(merged, columns)
-    return schema
+    return schema_of(merged.columns)
 
 
 def join(known: Struct, found: Struct) -> Struct:
@@ -176,10 +165,10 @@ def _structs(known: Struct, found: Struct, path: str) -> Struct:
     changed: dict[str, Shape] = {}
     for name, field in found.fields.items():
         before = known.fields.get(name)
-        after = _join(before, field, f"{path}.{name}" if path else name)
+        after = _join(before, field, step(path, name))
         if after is not None and after is not before:
             changed[name] = after
-    return Struct({**known.fields, **changed}) if changed else known
+    return Struct({**known.fields, **changed}, (known, changed)) if changed else known
 
 
 def wider_number(known: Leaf, found: Leaf) -> Leaf | None:

@@ -21,7 +21,7 @@ _FEW = 16  # records that are not worth making a decoder for
 _MOST_PLANS = 4_096
 
 _stamps = count(1)
-Mutable = dict[str, "Mutable"]
+Mutable = dict[str, Any]
 
 
 class Plan:
@@ -72,7 +72,8 @@ class Plan:
             self._made = True
             shape = _matchable(self.columns)
             if isinstance(shape, Struct):
-                self._typed = TypedJson.make(schema_of(shape), self.empty)
+                empty = _unknown(self.empty, self.columns, shape)
+                self._typed = TypedJson.make(schema_of(shape), empty)
         return self._typed
 
     def learn(self, members: Mapping[str, Any]) -> None:
@@ -80,7 +81,7 @@ class Plan:
         if _size(self.empty) < _MOST_EMPTY and _learn(self.empty, members, self.columns, 1):
             self.remember()
 
-    def remember(self, empty: Mutable | None = None) -> None:
+    def remember(self, empty: Empty | None = None) -> None:
         """Take over what another plan has learned; the decoder is made anew."""
         if empty is not None and not _union(self.empty, empty):
             return
@@ -122,7 +123,7 @@ class Plans:
         """The plan of a schema that was another one a moment ago."""
         plan = self.of(schema_of(columns))
         if before is not None:
-            plan.remember(before.empty)
+            plan.remember(_unknown(before.empty, columns, columns))
         return plan
 
 
@@ -139,6 +140,19 @@ def _matchable(shape: Shape | None) -> Shape | None:
         )
         return shape if same else Struct(known) if known else None
     return shape
+
+
+def _unknown(empty: Empty, known: Struct, matched: Struct) -> Mutable:
+    """The members that are no columns to this day: a column that can't be matched is one too."""
+    still: Mutable = {}
+    for name, inside in empty.items():
+        field, same = known.fields.get(name), matched.fields.get(name)
+        if field is None:
+            still[name] = dict(inside)
+        elif isinstance(field, Struct) and isinstance(same, Struct):
+            below = _unknown(inside, field, same)
+            still |= {name: below} if below else {}
+    return still
 
 
 def _learn(empty: Mutable, members: Mapping[str, Any], known: Shape | None, depth: int) -> bool:

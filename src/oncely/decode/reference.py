@@ -274,7 +274,7 @@ def _map(arrow: pa.DataType, value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         _wrong(arrow, value, path)
     inner = arrow.item_type
-    return {name: _nested(inner, item, f"{path}[{_quote(name)}]") for name, item in value.items()}
+    return {name: _nested(inner, item, f"{path}[{quote(name)}]") for name, item in value.items()}
 
 
 _READERS: Mapping[int, Callable[[pa.DataType, Any, str], Any]] = {
@@ -309,13 +309,13 @@ def show(value: Any) -> str:
     if isinstance(value, Number):
         return value if len(value) <= _MOST_SHOWN else f"a number of {len(value)} characters"
     if isinstance(value, str):
-        return f"the text {_quote(value)}"
+        return f"the text {quote(value)}"
     count = len(value)
     kind = "an array" if isinstance(value, list) else "an object"
     return f"{kind} of {count}"
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
     """A text as JSON writes it in ASCII, so a NUL in it can't spoil the reject's own row."""
     more = len(text) - _MOST_SHOWN
     return json.dumps(text[:_MOST_SHOWN]) + (f" and {more} characters more" if more > 0 else "")

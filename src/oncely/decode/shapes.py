@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from oncely.decode.avro_form import avro_name
+from oncely.decode.reference import quote
 from oncely.decode.schema import type_name
 
 
@@ -57,9 +59,16 @@ class ListOf:
 
 @dataclass(frozen=True, eq=False)
 class Struct:
-    """An object; the columns as a whole are one too."""
+    """An object; the columns as a whole are one too.
+
+    Attributes:
+        fields: by name, in order.
+        grown: while a record or a schema is being looked at: what this grew from, and the fields
+            that are new or other ones. Growing costs what has changed, not what is there.
+    """
 
     fields: Mapping[str, Shape]
+    grown: tuple[Struct, Mapping[str, Shape]] | None = None
 
     def __str__(self) -> str:
         return "STRUCT"
@@ -77,11 +86,26 @@ class Struct:
     @cached_property
     def text(self) -> int:
         """At most how many characters this is as an Avro schema."""
-        inside = (len(avro_name(name)) + 60 + field.text for name, field in self.fields.items())
-        return 300 + sum(inside)
+        return 300 + sum(_named(name) + field.text for name, field in self.fields.items())
+
+    def extended(self, changed: Mapping[str, Shape]) -> Struct:
+        """The same with other fields; its sizes follow from those of what has changed."""
+        new = Struct({**self.fields, **changed})
+        depth, count, text = self.depth, self.count, self.text
+        for name, field in changed.items():
+            before = self.fields.get(name)
+            depth = max(depth, 1 + field.depth)
+            count += field.count - before.count if before else 1 + field.count
+            text += field.text - before.text if before else _named(name) + field.text
+        vars(new).update(depth=depth, count=count, text=text)
+        return new
 
 
 Shape = Leaf | ListOf | Struct
+
+
+def _named(name: str) -> int:
+    return len(avro_name(name)) + 60
 
 
 @lru_cache(maxsize=1024)
@@ -94,6 +118,12 @@ BOOLEAN, INT, BIGINT = Leaf(pa.bool_()), Leaf(pa.int32()), Leaf(pa.int64())
 FLOAT, DOUBLE, STRING = Leaf(pa.float32()), Leaf(pa.float64()), Leaf(pa.string())
 _LEAVES = {each.arrow: each for each in (BOOLEAN, INT, BIGINT, FLOAT, DOUBLE, STRING)}
 NOTHING = Struct({})
+
+
+def step(path: str, name: str) -> str:
+    """The path of a field in what ``path`` leads to: ``who.tags``, ``who."first name"``."""
+    shown = name if name.isidentifier() else quote(name)
+    return f"{path}.{shown}" if path else shown
 
 
 def shape_of(schema: pa.Schema) -> Struct:
@@ -114,25 +144,53 @@ def _of(arrow: pa.DataType) -> Shape | None:
     return None if pa.types.is_null(arrow) else leaf(arrow)
 
 
-def settled(shape: Struct) -> Struct:
-    """The shape without what is not known yet: empty arrays, objects without a known field."""
-    found = _settled(shape)
-    return found if isinstance(found, Struct) else NOTHING
+class Settled(NamedTuple):
+    """A shape without what is not known yet.
+
+    Attributes:
+        columns: the shape; the known one itself when nothing else is left.
+        names: of the fields that are new, at all levels.
+    """
+
+    columns: Struct
+    names: list[str]
 
 
-def _settled(shape: Shape | None) -> Shape | None:
-    if isinstance(shape, Struct):
-        inside = {name: _settled(field) for name, field in shape.fields.items()}
-        known = {name: field for name, field in inside.items() if field is not None}
-        if len(known) == len(inside) and all(shape.fields[n] is f for n, f in known.items()):
-            return shape if known else None
-        return Struct(known) if known else None
+def settled(shape: Struct, known: Struct) -> Settled:
+    """Leave out what is not known yet: empty arrays, objects without a known field.
+
+    Args:
+        shape: what ``known`` has grown to.
+        known: it has nothing of that kind.
+    """
+    names: list[str] = []
+    found = _settled(shape, known, names)
+    return Settled(found if isinstance(found, Struct) else known, names)
+
+
+def _settled(shape: Shape | None, known: Shape | None, names: list[str]) -> Shape | None:
+    if shape is known or shape is None:
+        return shape
     if isinstance(shape, ListOf):
-        item = _settled(shape.item)
-        if item is None:
-            return None
-        return shape if item is shape.item else ListOf(item)
-    return shape
+        item = _settled(shape.item, known.item if isinstance(known, ListOf) else None, names)
+        if isinstance(known, ListOf) and item is known.item:
+            return known
+        return None if item is None else ListOf(item)
+    if not isinstance(shape, Struct):
+        return shape
+    base = known if isinstance(known, Struct) else NOTHING
+    grown_from, changed = shape.grown or (None, shape.fields)
+    kept: dict[str, Shape] = {}
+    for name, field in (changed if grown_from is base else shape.fields).items():
+        before = base.fields.get(name)
+        after = _settled(field, before, names)
+        if after is not None and after is not before:
+            kept[name] = after
+            if before is None:
+                names.append(name)
+    if kept:
+        return base.extended(kept)
+    return base if base.fields else None
 
 
 def schema_of(shape: Struct) -> pa.Schema:

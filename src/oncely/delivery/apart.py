@@ -60,8 +60,9 @@ class Apart:
         """Positions follow, or lead, the records."""
         return False
 
-    def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Sink:  # noqa: ARG002
-        """The same for every batch."""
+    def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Sink:
+        """The same for every batch; the records' sink may have to know that one begins."""
+        self.records = self.records.in_hand(ranges)
         return self
 
     def bind(self) -> Self:

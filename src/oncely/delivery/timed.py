@@ -62,7 +62,8 @@ class Timed(Apart):
             self._timer = _Timer(self, self.seconds, self.offsets)
         self._timer.hand_out(ranges)
         starts = {tp: range_.start for tp, range_ in ranges.items()}
-        return Blind(self.records, self.positions, position_first=False, at=starts)
+        records = self.records.in_hand(ranges)
+        return Blind(records, self.positions, position_first=False, at=starts)
 
     def close(self) -> None:
         """The run ends in order: save where it has come to."""

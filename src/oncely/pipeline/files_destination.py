@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -17,6 +17,8 @@ from oncely.runtimes.probe import Slots
 from oncely.sinks.base import Reject
 from oncely.sinks.files.form import Form
 from oncely.sinks.files.partitions import parse_partition_by
+from oncely.sinks.files.place import Connect as FilesConnect
+from oncely.sinks.files.place import connect as connect_files
 from oncely.sinks.files.publication import Topics
 from oncely.sinks.files.replay import ToFiles
 from oncely.sinks.files.sink import FilesSink
@@ -36,12 +38,14 @@ class FilesDestination:
         given: its ``[sink]``.
         source: where records come from.
         connect: how Kafka's clients are made; a test puts faults here.
+        files_connect: how the root is reached; likewise.
     """
 
     settings: PipelineSettings
     given: FilesSinkSettings
     source: KafkaSource
     connect: Connect = make
+    files_connect: FilesConnect = connect_files
 
     @property
     def place(self) -> Place:
@@ -73,7 +77,7 @@ class FilesDestination:
         )
         return FilesSink(
             self.place,
-            given.store,
+            replace(given.store, connect=self.files_connect),
             form,
             Topics(given.manifest_topic, given.schemas),
             given.rejects,

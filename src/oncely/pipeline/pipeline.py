@@ -40,6 +40,8 @@ from oncely.runtimes.row_transform import (
 )
 from oncely.runtimes.stop import StopSignal
 from oncely.sinks.base import Sink
+from oncely.sinks.files.place import Connect as FilesConnect
+from oncely.sinks.files.place import connect as connect_files
 from oncely.sinks.kafka.cluster import Connect as KafkaConnect
 from oncely.sinks.sql.connection import Connect, connect
 from oncely.sources.clients import make
@@ -63,11 +65,13 @@ class Pipeline:
         settings: what the pipeline file says.
         connect: how database sessions are opened; a test puts faults here.
         kafka_connect: how the clients of a Kafka or files sink are made; a test puts faults here.
+        files_connect: how a files sink reaches its root; a test puts faults here.
     """
 
     settings: PipelineSettings
     connect: Connect = connect
     kafka_connect: KafkaConnect = make
+    files_connect: FilesConnect = connect_files
 
     @classmethod
     def from_file(cls, path: str | Path) -> Pipeline:
@@ -151,7 +155,9 @@ class Pipeline:
         if isinstance(given, SqlSinkSettings):
             inner = SqlDestination(self.settings, given, self.connect)
         elif isinstance(given, FilesSinkSettings):
-            inner = FilesDestination(self.settings, given, self.source, self.kafka_connect)
+            inner = FilesDestination(
+                self.settings, given, self.source, self.kafka_connect, self.files_connect
+            )
         else:
             inner = KafkaDestination(self.settings, given, self.source, self.kafka_connect)
         if self.settings.delivery == "exactly_once":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from oncely.config.pipeline import Delivery
 
-SinkKind = Literal["sql", "kafka"]
-SINKS: tuple[SinkKind, ...] = ("sql", "kafka")
+SinkKind = Literal["sql", "kafka", "files"]
+SINKS: tuple[SinkKind, ...] = ("sql", "kafka", "files")
 DELIVERIES: tuple[Delivery, ...] = ("none", "at_most_once", "at_least_once", "exactly_once")
 
 BEFORE, INSIDE, RECORDS, POSITION, COMMIT = (
@@ -19,8 +19,25 @@ BEFORE, INSIDE, RECORDS, POSITION, COMMIT = (
     "after the position",
     "after the commit",
 )
-POINTS = (BEFORE, INSIDE, RECORDS, POSITION, COMMIT)
-"""Kill points. Exactly once has a commit of its own; elsewhere each step commits itself."""
+WRITING, WRITTEN, STAGED, NAMING = (
+    "before a file is written",
+    "after the first of several files",
+    "all files written",
+    "half of the files named",
+)
+_STEPS = (BEFORE, INSIDE, RECORDS, POSITION, COMMIT)
+POINTS_OF: Mapping[SinkKind, tuple[str, ...]] = {
+    "sql": _STEPS,
+    "kafka": _STEPS,
+    "files": (WRITING, WRITTEN, STAGED, BEFORE, NAMING, RECORDS, POSITION, COMMIT),
+}
+"""Kill points. Exactly once has a commit of its own; elsewhere each step commits itself.
+
+Files are staged first, in a task. The commit begins after that, in the driver: it *names* them in
+the manifest topic, and only that makes their records take effect.
+"""
+POINTS = tuple(dict.fromkeys(point for points in POINTS_OF.values() for point in points))
+"""Those of all sinks."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +50,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its pipeline, its table and its topic."""
-        return f"{self.delivery}_{self.sink}_{POINTS.index(self.point)}"
+        """Of its pipeline, its table, its topic and its folder."""
+        return f"{self.delivery}_{self.sink}_{POINTS_OF[self.sink].index(self.point)}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +87,7 @@ def cells(sink: SinkKind, points: Sequence[str] = POINTS) -> list[Cell]:
     return [
         Cell(sink, delivery, point)
         for delivery in DELIVERIES
-        for point in POINTS
+        for point in POINTS_OF[sink]
         if (point != COMMIT or delivery == "exactly_once") and point in points
     ]
 

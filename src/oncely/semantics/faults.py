@@ -21,7 +21,7 @@ from oncely.semantics.cells import BEFORE, COMMIT, INSIDE, POSITION, RECORDS
 from oncely.sinks.sql.connection import Connection, Dialect, Params, Row, TableName, connect
 from oncely.sources.clients import Trouble, make
 
-_ARRIVING = 10.0  # seconds for half of a commit's records to arrive
+ARRIVING = 10.0  # seconds for half of a commit's records to arrive
 
 
 _newest: dict[str, Killer] = {}
@@ -178,10 +178,12 @@ class KillingClients:
     ) -> Any:
         """Make a client; a producer that can kill."""
         made = make(kind, brokers, kafka, trouble, **own)
-        return _Producer(made, self.killer, self.topic) if issubclass(kind, Producer) else made
+        return (
+            KillingProducer(made, self.killer, self.topic) if issubclass(kind, Producer) else made
+        )
 
 
-class _Producer:
+class KillingProducer:
     """A producer that knows which step it is in."""
 
     def __init__(self, inner: Any, killer: Killer, topic: str) -> None:
@@ -195,6 +197,7 @@ class _Producer:
         return len(self._inner)
 
     def produce_batch(self, topic: str, messages: Sequence[dict[str, object]]) -> Any:
+        """Queue records."""
         return self._send(topic, messages, lambda part: self._inner.produce_batch(topic, part))
 
     def _send(
@@ -209,22 +212,24 @@ class _Producer:
             self._killer.at(BEFORE)
         if self._killer.wants(INSIDE):
             send(messages[: len(messages) // 2])
-            self._inner.flush(_ARRIVING)
+            self._inner.flush(ARRIVING)
             self._killer.end()
         sent = send(messages)
         self._records = True
         if self._killer.together and self._killer.wants(RECORDS):
-            self._inner.flush(_ARRIVING)
+            self._inner.flush(ARRIVING)
             self._killer.end()
         return sent
 
     def flush(self, *timeout: float) -> Any:
+        """Wait for what is queued: without transactions that is the end of a step."""
         left = self._inner.flush(*timeout)
         if not self._killer.together:
             self._killer.committed(records=self._records, position=False)
         return left
 
     def send_offsets_to_transaction(self, *args: Any) -> Any:
+        """Put the position into the transaction."""
         if self._killer.position_first:
             self._killer.at(BEFORE)
         sent = self._inner.send_offsets_to_transaction(*args)
@@ -234,6 +239,7 @@ class _Producer:
         return sent
 
     def commit_transaction(self, *args: Any) -> Any:
+        """Commit, with what it holds."""
         done = self._inner.commit_transaction(*args)
         self._killer.committed(records=self._records, position=self._position)
         return done

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from oncely.semantics.cells import DELIVERIES, POINTS, Cell, Outcome
+from oncely.semantics.cells import DELIVERIES, POINTS_OF, Cell, Outcome, SinkKind
 
 TITLES: Mapping[str, str] = {
     "none": "No guarantee",
@@ -19,7 +19,16 @@ _ORDERS: Mapping[str, str] = {
     "at_least_once": "records, then position",
     "exactly_once": "in one transaction",
 }
-_SINKS: Mapping[str, str] = {"sql": "Into PostgreSQL", "kafka": "Into a Kafka topic"}
+_SINKS: Mapping[SinkKind, str] = {
+    "sql": "Into PostgreSQL",
+    "kafka": "Into a Kafka topic",
+    "files": "Into files",
+}
+_NOTES: Mapping[SinkKind, str] = {
+    "files": "A task writes files; then the driver names them in the manifest topic, and only what"
+    " is named has taken effect. So “after the records” is: after all files are named."
+    " What a kill leaves unnamed is no part of the table, and nobody reads it.",
+}
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --ink: #1d2126; --soft: #5d6670;
@@ -65,7 +74,7 @@ def page(outcomes: Sequence[Outcome], problems: Sequence[str]) -> str:
         f"<h1>{_headline(problems)}</h1>",
         f"<p>{_lead(outcomes)}</p>",
         *_problems(problems),
-        *(f"<h2>{_SINKS[sink]}</h2>{_map(sink, outcomes)}" for sink in sinks),
+        *(f"<h2>{_SINKS[sink]}</h2>{_note(sink)}{_map(sink, outcomes)}" for sink in sinks),
         _KEY,
         f"<h2>How it was done</h2><p>{_how()}</p>",
     ]
@@ -108,13 +117,17 @@ def _problems(problems: Sequence[str]) -> list[str]:
     return [f'<div class="problems">{lines}</div>']
 
 
-def _map(sink: str, outcomes: Sequence[Outcome]) -> str:
+def _note(sink: SinkKind) -> str:
+    return f"<p>{_NOTES[sink]}</p>" if sink in _NOTES else ""
+
+
+def _map(sink: SinkKind, outcomes: Sequence[Outcome]) -> str:
     found = {one.cell: one for one in outcomes if one.cell.sink == sink}
     most = max((one.lost + one.duplicated for one in found.values()), default=0)
     head = "".join(f"<th>{TITLES[d]}<small>{_ORDERS[d]}</small></th>" for d in DELIVERIES)
     rows = []
-    for point in POINTS:
-        cells = (found.get(Cell(sink, delivery, point)) for delivery in DELIVERIES)  # type: ignore[arg-type]
+    for point in POINTS_OF[sink]:
+        cells = (found.get(Cell(sink, delivery, point)) for delivery in DELIVERIES)
         rows.append(f"<tr><th>{escape(point)}</th>{''.join(_cell(c, most) for c in cells)}</tr>")
     return (
         f'<div class="map"><table><thead><tr><th>Killed</th>{head}</tr></thead>'
@@ -141,6 +154,7 @@ def _how() -> str:
         " PostgreSQL. In its third micro-batch (without a guarantee also at the hand-out of the"
         " second), the process that reaches the kill point ends driver, JVM and worker by SIGKILL."
         " A new run resumes where the stored position says. Then plain clients, which share no"
-        " code with the pipeline, count every id in the table, or in the topic with"
-        " isolation.level=read_committed."
+        " code with the pipeline, count every id in the table, in the topic with"
+        " isolation.level=read_committed, or in the files that the manifest topic names to such a"
+        " reader: a file that is named and missing, or has another checksum, counts as lost."
     )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+import fastavro
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 _PATIENCE = 60.0  # seconds without a message or an end
 
@@ -23,7 +29,54 @@ def in_topic(brokers: str, topic: str) -> Counter[int]:
 
     Raises:
         TimeoutError: the end of the topic did not come.
+        KafkaException: the broker answered something else.
     """
+    return Counter(json.loads(message.value())["id"] for message in _messages(brokers, topic))
+
+
+def in_files(brokers: str, manifest: str, root: Path) -> Counter[int]:
+    """How often each id stands in the Avro files that a manifest topic names.
+
+    What it does not name is not there, whatever lies below the root. What it names and is missing,
+    or is not what was named, holds nothing: its records count as lost.
+
+    Raises:
+        TimeoutError: the end of the topic did not come.
+        KafkaException: the broker answered something else.
+    """
+    named: dict[str, Mapping[str, Any]] = {}
+    for message in _messages(brokers, manifest):
+        path, value = message.key().decode(), message.value()
+        if value is None:
+            named.pop(path, None)
+        else:
+            named[path] = json.loads(value)
+    found: Counter[int] = Counter()
+    for path, entry in named.items():
+        found.update(_ids(root / path, entry))
+    return found
+
+
+def damage(found: Counter[int], records: int) -> tuple[int, int]:
+    """How many of the ids from 0 on are missing, and how many effects are beyond the first."""
+    lost = sum(1 for one in range(records) if not found[one])
+    return lost, sum(count - 1 for count in found.values() if count > 1)
+
+
+def _ids(file: Path, entry: Mapping[str, Any]) -> list[int]:
+    """The ids in a file; none when it is not the one that was named."""
+    try:
+        data = file.read_bytes()
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            return []
+        ids = [row["id"] for row in fastavro.reader(io.BytesIO(data))]
+    except (OSError, ValueError, EOFError, KeyError):
+        return []
+    return ids if len(ids) == entry["rows"] else []
+
+
+def _messages(brokers: str, topic: str) -> Iterator[Any]:
+    """What a reader of committed records sees in a topic of one partition, to its end."""
     consumer = Consumer(
         {
             "bootstrap.servers": brokers,
@@ -35,21 +88,17 @@ def in_topic(brokers: str, topic: str) -> Counter[int]:
             "log_level": 0,
         }
     )
-    found: Counter[int] = Counter()
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         while True:
             message = consumer.poll(_PATIENCE)
             if message is None:
                 raise TimeoutError(f"the end of topic {topic} did not come")
-            if message.error():
-                return found
-            found[json.loads(message.value())["id"]] += 1
+            if (error := message.error()) is None:
+                yield message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return
+            else:
+                raise KafkaException(error)
     finally:
         consumer.close()
-
-
-def damage(found: Counter[int], records: int) -> tuple[int, int]:
-    """How many of the ids from 0 on are missing, and how many effects are beyond the first."""
-    lost = sum(1 for one in range(records) if not found[one])
-    return lost, sum(count - 1 for count in found.values() if count > 1)

@@ -25,6 +25,7 @@ from oncely.semantics.cells import Cell, Outcome
 RECORDS = 1_200
 A_BATCH = 300  # records of a micro-batch
 A_COMMIT = 100  # records of a commit
+FILES = 4  # of a micro-batch
 _SOURCE = "source"
 _LONGEST = 180.0  # seconds for a restart and a run
 _LOOK = 0.2  # seconds
@@ -47,7 +48,8 @@ def prepare(broker: Broker, postgres: Postgres, folder: Path) -> Stage:
     broker.create_topic(_SOURCE, 1)
     producer = Producer({**broker.client_config(), "linger.ms": 5, "log_level": 0})
     for number in range(RECORDS):
-        producer.produce(_SOURCE, json.dumps({"id": number}).encode(), partition=0)
+        record = {"id": number, "team": number % FILES}
+        producer.produce(_SOURCE, json.dumps(record).encode(), partition=0)
     if producer.flush(60):
         raise Unavailable("the records of the trials were not acknowledged")
     return Stage(broker.bootstrap, postgres.create_database("semantics"), folder)
@@ -76,11 +78,10 @@ def run(
 
 def pipeline(stage: Stage, cell: Cell) -> dict[str, Any]:
     """The pipeline file of a trial."""
-    sink = (
-        {"kind": "sql", "url": stage.url, "table": cell.name}
-        if cell.sink == "sql"
-        else {"kind": "kafka", "topic": cell.name}
-    )
+    spark: dict[str, Any] = {"master": "local[2,4]", "max_records_per_batch": A_BATCH}
+    in_files = cell.sink == "files"
+    if not in_files:
+        spark["trigger"] = "0 seconds"
     # Without a guarantee positions go by the timer, here at every second micro-batch.
     interval = 2 * A_BATCH if cell.delivery == "none" else A_COMMIT
     return {
@@ -88,14 +89,38 @@ def pipeline(stage: Stage, cell: Cell) -> dict[str, Any]:
         "delivery": cell.delivery,
         "commit_interval": interval,
         "source": {"brokers": stage.brokers, "topics": [_SOURCE]},
-        "decode": {"format": "json", "schema": "id INT"},
-        "sink": sink,
-        "spark": {
-            "master": "local[2,4]",
-            "trigger": "0 seconds",
-            "max_records_per_batch": A_BATCH,
-        },
+        "decode": {"format": "json", "schema": "id INT, team INT" if in_files else "id INT"},
+        "sink": _sink(stage, cell),
+        "spark": spark,
     }
+
+
+def _sink(stage: Stage, cell: Cell) -> dict[str, Any]:
+    """Of the pipeline file."""
+    match cell.sink:
+        case "sql":
+            return {"kind": "sql", "url": stage.url, "table": cell.name}
+        case "kafka":
+            return {"kind": "kafka", "topic": cell.name}
+        case "files":
+            return {
+                "kind": "files",
+                "url": _root(stage, cell).as_uri(),
+                "partition_by": ["team"],
+                "manifest_topic": _manifest(cell),
+                # Of their own: a transaction that a kill leaves open hides from others what
+                # follows it, and the other sinks' trials run beside these.
+                "ledger_topic": "files.ledger",
+                "flush_interval": "0 seconds",
+            }
+
+
+def _root(stage: Stage, cell: Cell) -> Path:
+    return stage.folder / "files" / cell.name
+
+
+def _manifest(cell: Cell) -> str:
+    return f"{cell.name}.manifest"
 
 
 def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
@@ -107,6 +132,7 @@ def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
         "resume": before and pipeline(stage, before),
         "run": now and pipeline(stage, now),
         "point": now and now.point,
+        "files": FILES,
     }
     job.write_text(json.dumps(order))
     process = Process(
@@ -140,9 +166,11 @@ def _wait(stage: Stage, process: Process) -> int | None:
 
 
 def _count(stage: Stage, cell: Cell) -> Outcome:
-    found = (
-        reader.in_table(stage.url, cell.name)
-        if cell.sink == "sql"
-        else reader.in_topic(stage.brokers, cell.name)
-    )
+    match cell.sink:
+        case "sql":
+            found = reader.in_table(stage.url, cell.name)
+        case "kafka":
+            found = reader.in_topic(stage.brokers, cell.name)
+        case "files":
+            found = reader.in_files(stage.brokers, _manifest(cell), _root(stage, cell))
     return Outcome(cell, RECORDS, *reader.damage(found, RECORDS))

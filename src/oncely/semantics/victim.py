@@ -19,13 +19,16 @@ from oncely.pipeline import Pipeline
 from oncely.runtimes import session
 from oncely.semantics.cells import POSITION
 from oncely.semantics.faults import Killer, KillingClients, KillingSessions
+from oncely.semantics.file_faults import KillingNames, KillingStores
 
 _ARMED_FROM = 2  # the micro-batch that dies; some are committed before
 _TIMER_FIRES = 1  # the one at whose hand-out the timer of `none` saves positions
 
 
 def main(job: Path) -> int:
-    """Do what the job says: ``{"resume": pipeline | null, "run": pipeline | null, "point": …}``."""
+    """Do what the job says: ``{"resume": pipeline | null, "run": pipeline | null, "point": …,
+    "files": of a micro-batch}``.
+    """
     order: dict[str, Any] = json.loads(job.read_text())
     spark = session.start("semantics", "local[2,4]", {})
     if order["resume"] is not None:
@@ -33,17 +36,20 @@ def main(job: Path) -> int:
         job.with_suffix(".resumed").touch()
     if order["run"] is not None:
         java = session.java_process()
-        pipeline, killer = _dying(order["run"], order["point"], java.pid if java else 0)
+        pipeline, killer = _dying(order, java.pid if java else 0)
         pipeline.run("latest", spark=spark, listener=_arming(killer))
         return 1  # it has survived
     session.stop(spark)
     return 0
 
 
-def _dying(raw: dict[str, Any], point: str, jvm: int) -> tuple[Pipeline, Killer]:
-    settings = parse(raw)
-    killer = Killer(settings.name, point, settings.delivery, os.getpid(), jvm)
-    clients = KillingClients(killer, raw["sink"].get("topic", ""))
+def _dying(order: dict[str, Any], jvm: int) -> tuple[Pipeline, Killer]:
+    settings, sink = parse(order["run"]), order["run"]["sink"]
+    killer = Killer(settings.name, order["point"], settings.delivery, os.getpid(), jvm)
+    if sink["kind"] == "files":
+        names = KillingNames(killer, sink["manifest_topic"], order["files"])
+        return Pipeline(settings, kafka_connect=names, files_connect=KillingStores(killer)), killer
+    clients = KillingClients(killer, sink.get("topic", ""))
     return Pipeline(settings, KillingSessions(killer), clients), killer
 
 

@@ -381,6 +381,9 @@ class Halves(Sink, Protocol):
     the two shows.
     """
 
+    def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Self:
+        """See :class:`Sink`; it has two halves as well."""
+
     def prepare(self) -> None:
         """Create what is missing and may be; the ledger is left alone.
 

@@ -82,6 +82,11 @@ def test_nothing() -> None:
     assert encoded(pa.table({"v": pa.array([], pa.int8())})) == []
 
 
+def test_many_rows_keep_their_order() -> None:
+    numbers = list(range(45_000))
+    assert encoded(pa.table({"v": numbers})) == [b'{"v":%d}' % n for n in numbers]
+
+
 def test_line_feeds_of_values_are_no_ends_of_rows() -> None:
     rows = pa.table({"v": ["a\nb", "", "\n", None], "w\n": [1, 2, 3, 4]})
     assert encoded(rows) == [

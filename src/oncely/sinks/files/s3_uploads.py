@@ -198,7 +198,7 @@ class _Bucket:
                 return body
             trouble = f"HTTP status {status}: {_reason(body)}"
             if status not in _BUSY:
-                raise _refused(status, trouble)
+                raise _refused(trouble)
         raise Unavailable(f"{self._host}: multipart uploads: {trouble}")
 
     def _ask(self, method: str, target: str, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -231,8 +231,8 @@ def _region(bucket: str, options: S3Options) -> str:
     return region
 
 
-def _refused(status: int, trouble: str) -> OncelyError:
-    if status == 404:
+def _refused(trouble: str) -> OncelyError:
+    if "NoSuchBucket" in trouble:
         return ConfigError("sink.url", f"no such bucket: {trouble}")
     return ConfigError(
         "sink.s3.access_key",

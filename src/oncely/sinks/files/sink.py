@@ -156,9 +156,7 @@ class FilesSink(LedgerInTopic):
             TableMismatch: the manifest topic was made again, or the columns don't fit the files.
         """
         self.bind()
-        ids = self._require_topics(create=self.create)
-        outputs = {self.topics.manifest: ids.manifest, self.topics.schema: ids.schema}
-        claim(self.store, Owner(self.place.pipeline, self.topics.manifest, ids.manifest))
+        outputs = self._claimed()
         done = self.take_over(source, self.target, start, earliest, expected, outputs=outputs)
         # Only now: the run before is fenced, so the schemas that it has published are all there.
         self._read_book()
@@ -172,7 +170,9 @@ class FilesSink(LedgerInTopic):
         positions: Reset,
     ) -> Opened:
         """Take the next epoch and put positions elsewhere; see the port."""
-        return self.take_over(source, None, start, earliest, None, positions)
+        return self.take_over(
+            source, self.target, start, earliest, None, positions, self._claimed(), retarget=True
+        )
 
     @property
     def target(self) -> str:
@@ -310,6 +310,12 @@ class FilesSink(LedgerInTopic):
         self._book.take(self.manifest.schemas())
         if self.form.schema is not None:
             self._book.known[()] = self._fixed(self._book.known.get(()))
+
+    def _claimed(self) -> dict[str, str]:
+        """The ids of the two topics, when the root is this manifest's."""
+        ids = self._require_topics(create=self.create)
+        claim(self.store, Owner(self.place.pipeline, self.topics.manifest, ids.manifest))
+        return {self.topics.manifest: ids.manifest, self.topics.schema: ids.schema}
 
     def _check_owner(self) -> None:
         """Refuse a root that is another manifest's; one that is nobody's is claimed by ``open``."""

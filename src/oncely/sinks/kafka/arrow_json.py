@@ -36,6 +36,7 @@ from oncely.errors import check
 
 _encode = msgspec.json.Encoder(decimal_format="string").encode_lines
 _LINE_FEED = 10
+_ROWS = 20_000  # whose objects are there at once: half the time of 100,000, they stay in the cache
 _SPECIAL = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _TEMPORAL = (pt.is_date, pt.is_time, pt.is_timestamp)
 _PLAIN = (pt.is_null, pt.is_boolean, pt.is_integer, pt.is_floating, pt.is_decimal)
@@ -54,8 +55,11 @@ def unfit(schema: pa.Schema) -> dict[str, str]:
 
 def encoded(rows: pa.Table) -> pa.LargeBinaryArray:
     """One JSON object for each row; fields in the columns' order."""
-    if not rows.num_rows:
-        return pa.array([], pa.large_binary())
+    parts = [_part(rows.slice(at, _ROWS)) for at in range(0, rows.num_rows, _ROWS)]
+    return pa.concat_arrays(parts or [pa.array([], pa.large_binary())])
+
+
+def _part(rows: pa.Table) -> pa.LargeBinaryArray:
     columns = [values(column) for column in rows.columns]
     make = _maker(tuple(rows.column_names))
     return _lines(_encode(list(map(make, *columns))), rows.num_rows)

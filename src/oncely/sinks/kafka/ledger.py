@@ -58,12 +58,14 @@ class LedgerInTopic:
     def take_over(
         self,
         source: SourceIdentity,
-        target: str | None,
+        target: str,
         start: Callable[[], Mapping[TopicPartition, Position]],
         earliest: Mapping[TopicPartition, Position],
         expected: int | None,
         reset: Reset = lambda _: {},
         outputs: Mapping[str, str] = MappingProxyType({}),
+        *,
+        retarget: bool = False,
     ) -> Opened:
         """Take the next epoch; see :class:`oncely.sinks.kafka.takeover.Takeover`."""
         topics.require_ledger(self.cluster.asker, self.place.ledger_topic, create=self.create)
@@ -78,6 +80,7 @@ class LedgerInTopic:
             reset,
             self.mode,
             outputs,
+            retarget,
         ).open()
 
     def add_partitions(

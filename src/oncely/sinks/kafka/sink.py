@@ -134,11 +134,13 @@ class KafkaSink(LedgerInTopic):
         earliest: Mapping[TopicPartition, Position],
         positions: Reset,
     ) -> Opened:
-        """Take the next epoch and put positions elsewhere.
+        """Take the next epoch and put positions elsewhere; from here on it writes to our topic.
 
         ``positions`` is asked when the old run is fenced, with where it has really ended.
         """
-        return self.take_over(source, None, start, earliest, None, positions)
+        return self.take_over(
+            source, self.form.target, start, earliest, None, positions, retarget=True
+        )
 
     def commit(
         self,

@@ -54,7 +54,9 @@ class Takeover:
         cluster: the open clients.
         source: cluster and topic ids as they are now.
         run: the run's own name, by which it finds an epoch whose answer was lost.
-        target: where records go; None: whatever the ledger says (a reset).
+        target: where records go.
+        retarget: they may have gone elsewhere so far: a person says where to go on (a reset),
+            which holds for the topic that the file names then.
         start, earliest, expected: as in the port.
         reset: puts positions elsewhere.
         mode: by which ids this run will move positions.
@@ -64,13 +66,14 @@ class Takeover:
     cluster: Cluster
     source: SourceIdentity
     run: str
-    target: str | None
+    target: str
     start: Callable[[], Mapping[TopicPartition, Position]]
     earliest: Mapping[TopicPartition, Position]
     expected: int | None = None
     reset: Reset = lambda _: {}
     mode: Mode = "partition"
     outputs: Mapping[str, str] = field(default_factory=dict)
+    retarget: bool = False
 
     def open(self) -> Opened:
         """All four steps.
@@ -145,7 +148,7 @@ class Takeover:
                 self.run,
                 self.source.cluster_id,
                 {**(old.topic_ids if old else {}), **self.source.topic_ids},
-                self.target or (old.target if old else ""),
+                self.target,
                 by_topic(pending),
                 _names(found),
                 {**(old.outputs if old else {}), **self.outputs},
@@ -204,7 +207,7 @@ class Takeover:
         if old is None:
             return
         self._same_source(old.cluster, old.topic_ids)
-        if self.target is not None:
+        if not self.retarget:
             same_target(old, self.target, self._name)
             same_outputs(old.outputs, self.outputs, self._name)
         if self.expected is not None and old.epoch > self.expected and old.run != self.run:
