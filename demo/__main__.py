@@ -1,9 +1,10 @@
-"""``python -m demo``: publish, run and hurt both pipelines, count, report."""
+"""``python -m demo``: publish, run and hurt all pipelines, count, report."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +27,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from demo import control, reader, records, report
+from demo import control, lake, reader, records, report
 from demo.faults import KINDS, Fault, Servers, fire
 from demo.job import ROOT, Job, JobFailed, JobPlan
 from demo.moment import Condition, Database, JobEnded, Missed
@@ -38,6 +40,8 @@ from oncely.local.postgres import Postgres
 BUILD = ROOT / "build" / "demo"
 _PIPELINE_FILE = "examples/flights.toml"
 _PIPELINE, _TABLE, _REJECTS = "flights", "public.flights", "public.oncely_rejects"
+_FLIGHTS = 336_776
+_INTO_FILES = 3  # one part in so many of the flights, the last ones: a file for each two rows
 _LONGEST_RUN = 600.0  # seconds, for one job with all its faults
 _READING = 120.0
 _POLL = 0.05
@@ -59,11 +63,14 @@ def main() -> int:
     """Do it all; the exit code is 0 only if everything came out as it must."""
     signal.signal(signal.SIGTERM, _end)
     BUILD.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(BUILD / "lake", ignore_errors=True)
     began = time.monotonic()
     for coordinate in (artifacts.KAFKA_BROKER, artifacts.SPARK_KAFKA, artifacts.POSTGRES_JDBC):
         artifacts.resolve(coordinate)
     with _progress() as progress, _servers(progress) as servers, _work_directory() as work:
-        published, end = _publish(servers.broker, progress)
+        published, end, last_part = _publish(servers.broker, progress)
+        files = lake.Lake(servers.broker.bootstrap, BUILD / "lake", last_part, BUILD)
+        into_files = _run_files(files, progress)
         ours = _run(_ours(servers), ledger(_PIPELINE, _TABLE), end, servers, progress)
         folder = work / "control-checkpoint"
         look = checkpoint(folder, control.TABLE)
@@ -73,13 +80,17 @@ def main() -> int:
         theirs = _run(plan, look, end, servers, progress, damage)
         watching.close()
         answer = _read(servers, {"oncely": ours, "control": theirs}, progress)
+        in_files = _finish_files(files, into_files, progress)
     found = {
         "oncely": _told(ours, answer["oncely"]),
         "control": _told(theirs, answer["control"]),
+        "files": in_files,
         "published": asdict(published) | {"offsets": end},
         "seconds": round(time.monotonic() - began, 1),
     }
-    found["problems"] = ours.problems + theirs.problems + report.judge(found, answer)
+    found["problems"] = (
+        ours.problems + theirs.problems + into_files.problems + report.judge(found, answer)
+    )
     report.write(found, BUILD)
     report.show(found, console, BUILD)
     return 1 if found["problems"] else 0
@@ -120,11 +131,43 @@ def _work_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def _publish(broker: Broker, progress: Progress) -> tuple[records.Published, int]:
+def _publish(broker: Broker, progress: Progress) -> tuple[records.Published, int, datetime]:
+    """What was published, where the topic ends, and the moment when its last part begins."""
     broker.create_topic(records.TOPIC, records.PARTITIONS)
-    task = progress.add_task("Flights published", total=336_776)
-    published = records.publish(broker.bootstrap, lambda more: progress.advance(task, more))
-    return published, sum(reader.stable_ends(broker.bootstrap, records.TOPIC).values())
+    task = progress.add_task("Flights published", total=_FLIGHTS)
+    done, moment = 0, datetime.now(UTC)
+
+    def advance(more: int) -> None:
+        nonlocal done, moment
+        done += more
+        progress.advance(task, more)
+        if done <= _FLIGHTS - _FLIGHTS // _INTO_FILES:
+            # All so far is acknowledged, in milliseconds that are over when the next one begins.
+            time.sleep(0.002)
+            moment = datetime.now(UTC)
+
+    published = records.publish(broker.bootstrap, advance)
+    end = sum(reader.stable_ends(broker.bootstrap, records.TOPIC).values())
+    return published, end, moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+def _run_files(files: lake.Lake, progress: Progress) -> lake.Run:
+    total = _FLIGHTS // _INTO_FILES
+    task = progress.add_task("files: rows that the manifest names", total=total)
+    console.print(f"\n[bold]files[/bold]: {len(lake.KINDS)} faults are waiting")
+    return lake.run(
+        files,
+        total,
+        lambda rows: progress.update(task, completed=rows, total=max(rows, total)),
+        lambda words: console.print(words, soft_wrap=True),
+    )
+
+
+def _finish_files(files: lake.Lake, run: lake.Run, progress: Progress) -> dict[str, Any]:
+    task = progress.add_task("", total=1)
+    found = lake.finish(files, run, lambda words: progress.update(task, description=words))
+    progress.update(task, description="Files verified, counted and vacuumed", completed=1)
+    return found
 
 
 def _ours(servers: Servers) -> JobPlan:

@@ -67,32 +67,37 @@ def _nothing() -> None:
     """All is done."""
 
 
-def _kill_driver(job: Job, _: Servers, __: Database, moment: Caught) -> tuple[str, After]:
+def kill_driver(job: Job, processes: list[psutil.Process]) -> str:
+    """Kill the driver and its JVM, of a job that stands still; returns the target."""
     driver = job.driver
     # The Python workers are not killed: they wake up with their open transactions and find the
     # JVM gone, as after a crash of the JVM.
-    machines = [p for p in _standing(moment.processes) if p.name() == "java"]
+    machines = [p for p in _standing(processes) if p.name() == "java"]
     for process in (driver, *machines):
         process.kill()
     pids = ", ".join(str(process.pid) for process in machines)
-    return f"driver {driver.pid} and JVM {pids}", _nothing
+    return f"driver {driver.pid} and JVM {pids}"
+
+
+def _kill_driver(job: Job, _: Servers, __: Database, moment: Caught) -> tuple[str, After]:
+    return kill_driver(job, moment.processes), _nothing
 
 
 def _kill_worker(_: Job, __: Servers, ___: Database, moment: Caught) -> tuple[str, After]:
-    workers = _workers(moment.processes)
-    if moment.owner in workers:
+    found = workers(moment.processes)
+    if moment.owner in found:
         moment.owner.kill()
         return f"Python worker {moment.owner.pid}, which held the session", _nothing
     # A writer in the JVM: of the workers that feed it, the one that has worked most.
-    busiest = max(workers, key=lambda p: sum(p.cpu_times()[:2]), default=None)
+    busiest = max(found, key=lambda p: sum(p.cpu_times()[:2]), default=None)
     if busiest is None:
         return "", _nothing
     busiest.kill()
     return f"Python worker {busiest.pid}, which fed the JVM", _nothing
 
 
-def _workers(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Children of ``pyspark.daemon``."""
+def workers(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Children of ``pyspark.daemon`` that stand still."""
     standing = _standing(processes)
     daemons = {p.pid for p in standing if "pyspark.daemon" in p.cmdline()}
     return [p for p in standing if p.ppid() in daemons]

@@ -30,11 +30,11 @@ class JobPlan:
     """What is run and how its database sessions are recognised.
 
     Attributes:
-        name: ``oncely`` or ``control``.
+        name: ``oncely``, ``control`` or ``files``.
         command: program and arguments, run in the repository's root.
         environment: added to ours.
         log: where its output goes.
-        url: of its database.
+        url: of its database, if it writes into one.
         applications: LIKE pattern of its sessions' application names.
         statement: how the statement that writes rows begins.
     """
@@ -43,9 +43,9 @@ class JobPlan:
     command: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)
     log: Path
-    url: str = field(repr=False)
-    applications: str
-    statement: str
+    url: str = field(default="", repr=False)
+    applications: str = ""
+    statement: str = ""
 
 
 @dataclass

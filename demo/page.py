@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from demo import lake_page
 from demo.picture import picture
 
 _TITLES = {"oncely": "Oncely", "control": "foreachBatch + JDBC append"}
@@ -74,12 +75,13 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
 """
 
 
-def page(found: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
+def page(found: Mapping[str, Any], kinds: Mapping[str, str], of_files: Mapping[str, str]) -> str:
     """Return the HTML page of a report.
 
     Args:
         found: what ``report.json`` holds.
         kinds: kind of fault to its name in words, in the order of their numbers.
+        of_files: the same of the files pipeline.
     """
     numbers = {kind: number for number, kind in enumerate(kinds, 1)}
     parts = [
@@ -94,6 +96,7 @@ def page(found: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
         _faults(found, kinds),
         "<h2>How it was checked</h2>",
         f"<p>{_how(found)}</p>",
+        lake_page.section(found["files"], of_files),
         f"<footer>{_footer(found)}</footer>",
     ]
     return (

@@ -98,14 +98,22 @@ def read_topic(brokers: str, topic: str) -> Topic:
         RuntimeError: the topic falls silent before its end, or it grew meanwhile.
     """
     read = Topic(stable_ends(brokers, topic))
-    for message in _messages(brokers, topic, read.ends):
+    for message in messages(brokers, topic, read.ends):
         read.add((message.partition(), message.offset()), message.value())
     if stable_ends(brokers, topic) != read.ends:
         raise RuntimeError(f"topic {topic} grew while it was read: both ends must stand still")
     return read
 
 
-def _messages(brokers: str, topic: str, ends: Mapping[int, int]) -> Iterator[Message]:
+def messages(
+    brokers: str, topic: str, ends: Mapping[int, int], begins: Mapping[int, int] | None = None
+) -> Iterator[Message]:
+    """The messages of each partition up to its end, as a read_committed reader gets them.
+
+    Raises:
+        RuntimeError: the topic falls silent before.
+    """
+    begins = begins or {}
     consumer = Consumer(
         {
             "bootstrap.servers": brokers,
@@ -118,8 +126,8 @@ def _messages(brokers: str, topic: str, ends: Mapping[int, int]) -> Iterator[Mes
         }
     )
     try:
-        consumer.assign([TopicPartition(topic, number, 0) for number in ends])
-        open_ = {number for number, end in ends.items() if end > 0}
+        consumer.assign([TopicPartition(topic, number, begins.get(number, 0)) for number in ends])
+        open_ = {number for number, end in ends.items() if end > begins.get(number, 0)}
         heard = time.monotonic()
         while open_:
             for message in consumer.consume(10_000, 0.5):

@@ -10,10 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from demo import lake
 from demo.faults import KINDS
 from demo.page import page
 
 _MUST_BE_ZERO = ("lost", "duplicated", "changed", "unexpected")
+_FILES = (
+    *("records", "manifest_rows", "rejects", "lost", "duplicated"),
+    *("files", "orphans_before_vacuum", "orphans_after"),
+)
 _NAMES = {"oncely": "Oncely", "control": "foreachBatch + JDBC"}
 
 
@@ -43,6 +48,39 @@ def judge(found: Mapping[str, Any], answer: Mapping[str, Any]) -> list[str]:
         problems += _unfired(name, run["faults"])
     if not control["lost"] + control["duplicated"]:
         problems.append("control: no damage, though a fault was placed to do some")
+    return problems + _judge_files(found["files"])
+
+
+def _judge_files(files: Mapping[str, Any]) -> list[str]:
+    problems = [
+        f"files: {files[name]:,} {name.replace('_', ' ')}: {'; '.join(files['examples'][:3])}"
+        for name in (*_MUST_BE_ZERO, "broken_files")
+        if files[name]
+    ]
+    verified, before, after = (
+        files["verify"],
+        files["orphans_before_vacuum"],
+        files["orphans_after"],
+    )
+    checks = [
+        (files["rows"] + files["rejects"] == files["records"] > 0,
+         "rows and rejects together are not the records"),
+        (files["manifest_rows"] == files["rows"],
+         "the manifest names another number of rows than the files hold"),
+        (not files["pipeline_code_imported"], "their reader is not independent: it imported Oncely"),
+        (verified["ok"] and verified["files"] == files["files"],
+         "verify has found something wrong, or another number of files"),
+        (before > 0, "no orphan, though the pipeline was killed while files were staged"),
+        (files["vacuum"]["removed"] == before and not after, f"vacuum has left {after:,} orphans"),
+        (not files["missing"], f"{files['missing']:,} named files are gone after vacuum"),
+    ]  # fmt: skip
+    problems += [f"files: {text}" for good, text in checks if not good]
+    for kind, (words, phase, _) in lake.KINDS.items():
+        fired = [fault for fault in files["faults"] if fault["kind"] == kind]
+        if not any(fault["target"] and fault["orphaned"] for fault in fired):
+            problems.append(f"files: not fired, or it left nothing behind: {words}")
+        if phase == "publishing" and not any(fault["open_messages"] for fault in fired):
+            problems.append(f"files: not fired into an open transaction: {words}")
     return problems
 
 
@@ -61,7 +99,8 @@ def write(found: Mapping[str, Any], directory: Path) -> None:
     text = json.dumps(found, indent=1, ensure_ascii=False)
     (directory / "report.json").write_text(text + "\n", "utf-8")
     words = {kind: words for kind, (words, _) in KINDS.items()}
-    (directory / "report.html").write_text(page(found, words), "utf-8")
+    of_files = {kind: words for kind, (words, _, _) in lake.KINDS.items()}
+    (directory / "report.html").write_text(page(found, words, of_files), "utf-8")
 
 
 def show(found: Mapping[str, Any], console: Console, directory: Path) -> None:
@@ -86,6 +125,16 @@ def show(found: Mapping[str, Any], console: Console, directory: Path) -> None:
         f" only;\nit dropped what it could not read and wrote {control['unexpected']:,} rows"
         " of broken records with holes in them."
     )
+    console.print(_files_table(found["files"]))
     for problem in found["problems"]:
         console.print(f"[red]not as it must be:[/red] {problem}")
     console.print(f"{found['seconds']:.0f} s; the report is {directory / 'report.html'}")
+
+
+def _files_table(files: Mapping[str, Any]) -> Table:
+    table = Table(title="\nWhat the manifest names, and what lies there", title_justify="left")
+    for name in _FILES:
+        table.add_column(name.replace("_", " "), justify="right")
+    wrong = files["lost"] or files["duplicated"] or files["orphans_after"]
+    table.add_row(*(f"{files[name]:,}" for name in _FILES), style="red" if wrong else "green")
+    return table

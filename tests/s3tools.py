@@ -170,6 +170,7 @@ class S3Proxy:
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self.requests: list[tuple[str, str]] = []
+        self.open: list[socket.socket] = []
         proxy = self
 
         class Handler(_Handler):
@@ -188,6 +189,10 @@ class S3Proxy:
             fault.released.set()
         self._http.shutdown()
         self._http.server_close()
+        with self._lock:
+            for connection in self.open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
     def fault(self, kind: Kind, **how: Any) -> Iterator[Fault]:
@@ -221,17 +226,21 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     owner: S3Proxy
 
+    def setup(self) -> None:
+        super().setup()
+        self.owner.open.append(self.connection)
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def _serve(self) -> None:
         fault = self.owner.meet(self.command, self.path)
-        length = int(self.headers.get("Content-Length") or 0)
         if fault is not None and fault.kind == "cut request":
+            length = int(self.headers.get("Content-Length") or 2)
             self.rfile.read(length // 2)
             self._cut()
             return
-        body = self.rfile.read(length)
+        body = self._body()
         if fault is not None and fault.kind == "refuse":
             self._refuse()
             return
@@ -253,6 +262,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
+
+    def _body(self) -> bytes:
+        """As it was sent, with the marks of its chunks."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        raw = []
+        size = -1
+        while size:
+            raw.append(self.rfile.readline())
+            size = int(raw[-1].split(b";")[0], 16)
+            if size:
+                raw.append(self.rfile.read(size + 2))
+        while raw[-1] != b"\r\n":  # headers that follow
+            raw.append(self.rfile.readline())
+        return b"".join(raw)
 
     def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         onward = http.client.HTTPConnection(HOST, self.owner.upstream, timeout=60)

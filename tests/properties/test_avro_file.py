@@ -46,10 +46,12 @@ def test_any_part_of_any_chunks_in_any_blocks(found: list[pa.Table], data: st.Da
     table = pa.concat_tables(found * 3)  # three chunks a column
     start = data.draw(st.integers(0, table.num_rows))
     rows = data.draw(st.integers(0, table.num_rows - start))
-    with mock.patch.object(avro_file, "_BLOCK", 2):
+    with mock.patch.object(avro_file, "_BLOCK", 20):
         prepared = AvroFiles(table.schema).prepare(table, table.num_rows)
         written = prepared.file(start, rows)
+        alone = [prepared.file(row, 1) for row in range(table.num_rows)]
     assert by_fastavro(written) == datums(table.slice(start, rows).to_pylist())
+    assert [by_fastavro(one)[0] for one in alone] == datums(table.to_pylist())
     assert avro_file.read(written).equals(table.slice(start, rows).combine_chunks())
     part = ParquetFiles(table.schema).prepare(table, table.num_rows).file(start, rows)
     assert parquet_file.read(part).equals(table.slice(start, rows).combine_chunks())

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import io
 import os
+import zlib
+from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from oncely.decode.avro_form import arrow_schema_of, avro_name, avro_schema_of, schema_id, storable
 from oncely.errors import InvariantViolation
+from oncely.sinks.files.avro_rows import row_ends
 from oncely.sinks.files.conform import conform, recast
 
 SCHEMA_ID = "oncely.schema.id"
@@ -23,7 +27,8 @@ SCHEMA_ID = "oncely.schema.id"
 
 _MAGIC = b"Obj\x01"
 _SYNC = 16
-_BLOCK = 20_000  # rows: a reader holds a block at a time
+_BLOCK = 256_000  # bytes: a reader holds a block at a time
+_SNAPPY = pa.Codec("snappy")
 _UTC, _NAIVE = pa.timestamp("us", "UTC"), pa.timestamp("us")
 _NO_COLUMNS = avro_schema_of(pa.schema([])).encode()
 # Rows without any column: no bytes, in Snappy's form, and their CRC-32.
@@ -54,7 +59,6 @@ class AvroFiles:
         pairs = b"".join(_text(key) + _text(value) for key, value in meta.items())
         self._head = _MAGIC + _long(len(meta)) + pairs + b"\x00"
         self.overhead = len(self._head) + 2 * _SYNC
-        self._theirs = 0  # length of the header that polars writes
 
     def prepare(self, rows: pa.Table, count: int) -> Prepared:
         """Rows of which many files will be written, brought to the schema once.
@@ -69,49 +73,62 @@ class AvroFiles:
         given = pa.schema([pa.field(f.name, _given(f.type)) for f in self.schema])
         rows = conform(rows, given)
         # Names never reach the file, and polars knows none that is empty or doubled.
-        rows = rows.rename_columns([str(i) for i in range(rows.num_columns)])
-        frame = pl.from_arrow(rows, rechunk=True)
-        if not isinstance(frame, pl.DataFrame):
-            raise InvariantViolation("a table became no frame")
-        return Prepared(self, count, frame)
+        rows = rows.rename_columns([str(i) for i in range(rows.num_columns)]).combine_chunks()
+        return Prepared(self, count, _Encoded(rows))
 
-    def file(self, frame: pl.DataFrame | None, start: int, rows: int) -> bytes:
+    def file(self, encoded: _Encoded | None, start: int, rows: int) -> bytes:
         """A whole file of the rows from ``start`` on."""
         sync = os.urandom(_SYNC)
-        out: list[bytes | memoryview] = [self._head, sync]
-        for at in range(start, start + rows, _BLOCK):
-            count = min(_BLOCK, start + rows - at)
-            if frame is None:
-                out += [_long(count), _NOTHING, sync]
-            else:
-                out += [self._block(frame.slice(at, count), count), sync]
+        out: list[bytes] = [self._head, sync]
+        if encoded is None:
+            out += [_long(rows), _NOTHING, sync]
+            return b"".join(out)
+        for count, block in encoded.blocks(start, rows):
+            packed = _SNAPPY.compress(block, asbytes=True)
+            checksum = zlib.crc32(block).to_bytes(4, "big")
+            out += [_long(count), _long(len(packed) + len(checksum)), packed, checksum, sync]
         return b"".join(out)
 
-    def _block(self, frame: pl.DataFrame, rows: int) -> memoryview:
-        """What polars writes between its header and its last sync marker: one block."""
+
+class _Encoded:
+    """The bytes of rows one after the other, and where each row ends."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        frame = pl.from_arrow(rows, rechunk=True)
         written = io.BytesIO()
-        frame.write_avro(written, compression="snappy")
+        if not isinstance(frame, pl.DataFrame):
+            raise InvariantViolation("a table became no frame")
+        frame.write_avro(written, compression="uncompressed")
         data = written.getbuffer()
-        # The order of its pairs changes from file to file, their length does not.
-        begin = self._theirs
-        if not begin or data[begin - _SYNC : begin] != data[-_SYNC:]:
-            begin = self._theirs = _header_length(data)
-        count, at = _read_long(data, begin)
-        size, at = _read_long(data, at)
-        if count != rows or at + size + _SYNC != len(data):
-            raise InvariantViolation(f"polars wrote a block of {count} rows, not {rows}")
-        return data[begin : at + size]
+        begin = _header_length(data)
+        count, begin = _read_long(data, begin)
+        size, begin = _read_long(data, begin)
+        self._ends = row_ends(rows)
+        # One block, and as long as its rows: else we would cut inside of one.
+        whole = begin + size + _SYNC == len(data) and self._ends[-1] == size
+        if count != rows.num_rows or not whole:
+            raise InvariantViolation("polars encodes rows in another way than it is known to")
+        self._bytes = data[begin : begin + size]
+
+    def blocks(self, start: int, rows: int) -> Iterator[tuple[int, memoryview]]:
+        """Bytes of some of the rows, in blocks that a reader likes to hold."""
+        at, end = start, start + rows
+        while at < end:
+            room = self._ends[at] + _BLOCK
+            following = min(end, max(at + 1, int(np.searchsorted(self._ends, room, "right")) - 1))
+            yield following - at, self._bytes[self._ends[at] : self._ends[following]]
+            at = following
 
 
 class Prepared:
-    """Rows as polars has them; any part of them is quickly made a file."""
+    """Rows as bytes; any part of them is quickly made a file."""
 
-    def __init__(self, files: AvroFiles, rows: int, frame: pl.DataFrame | None) -> None:
-        self._files, self.rows, self._frame = files, rows, frame
+    def __init__(self, files: AvroFiles, rows: int, encoded: _Encoded | None) -> None:
+        self._files, self.rows, self._encoded = files, rows, encoded
 
     def file(self, start: int, rows: int) -> bytes:
         """A whole file."""
-        return self._files.file(self._frame, start, rows)
+        return self._files.file(self._encoded, start, rows)
 
 
 def write(rows: pa.Table) -> bytes:

@@ -7,6 +7,7 @@ pyarrow raise, and sorts, repeats and checks nothing. :mod:`oncely.sinks.files.s
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -177,7 +178,10 @@ class Folder:
 
     def prepare(self) -> None:
         """Make the folder."""
-        self._root.mkdir(parents=True, exist_ok=True)
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, "Not a folder", str(self._root)) from None
 
     def write(self, path: str, data: Bytes) -> None:
         """Write it; a part of a file that could not be written whole is removed."""
