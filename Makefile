@@ -38,7 +38,7 @@ check: $(READY) ## Lint, format, types, import layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(READY) ## Measure against Spark's JDBC and Kafka sinks, quixstreams and Kafka Streams (about 15 minutes)
+bench: $(READY) ## Measure against Spark's JDBC, Kafka and Avro sinks, quixstreams and Kafka Streams (20 minutes)
 	@$(BIN)/python -m bench
 
 format: $(READY) ## Format the code

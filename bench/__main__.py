@@ -16,10 +16,11 @@ from rich.table import Table
 
 from bench import contenders, latency, memory
 from bench.contenders import Contest
+from bench.files import match as files
 from bench.kafka import match
 from bench.measure import Series, measured, ratio
 from bench.workload import TABLE, publish
-from oncely.artifacts import POSTGRES_JDBC, resolve
+from oncely.artifacts import POSTGRES_JDBC, SPARK_AVRO, resolve
 from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
 from oncely.runtimes import session
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OUT = Path("build/bench/sql.json")
+ONLY = ("sql", "memory", "latency", "kafka", "files")
 GOALS = (
     ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.6),
     ("oncely / jdbc", "oncely", "jdbc", 4.0),
@@ -40,10 +42,11 @@ console = Console()
 def main() -> int:
     """Measure everything; exit code 1 when a result was wrong."""
     given = _options().parse_args()
-    settings = {"spark.jars": ",".join(str(jar) for jar in resolve(POSTGRES_JDBC))}
+    jars = [*resolve(POSTGRES_JDBC), *resolve(SPARK_AVRO)]
+    settings = {"spark.jars": ",".join(map(str, jars))}
     with Broker(properties=match.BROKER) as broker:
         spark = session.start("bench", "local[2,4]", settings)
-        if given.only != "kafka":
+        if given.only not in ("kafka", "files"):
             with Postgres() as postgres:
                 _to_sql(given, spark, broker, postgres)
         if given.only in (None, "kafka"):
@@ -56,17 +59,26 @@ def main() -> int:
                 batch=given.batch,
                 only_peers=given.only_peers,
             )
+        if given.only in (None, "files"):
+            files.measure(
+                spark,
+                broker,
+                console,
+                records=given.records or 3_000_000,
+                rounds=given.rounds or 3,
+                batch=given.batch,
+            )
         spark.stop()
     return 0
 
 
 def _options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="bench", description=__doc__)
-    options.add_argument("--records", type=int, help="SQL: 3,000,000; Kafka: 1,000,000")
-    options.add_argument("--rounds", type=int, help="SQL: 5; Kafka: 3")
+    options.add_argument("--records", type=int, help="SQL and files: 3,000,000; Kafka: 1,000,000")
+    options.add_argument("--rounds", type=int, help="SQL: 5; Kafka and files: 3")
     options.add_argument("--batch", type=int, default=3_000_000, help="records of a micro-batch")
     options.add_argument("--range", type=int, default=5_000_000, help="records of the memory test")
-    options.add_argument("--only", choices=("sql", "memory", "latency", "kafka"), default=None)
+    options.add_argument("--only", choices=ONLY, default=None)
     options.add_argument("--only-peers", action="store_true", help="Kafka: without Oncely")
     return options
 

@@ -30,6 +30,7 @@ from oncely.errors import Unavailable, WrongInput
 
 KAFKA_BROKER = "org.apache.kafka:kafka_2.13:4.1.0"
 SPARK_KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
 POSTGRES_JDBC = "org.postgresql:postgresql:42.7.7"
 
 _MANIFEST = "jars.json"

@@ -1,0 +1,1 @@
+"""Kafka to Avro files by carrier, date and hour: Oncely against Spark's own partitioned writer."""

@@ -1,0 +1,114 @@
+"""The match: contenders in turn, each into a fresh folder, every record checked after each run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.files.contenders import Contest, Rows
+from bench.files.workload import Events, publish
+from bench.measure import Sample, Series, measured, peak_worker_memory, ratio
+from oncely.local.kafka import Broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OUT = Path("build/bench/files.json")
+GOAL = 1.5
+OPEN = 10_000
+LIMIT = 1_000  # MB (10^6 bytes) for a Python worker
+
+
+def measure(
+    spark: SparkSession, broker: Broker, console: Console, *, records: int, rounds: int, batch: int
+) -> None:
+    """Rates and memory; written to :data:`OUT`. Ends with exit code 1 when a result was wrong."""
+    with console.status(f"publishing {records:,} events"):
+        events = publish(broker, Events("events", records))
+    contest = Contest(spark, broker.bootstrap, events, batch)
+    runs: dict[str, Callable[[Path], Rows]] = {
+        "oncely": contest.oncely,
+        "spark_avro": contest.spark_avro,
+        "oncely_clustered": lambda root: contest.oncely(root, "clustered"),
+    }
+    series = {name: Series(records) for name in runs}
+    files: dict[str, int] = {}
+    for number in range(-1, rounds):  # the first round warms the JVM and is not counted
+        for name, run in runs.items():
+            with console.status(f"files, round {number + 1} of {rounds}: {name}"):
+                one, files[name] = _run(broker, run, events, console, name)
+            if number >= 0:
+                series[name].samples.append(one)
+                console.print(f"round {number + 1} {name}: {records / one.seconds:,.0f}/s")
+    _show(console, series, files)
+    peak = _memory(spark, broker, console)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    result = {
+        **{name: round(one.rate) for name, one in series.items()},
+        "ratio": round(ratio(series["oncely"], series["spark_avro"]), 3),
+        "worker_memory_mb": peak,
+        "worker_memory_open_partitions": OPEN,
+        "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
+        "rounds": {name: [round(rate) for rate in one.rates] for name, one in series.items()},
+        "files": files,
+        "records": records,
+        "records_per_batch": batch,
+    }
+    OUT.write_text(json.dumps(result, indent=2) + "\n")
+    console.print(f"written: {OUT}")
+
+
+def _run(
+    broker: Broker, run: Callable[[Path], Rows], events: Events, console: Console, name: str
+) -> tuple[Sample, int]:
+    """One run into a folder of its own; its sample, and how many files it made."""
+    root = Path(tempfile.mkdtemp(prefix="bench-files-")) / f"lake-{uuid.uuid4().hex[:8]}"
+    try:
+        with measured((broker.pid,)) as one:
+            rows = run(root)
+        wrong = events.wrong(rows)
+        if wrong:
+            console.print(f"[bold red]{name}: a wrong result scores nothing: {wrong}")
+            sys.exit(1)
+        return one, sum(1 for _ in root.rglob("*.avro"))
+    finally:
+        shutil.rmtree(root.parent)
+
+
+def _memory(spark: SparkSession, broker: Broker, console: Console) -> int:
+    """The most that a Python worker held with :data:`OPEN` directories open, in MB."""
+    with console.status(f"{OPEN:,} open partitions"):
+        events = publish(broker, Events("wide", 100 * OPEN, OPEN), partitions=1)
+        contest = Contest(spark, broker.bootstrap, events, events.records)
+        peaks: list[int] = []
+        with peak_worker_memory(peaks.append):
+            _run(broker, contest.oncely, events, console, "10,000 partitions")
+    peak = round(peaks[0] / 1e6)
+    verdict = "[green]reached" if peak < LIMIT else "[red]missed"
+    console.print(
+        f"memory of a Python worker, {OPEN:,} open partitions, {events.records:,} records:"
+        f" {peak:,} MB   goal {LIMIT:,}   {verdict}"
+    )
+    return peak
+
+
+def _show(console: Console, series: dict[str, Series], files: dict[str, int]) -> None:
+    table = Table(title="Kafka to Avro by carrier, date and hour, records per second")
+    for column in ("", "median", "lowest", "highest", "CPU s per million", "files"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, one in series.items():
+        rates = [f"{rate:,.0f}" for rate in (one.rate, min(one.rates), max(one.rates))]
+        table.add_row(name, *rates, f"{one.cpu_per_million:.2f}", f"{files[name]:,}")
+    console.print(table)
+    found = ratio(series["oncely"], series["spark_avro"])
+    verdict = "[green]reached" if found >= GOAL else "[red]missed"
+    console.print(f"oncely / spark_avro      {found:5.2f}   goal {GOAL:.2f}   {verdict}")
