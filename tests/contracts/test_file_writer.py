@@ -124,3 +124,22 @@ def test_a_lost_attempt_shares_no_name_with_the_next(tmp_path: Path) -> None:
     lost.finish()
     lost.abandon()
     check(store, receipt)
+
+
+def test_the_last_file_that_fails_fails_the_task() -> None:
+    shelf = Shelf(fail={"write": [OSError(28, "No space left on device")]})
+    store = shelf.store("s3://bucket/x", S3Options())
+    writer = FileWriter(store, "avro", (), 10**9, 10**9, FileNames(1, 1, "t"))
+    writer.add(pa.table({"n": [1, 2]}), None, ())
+    with pytest.raises(Stopped, match="is full"):
+        writer.finish()
+
+
+def test_a_record_of_which_a_row_is_rejected_is_not_written() -> None:
+    shelf = Shelf()
+    writer = FileWriter(shelf.store(), "avro", COLUMNS, 10**9, 10**9, FileNames(1, 1, "t"))
+    rows = pa.table({"user": list("aabbc"), "ts": [0, 10**18, 0, 0, 0], "n": [0, 1, 2, 3, 4]})
+    origin = Origin([("logs", 0)], np.zeros(5, np.int32), np.array([7, 7, 8, 8, 9]))
+    assert [row for row, _ in writer.add(rows, origin, ())] == [1]
+    found = check_files(shelf.store(), writer.finish())
+    assert sorted(row["n"] for here in found.values() for row in here) == [2, 3, 4]
