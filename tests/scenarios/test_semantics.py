@@ -10,6 +10,7 @@ import pytest
 
 from oncely.semantics.cells import (
     DELIVERIES,
+    NAMING,
     POINTS,
     POSITION,
     RECORDS,
@@ -22,30 +23,44 @@ from tests.scenarios.commands import oncely
 _LONGEST = 1500
 
 
-def shown(folder: Path, sinks: Sequence[SinkKind], points: Sequence[str]) -> None:
+def shown(
+    folder: Path,
+    sinks: Sequence[SinkKind],
+    points: Sequence[str],
+    deliveries: Sequence[str] = DELIVERIES,
+) -> None:
     """Run the command and compare every number of its report with what was promised."""
     chosen = [word for point in points for word in ("--kill-point", point)]
     chosen += [word for sink in sinks for word in ("--sink", sink)]
+    chosen += [word for delivery in deliveries for word in ("--delivery", delivery)]
     done = oncely("semantics", "--out", folder, "--json", *chosen, timeout=_LONGEST)
     found = json.loads((folder / "report.json").read_text())
     assert found == json.loads(done.stdout)
     assert [(one["sink"], one["delivery"], one["kill_point"]) for one in found] == [
-        (sink, cell.delivery, cell.point) for sink in sinks for cell in cells(sink, points)
+        (sink, cell.delivery, cell.point)
+        for sink in sinks
+        for cell in cells(sink, points, deliveries)
     ]
     for sink in sinks:
-        for delivery in DELIVERIES:
+        for delivery in deliveries:
             own = [one for one in found if (one["sink"], one["delivery"]) == (sink, delivery)]
             lost, doubled = (sum(one[what] for one in own) for what in ("lost", "duplicated"))
             assert bool(lost) is (delivery in ("none", "at_most_once")), own
             assert bool(doubled) is (delivery in ("none", "at_least_once")), own
     page = (folder / "report.html").read_text()
-    assert all(point in page for point in points)
+    assert all(point in page for point in {one["kill_point"] for one in found})
     assert "as promised" not in page
 
 
 @pytest.mark.timeout(_LONGEST)
 def test_between_the_two_steps(tmp_path: Path) -> None:
     shown(tmp_path, ["kafka"], (RECORDS, POSITION))
+
+
+@pytest.mark.timeout(_LONGEST)
+def test_while_files_are_named(tmp_path: Path) -> None:
+    """One point that shows all three: some of a micro-batch's files have taken effect there."""
+    shown(tmp_path, ["files"], [NAMING], ["at_most_once", "at_least_once", "exactly_once"])
 
 
 @pytest.mark.long
@@ -57,4 +72,7 @@ def test_at_every_step(tmp_path: Path) -> None:
 def test_what_is_unknown_is_told(tmp_path: Path) -> None:
     told = oncely("semantics", "--kill-point", "never", "--out", tmp_path, expect=2).stderr
     assert "after the records" in told
-    assert "no such sink" in oncely("semantics", "--sink", "files", expect=2).stderr
+    for option, one_of in [("--sink", "'files'"), ("--delivery", "'at_least_once'")]:
+        assert one_of in oncely("semantics", option, "never", expect=2).stderr
+    told = oncely("semantics", "--sink", "sql", "--kill-point", NAMING, expect=2).stderr
+    assert "half of the records sent" in told

@@ -310,6 +310,10 @@ def semantics(
         list[str] | None,
         typer.Option(metavar="sql|kafka|files", help="Only this sink; may be repeated."),
     ] = None,
+    delivery: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help='Only this one, such as "at_least_once"; repeat it.'),
+    ] = None,
     kill_point: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help='Only this one, such as "after the records"; repeat it.'),
@@ -327,7 +331,7 @@ def semantics(
     """
     from oncely.cli.semantics import show_semantics
 
-    raise typer.Exit(show_semantics(sink or [], kill_point or [], folder, as_json))
+    raise typer.Exit(show_semantics(sink or [], delivery or [], kill_point or [], folder, as_json))
 
 
 local = typer.Typer(help="A Kafka broker and PostgreSQL on this machine, in the background.",

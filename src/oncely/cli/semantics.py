@@ -20,11 +20,22 @@ if TYPE_CHECKING:
     from oncely.semantics.cells import Cell, Outcome, SinkKind
 
 
-def show_semantics(sinks: Sequence[str], points: Sequence[str], folder: Path, as_json: bool) -> int:
+def show_semantics(
+    sinks: Sequence[str],
+    deliveries: Sequence[str],
+    points: Sequence[str],
+    folder: Path,
+    as_json: bool,
+) -> int:
     """Kill, restart, count, print; exit code 1 when a promise was broken.
 
+    Args:
+        sinks, deliveries, points: only these; all where there is none.
+        folder: of the report.
+        as_json: print its numbers instead of a table.
+
     Raises:
-        WrongInput: the packages of the local servers are missing, or no such sink.
+        WrongInput: the packages of the local servers are missing; no such sink, semantics or point.
     """
     try:
         import oncely.semantics.trial  # noqa: F401 - brings the local servers' packages
@@ -33,22 +44,18 @@ def show_semantics(sinks: Sequence[str], points: Sequence[str], folder: Path, as
         raise WrongInput(
             f"the local servers need {error.name}", way_out="pip install 'oncely[local]'"
         ) from None
-    unknown = [one for one in sinks if one not in cells.SINKS]
-    if unknown:
-        raise WrongInput(
-            f"--sink {unknown[0]}: no such sink here", way_out=f"one of {', '.join(cells.SINKS)}"
-        )
-    if strange := [one for one in points if one not in cells.POINTS]:
-        raise WrongInput(
-            f"--kill-point {strange[0]!r}: no such point",
-            way_out=f"one of {', '.join(map(repr, cells.POINTS))}",
-        )
+    _known("--sink", sinks, cells.SINKS)
+    _known("--delivery", deliveries, cells.DELIVERIES)
+    _known("--kill-point", points, cells.POINTS)
     wanted: list[SinkKind] = [one for one in cells.SINKS if not sinks or one in sinks]
-    chains = [cells.cells(sink, points or cells.POINTS) for sink in wanted]
+    chains = [
+        cells.cells(sink, points or cells.POINTS, deliveries or cells.DELIVERIES) for sink in wanted
+    ]
     if not any(chains):
         raise WrongInput(
-            f"--kill-point {points[0]!r}: a {wanted[0]} sink has no such point",
-            way_out=f"one of {', '.join(map(repr, cells.POINTS_OF[wanted[0]]))}",
+            f"--kill-point {points[0]!r}: not with --sink {wanted[0]} and these semantics",
+            way_out=f"the sink has {', '.join(map(repr, cells.POINTS_OF[wanted[0]]))}; exactly_once"
+            " alone has a commit of its own",
         )
     signal.signal(signal.SIGTERM, _interrupt)
     outcomes = _all([chain for chain in chains if chain])
@@ -62,6 +69,14 @@ def show_semantics(sinks: Sequence[str], points: Sequence[str], folder: Path, as
     for problem in problems:
         screen.err.print(Text(f"✗ {problem}", style="red"))
     return 1 if problems else 0
+
+
+def _known(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:
+    if strange := [one for one in given if one not in allowed]:
+        raise WrongInput(
+            f"{option} {strange[0]!r}: there is none",
+            way_out=f"one of {', '.join(map(repr, allowed))}",
+        )
 
 
 def _all(chains: Sequence[list[Cell]]) -> list[Outcome]:

@@ -82,13 +82,19 @@ class Outcome:
         }
 
 
-def cells(sink: SinkKind, points: Sequence[str] = POINTS) -> list[Cell]:
-    """Every trial of a sink, at some kill points or at all."""
+def cells(
+    sink: SinkKind,
+    points: Sequence[str] = POINTS,
+    deliveries: Sequence[str] = DELIVERIES,
+) -> list[Cell]:
+    """Every trial of a sink, at some kill points or at all, of some semantics or of all."""
     return [
         Cell(sink, delivery, point)
         for delivery in DELIVERIES
         for point in POINTS_OF[sink]
-        if (point != COMMIT or delivery == "exactly_once") and point in points
+        if (point != COMMIT or delivery == "exactly_once")
+        and point in points
+        and delivery in deliveries
     ]
 
 

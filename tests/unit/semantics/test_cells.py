@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from oncely.semantics import reader
-from oncely.semantics.cells import Outcome, cells, problems
+from oncely.semantics.cells import POINTS_OF, SINKS, Outcome, SinkKind, cells, problems
 from oncely.semantics.page import page
 
 AS_PROMISED = {
@@ -18,17 +18,26 @@ AS_PROMISED = {
 }
 
 
-def outcomes() -> list[Outcome]:
+def outcomes(sink: SinkKind = "sql") -> list[Outcome]:
     return [
         Outcome(cell, 1_200, *AS_PROMISED.get(cell.delivery, {}).get(cell.point, (0, 0)))
-        for cell in cells("sql")
+        for cell in cells(sink)
     ]
 
 
-def test_as_promised() -> None:
-    found = outcomes()
+@pytest.mark.parametrize("sink", SINKS)
+def test_as_promised(sink: SinkKind) -> None:
+    found = outcomes(sink)
     assert problems(found) == []
-    assert "as promised" not in page(found, [])
+    shown = page(found, [])
+    assert "as promised" not in shown
+    assert all(f"<tr><th>{point}</th>" in shown for point in POINTS_OF[sink])
+    assert shown.count("<td class=") == 4 * len(POINTS_OF[sink])
+
+
+def test_trials_share_no_name() -> None:
+    names = [cell.name for sink in SINKS for cell in cells(sink)]
+    assert len(set(names)) == len(names) == 17 + 17 + 29
 
 
 @pytest.mark.parametrize("what", ["lost", "duplicated"])
