@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from oncely.local.kafka import Broker
-from tests.filestools import ENDS, IDS, START, FilesPlace, make_place, open_sink
+from oncely.sinks.base import StagedRowsGone
+from tests.filestools import (
+    ENDS,
+    IDS,
+    START,
+    FilesPlace,
+    make_place,
+    open_sink,
+    publish_all,
+    stage,
+    what,
+)  # fmt: skip
 from tests.scenarios import files_jobs as jobs
 from tests.scenarios.world import await_that
 from tests.scenarios.zygote import Ended, Zygote
@@ -96,3 +107,18 @@ def test_a_zombie_wakes_up_when_a_newer_run_has_published(
     assert ended.value == "fenced", ended
     look(place)
     await_that(lambda: not place.world.held_back(place.world.manifest), "its transaction's end")
+
+
+def test_files_that_may_have_been_vacuumed_are_not_named(broker: Broker, tmp_path: Path) -> None:
+    """Told when the broker holds all names, and the commit is next: no pause can come between."""
+    place = make_place(broker, tmp_path)
+    sink = place.sink(max_staging_age=3600.0)
+    fence = open_sink(sink).fence
+    staged = stage(sink.in_hand({}), fence)
+    sink._began -= 3601  # the machine was asleep
+    with pytest.raises(StagedRowsGone, match="may have been vacuumed"):
+        publish_all(sink, what(staged), fence)
+    look(place, there=False)
+    again = stage(sink.in_hand({}), fence)
+    publish_all(sink, what(again), fence)
+    look(place)

@@ -232,3 +232,16 @@ def test_reasons_do_not_repeat_a_whole_value() -> None:
     found = split(pa.table({"ts": ["x" * 10_000]}), BY_HOUR)
     assert len(found.rejected[0][1]) < 200
     assert np.all(found.codes == -1)
+
+
+def test_a_value_that_is_too_long_for_the_manifest_is_a_reject() -> None:
+    rows = pa.table({"user": ["ann", "x" * 4_097, None, "y" * 4_096]})
+    found = split(rows, parse_partition_by(["user"]))
+    ((row, reason),) = found.rejected
+    assert row == 1
+    assert "more than 4,096 bytes" in reason
+    assert [found.groups[code] for code in found.codes[[0, 2, 3]]] == [
+        ("ann",),
+        (None,),
+        ("y" * 4_096,),
+    ]

@@ -49,6 +49,9 @@ class PartitionColumn:
     kind: Kind
 
 
+_LONGEST = 4_096  # bytes of a value; a message of the manifest must not outgrow its topic
+
+
 def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionColumn, ...]:
     """The levels that ``sink.partition_by`` names, in its order.
 
@@ -231,7 +234,16 @@ def _texts(rows: pa.Table, name: str, rejected: dict[int, str]) -> pa.Array:
         return pa.nulls(len(column), pa.string())
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), pa.string())
-    return pc.cast(column, pa.string())
+    texts = pc.cast(column, pa.string())
+    long = pc.fill_null(pc.greater(pc.binary_length(texts), _LONGEST), False)
+    if pc.any(long).as_py():
+        for row in pc.indices_nonzero(long).to_pylist():
+            rejected.setdefault(
+                row, f"partition column {name!r} has more than {_LONGEST:,} bytes: it stands in"
+                " the manifest"
+            )  # fmt: skip
+        texts = pc.if_else(long, pa.scalar(None, pa.string()), texts)
+    return texts
 
 
 def _no_value(arrow: pa.DataType) -> str:

@@ -72,16 +72,7 @@ class ManifestLoad:
         self.book.take(self.read())
 
     def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:
-        """Send all of it, if no file may have been vacuumed meanwhile.
-
-        The age is looked at inside the transaction. Stopped before, we find out here; stopped
-        from here on, the broker ends the transaction by its timeout, and `vacuum` takes no file
-        that is younger than both together. So a file that is named is there.
-
-        Raises:
-            StagedRowsGone: too old; the batch is done again.
-        """
-        self.refuse_old()
+        """Send all of it."""
         receipts = [read_receipt(one.name) for one in what.staged if one.name]
         every = [SourceRange(*tp, r.start, r.end) for tp, r in sorted(what.ranges.items())]
         for topic, messages in self.messages(receipts, fence, every):
@@ -91,11 +82,16 @@ class ManifestLoad:
         staged = sum(one.rows for one in what.staged)
         check(rows == staged, f"files of {rows} rows are named, and {staged} were staged")
 
-    def refuse_old(self) -> None:
-        """Refuse files that may have been vacuumed; asked inside the transaction.
+    def fresh(self) -> None:
+        """Refuse files that may have been vacuumed.
+
+        Asked when the broker has the messages, for its clock runs from the first of them, not
+        from ``begin_transaction``, of which it is not told. Stopped before, we find out here;
+        stopped from here on, the broker ends the transaction by its timeout, and `vacuum` takes
+        no file that is younger than both together. So a file that is named is there.
 
         Raises:
-            StagedRowsGone: too old.
+            StagedRowsGone: too old; the batch is done again.
         """
         age = clock() - self.began
         if age > self.max_age:

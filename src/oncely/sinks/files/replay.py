@@ -94,8 +94,11 @@ class Tried:
         receipts = [read_receipt(self.staged.name)] if self.staged.name else []
         if not self.sink.agree([self.staged]):
             raise StagedRowsGone("schemas were widened meanwhile; the letters are tried again")
-        load.refuse_old()
         found: dict[str, Sequence[Message]] = {}
         for topic, messages in load.messages(receipts, self.fence, ()):
             found[topic] = [*found.get(topic, ()), *messages]
         return found
+
+    def fresh(self) -> None:
+        """Refuse files that may have been vacuumed meanwhile."""
+        self.sink.load.fresh()

@@ -71,7 +71,14 @@ class Load(Protocol):
         """Send it; ``in_time`` is asked now and then.
 
         Raises:
-            StagedRowsGone: it is not there any more, or too old to be published.
+            StagedRowsGone: it is not there any more.
+        """
+
+    def fresh(self) -> None:
+        """The broker has all of it, so the transaction's time runs there; the commit is next.
+
+        Raises:
+            StagedRowsGone: too old to be published.
         """
 
 
@@ -99,6 +106,9 @@ class StagedMessages:
 
     def ready(self) -> None:
         """Messages are as they were staged."""
+
+    def fresh(self) -> None:
+        """They have no age."""
 
     def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:  # noqa: ARG002 - the port's
         """Send the files, one part after another, and demand that they hold all rows."""
@@ -178,6 +188,7 @@ class Publisher:
                 # Last: until the commit they hide from others what follows in the ledger topic.
                 write_moves(self.cluster, writer, moves)
                 writer.flush(in_time())
+                self.load.fresh()
                 in_time()
             writer.commit()
         for tp, moved in moves.items():
@@ -191,6 +202,7 @@ class Publisher:
         """
         sizes = self.largest(self._topics(what))
         with self.cluster.plain(sizes.values()) as writer:
+            self.load.fresh()
             self.load.send(writer, what, fence, lambda: 0.0)
             if what.rejects:
                 writer.send(

@@ -56,6 +56,13 @@ class Passed(Protocol):
             Unavailable: what was made of the records no longer fits; they are tried again.
         """
 
+    def fresh(self) -> None:
+        """The broker has them; the commit is next.
+
+        Raises:
+            Unavailable: they are too old by now; they are tried again.
+        """
+
 
 class Output(Protocol):
     """Where a replay writes to."""
@@ -156,6 +163,9 @@ class _Encoded:
 
     def messages(self) -> Mapping[str, Sequence[Message]]:
         return self.by_topic
+
+    def fresh(self) -> None:
+        pass
 
 
 class Replay:
@@ -259,6 +269,9 @@ class Replay:
             limit = sizes[rejects]
             writer.send(rejects, [letters.again(one, limit, place.pipeline) for one in what.kept])
             self._move(writer, portion)
+            if what.passed is not None:
+                writer.flush(place.transaction_timeout)
+                what.passed.fresh()
             writer.commit()
         return Tried(len(portion.letters) - len(what.kept), len(what.kept))
 
