@@ -118,7 +118,9 @@ def _show(outcomes: Sequence[Outcome]) -> None:
         for delivery in DELIVERIES:
             table.add_column(TITLES[delivery], justify="right")
         for point in POINTS_OF[sink]:
-            table.add_row(point, *(_cell(found.get((d, point))) for d in DELIVERIES))
+            cells = [found.get((delivery, point)) for delivery in DELIVERIES]
+            if any(cells):
+                table.add_row(point, *map(_cell, cells))
         screen.out.print()
         screen.out.print(table)
 
