@@ -20,7 +20,7 @@ from oncely.semantics.cells import (
 )
 from tests.scenarios.commands import oncely
 
-_LONGEST = 1500
+_LONGEST = 2400
 
 
 def shown(

@@ -118,7 +118,9 @@ def _show(outcomes: Sequence[Outcome]) -> None:
         for delivery in DELIVERIES:
             table.add_column(TITLES[delivery], justify="right")
         for point in POINTS_OF[sink]:
-            table.add_row(point, *(_cell(found.get((d, point))) for d in DELIVERIES))
+            row = [found.get((delivery, point)) for delivery in DELIVERIES]
+            if any(row):
+                table.add_row(point, *map(_cell, row))
         screen.out.print()
         screen.out.print(table)
 

@@ -20,10 +20,10 @@ BEFORE, INSIDE, RECORDS, POSITION, COMMIT = (
     "after the commit",
 )
 WRITING, WRITTEN, STAGED, NAMING = (
-    "before a file is written",
-    "after the first of several files",
-    "all files written",
-    "half of the files named",
+    "before the first file",
+    "after the first file",
+    "after all files",
+    "half the files named",
 )
 _STEPS = (BEFORE, INSIDE, RECORDS, POSITION, COMMIT)
 POINTS_OF: Mapping[SinkKind, tuple[str, ...]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from oncely.semantics.cells import DELIVERIES, POINTS_OF, Cell, Outcome, SinkKind
+from oncely.semantics.cells import DELIVERIES, POINTS_OF, Cell, Outcome, SinkKind, cells
 
 TITLES: Mapping[str, str] = {
     "none": "No guarantee",
@@ -127,17 +127,20 @@ def _map(sink: SinkKind, outcomes: Sequence[Outcome]) -> str:
     head = "".join(f"<th>{TITLES[d]}<small>{_ORDERS[d]}</small></th>" for d in DELIVERIES)
     rows = []
     for point in POINTS_OF[sink]:
-        cells = (found.get(Cell(sink, delivery, point)) for delivery in DELIVERIES)
-        rows.append(f"<tr><th>{escape(point)}</th>{''.join(_cell(c, most) for c in cells)}</tr>")
+        row = [Cell(sink, delivery, point) for delivery in DELIVERIES]
+        if any(one in found for one in row):
+            shown = "".join(_cell(one, found.get(one), most) for one in row)
+            rows.append(f"<tr><th>{escape(point)}</th>{shown}</tr>")
     return (
         f'<div class="map"><table><thead><tr><th>Killed</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
-def _cell(one: Outcome | None, most: int) -> str:
+def _cell(cell: Cell, one: Outcome | None, most: int) -> str:
     if one is None:
-        return '<td class="no">each step commits itself</td>'
+        why = "each step commits itself" if cell not in cells(cell.sink) else "not tried"
+        return f'<td class="no">{why}</td>'
     if not one.lost and not one.duplicated:
         return '<td class="zero"><b>0</b> lost<span><b>0</b> twice</span></td>'
     kind = "lost" if one.lost else "twice"

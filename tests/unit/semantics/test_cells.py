@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from oncely.semantics import reader
-from oncely.semantics.cells import POINTS_OF, SINKS, Outcome, SinkKind, cells, problems
+from oncely.semantics.cells import NAMING, POINTS_OF, SINKS, Outcome, SinkKind, cells, problems
 from oncely.semantics.page import page
 
 AS_PROMISED = {
@@ -33,6 +33,15 @@ def test_as_promised(sink: SinkKind) -> None:
     assert "as promised" not in shown
     assert all(f"<tr><th>{point}</th>" in shown for point in POINTS_OF[sink])
     assert shown.count("<td class=") == 4 * len(POINTS_OF[sink])
+
+
+def test_what_was_not_tried_is_not_shown_as_done() -> None:
+    found = [one for one in outcomes("files") if one.cell.delivery != "none"]
+    shown = page([one for one in found if one.cell.point == NAMING], [])
+    assert shown.count("<td class=") == 4
+    assert shown.count("not tried") == 1
+    assert "each step commits itself" not in shown
+    assert page(outcomes("files"), []).count("each step commits itself") == 3
 
 
 def test_trials_share_no_name() -> None:
