@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m oncely.artifacts
 	@touch $@
 
-demo: $(READY) ## Run the main job on real servers, hurt it, and prove that nothing was lost or doubled
+demo: $(READY) ## Run pipelines into a table and files, hurt them, and prove that nothing was lost or doubled
 	@$(BIN)/python -m demo
 
 test: $(READY) ## Run the tests against real servers (make long: those that wait for minutes)

@@ -29,7 +29,7 @@ _MANIFEST, _SCHEMAS, _REJECTS = "lake.manifest", "lake.schema", "lake.rejects"
 # max_staging_age and transaction_timeout of the pipeline file, and the slack that vacuum adds.
 YOUNG = 60.0 + 10.0 + 60.0
 _PATIENCE = 120.0  # seconds until a phase is caught
-_LONGEST_RUN = 300.0
+_LONGEST_RUN = 600.0
 _COMMAND = 300.0
 _POLL = 0.05
 

@@ -30,6 +30,7 @@ _TREE_AGE = 0.25  # seconds that a list of the job's processes is good for
 _SETTLE = 0.1  # what a stopped client sent before is answered by then
 _ASK = 10.0
 _QUIET = 5.0
+_SOME = 40  # of about 170 in a batch: staging is well under way, and not over
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,10 @@ class Eyes:
                 raise KafkaException(error)
 
     def growing(self) -> bool:
-        """Whether a folder of a date has appeared since the last call, and nobody names it."""
+        """Whether folders of dates appear, there are some by now, and nobody names them."""
         found = self._unnamed_dates()
         new, self._before = found - self._before, found
-        return bool(new)
+        return bool(new) and len(found) >= _SOME
 
     def open_messages(self) -> int:
         """How far the manifest's last stable offset is behind its end."""

@@ -108,7 +108,8 @@ def read_source(
 
 def _begins(brokers: str, topic: str, ends: Mapping[int, int], start: float) -> dict[int, int]:
     spec = OffsetSpec.for_timestamp(round(start * 1000))
-    asked = AdminClient({"bootstrap.servers": brokers, "log_level": 2}).list_offsets(
+    admin = AdminClient({"bootstrap.servers": brokers, "log_level": 2})  # must outlive the answers
+    asked = admin.list_offsets(
         {TopicPartition(topic, number): spec for number in ends}, request_timeout=30
     )
     found = {one.partition: answer.result().offset for one, answer in asked.items()}

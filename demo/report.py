@@ -67,7 +67,7 @@ def _judge_files(files: Mapping[str, Any]) -> list[str]:
          "rows and rejects together are not the records"),
         (files["manifest_rows"] == files["rows"],
          "the manifest names another number of rows than the files hold"),
-        (not files["pipeline_code_imported"], "their reader is not independent: it imported Oncely"),
+        (not files["pipeline_code_imported"], "the reader is not independent: it imported Oncely"),
         (verified["ok"] and verified["files"] == files["files"],
          "verify has found something wrong, or another number of files"),
         (before > 0, "no orphan, though the pipeline was killed while files were staged"),

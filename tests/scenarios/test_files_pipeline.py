@@ -20,9 +20,15 @@ def run(world: FilesWorld, spark: Any, **sections: Any) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("form", ["avro", "parquet"])
-@pytest.mark.parametrize("layout", ["per_partition", "clustered"])
-@pytest.mark.parametrize("infer", [False, True])
+@pytest.mark.parametrize(
+    ("form", "layout", "infer"),
+    [  # every pair of two choices
+        ("avro", "per_partition", True),
+        ("avro", "clustered", False),
+        ("parquet", "per_partition", False),
+        ("parquet", "clustered", True),
+    ],
+)
 def test_each_record_is_a_row_of_a_named_file_or_a_dead_letter(
     make_files_world: Make, spark: Any, form: str, layout: str, infer: bool
 ) -> None:

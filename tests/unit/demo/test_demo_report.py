@@ -13,11 +13,12 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from demo import report
+from demo import lake, report
 from demo.faults import KINDS, Fault
 from demo.page import page
 
 WORDS = {kind: words for kind, (words, _) in KINDS.items()}
+OF_FILES = {kind: words for kind, (words, _, _) in lake.KINDS.items()}
 
 
 def run(**change: Any) -> dict[str, Any]:
@@ -35,6 +36,24 @@ def run(**change: Any) -> dict[str, Any]:
     return {**told, **change}
 
 
+def into_files(**change: Any) -> dict[str, Any]:
+    faults = [
+        lake.Fault(20.0, kind, "<pid 7>", frozenset("abc"), 5 * (phase == "publishing"), 2).shown()
+        for kind, (_, phase, _) in lake.KINDS.items()
+    ]
+    told = {
+        **{"records": 505, "manifest_rows": 500, "rows": 500, "rejects": 5},
+        **{"lost": 0, "duplicated": 0, "changed": 0, "unexpected": 0, "broken_files": 0},
+        **{"files": 250, "schemas": 16, "examples": [], "missing": 0},
+        **{"orphans_before_vacuum": 6, "orphans_after": 0, "pipeline_code_imported": False},
+        "verify": {"ok": True, "files": 250, "rows": 500, "unnamed": 6},
+        "vacuum": {"removed": 6, "bytes": 6000, "young": 0, "live": 250},
+        **{"waited_seconds": 0.0, "start": "2026-01-01T00:00:00+00:00", "faults": faults},
+        **{"restarts": [], "run_seconds": 40.0},
+    }
+    return {**told, **change}
+
+
 @pytest.fixture
 def found() -> dict[str, Any]:
     damaged = run(
@@ -44,7 +63,7 @@ def found() -> dict[str, Any]:
         samples=[[0.0, 0, 0, 0], [20.0, 500, 590, 490], [55.0, 1010, 1100, 1000]],
     )
     published = {"flights": 1000, "broken": 5, "transactions": 2, "aborted": 7, "offsets": 1010}
-    told = {"oncely": run(), "control": damaged, "published": published}
+    told = {"oncely": run(), "control": damaged, "files": into_files(), "published": published}
     return {**told, "seconds": 130.0, "problems": []}
 
 
@@ -95,6 +114,36 @@ def test_a_control_without_damage_is_a_problem(found):
     assert any("no damage" in problem for problem in judged(found))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: 1} for name in ("lost", "duplicated", "changed", "unexpected", "broken_files")),
+        *({"rejects": 4}, {"manifest_rows": 501}, {"missing": 1}, {"pipeline_code_imported": True}),
+        *({"orphans_before_vacuum": 0}, {"orphans_after": 1}, {"files": 251}),
+        {"verify": {"ok": False, "files": 250, "rows": 500, "unnamed": 6}},
+        {"vacuum": {"removed": 5, "bytes": 1, "young": 1, "live": 250}},
+        {"records": 0, "rows": 0, "rejects": 0, "manifest_rows": 0},
+    ],
+)
+def test_any_damage_to_files_is_a_problem(found, change):
+    found["files"] = into_files(**change)
+    assert any(problem.startswith("files: ") for problem in judged(found))
+
+
+@pytest.mark.parametrize("kind", lake.KINDS)
+@pytest.mark.parametrize("change", [{"target": ""}, {"orphaned": 0}, {"kind": "another"}])
+def test_each_kill_of_the_files_pipeline_must_have_left_something(found, kind, change):
+    fault = next(one for one in found["files"]["faults"] if one["kind"] == kind)
+    fault.update(change)
+    assert any(OF_FILES[kind] in problem for problem in judged(found))
+    assert "not fired" in page(found, WORDS, OF_FILES) or "kind" not in change
+
+
+def test_the_kill_while_publishing_must_have_met_an_open_transaction(found):
+    found["files"]["faults"][-1]["open_messages"] = 0
+    assert any("open transaction" in problem for problem in judged(found))
+
+
 class Page(HTMLParser):
     """Tags as they come; every one that is opened is closed."""
 
@@ -120,7 +169,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_whole_and_loads_nothing(found):
-    text = page(found, WORDS)
+    text = page(found, WORDS, OF_FILES)
     read = Page(text)
     assert read.open == []
     loading = {"script", "link", "img", "iframe", "object", "embed", "image", "use"}
@@ -132,7 +181,7 @@ def test_the_page_is_whole_and_loads_nothing(found):
 
 
 def test_the_picture_marks_every_fault_of_both_with_its_number(found):
-    svg = re.search(r"<svg.*</svg>", page(found, WORDS), re.DOTALL)
+    svg = re.search(r"<svg.*</svg>", page(found, WORDS, OF_FILES), re.DOTALL)
     picture = ElementTree.fromstring(svg.group())
     name = "{http://www.w3.org/2000/svg}text"
     marks = [text.text for text in picture.iter(name) if text.get("class") == "dot-ink"]
@@ -144,21 +193,21 @@ def test_the_picture_marks_every_fault_of_both_with_its_number(found):
 def test_marks_of_faults_at_one_time_do_not_cover_each_other(found):
     for fault in found["oncely"]["faults"]:
         fault["at"] = 30.0
-    svg = re.search(r"<svg.*</svg>", page(found, WORDS), re.DOTALL).group()
+    svg = re.search(r"<svg.*</svg>", page(found, WORDS, OF_FILES), re.DOTALL).group()
     places = [float(x) for x in re.findall(r'<circle class="dot" cx="([\d.]+)"', svg)][: len(KINDS)]
     assert all(b - a >= 18 for a, b in pairwise(places))
 
 
 def test_what_is_wrong_stands_on_the_page_escaped(found):
     found["problems"] = ["oncely: <b>1</b> lost"]
-    text = page(found, WORDS)
+    text = page(found, WORDS, OF_FILES)
     assert "&lt;b&gt;1&lt;/b&gt; lost" in text
     assert "<b>" not in text
 
 
 def test_a_fault_that_was_not_fired_is_said_to_be_missing(found):
     found["oncely"]["faults"].pop()
-    assert "not fired" in page(found, WORDS)
+    assert "not fired" in page(found, WORDS, OF_FILES)
 
 
 def test_both_files_are_written_and_the_table_is_shown(found, tmp_path):
@@ -168,5 +217,6 @@ def test_both_files_are_written_and_the_table_is_shown(found, tmp_path):
     console = Console(record=True, width=120)
     report.show(found, console, tmp_path)
     shown = console.export_text()
-    for word in ("records", "rows", "rejects", "lost", "duplicated", "1,100"):
+    words = ("records", "rows", "rejects", "lost", "duplicated", "1,100", "orphans", "manifest")
+    for word in words:
         assert word in shown

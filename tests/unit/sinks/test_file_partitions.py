@@ -240,8 +240,5 @@ def test_a_value_that_is_too_long_for_the_manifest_is_a_reject() -> None:
     ((row, reason),) = found.rejected
     assert row == 1
     assert "more than 4,096 bytes" in reason
-    assert [found.groups[code] for code in found.codes[[0, 2, 3]]] == [
-        ("ann",),
-        (None,),
-        ("y" * 4_096,),
-    ]
+    kept = [found.groups[code] for code in found.codes[[0, 2, 3]]]
+    assert kept == [("ann",), (None,), ("y" * 4_096,)]
