@@ -119,7 +119,7 @@ def test_a_control_without_damage_is_a_problem(found):
     [
         *({name: 1} for name in ("lost", "duplicated", "changed", "unexpected", "broken_files")),
         *({"rejects": 4}, {"manifest_rows": 501}, {"missing": 1}, {"pipeline_code_imported": True}),
-        *({"orphans_before_vacuum": 0}, {"orphans_after": 1}, {"files": 251}),
+        *({"orphans_after": 1}, {"files": 251}),
         {"verify": {"ok": False, "files": 250, "rows": 500, "unnamed": 6}},
         {"vacuum": {"removed": 5, "bytes": 1, "young": 1, "live": 250}},
         {"records": 0, "rows": 0, "rejects": 0, "manifest_rows": 0},
@@ -128,6 +128,12 @@ def test_a_control_without_damage_is_a_problem(found):
 def test_any_damage_to_files_is_a_problem(found, change):
     found["files"] = into_files(**change)
     assert any(problem.startswith("files: ") for problem in judged(found))
+
+
+def test_kills_that_have_left_no_orphan_are_a_problem(found):
+    vacuum = {"removed": 0, "bytes": 0, "young": 0, "live": 250}
+    found["files"] = into_files(orphans_before_vacuum=0, vacuum=vacuum)
+    assert any("no orphan" in problem for problem in judged(found))
 
 
 @pytest.mark.parametrize("kind", lake.KINDS)
