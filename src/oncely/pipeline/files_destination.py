@@ -29,6 +29,12 @@ from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
 
 
+_PROBE = (
+    "a probe was written below sink.url and removed: nothing else tells whether files may be"
+    " written there"
+)
+
+
 @dataclass(frozen=True)
 class FilesDestination:
     """A root for files, and topics on the source's cluster.
@@ -134,6 +140,7 @@ class FilesDestination:
         with closing(self.ledger if schema is None else self.sink(schema)) as sink:
             with findings.about("sink"):
                 sink.check()
+                notes.append(_PROBE)
             if self._has_ledger:
                 with findings.about("sink.ledger_topic"):
                     self._topics.check(create=given.create)
