@@ -28,7 +28,6 @@ from oncely.sinks.kafka.replay import Replay
 from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
 
-
 _PROBE = (
     "a probe was written below sink.url and removed: nothing else tells whether files may be"
     " written there"
