@@ -10,10 +10,9 @@ import pytest
 
 from oncely.semantics.cells import (
     DELIVERIES,
+    INSIDE,
     NAMING,
     POINTS,
-    POSITION,
-    RECORDS,
     SINKS,
     SinkKind,
     cells,
@@ -53,14 +52,10 @@ def shown(
 
 
 @pytest.mark.timeout(_LONGEST)
-def test_between_the_two_steps(tmp_path: Path) -> None:
-    shown(tmp_path, ["kafka"], (RECORDS, POSITION))
-
-
-@pytest.mark.timeout(_LONGEST)
-def test_while_files_are_named(tmp_path: Path) -> None:
-    """One point that shows all three: some of a micro-batch's files have taken effect there."""
-    shown(tmp_path, ["files"], [NAMING], ["at_most_once", "at_least_once", "exactly_once"])
+def test_in_the_middle_of_a_commit(tmp_path: Path) -> None:
+    """The point that shows all three at once: half of what is written has taken effect there."""
+    kept = ["at_most_once", "at_least_once", "exactly_once"]
+    shown(tmp_path, ["kafka", "files"], (INSIDE, NAMING), kept)
 
 
 @pytest.mark.long
