@@ -54,8 +54,8 @@ def _counts(files: Mapping[str, Any]) -> str:
             f'<tr><th scope="row">{words}</th><td class="n{tone}">{files[name]:,}</td></tr>'
         )
     return (
-        '<div class="table"><table><caption>Counted by a plain consumer of the manifest topic and'
-        f" fastavro.</caption><tbody>{''.join(rows)}</tbody></table></div>"
+        '<div class="table" style="max-width: 44rem"><table><caption>Counted by a plain'
+        f" consumer of the manifest topic and fastavro.</caption><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -72,8 +72,9 @@ def _faults(files: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
     )
     return (
         '<div class="table"><table><caption>Each was fired while the whole pipeline stood still.'
-        " What killed workers had finished before is named later or not, as Spark does the task"
-        f" again.</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        " What was staged by what was killed is written again under other names. Workers whose"
+        " driver is gone may write on for a moment, so there may be more orphans than these."
+        f"</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 

@@ -132,9 +132,12 @@ def show(found: Mapping[str, Any], console: Console, directory: Path) -> None:
 
 
 def _files_table(files: Mapping[str, Any]) -> Table:
-    table = Table(title="\nWhat the manifest names, and what lies there", title_justify="left")
+    table = Table(title="\nThe topic's last third, in files", title_justify="left")
+    table.show_header = False
+    table.add_column()
+    table.add_column(justify="right")
     for name in _FILES:
-        table.add_column(name.replace("_", " "), justify="right")
-    wrong = files["lost"] or files["duplicated"] or files["orphans_after"]
-    table.add_row(*(f"{files[name]:,}" for name in _FILES), style="red" if wrong else "green")
+        wrong = files[name] and name in ("lost", "duplicated", "orphans_after")
+        style = "red" if wrong else "green"
+        table.add_row(name.replace("_", " "), f"{files[name]:,}", style=style)
     return table
