@@ -7,12 +7,13 @@ for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -226,17 +227,17 @@ def finish(lake: Lake, run: Run, step: Callable[[str], None]) -> dict[str, Any]:
         step: told what comes next.
     """
     step("Files verified, and counted by the reader")
-    verifying = _oncely(lake, "verify")  # beside the reader: each keeps one core busy
-    counted = _read(
-        lake, "count", records.TOPIC, _MANIFEST, _SCHEMAS, _REJECTS, str(lake.start.timestamp())
-    )
-    verified = _answer(verifying)
+    topics = records.TOPIC, _MANIFEST, _SCHEMAS, _REJECTS
+    with _oncely(lake, "verify") as verifying:  # beside the reader: each keeps one core busy
+        counted = _read(lake, "count", *topics, str(lake.start.timestamp()))
+        verified = _answer(verifying)
     orphans = set(counted.pop("orphans"))
     for fault in run.faults:
         fault.orphaned = len(fault.staged & orphans)
     waited = _await_age(counted.pop("newest_orphan"), step)
     step("Orphans vacuumed")
-    vacuumed = _answer(_oncely(lake, "vacuum"))
+    with _oncely(lake, "vacuum") as vacuuming:
+        vacuumed = _answer(vacuuming)
     after = _read(lake, "look", _MANIFEST)
     return {
         **counted,
@@ -262,24 +263,26 @@ def _await_age(newest: float | None, step: Callable[[str], None]) -> float:
     return left
 
 
-def _oncely(lake: Lake, command: str) -> subprocess.Popen[str]:
-    """``oncely files COMMAND``, under way."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def _oncely(lake: Lake, command: str) -> Iterator[subprocess.Popen[str]]:
+    """``oncely files COMMAND``, under way; ended with the block, also by Ctrl-C."""
+    with subprocess.Popen(
         [sys.executable, "-m", "oncely.cli", "files", command, PIPELINE_FILE, "--json"],
         cwd=ROOT,
         env={**os.environ, **lake.environment},
         text=True,
         stdout=subprocess.PIPE,
         start_new_session=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     """What it has printed; ``verify`` ends with 1 when something is wrong, and says what."""
-    try:
-        printed, _ = process.communicate(timeout=_COMMAND)
-    finally:
-        process.kill()
+    printed, _ = process.communicate(timeout=_COMMAND)
     if process.returncode not in (0, 1) or not printed:
         raise RuntimeError(f"`oncely files` ended with code {process.returncode}")
     found: dict[str, Any] = json.loads(printed)

@@ -55,7 +55,8 @@ def _counts(files: Mapping[str, Any]) -> str:
         )
     return (
         '<div class="table" style="max-width: 44rem"><table><caption>Counted by a plain'
-        f" consumer of the manifest topic and fastavro.</caption><tbody>{''.join(rows)}</tbody></table></div>"
+        " consumer of the manifest topic and fastavro.</caption>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
