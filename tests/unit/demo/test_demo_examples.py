@@ -15,7 +15,11 @@ GIVEN = {
     **{"FLIGHTS_BROKERS": "broker:9092", "EVENTS_BROKERS": "broker:9092"},
     **{"FLIGHTS_POSTGRES_URL": "postgresql://loader@db/warehouse"},
     **{"LAKE_URL": "file:///lake", "LAKE_START": "2026-01-01T00:00:00+00:00"},
-    **{"EVENTS_S3": "http://s3:9000", "EVENTS_S3_KEY": "key", "EVENTS_S3_SECRET": "secret"},
+    **{
+        "EVENTS_S3": "http://s3:9000",
+        "EVENTS_S3_KEY": "c4nary-events-id",
+        "EVENTS_S3_SECRET": "c4nary-events-word",
+    },
 }
 
 
