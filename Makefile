@@ -27,7 +27,7 @@ demo: $(READY) ## Run pipelines into a table and files, hurt them, and prove tha
 	@$(BIN)/python -m demo
 
 test: $(READY) ## Run the tests against real servers (make long: those that wait for minutes)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 long: $(READY) ## Run the tests that wait for minutes (the Kafka sink's crash points, lost frames, expiry)
 	@$(BIN)/python -m pytest -m long -n $(JOBS) --dist loadfile

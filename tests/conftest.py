@@ -25,6 +25,28 @@ from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 # vain. Children inherit it.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
+# Files that take minutes begin first, or one process would end them alone.
+_LONGEST = (
+    "test_kills_and_restarts.py",
+    "test_semantics.py",
+    "test_file_store.py",  # it builds a server, once
+    "test_write_stream.py",
+    "test_files_pipeline_kills.py",
+    "test_cluster.py",
+    "test_two_drivers.py",
+    "test_kafka_pipeline_kills.py",
+    "test_secrets_and_encryption.py",
+    "test_cli_run.py",
+    "test_local_spark_cluster.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep each file's tests together and in order."""
+    place = {name: at for at, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
 Record = Sequence[object]  # (partition, key, value[, headers]); bytes, str or None
 MakeTopic = Callable[..., str]
 

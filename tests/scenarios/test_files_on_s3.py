@@ -112,6 +112,7 @@ def test_a_store_that_refuses_delays_and_cuts(
     assert seen == 900
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_driver_is_killed_while_files_go_up(world: BucketWorld, spark: Any) -> None:
     file = world.file()

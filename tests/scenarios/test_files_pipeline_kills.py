@@ -63,6 +63,7 @@ def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, sp
         assert world.stored() - set(world.entries()) > {"_oncely/owner.json"}  # orphans
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_drivers_and_a_zombie(make_files_world: Callable[..., FilesWorld], spark: Any) -> None:
     """The newer run fences the older one, also when that is paused inside its transaction."""

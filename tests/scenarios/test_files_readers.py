@@ -34,7 +34,10 @@ def same_rows(world: FilesWorld, spark: Any) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "form", "infer"),
-    [("per_partition", "avro", True), ("clustered", "parquet", False)],
+    [
+        ("per_partition", "avro", True),
+        pytest.param("clustered", "parquet", False, marks=pytest.mark.long),
+    ],
 )
 def test_a_pipeline_s_files(
     make_files_world: Make, spark: Any, layout: str, form: str, infer: bool

@@ -18,6 +18,7 @@ from tests.scenarios.topic_world import TopicWorld, assert_exactly_once, watchin
 from tests.scenarios.world import await_that, kill_tree, running
 
 
+@pytest.mark.long  # a zombie of a driver, below, is in every run
 def test_a_second_driver_fences_the_first(make_topic_world: Any, spark: Any) -> None:
     world: TopicWorld = make_topic_world(4)
     world.make_output()

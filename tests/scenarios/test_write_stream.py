@@ -109,6 +109,12 @@ def query(make_world: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Qu
     return Query(make_world(2), tmp_path, stateful=request.param)
 
 
+mostly = pytest.mark.parametrize(
+    "query",
+    [pytest.param(False, marks=pytest.mark.long), True],
+    indirect=True,
+    ids=["stateless", "stateful"],
+)
 both = pytest.mark.parametrize("query", [False, True], indirect=True, ids=["stateless", "stateful"])
 
 
@@ -116,7 +122,7 @@ def assert_all(query: Query, records: int) -> None:
     (assert_windows if query.stateful else assert_rows)(query.world, records)
 
 
-@both
+@mostly
 @pytest.mark.timeout(900)
 def test_killed_between_our_commit_and_sparks(query: Query) -> None:
     """The second death falls on the last data batch: nothing but the watermark moves after it."""

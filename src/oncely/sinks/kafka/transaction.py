@@ -100,9 +100,14 @@ class Transaction(Sender):
         What became of the messages, ``commit`` tells.
 
         Raises:
+            InstanceFenced: another instance holds the id.
             Unavailable: not within ``seconds``.
         """
-        if left := self._producer.flush(max(0.0, seconds)):
+        try:
+            left = self._producer.flush(max(0.0, seconds))
+        except KafkaException as failure:
+            raise self._sorted(failure.args[0], "flush") from failure
+        if left:
             raise Unavailable(f"{self._brokers}: {left} messages were not taken in time")
 
     def commit(self) -> None:
