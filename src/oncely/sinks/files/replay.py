@@ -66,10 +66,10 @@ class ToFiles:
         task = sink.staging(fence, _BATCH, uuid.uuid4().int >> 96)
         if not judged.traceable:
             task.add_rows(judged.chunk.rows)
-            return Tried(sink, task.finish(), fence, judged, judged.chunk.rejections)
+            return Tried(sink, task.finish(), fence, judged.chunk.rejections)
         refused = [*judged.chunk.rejections, *task.add(judged.chunk)]
         staged = task.finish()
-        return Tried(sink, staged, fence, judged, sorted(refused))
+        return Tried(sink, staged, fence, sorted(refused))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ class Tried:
     sink: FilesSink
     staged: Staged
     fence: Fence
-    judged: Judged
     refused: Sequence[Rejection]
 
     @property
