@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _START = 60.0
 _ADMIN = 30.0
+_CONNECT = 5.0
 _ITERATIONS = 4096
 
 __all__ = ["Broker", "Scram"]
@@ -122,9 +124,15 @@ class Broker(ChildServer):
 
     def admin(self) -> AdminClient:
         """Return an admin client with all rights; it goes by an inner listener of its own."""
+        from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        return AdminClient({"bootstrap.servers": self._inner, "log_level": 2})
+        client = AdminClient({"bootstrap.servers": self._inner, "log_level": 2})
+        # Other requests can be lost, and cost seconds, while the first connection is replaced;
+        # see oncely.sources.clients.
+        with suppress(KafkaException):
+            client.describe_cluster(request_timeout=_CONNECT).result()
+        return client
 
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None

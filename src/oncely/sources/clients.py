@@ -85,6 +85,7 @@ class Asker:
         self._brokers, self._timeout = brokers, timeout
         self._trouble = Trouble(brokers)
         self._client: AdminClient = make(AdminClient, brokers, kafka, self._trouble)
+        self._connected = False
 
     def ask(
         self, doing: str, request: Callable[[AdminClient, float], Mapping[K, Future[Any]]]
@@ -97,11 +98,26 @@ class Asker:
         """
         self._trouble.newest, self._trouble.final = "", None
         try:
+            self._connect(doing)
             futures = request(self._client, self._timeout)
         except KafkaException as error:
             raise sort_error(error.args[0], doing, self._brokers) from error
         self._await(doing, list(futures.values()))
         return {key: future.exception() or future.result() for key, future in futures.items()}
+
+    def _connect(self, doing: str) -> None:
+        """Before the first request, wait until the brokers' own addresses are known.
+
+        The connection that was made by the configured address is closed then, and librdkafka asks
+        again what was lost with it after one to three seconds. Of all requests this one alone
+        waits for what it needs, and is not lost.
+        """
+        if not self._connected:
+            answer = self._client.describe_cluster(request_timeout=self._timeout)
+            self._await(doing, [answer])
+            if error := answer.exception():
+                raise self.sorted(error, doing)
+            self._connected = True
 
     def _await(self, doing: str, futures: list[Future[Any]]) -> None:
         """Wait, and serve the client's callbacks meanwhile: they run inside ``poll`` only."""
@@ -181,6 +197,21 @@ def make(
             f"librdkafka refuses it: {text[2] or text[0]}",
             way_out=_refused_way_out(error.args[0].str()),
         ) from None
+
+
+def stay_connected(client: Any, topic: str, seconds: float) -> None:
+    """Wait until a consumer or producer has a connection that stays.
+
+    The first one, by the configured address, is closed when the brokers' own addresses are known;
+    an answer by it tells the number -1 as the broker's. Without another one librdkafka looks for
+    leaders and coordinators not when it is connected, but after half a second and more.
+
+    Raises:
+        KafkaException: no answer within the time.
+    """
+    deadline = time.monotonic() + seconds
+    while client.list_topics(topic, timeout=seconds).orig_broker_id < 0:
+        seconds = max(0.1, deadline - time.monotonic())
 
 
 def _untrusted(error: KafkaError) -> bool:

@@ -7,6 +7,7 @@ transaction, and are taken over, read and reset in one way.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +21,39 @@ from oncely.sinks.kafka.settling import Settling
 from oncely.sinks.kafka.words import Mode
 
 
+class _Worker:
+    """Clients that outlive a task, in a worker of Spark's: the run's next task takes them up.
+
+    To connect and to read the ledger topic from its beginning costs as much as writing 30,000
+    records. What they remember is what has taken effect, whichever task has seen it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: tuple[int, str, Cluster] | None = None
+
+    def cluster(self, run: str, place: Place) -> Cluster:
+        """Those of a run; the ones of another run are closed."""
+        with self._lock:
+            if self._kept is None or self._kept[:2] != (os.getpid(), run):
+                self._close()
+                self._kept = (os.getpid(), run, Cluster(place))
+            return self._kept[2]
+
+    def close(self) -> None:
+        """Close them; the next call makes new ones."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._kept is not None and self._kept[0] == os.getpid():
+            self._kept[2].close()
+        self._kept = None
+
+
+_worker = _Worker()
+
+
 class LedgerInTopic:
     """To be inherited by sinks.
 
@@ -29,13 +63,14 @@ class LedgerInTopic:
         run: a name of this run's own, by which it finds itself in the ledger.
     """
 
+    _travelled = False  # True in a task's copy
     place: Place
     create: bool
     run: str
     _cluster: tuple[int, Cluster] | None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cluster": None}
+        return self.__dict__ | {"_cluster": None, "_travelled": True}
 
     @property
     def mode(self) -> Mode:
@@ -45,12 +80,16 @@ class LedgerInTopic:
     @property
     def cluster(self) -> Cluster:
         """The clients of this process; librdkafka's do not survive a fork."""
+        if self._travelled:
+            return _worker.cluster(self.run, self.place)
         if self._cluster is None or self._cluster[0] != os.getpid():
             self._cluster = (os.getpid(), Cluster(self.place))
         return self._cluster[1]
 
     def close(self) -> None:
         """Close the clients; the next call makes new ones."""
+        if self._travelled:
+            _worker.close()
         if self._cluster is not None and self._cluster[0] == os.getpid():
             self._cluster[1].close()
         self._cluster = None

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.errors import Unavailable
-from oncely.sources.clients import Asker, sort_error
+from oncely.sources.clients import Asker, sort_error, stay_connected
 
 
 class TopicLog:
@@ -52,18 +52,17 @@ class TopicLog:
 
     def bounds(self, *, stable: bool) -> tuple[int, int]:
         """First offset of the topic, and its high watermark or last stable offset."""
+        return self._bound(OffsetSpec.earliest(), stable), self._bound(OffsetSpec.latest(), stable)
+
+    def _bound(self, spec: Any, stable: bool) -> int:
         level = ck.IsolationLevel.READ_UNCOMMITTED if stable else ck.IsolationLevel.READ_COMMITTED
-
-        def offset(spec: Any) -> int:
-            answer = self._asker.one(
-                f"look at {self._what}",
-                lambda client, wait: client.list_offsets(
-                    {self._here: spec}, isolation_level=level, request_timeout=wait
-                ),
-            )
-            return int(answer[self._here].offset)
-
-        return offset(OffsetSpec.earliest()), offset(OffsetSpec.latest())
+        answer = self._asker.one(
+            f"look at {self._what}",
+            lambda client, wait: client.list_offsets(
+                {self._here: spec}, isolation_level=level, request_timeout=wait
+            ),
+        )
+        return int(answer[self._here].offset)
 
     def read(self, consumer: Callable[[], Any], *, stable: bool) -> None:
         """Read on to the end.
@@ -75,7 +74,7 @@ class TopicLog:
         Raises:
             Unavailable: a transaction stayed open, or no answer.
         """
-        _, end = self.bounds(stable=stable)
+        end = self._bound(OffsetSpec.latest(), stable)
         if end < self.next:  # another topic by the same name
             self._forget()
             self.next = 0
@@ -85,10 +84,10 @@ class TopicLog:
     def _read_to(self, end: int, consumer: Any) -> None:
         deadline = time.monotonic() + self._timeout
         if not self.next:
-            # Else a client that is connected already finds the leader of a topic that is new to it
-            # when it looks round next, which it does once a second.
+            # It also tells where the topic's leader is. A client that is connected already finds
+            # the leader of a topic that is new to it once a second only.
             with contextlib.suppress(ck.KafkaException):
-                consumer.list_topics(self._here.topic, timeout=self._timeout)
+                stay_connected(consumer, self._here.topic, self._timeout)
         consumer.assign([ck.TopicPartition(self._here.topic, 0, self.next)])
         try:
             while self.next < end:

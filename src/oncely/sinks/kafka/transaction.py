@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException
 from oncely.core.offsets import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.sinks.kafka.sender import InstanceFenced, Message, Sender
+from oncely.sources.clients import stay_connected
 
 __all__ = ["InstanceFenced", "Message", "Transaction"]
 
@@ -69,8 +70,7 @@ class Transaction(Sender):
             Unavailable: no answer.
             ConfigError: the broker forbids it, or can't do it.
         """
-        # Without a connection librdkafka would look for the coordinator in half a second's time.
-        self._step("connect", lambda left: self._producer.list_topics(self._warm, timeout=left))
+        self._step("connect", lambda left: stay_connected(self._producer, self._warm, left))
         self._step("init_transactions", self._producer.init_transactions)
         return self
 
