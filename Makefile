@@ -27,9 +27,11 @@ demo: $(READY) ## Run pipelines into a table and files, hurt them, and prove tha
 	@$(BIN)/python -m demo
 
 test: $(READY) ## Run the tests against real servers (make long: those that wait for minutes)
+	@$(BIN)/python -m tests.class_archives
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 long: $(READY) ## Run the tests that wait for minutes (the Kafka sink's crash points, lost frames, expiry)
+	@$(BIN)/python -m tests.class_archives
 	@$(BIN)/python -m pytest -m long -n $(JOBS) --dist loadfile
 
 check: $(READY) ## Lint, format, types, import layers

@@ -66,6 +66,6 @@ def rows(of: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> pa.Table:
-    schema = draw(schemas())
+def tables(draw: st.DrawFn, leaves: list[pa.DataType] | None = None) -> pa.Table:
+    schema = draw(schemas(leaves))
     return pa.Table.from_pylist(draw(st.lists(rows(schema), max_size=4)), schema)

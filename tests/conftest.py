@@ -18,12 +18,11 @@ from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
 from oncely.sinks.sql.session import close_all
 from oncely.stores.base import OffsetStore
-from tests import s3tools, storetools
+from tests import class_archives, s3tools, storetools
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 
-# Spark is started some eighty times and lives for seconds: what is compiled best is compiled in
-# vain. Children inherit it.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+for _name, _options in class_archives.options().items():  # children inherit them
+    os.environ.setdefault(_name, _options)
 
 # Files that take minutes begin first, or one process would end them alone.
 _LONGEST = (

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import re
+from decimal import Decimal
 from typing import Any
 
 import fastavro
 import polars
 import pyarrow as pa
-from arrow_schemas import NAMES, schemas, tables
+from arrow_schemas import LEAVES, NAMES, schemas, tables
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from oncely.decode.avro_form import (
     column_name,
     storable,
 )
+from oncely.sinks.files import avro_file
 
 
 @given(NAMES, NAMES)
@@ -69,7 +71,10 @@ def without_zone(arrow: pa.DataType) -> pa.DataType:
     return arrow
 
 
-@given(tables())
+DECIMAL = pa.decimal128(20, 4)
+
+
+@given(tables([arrow for arrow, _ in LEAVES if arrow != DECIMAL]))
 def test_polars_bytes_are_ours(table: pa.Table) -> None:
     naive = pa.schema([pa.field(f.name, without_zone(f.type)) for f in table.schema])
     # Column by column by number: polars has its own idea of an empty name.
@@ -84,6 +89,17 @@ def test_polars_bytes_are_ours(table: pa.Table) -> None:
     header = {"avro.schema": json.dumps(ours).encode(), "avro.codec": b"null"}
     read = list(fastavro.reader(io.BytesIO(with_header(out.getvalue(), header))))
     assert read == datums(table.to_pylist())
+
+
+def test_polars_still_writes_some_decimals_wrong() -> None:
+    """Why decimals are given to it as bytes: it drops the byte that holds nothing but the sign."""
+    out = io.BytesIO()
+    frame = polars.from_arrow(pa.table({"x": pa.array([Decimal("3.2768")], DECIMAL)}))
+    frame.write_avro(out)  # type: ignore[union-attr]
+    (read,) = fastavro.reader(io.BytesIO(out.getvalue()))
+    assert read == {"x": Decimal("-3.2768")}
+    ours = avro_file.write(pa.table({"x": pa.array([Decimal("3.2768")], DECIMAL)}))
+    assert list(fastavro.reader(io.BytesIO(ours))) == [{"x": Decimal("3.2768")}]
 
 
 HEADER = {

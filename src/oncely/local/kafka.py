@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
 import subprocess
 import tempfile
 import uuid
@@ -194,7 +195,13 @@ class Broker(ChildServer):
         config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         log4j = self.directory / "log4j2.properties"
         log4j.write_text(LOG4J)
-        java = [artifacts.java(), f"-Dlog4j2.configurationFile={log4j.as_uri()}", "-cp", classpath]
+        java = [
+            artifacts.java(),
+            *shlex.split(os.environ.get("KAFKA_OPTS", "")),  # as Kafka's own scripts do
+            f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+            "-cp",
+            classpath,
+        ]
         self._format(java, config)
         return Process(
             self.name,
