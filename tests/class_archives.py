@@ -37,17 +37,17 @@ def _using(archive: Path) -> str:
 
 
 def _kafka_archive() -> Path:
-    return _archive("kafka", artifacts.KAFKA_BROKER, artifacts.cache_directory())
+    return _archive("kafka", artifacts.resolve(artifacts.KAFKA_BROKER)[0].parent)
 
 
 def _spark_archive() -> Path:
-    return _archive("spark", "", artifacts.spark_home())
+    return _archive("spark", artifacts.spark_home() / "jars")
 
 
-def _archive(name: str, version: str, place: Path) -> Path:
-    """An archive belongs to a Java, and to jars at a place."""
+def _archive(name: str, jars: Path) -> Path:
+    """An archive belongs to a Java, and to jars in a folder."""
     java = Path(artifacts.java()).resolve()
-    told = f"{java} {java.stat().st_mtime_ns} {version} {place} {place.stat().st_mtime_ns}"
+    told = f"{java} {java.stat().st_mtime_ns} {jars} {jars.stat().st_mtime_ns}"
     key = hashlib.sha256(told.encode()).hexdigest()[:12]
     return artifacts.cache_directory() / "classes" / f"{name}-{key}.jsa"
 
