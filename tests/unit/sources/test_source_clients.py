@@ -6,12 +6,17 @@ import itertools
 import logging
 import pickle
 import time
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from oncely.core.offsets import TopicPartition
 from oncely.errors import ConfigError, Unavailable
 from oncely.local.ports import free_port
+from oncely.sources import clients
+from oncely.sources.clients import Asker, stay_connected
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.records import _runs
 
@@ -67,3 +72,68 @@ def test_offsets_are_cut_where_the_way_is_long() -> None:
     assert list(_runs([])) == []
     assert list(_runs([5])) == [[5]]
     assert list(_runs([1, 2, 250, 10_000, 10_001])) == [[1, 2, 250], [10_000, 10_001]]
+
+
+@dataclass
+class Metadata:
+    orig_broker_id: int
+
+
+class Connecting:
+    """A client that is answered by its first connection, which is closed, before it stays."""
+
+    def __init__(self, *answered_by: int) -> None:
+        self._answered_by = list(answered_by)
+        self.waits: list[float] = []
+
+    def list_topics(self, _topic: str, timeout: float) -> Metadata:
+        self.waits.append(timeout)
+        return Metadata(self._answered_by.pop(0))
+
+
+def test_an_answer_by_the_first_connection_is_no_connection_yet() -> None:
+    client = Connecting(-1, -1, 7, 7)
+    stay_connected(client, "t", 5.0)
+    assert len(client.waits) == 3
+    assert 5.0 == client.waits[0] > client.waits[2] > 4.0
+
+
+class Admin:
+    """An admin client that writes down what it is asked; some answers fail."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.asked: list[str] = []
+        self._failures = list(failures)
+
+    def __call__(self, _config: object, **_more: object) -> Admin:
+        return self
+
+    def poll(self, _seconds: float) -> None:
+        """Nothing to serve."""
+
+    def describe_cluster(self, request_timeout: float) -> Future[str]:
+        return self._answer(f"cluster in {request_timeout:g} s")
+
+    def ask(self) -> dict[str, Future[str]]:
+        return {"it": self._answer("it")}
+
+    def _answer(self, what: str) -> Future[str]:
+        self.asked.append(what)
+        done: Future[str] = Future()
+        if self._failures:
+            done.set_exception(self._failures.pop(0))
+        else:
+            done.set_result(what)
+        return done
+
+
+def test_an_asker_connects_before_it_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = Admin(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    monkeypatch.setattr(clients, "AdminClient", admin)
+    asker = Asker("h:1", {}, 3.0)
+    with pytest.raises(Unavailable, match="look: no answer from h:1"):
+        asker.ask("look", lambda *_: admin.ask())
+    assert admin.asked == ["cluster in 3 s"]  # what was wanted was not asked for
+    for _ in range(2):
+        assert asker.ask("look", lambda *_: admin.ask()) == {"it": "it"}
+    assert admin.asked[1:] == ["cluster in 3 s", "it", "it"]
