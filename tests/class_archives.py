@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """What lives for seconds and is compiled best is compiled in vain."""
 _SILENT = "-Xlog:disable -Xlog:all=error:stderr"
-_SPARK, _KAFKA = "SPARK_SUBMIT_OPTS", "KAFKA_OPTS"
+_SPARK, _KAFKA = "SPARK_SUBMIT_OPTS", "ONCELY_KAFKA_OPTS"
 
 
 def options() -> dict[str, str]:

@@ -53,7 +53,7 @@ class Killer:
 
     @property
     def now(self) -> Killer:
-        """The one of the newest task: a worker keeps its session from batch to batch."""
+        """The one of the newest task: a worker keeps its clients from batch to batch."""
         return _newest.get(self.pipeline, self)
 
     @property
@@ -187,8 +187,12 @@ class KillingProducer:
     """A producer that knows which step it is in."""
 
     def __init__(self, inner: Any, killer: Killer, topic: str) -> None:
-        self._inner, self._killer, self._topic = inner, killer, topic
+        self._inner, self._of, self._topic = inner, killer, topic
         self._records = self._position = False
+
+    @property
+    def _killer(self) -> Killer:
+        return self._of.now
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

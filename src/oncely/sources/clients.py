@@ -30,9 +30,19 @@ _PASSING = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
+)
+# A client keeps for minutes what it knows of leaders, and some answers don't make it look again.
+_LOST = (
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError._NOENT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
 )
 _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -79,13 +89,20 @@ class Trouble:
 
 
 class Asker:
-    """An admin client that answers in bounded time."""
+    """An admin client that answers in bounded time; a new one when it has lost its way.
+
+    Safe for several threads.
+    """
 
     def __init__(self, brokers: str, kafka: Mapping[str, object], timeout: float) -> None:
-        self._brokers, self._timeout = brokers, timeout
+        self._brokers, self._kafka, self._timeout = brokers, kafka, timeout
         self._trouble = Trouble(brokers)
-        self._client: AdminClient = make(AdminClient, brokers, kafka, self._trouble)
+        self._client: AdminClient | None = self._new()  # what can't be one is told at once
         self._connected = False
+
+    def close(self) -> None:
+        """End the client; the next request makes a new one."""
+        self._client, self._connected = None, False
 
     def ask(
         self, doing: str, request: Callable[[AdminClient, float], Mapping[K, Future[Any]]]
@@ -96,16 +113,29 @@ class Asker:
             ConfigError: the broker refuses the login, or is not trusted.
             Unavailable: no answer within the time.
         """
+        client = self._client
+        if client is None:
+            client = self._client = self._new()
+        client.poll(0)  # what it has complained of until now is not about this request
         self._trouble.newest, self._trouble.final = "", None
+        answers: dict[K, Any] = {}
         try:
-            self._connect(doing)
-            futures = request(self._client, self._timeout)
+            self._connect(doing, client)
+            futures = request(client, self._timeout)
+            self._await(doing, client, list(futures.values()))
+            answers = {key: one.exception() or one.result() for key, one in futures.items()}
         except KafkaException as error:
             raise sort_error(error.args[0], doing, self._brokers) from error
-        self._await(doing, list(futures.values()))
-        return {key: future.exception() or future.result() for key, future in futures.items()}
+        finally:
+            if not answers or any(map(_lost_its_way, answers.values())):
+                self.close()
+        return answers
 
-    def _connect(self, doing: str) -> None:
+    def _new(self) -> AdminClient:
+        client: AdminClient = make(AdminClient, self._brokers, self._kafka, self._trouble)
+        return client
+
+    def _connect(self, doing: str, client: AdminClient) -> None:
         """Before the first request, wait until the brokers' own addresses are known.
 
         The connection that was made by the configured address is closed then, and librdkafka asks
@@ -113,19 +143,19 @@ class Asker:
         waits for what it needs, and is not lost.
         """
         if not self._connected:
-            answer = self._client.describe_cluster(request_timeout=self._timeout)
-            self._await(doing, [answer])
+            answer = client.describe_cluster(request_timeout=self._timeout)
+            self._await(doing, client, [answer])
             if error := answer.exception():
                 raise self.sorted(error, doing)
             self._connected = True
 
-    def _await(self, doing: str, futures: list[Future[Any]]) -> None:
+    def _await(self, doing: str, client: AdminClient, futures: list[Future[Any]]) -> None:
         """Wait, and serve the client's callbacks meanwhile: they run inside ``poll`` only."""
         deadline = time.monotonic() + self._timeout + _GRACE
         pending = set(futures)
         while pending:
             pending = wait(pending, timeout=0.05).not_done
-            self._client.poll(0)
+            client.poll(0)
             if pending and self._trouble.final:
                 raise self._trouble.final
             if time.monotonic() > deadline:
@@ -211,13 +241,19 @@ def stay_connected(client: Any, topic: str, seconds: float) -> None:
     """
     deadline = time.monotonic() + seconds
     while client.list_topics(topic, timeout=seconds).orig_broker_id < 0:
-        seconds = max(0.1, deadline - time.monotonic())
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            return  # no more than time is lost
 
 
 def _untrusted(error: KafkaError) -> bool:
     """A certificate is missing or wrong, on either side; the broker's word comes as an alert."""
     tls = error.code() in (KafkaError._SSL, KafkaError._TRANSPORT)
     return tls and any(words in error.str() for words in _UNTRUSTED)
+
+
+def _lost_its_way(answer: object) -> bool:
+    return isinstance(answer, KafkaException) and answer.args[0].code() in _LOST
 
 
 def _passes_soon(error: Exception) -> bool:

@@ -59,6 +59,8 @@ def test_the_live_line_stays_one_line(width: int, monkeypatch: pytest.MonkeyPatc
     written = io.StringIO()
     console = Console(file=written, width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(screen, "err", console)
+    # A command that ran in this process has set up the log, and it goes to the same screen.
+    monkeypatch.setattr(logging.getLogger("oncely.run"), "propagate", False)
     line = LiveLine("flights-of-the-year", lambda: {T0: 1_000_030, T1: 7})
     for event in EVENTS:
         line(event)

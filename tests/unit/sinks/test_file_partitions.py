@@ -220,6 +220,14 @@ def test_a_path_stays_below_the_root(
     assert names.name((topic, 2**31, 2**63 - 1), "parquet") != name
 
 
+@pytest.mark.parametrize("levels", range(1, 9))
+def test_the_longest_path_is_not_too_long(levels: int) -> None:
+    columns = [PartitionColumn("0" * 200, "0", "column")] * levels
+    names = FileNames(2**31, 2**40, "0" * 100)
+    name = names.name(("0" * 249, 2**31, 2**63 - 1), "parquet")
+    assert below(f"{directory(columns, ['0' * 4_096] * levels)}/{name}")
+
+
 def test_names_are_in_order_of_offsets() -> None:
     offsets = [0, 9, 10, 99, 2**40, 2**63 - 2]
     names = [FileNames(9 - n, n, "t").name(("logs", 3, o), "avro") for n, o in enumerate(offsets)]

@@ -103,10 +103,15 @@ class Admin:
 
     def __init__(self, *failures: Exception) -> None:
         self.asked: list[str] = []
+        self.made = 0
         self._failures = list(failures)
 
     def __call__(self, _config: object, **_more: object) -> Admin:
+        self.made += 1
         return self
+
+    def __len__(self) -> int:
+        return 0  # as a real one without messages
 
     def poll(self, _seconds: float) -> None:
         """Nothing to serve."""
@@ -116,6 +121,10 @@ class Admin:
 
     def ask(self) -> dict[str, Future[str]]:
         return {"it": self._answer("it")}
+
+    def fail(self, error: Exception) -> None:
+        """Answer the next request with it."""
+        self._failures.append(error)
 
     def _answer(self, what: str) -> Future[str]:
         self.asked.append(what)
@@ -137,3 +146,16 @@ def test_an_asker_connects_before_it_asks_once(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2):
         assert asker.ask("look", lambda *_: admin.ask()) == {"it": "it"}
     assert admin.asked[1:] == ["cluster in 3 s", "it", "it"]
+    assert admin.made == 2  # one from the beginning, and one after what failed
+
+
+def test_an_asker_that_has_lost_its_way_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that was restarted has a new epoch, and the client would go by the old one."""
+    admin = Admin()
+    monkeypatch.setattr(clients, "AdminClient", admin)
+    asker = Asker("h:1", {}, 3.0)
+    asker.one("look", lambda *_: admin.ask())
+    admin.fail(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
+    assert asker.one("look", lambda *_: admin.ask()) == {"it": "it"}
+    assert admin.asked == ["cluster in 3 s", "it", "it", "cluster in 3 s", "it"]
+    assert admin.made == 2

@@ -29,7 +29,7 @@ _EMPTY = "~empty"
 _PLAIN = re.compile(r"[A-Za-z0-9_.\-]*")
 _OTHER = re.compile(rb"[^A-Za-z0-9_.\-]")
 _LONGEST_LEVEL = 200  # bytes, name and value of one directory
-_ALL_LEVELS = 700  # bytes: an S3 key has 1,024 for prefix, directories and name
+_ALL_LEVELS = 680  # bytes: with the longest name, 220, and a slash it is below LONGEST_PATH
 _LONGEST_NAME = 64  # bytes, of a topic or of an attempt inside a file's name
 _DIGEST = 32
 

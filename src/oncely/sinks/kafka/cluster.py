@@ -117,6 +117,7 @@ class Cluster:
     def close(self) -> None:
         """Close the connections."""
         self._plain = {}
+        self.asker.close()
         with self._reading:
             if self._consumer is not None:
                 self._consumer.close()

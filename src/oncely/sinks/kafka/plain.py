@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.errors import Unavailable
-from oncely.sinks.kafka.sender import Sender
+from oncely.sinks.kafka.sender import Sender, served
 
 
 class Delivered:
@@ -47,7 +47,7 @@ class Plain(Sender):
             Unavailable: some are not, or nobody knows.
         """
         try:
-            left = self._producer.flush(self._timeout)
+            left: int = served(lambda: self._producer.flush(self._timeout))
         except KafkaException as error:
             raise self._sorted(error.args[0], "flush") from error
         if self._delivered.first is not None:

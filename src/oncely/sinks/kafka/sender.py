@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.errors import ConfigError, OncelyError, Stopped, Unavailable
 from oncely.sinks.kafka.columns import Columns
 from oncely.sources.clients import sort_error
+
+T = TypeVar("T")
 
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 # The broker and this instance no longer agree on its state; a new instance begins with a new one.
@@ -29,6 +32,25 @@ _DENIED = (
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
 _SLICE = 10_000  # messages handed over at once, so that the queue is served in between
+
+
+def served(call: Callable[[], T]) -> T:
+    """Make a call that serves an instance's events.
+
+    A fatal error comes out of it as a KafkaException. When confluent-kafka hands over a log line
+    too before it returns, the KafkaError within may come alone: it is no exception, so no
+    ``except`` that names a class sees it, and a thread ends by it without a word.
+
+    Raises:
+        KafkaException: whatever the error came as.
+    """
+    try:
+        return call()
+    except BaseException:
+        raise
+    except:  # noqa: E722
+        error = sys.exc_info()[1]
+    raise KafkaException(error)
 
 
 class Message(NamedTuple):
@@ -115,6 +137,6 @@ class Sender:
     def _serve(self, seconds: float) -> None:
         """Serve the instance's events; that it was fenced may come out here."""
         try:
-            self._producer.poll(seconds)
+            served(lambda: self._producer.poll(seconds))
         except KafkaException as error:
             raise self._sorted(error.args[0], "produce") from error

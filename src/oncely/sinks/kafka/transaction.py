@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.core.offsets import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
-from oncely.sinks.kafka.sender import InstanceFenced, Message, Sender
+from oncely.sinks.kafka.sender import InstanceFenced, Message, Sender, served
 from oncely.sources.clients import stay_connected
 
 __all__ = ["InstanceFenced", "Message", "Transaction"]
@@ -104,7 +105,7 @@ class Transaction(Sender):
             Unavailable: not within ``seconds``.
         """
         try:
-            left = self._producer.flush(max(0.0, seconds))
+            left: int = served(lambda: self._producer.flush(max(0.0, seconds)))
         except KafkaException as failure:
             raise self._sorted(failure.args[0], "flush") from failure
         if left:
@@ -124,7 +125,7 @@ class Transaction(Sender):
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                call(max(0.1, deadline - time.monotonic()))
+                served(partial(call, max(0.1, deadline - time.monotonic())))
                 return
             except KafkaException as failure:
                 error = failure.args[0]
