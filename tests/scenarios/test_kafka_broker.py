@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from oncely.local.kafka import Broker
 from oncely.runtimes.backoff import Backoff
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sources.clients import make
+from oncely.sources.clients import Asker, make
 from tests.kafkatools import Topics, make_topics, open_sink, ready
 from tests.sinktools import T0, Rec, at_t0, commit_all, numbered
 
 pytestmark = pytest.mark.long
+LATEST = OffsetSpec.latest()
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,25 @@ def own_broker() -> Iterator[Broker]:
 @pytest.fixture
 def topics(own_broker: Broker) -> Topics:
     return make_topics(own_broker)
+
+
+def test_an_admin_client_outlives_a_restart(own_broker: Broker) -> None:
+    """The leader's epoch is another one then, and librdkafka keeps the old one for minutes."""
+    here = TopicPartition(own_broker.create_topic("restarted"), 0)
+    asker = Asker(own_broker.bootstrap, {}, 20.0)
+
+    def end() -> int:
+        answer = asker.one(
+            "look", lambda client, wait: client.list_offsets({here: LATEST}, request_timeout=wait)
+        )
+        return int(answer[here].offset)
+
+    assert end() == 0
+    own_broker.kill()
+    own_broker.start()
+    began = time.monotonic()
+    assert end() == 0
+    assert time.monotonic() - began < 10.0
 
 
 @pytest.mark.timeout(200)

@@ -25,24 +25,22 @@ K = TypeVar("K", bound=Hashable)
 _logger = logging.getLogger("oncely.sources.kafka")
 _GRACE = 2.0  # librdkafka ends a request by itself; this is for when it does not
 _AGAIN = 0.1  # seconds
+# A client keeps for minutes what it knows of leaders, and these answers don't make it look again.
+_LEADERLESS = (
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError._NOENT,
+)
+_LOST = (*_LEADERLESS, KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
 _PASSING = (
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
-)
-# A client keeps for minutes what it knows of leaders, and some answers don't make it look again.
-_LOST = (
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError._NOENT,
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
+    *_LEADERLESS,
 )
 _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
