@@ -65,6 +65,8 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)
+        if name == "list_topics":  # once or twice, by chance; it tells nothing to the broker
+            return method
         return lambda *args, **own: self._calls.around(name, lambda: method(*args, **own))
 
 
