@@ -33,6 +33,7 @@ test: $(READY) ## Run the tests against real servers (make long: those that wait
 long: $(READY) ## Run the tests that wait for minutes (the Kafka sink's crash points, lost frames, expiry)
 	@$(BIN)/python -m tests.class_archives
 	@$(BIN)/python -m pytest -m long -n $(JOBS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile search tests/properties tests/unit
 
 check: $(READY) ## Lint, format, types, import layers
 	@$(BIN)/ruff check src tests demo bench

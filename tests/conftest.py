@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 from confluent_kafka import Producer
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: at for at, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
+
+# `make test` tries the same examples every time: its verdict is about the code. `make long` goes on
+# searching, and what it finds becomes a test of its own.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("search", max_examples=1_000)
+hypothesis.settings.load_profile("same")
 
 Record = Sequence[object]  # (partition, key, value[, headers]); bytes, str or None
 MakeTopic = Callable[..., str]
