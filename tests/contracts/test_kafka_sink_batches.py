@@ -318,7 +318,7 @@ def test_a_zombie_that_has_read_before_or_within_the_takeover(
 
 def test_init_comes_before_the_read_that_counts(topics: Topics, tmp_path: Path) -> None:
     """The old run had decided, and initialises its id when the new run has written."""
-    old = jobs.zombie("publish", topics, tmp_path, at=2)
+    old = jobs.zombie("publish", topics, tmp_path, at=1)
     old.start()
     new = jobs.batch_sink(topics, tmp_path)
     jobs.carry_on(new, open_sink(new, {T0: 0}).fence, T0, 0, 10)

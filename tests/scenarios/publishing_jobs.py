@@ -143,7 +143,7 @@ class Paused:
             self._there.set()
 
 
-def zombie(kind: str, topics: Topics, folder: Path, at: int = 3) -> Paused:
+def zombie(kind: str, topics: Topics, folder: Path, at: int = 2) -> Paused:
     """A run with epoch 1 that is about to move a position by what it has read.
 
     ``publish`` and ``hole`` are of a run of batch commit, ``commit`` is of one of partition
