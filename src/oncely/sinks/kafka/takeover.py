@@ -183,6 +183,7 @@ class Takeover:
 
         Raises:
             Stopped: neither the ledger nor the group knows a position that has been there.
+            InstanceFenced: a rival has taken the ledger since it was read.
         """
         old = view.pipeline
         settled = set(_tree_names(old.settled)) if old else set()
@@ -191,6 +192,10 @@ class Takeover:
             lost |= self.earliest.keys() - found.keys()
         emptied = old is None and not found and self.cluster.bounds(stable=True)[0] > 0
         if lost or emptied:
+            # A rival may have opened since the ledger was read, and settled positions: the group
+            # shows them, our view does not, and our opener is fenced already.
+            if self.cluster.settled().pipeline != old:
+                raise InstanceFenced("another run has opened meanwhile")
             what = ", ".join(map(str, sorted(lost))) or "all partitions"
             place = self.cluster.place
             raise Stopped(
