@@ -197,7 +197,7 @@ class Broker(ChildServer):
         log4j.write_text(LOG4J)
         java = [
             artifacts.java(),
-            *shlex.split(os.environ.get("ONCELY_KAFKA_OPTS", "")),
+            *shlex.split(os.environ.get("ONCELY_KAFKA_OPTS", "")),  # the JVM's own options
             f"-Dlog4j2.configurationFile={log4j.as_uri()}",
             "-cp",
             classpath,

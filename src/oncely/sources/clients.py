@@ -96,11 +96,11 @@ class Asker:
         self._brokers, self._kafka, self._timeout = brokers, kafka, timeout
         self._trouble = Trouble(brokers)
         self._client: AdminClient | None = self._new()  # what can't be one is told at once
-        self._connected = False
+        self._connected: AdminClient | None = None
 
     def close(self) -> None:
         """End the client; the next request makes a new one."""
-        self._client, self._connected = None, False
+        self._client = self._connected = None
 
     def ask(
         self, doing: str, request: Callable[[AdminClient, float], Mapping[K, Future[Any]]]
@@ -125,7 +125,8 @@ class Asker:
         except KafkaException as error:
             raise sort_error(error.args[0], doing, self._brokers) from error
         finally:
-            if not answers or any(map(_lost_its_way, answers.values())):
+            lost = not answers or any(map(_lost_its_way, answers.values()))
+            if lost and self._client is client:  # else another thread has a new one already
                 self.close()
         return answers
 
@@ -140,12 +141,12 @@ class Asker:
         again what was lost with it after one to three seconds. Of all requests this one alone
         waits for what it needs, and is not lost.
         """
-        if not self._connected:
+        if self._connected is not client:
             answer = client.describe_cluster(request_timeout=self._timeout)
             self._await(doing, client, [answer])
             if error := answer.exception():
                 raise self.sorted(error, doing)
-            self._connected = True
+            self._connected = client
 
     def _await(self, doing: str, client: AdminClient, futures: list[Future[Any]]) -> None:
         """Wait, and serve the client's callbacks meanwhile: they run inside ``poll`` only."""

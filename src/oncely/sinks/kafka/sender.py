@@ -37,9 +37,9 @@ _SLICE = 10_000  # messages handed over at once, so that the queue is served in 
 def served(call: Callable[[], T]) -> T:
     """Make a call that serves an instance's events.
 
-    A fatal error comes out of it as a KafkaException. When confluent-kafka hands over a log line
-    too before it returns, the KafkaError within may come alone: it is no exception, so no
-    ``except`` that names a class sees it, and a thread ends by it without a word.
+    A fatal error comes out of it as a KafkaException, but now and then, on a busy machine, as the
+    KafkaError within alone: that is no exception, so no ``except`` that names a class sees it, and
+    a thread ends by it without a word.
 
     Raises:
         KafkaException: whatever the error came as.
