@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from oncely.errors import TableMismatch
 from oncely.pipeline.destination import Known
 from oncely.sinks.sql.connection import Connection
+from oncely.sinks.sql.dead_letters import DeadLetters
+from oncely.sinks.sql.ledger import Ledger
 from oncely.sinks.sql.session import brief_session
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.takeover import require_ledger, same_table
@@ -24,16 +26,18 @@ def look(sink: SqlSink) -> Known:
     with session(sink) as connection:
         if connection is None or not sink.ledger_tables.exists(connection):
             return Known()
-        registered = sink.ledger.registered(connection)
+        tables = sink.ledger_tables.as_found(connection)
+        ledger = Ledger(tables)
+        registered = ledger.registered(connection)
         if registered is None:
             return Known()
-        entries = sink.ledger.entries(connection)
+        entries = ledger.entries(connection)
         return Known(
             registered.epoch,
             registered.cluster_id,
             {tp: entry.position for tp, entry in entries.items()},
-            sink.ledger.topic_ids(connection),
-            sink.dead_letters.count(connection),
+            ledger.topic_ids(connection),
+            DeadLetters(tables).count(connection),
         )
 
 
@@ -47,7 +51,8 @@ def check_table(sink: SqlSink) -> None:
         if connection is None:
             return
         if sink.ledger_tables.exists(connection):
-            same_table(sink.ledger.registered(connection), sink.wanted.table, sink.pipeline)
+            ledger = Ledger(sink.ledger_tables.as_found(connection))
+            same_table(ledger.registered(connection), sink.wanted.table, sink.pipeline)
         elif not sink.create:
             require_ledger(connection, sink.ledger_tables)
         if not sink.create or sink.dialect.columns(connection, sink.wanted.table):

@@ -19,6 +19,7 @@ from oncely.pipeline.findings import Findings
 from oncely.runtimes.probe import Slots
 from oncely.sinks.base import Reject
 from oncely.sinks.sql.connection import Connect
+from oncely.sinks.sql.dead_letters import DeadLetters
 from oncely.sinks.sql.dialects import dialect_for
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
 from oncely.sinks.sql.replay import FIRST, Replay
@@ -91,8 +92,8 @@ class SqlDestination:
         with looking.session(sink) as connection:
             if connection is None or not sink.ledger_tables.exists(connection):
                 return (), 0
-            total = sink.dead_letters.count(connection)
-            return sink.dead_letters.read(connection, FIRST, limit), total
+            letters = DeadLetters(sink.ledger_tables.as_found(connection))
+            return letters.read(connection, FIRST, limit), letters.count(connection)
 
     @property
     def late_delete(self) -> str | None:
@@ -118,15 +119,16 @@ class SqlDestination:
     ) -> SinkPlan:
         """Look at table, ledger, privileges and free connections."""
         sink = self.ledger if schema is None else self.sink(schema)
-        ddl = list(sink.ledger_tables.ddl())
+        ddl, of_ledger = [], sink.ledger_tables.ddl()
         if schema is not None:
             with findings.about("sink.table"):
-                ddl.insert(0, create_statement(sink.dialect, sink.wanted))
+                ddl.append(create_statement(sink.dialect, sink.wanted))
         facts, left = None, None
         with findings.about("sink.url"), looking.session(sink) as connection:
             target = None
             exists = bool(connection and sink.dialect.columns(connection, sink.wanted.table))
             if connection is not None:
+                of_ledger = sink.ledger_tables.missing(connection) or of_ledger
                 left = room(sink, connection)
                 if schema is not None and (exists or not sink.create):
                     with findings.about("sink.table"):
@@ -143,7 +145,7 @@ class SqlDestination:
                 _columns(sink, schema, target),
             )
         connections = self._connections(left, notes, slots) if facts is not None else None
-        statements = tuple(one.replace("%%", "%") + ";" for one in ddl)
+        statements = tuple(one.replace("%%", "%") + ";" for one in ddl + of_ledger)
         return SinkPlan(facts, connections, statements)
 
     def _privileges(

@@ -122,7 +122,8 @@ class SqlSink:
             self.dialect.create_database()
         with brief_session(self.dialect, "open", self.connect) as setup:
             if self.ledger_tables.exists(setup):
-                # Before anything is created; asked again under the pipeline's lock.
+                self._prepare_ledger(setup)
+                # Before the table is created; asked again under the pipeline's lock.
                 takeover.same_table(self.ledger.registered(setup), self.wanted.table, self.pipeline)
             self._prepare(setup)
             epoch = takeover.take_epoch(
@@ -148,9 +149,7 @@ class SqlSink:
         if self.create:
             self.dialect.create_database()
         with brief_session(self.dialect, "reset", self.connect) as setup:
-            if self.create:
-                takeover.create_ledger(setup, self.ledger_tables)
-            takeover.require_ledger(setup, self.ledger_tables)
+            self._prepare_ledger(setup)
             epoch = takeover.take_epoch(
                 setup, self.ledger, source, self.pipeline, self.run, expected=None, table=None
             )
@@ -280,6 +279,11 @@ class SqlSink:
             self.dialect.create_database()
         with brief_session(self.dialect, "open", self.connect) as setup:
             self._prepare(setup)
+
+    def _prepare_ledger(self, setup: Connection) -> None:
+        if self.create:
+            takeover.create_ledger(setup, self.ledger_tables)
+        takeover.require_ledger(setup, self.ledger_tables)
 
     def _prepare(self, setup: Connection) -> None:
         if self.create:

@@ -36,22 +36,23 @@ def create_tables(connection: Connection, tables: LedgerTables, wanted: Wanted) 
     Raises:
         TableMismatch: the table would not take the rows; nothing was created.
     """
-    if tables.exists(connection) and tables.dialect.columns(connection, wanted.table):
+    if not tables.missing(connection) and tables.dialect.columns(connection, wanted.table):
         return
     with transaction(connection):
         tables.dialect.lock_for_setup(connection)
-        for statement in (create_statement(tables.dialect, wanted), *tables.ddl()):
+        connection.execute(create_statement(tables.dialect, wanted))
+        for statement in tables.missing(connection):
             connection.execute(statement)
         inspect(tables.dialect, connection, wanted)
 
 
 def create_ledger(connection: Connection, tables: LedgerTables) -> None:
-    """Create the ledger's tables where they are missing, and nothing else."""
-    if tables.exists(connection):
+    """Create the ledger's tables and columns where they are missing, and nothing else."""
+    if not tables.missing(connection):
         return
     with transaction(connection):
         tables.dialect.lock_for_setup(connection)
-        for statement in tables.ddl():
+        for statement in tables.missing(connection):
             connection.execute(statement)
 
 
@@ -59,13 +60,21 @@ def require_ledger(connection: Connection, tables: LedgerTables) -> None:
     """Refuse to go on without the ledger's tables.
 
     Raises:
-        TableMismatch: a table of the ledger is missing and ``create`` is false.
+        TableMismatch: a table or column of the ledger is missing and ``create`` is false.
     """
-    if not tables.exists(connection):
+    missing = tables.missing(connection)
+    if not missing:
+        return
+    added = [one for one in missing if one.startswith("ALTER TABLE")]
+    if added and tables.exists(connection):
         raise TableMismatch(
-            "sink.create is false and the ledger's tables are missing",
-            way_out="create them with the DDL that `oncely plan` prints",
+            "sink.create is false and the ledger's tables are of an earlier version of Oncely",
+            way_out="add their new columns: " + "; ".join(added).replace("%%", "%"),
         )
+    raise TableMismatch(
+        "sink.create is false and the ledger's tables are missing",
+        way_out="create them with the DDL that `oncely plan` prints",
+    )
 
 
 def take_epoch(
