@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ def frame_of(spark: Any, order: dict[str, Any]) -> Any:
     return counted.select(F.col("window.start").cast("bigint").alias("start"), "count")
 
 
-def start(order: dict[str, Any], spark: Any, trigger: dict[str, Any]) -> Any:
+def start(
+    order: dict[str, Any], spark: Any, trigger: dict[str, Any], frame: Any | None = None
+) -> Any:
     """Start the query."""
     kill = order.get("kill")
     return write_stream(
-        frame_of(spark, order),
+        frame_of(spark, order) if frame is None else frame,
         name=order["name"],
         url=order["url"],
         table=order["table"],
@@ -59,12 +62,37 @@ def run(order: dict[str, Any], spark: Any) -> None:
     start(order, spark, {"availableNow": True}).awaitTermination()
 
 
+def stop_in_batch(order: dict[str, Any], spark: Any) -> None:
+    """Stop the query while a task of its first batch runs.
+
+    Raises:
+        StreamingQueryException: the query takes the stop for a failure.
+    """
+    from pyspark.sql import functions as F
+
+    ours = order["checkpoint"] + ".begun"
+
+    @F.udf("bigint")
+    def slow(value: int) -> int:
+        Path(ours).touch()
+        time.sleep(600)
+        return value
+
+    frame = frame_of(spark, order).withColumn("id", slow("id"))
+    query = start(order, spark, {"processingTime": "0 seconds"}, frame)
+    while not Path(ours).exists():
+        query.awaitTermination(0.05)
+    query.stop()
+    if query.exception() is not None:
+        raise query.exception()
+
+
 def main(path: str) -> int:
     """Run the order; an error of ours is told by its exit code."""
     order = json.loads(Path(path).read_text())
     spark = session.start("streamer", "local[2]", {"spark.sql.shuffle.partitions": "2"})
     try:
-        run(order, spark)
+        (stop_in_batch if order.get("stop_in_batch") else run)(order, spark)
     except OncelyError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -177,6 +177,37 @@ def forget(query: Query, logs: list[str], batch: int) -> None:
             (query.folder / "checkpoint" / log / name).unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("query", [False], indirect=True)
+def test_a_batch_that_spark_plans_again_further_is_not_skipped(query: Query, spark: Any) -> None:
+    """The checkpoint has lost its newest batch, which the table has; more records came since."""
+    for part in range(2):
+        publish(query.world, part * 100, 100)
+        run(query.order, spark)
+    forget(query, ["commits", "offsets"], 1)
+    publish(query.world, 200, 100)
+    way_out = json.dumps({query.world.topic: {"0": 100, "1": 100}})
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="batch 1 .* planned again") as refused:
+            run(query.order | {"max_offsets": 200}, spark)
+        assert f"startingOffsets {way_out}" in str(refused.value)
+    assert_rows(query.world, 200)
+    run(query.order | {"checkpoint": str(query.folder / "new"), "starting": way_out}, spark)
+    assert_rows(query.world, 300)
+
+
+@pytest.mark.parametrize("query", [False], indirect=True)
+def test_an_older_checkpoint_repeats_what_the_table_has(query: Query, spark: Any) -> None:
+    """Planned again in other parts: whatever ends at or before the ledger's position is there."""
+    for part in range(3):
+        publish(query.world, part * 100, 100)
+        run(query.order, spark)
+    for batch in (1, 2):
+        forget(query, ["commits", "offsets"], batch)
+    run(query.order | {"max_offsets": 200}, spark)
+    assert newest(query, "commits") == 1
+    assert_rows(query.world, 300)
+
+
 @both
 def test_another_checkpoint_is_refused(query: Query, spark: Any) -> None:
     publish(query.world, 0, 100)
@@ -245,6 +276,17 @@ def test_without_brokers_nobody_is_asked_for_identity(query: Query, spark: Any) 
     assert_rows(query.world, 200)
     with pytest.raises(ConfigError, match="begun without brokers"):
         run(query.order, spark)
+
+
+@pytest.mark.parametrize("query", [False], indirect=True)
+def test_a_stop_within_a_batch_ends_the_query_in_order(query: Query) -> None:
+    """Spark takes it for a stop, and its log holds no stack trace."""
+    publish(query.world, 0, 100)
+    done = query.child(stop_in_batch=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "StackOverflowError" not in done.stderr
+    assert "terminated with error" not in done.stderr
+    assert query.world.sql("SELECT count(*) FROM plain") == [(0,)]
 
 
 def test_wrong_arguments_are_refused_before_anything_is_written(

@@ -16,13 +16,15 @@ import pyarrow as pa
 
 from oncely.core.offsets import SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import Fenced, Unavailable, WrongInput
+from oncely.errors import Fenced, OncelyError, Unavailable, WrongInput
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.batch_commit import stage_frame
 from oncely.runtimes.checkpoint import BatchRanges, Checkpoint
+from oncely.runtimes.spark_errors import is_java, without_stack
 from oncely.sinks.base import Fence, PositionMoved, Publication, Written
 from oncely.sinks.sql.ledger import Registered
 from oncely.sinks.sql.sink import SqlSink
+from oncely.sources.spark_options import format_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,6 +94,16 @@ class PublishedBatches:
             SourceMismatch: a topic was deleted and made again.
             WrongInput: the checkpoint is not the one that the ledger knows.
         """
+        try:
+            self._take_effect(frame, batch_id)
+        except OncelyError:
+            raise
+        except Exception as error:
+            if not is_java(error):
+                raise
+            raise BatchFailed(without_stack(error)) from None
+
+    def _take_effect(self, frame: DataFrame, batch_id: int) -> None:
         query_id = self.checkpoint.query_id()
         ranges = self.checkpoint.ranges(batch_id)
         patience = Backoff()
@@ -136,18 +148,39 @@ class PublishedBatches:
         known = self.sink.registered()
         if known.epoch != self.fence.epoch:
             raise Fenced(self.fence.pipeline, self.fence.epoch, known.epoch)
+        ids = self.topic_ids({tp.topic for tp in ranges.known})
+        self.sink.same_topics(ids)
         if known.query_id == query_id and known.query_batch is not None:
             if batch_id <= known.query_batch:
+                self._compare_published(batch_id, ranges)
                 return True
             if batch_id > known.query_batch + 1:
-                raise _other_checkpoint(
-                    self.fence.pipeline,
-                    f"batch {batch_id} follows, the ledger has only {known.query_batch}",
+                raise self._other_checkpoint(
+                    f"batch {batch_id} follows, the ledger has only {known.query_batch}"
                 )
         else:
             self._adopt(known, batch_id, ranges)
-        self._compare_positions(ranges.known)
+        self._compare_positions(ranges, ids)
         return False
+
+    def _compare_published(self, batch_id: int, ranges: BatchRanges) -> None:
+        """A batch with the number of a published one must have read nothing beyond it.
+
+        Spark plans a batch anew when the checkpoint has lost it: an older copy was restored, or
+        the host went down before the file system had written it. Then it may read further.
+
+        Raises:
+            WrongInput: records of the batch are not published.
+        """
+        entries = self.sink.entries(self.fence)
+        for tp, range_ in sorted(ranges.known.items()):
+            position = entries[tp].position if tp in entries else 0
+            if range_.end > position and not range_.is_empty:
+                raise self._other_checkpoint(
+                    f"batch {batch_id} is published and was planned again, {tp} {range_} goes"
+                    f" beyond the ledger's position {position}",
+                    ranges,
+                )
 
     def _adopt(self, known: Registered, batch_id: int, ranges: BatchRanges) -> None:
         """A checkpoint that the ledger has not met: fine for the first one, or when the offsets
@@ -156,41 +189,47 @@ class PublishedBatches:
         if known.query_id is None and batch_id == 0:
             return
         if known.query_id is None:
-            raise _other_checkpoint(
-                self.fence.pipeline, f"it is at batch {batch_id}, the ledger is empty"
-            )
+            raise self._other_checkpoint(f"it is at batch {batch_id}, the ledger is empty")
         if self.stateful:
-            raise _other_checkpoint(
-                self.fence.pipeline, "the query keeps state, and the state is in the old one"
-            )
+            raise self._other_checkpoint("the query keeps state, and the state is in the old one")
         if not ranges.complete:
-            raise _other_checkpoint(
-                self.fence.pipeline, "what was read before can't be told by Kafka's offsets"
-            )
+            raise self._other_checkpoint("what was read before can't be told by Kafka's offsets")
 
-    def _compare_positions(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+    def _compare_positions(self, ranges: BatchRanges, topic_ids: Mapping[str, str]) -> None:
         """The batch must begin where the ledger stands.
 
         Raises:
             WrongInput: it begins elsewhere.
         """
-        ids = self.topic_ids({tp.topic for tp in ranges})
-        self.sink.same_topics(ids)
         entries = self.sink.entries(self.fence)
-        missing = {tp: r.start for tp, r in ranges.items() if tp not in entries}
-        for tp, range_ in ranges.items():
+        missing = {tp: r.start for tp, r in ranges.known.items() if tp not in entries}
+        for tp, range_ in ranges.known.items():
             if tp not in missing and entries[tp].position != range_.start:
-                raise _other_checkpoint(
-                    self.fence.pipeline,
+                raise self._other_checkpoint(
                     f"{tp} begins at {range_.start}, the ledger stands at {entries[tp].position}",
+                    ranges,
                 )
         if missing:
-            named = {tp.topic: ids.get(tp.topic, "") for tp in missing}
+            named = {tp.topic: topic_ids.get(tp.topic, "") for tp in missing}
             self.sink.add_partitions(missing, SourceIdentity("", named), self.fence)
 
+    def _other_checkpoint(self, why: str, ranges: BatchRanges | None = None) -> WrongInput:
+        """The refusal of a checkpoint; with ``ranges`` it may name the offsets to go on from."""
+        way_out = "go back to the old checkpoint, or give the pipeline a new name"
+        if ranges is not None and ranges.complete and not self.stateful:
+            topics = {tp.topic for tp in ranges.known}
+            entries = self.sink.entries(self.fence)
+            positions = {tp: one.position for tp, one in entries.items() if tp.topic in topics}
+            way_out += (
+                "; or go on with an empty checkpoint and the option startingOffsets"
+                f" {format_offsets(positions)}"
+            )
+        return WrongInput(
+            f"pipeline {self.fence.pipeline!r}: this checkpoint does not continue what is in the"
+            f" ledger: {why}",
+            way_out=way_out,
+        )
 
-def _other_checkpoint(pipeline: str, why: str) -> WrongInput:
-    return WrongInput(
-        f"pipeline {pipeline!r}: this checkpoint does not continue what is in the ledger: {why}",
-        way_out="go back to the old checkpoint, or give the pipeline a new name",
-    )
+
+class BatchFailed(Exception):
+    """Spark's own failure of a batch, told to Spark in few lines."""

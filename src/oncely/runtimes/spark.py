@@ -9,7 +9,6 @@ for a first start, a restart and a retry alike.
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import threading
 import time
@@ -34,6 +33,7 @@ from oncely.runtimes.batches import BatchRunner
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.offset_log import batch_ranges
 from oncely.runtimes.session import sweep_checkpoints, throwaway_checkpoint
+from oncely.runtimes.spark_errors import is_java, spark_error
 from oncely.runtimes.stop import StopSignal
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.spark_options import reader_options
@@ -292,9 +292,9 @@ class SparkRun:
                 f"transform.spark: {str(self._failure).splitlines()[0]}",
                 way_out="mend the function: Spark can't plan what it returns",
             )
-        if self._failure is not None and not _is_java(self._failure):
+        if self._failure is not None and not is_java(self._failure):
             raise self._failure
-        return _spark_error(str(self._failure or error))
+        return spark_error(str(self._failure or error))
 
     # -- one batch -------------------------------------------------------------------------
 
@@ -369,21 +369,3 @@ def _tries(error: OncelyError, epoch: int | None) -> int:
 
 class _BatchFailed(Exception):
     """What Spark is told of a failure."""
-
-
-def _is_java(error: BaseException) -> bool:
-    return type(error).__module__.startswith(("py4j", "pyspark"))
-
-
-def _spark_error(text: str) -> OncelyError:
-    """The sentence that matters of Spark's page-long message."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    missing = [line for line in lines if line.startswith("ModuleNotFoundError")]
-    if missing:
-        return WrongInput(
-            f"an executor can't import what the pipeline needs: {missing[0]}",
-            way_out="install it where the executors' Python finds it; `oncely plan` checks",
-        )
-    telling = [line for line in lines if re.match(r"([\w.]+\.)?\w+(Error|Exception)\b", line)]
-    chosen = telling[-1] if telling else (lines or ["no message"])[0]
-    return Unavailable(f"Spark: {chosen[:500]}")

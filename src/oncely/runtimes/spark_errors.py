@@ -1,0 +1,47 @@
+"""What Spark's failures say, in few lines.
+
+Spark matches the text of a batch's failure by regular expressions that overflow its stack on a
+page-long one, such as the stack trace of a Java exception.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+
+from oncely.errors import OncelyError, Unavailable, WrongInput
+
+_LONGEST = 1_500
+_HEAD = 300
+
+
+def is_java(error: BaseException) -> bool:
+    """True for an error that was raised by Spark or by the connection to its JVM."""
+    return type(error).__module__.startswith(("py4j", "pyspark"))
+
+
+def without_stack(error: BaseException) -> str:
+    """Type and message of a Java exception, as Spark itself reads them, without its stack trace.
+
+    An interruption remains one to Spark: a query that was stopped within a batch ends in order.
+    """
+    kind = type(error)
+    lines = takewhile(lambda line: not line.startswith("\tat "), str(error).splitlines())
+    text = f"{kind.__module__}.{kind.__name__}: " + "\n".join(lines)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_HEAD]}\n[...]\n{text[_HEAD - _LONGEST :]}"
+
+
+def spark_error(text: str) -> OncelyError:
+    """The sentence that matters of Spark's page-long message."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    missing = [line for line in lines if line.startswith("ModuleNotFoundError")]
+    if missing:
+        return WrongInput(
+            f"an executor can't import what the pipeline needs: {missing[0]}",
+            way_out="install it where the executors' Python finds it; `oncely plan` checks",
+        )
+    telling = [line for line in lines if re.match(r"([\w.]+\.)?\w+(Error|Exception)\b", line)]
+    chosen = telling[-1] if telling else (lines or ["no message"])[0]
+    return Unavailable(f"Spark: {chosen[:500]}")
