@@ -187,7 +187,7 @@ def test_a_batch_that_spark_plans_again_further_is_not_skipped(query: Query, spa
     publish(query.world, 200, 100)
     way_out = json.dumps({query.world.topic: {"0": 100, "1": 100}})
     for _ in range(2):
-        with pytest.raises(StreamingQueryException, match="batch 1 .* planned again") as refused:
+        with pytest.raises(StreamingQueryException, match=r"batch 1 .* planned again") as refused:
             run(query.order | {"max_offsets": 200}, spark)
         assert f"startingOffsets {way_out}" in str(refused.value)
     assert_rows(query.world, 200)
