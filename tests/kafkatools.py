@@ -39,12 +39,13 @@ class Topics:
     rejects: str
     ledger: str
     brokers: str = ""  # what the sink is told, when it goes through a proxy
+    group: str = ""  # the pipeline's own by default
 
     def sink(self, form: Form | None = None, run: str | None = None, **more: Any) -> KafkaSink:
         """A sink as the driver makes it."""
         place = Place(
-            self.brokers or self.bootstrap, self.pipeline, self.pipeline, self.ledger,
-            **{"timeout": 20.0, **more},
+            self.brokers or self.bootstrap, self.pipeline, self.group or self.pipeline,
+            self.ledger, **{"timeout": 20.0, **more},
         )  # fmt: skip
         sink = KafkaSink(place, form or Form(SCHEMA, topic=self.output, key=None), self.rejects)
         return replace(sink, run=run) if run else sink
@@ -65,7 +66,11 @@ class Topics:
         """The group's offsets, through a plain consumer."""
         asked = [TopicPartition(t, n) for t in SOURCE.topic_ids for n in range(4)]
         consumer = Consumer(
-            {**_READER, "bootstrap.servers": self.bootstrap, "group.id": self.pipeline}
+            {
+                **_READER,
+                "bootstrap.servers": self.bootstrap,
+                "group.id": self.group or self.pipeline,
+            }
         )
         try:
             found = consumer.committed(asked, 20)

@@ -325,7 +325,7 @@ def _groups(broker: Broker) -> Shelf:
 
     return Shelf(
         "kafka",
-        lambda pipeline: KafkaStore(broker.bootstrap, f"{mine}-{pipeline}", Numbered()),
+        lambda pipeline: KafkaStore(broker.bootstrap, f"{mine}-{pipeline}", pipeline, Numbered()),
         spoil,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,6 +17,7 @@ from oncely.local.kafka import Broker
 from oncely.runtimes.commit import commit
 from oncely.sinks.base import Chunk, PositionMoved
 from oncely.sinks.kafka.form import Form
+from oncely.sinks.kafka.words import Stamped, stamp
 from tests.kafkatools import Topics, make_topics, open_sink, ready
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, at_t0, chunk, commit_all, impatient, numbered
 
@@ -129,6 +131,65 @@ def test_a_group_offset_that_a_tool_has_moved_is_not_believed(
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     assert open_sink(topics.sink()).positions == {T0: 3}
     assert topics.ids() == [0, 1, 2]
+
+
+def test_a_group_that_another_pipeline_commits_to_is_refused(topics: Topics) -> None:
+    """Its positions would be believed, and records that this pipeline never read be left out."""
+    shared = dataclasses.replace(topics, group=f"shared-{topics.pipeline}")
+    sink, fence = ready(shared.sink())
+    commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+    other = dataclasses.replace(shared, pipeline=f"{topics.pipeline}-other")
+    for ledger in (shared.ledger, f"other-{shared.ledger}"):
+        with pytest.raises(
+            ConfigError, match=rf"group '{shared.group}'.*'{topics.pipeline}'"
+        ) as no:
+            open_sink(dataclasses.replace(other, ledger=ledger).sink())
+        assert no.value.key == "source.group"
+        assert "source.group" in no.value.way_out
+    commit_all(sink, at_t0(5, numbered(5, 6)), fence)  # nobody was disturbed
+    sink, fence = ready(dataclasses.replace(other, group="").sink())
+    commit_all(sink, at_t0(0, numbered(0, 2)), fence)
+    assert sorted(topics.ids()) == [0, 0, 1, 1, 2, 3, 4, 5]
+
+
+def test_another_pipelines_offset_in_the_group_is_not_believed_by_a_run(topics: Topics) -> None:
+    """Two first starts at the same moment find an empty group, both."""
+    ours, fence = ready(topics.sink())
+    commit_all(ours, at_t0(0, numbered(0, 3)), fence)
+    theirs, its = ready(dataclasses.replace(topics, pipeline=f"{topics.pipeline}-2").sink())
+    commit_all(theirs, at_t0(0, numbered(10, 19)), its)
+    with_group(topics, Stamped(9, 7, "cluster-1", "id-of-t", pipeline=theirs.place.pipeline))
+    commit_all(topics.sink(), at_t0(3, numbered(3, 6)), fence)
+    assert topics.ids() == [0, 1, 2, 3, 4, 5, *range(10, 19)]
+
+
+@pytest.mark.parametrize("mode", ["partition", "batch"])
+def test_offsets_without_a_pipelines_name_are_read(topics: Topics, mode: str) -> None:
+    """As the first version wrote them: the ledger topic says the same, or it is our own group."""
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    old = ["oncely", fence.epoch, "cluster-1", SOURCE.topic_ids["t"]]
+    nameless = json.dumps([*old, "batch"] if mode == "batch" else old)
+    with_group(topics, nameless, 3)
+    assert open_sink(topics.sink()).positions == {T0: 3}
+    own = dataclasses.replace(
+        topics, group=f"oncely-{topics.pipeline}", ledger=f"l-{topics.ledger}"
+    )
+    with_group(own, nameless, 2)
+    opened = open_sink(own.sink())
+    assert (opened.positions, opened.first_start) == ({T0: 2}, False)
+
+
+def test_offsets_without_a_pipelines_name_that_nothing_confirms_are_refused(
+    topics: Topics,
+) -> None:
+    """They may be another pipeline's; a person can say where to go on."""
+    with_group(topics, json.dumps(["oncely", 4, "cluster-1", SOURCE.topic_ids["t"]]), 3)
+    with pytest.raises(ConfigError, match="t-0 at 3") as refused:
+        open_sink(topics.sink())
+    assert refused.value.key == "source.group"
+    assert "source.group" in refused.value.way_out
+    assert topics.ledger_positions() == {}
 
 
 def test_a_ledger_topic_that_is_gone_is_restored_from_the_group(
@@ -261,6 +322,17 @@ def test_runs_that_open_at_the_same_time(topics: Topics) -> None:
             commit_all(topics.sink(), at_t0(0, numbered(0, 2)), one.fence)
     commit_all(topics.sink(), at_t0(0, numbered(0, 2)), newest.fence)
     assert topics.ids() == [0, 1]
+
+
+def with_group(topics: Topics, metadata: Stamped | str, at: int | None = None) -> None:
+    """Put an offset of t-0 into the group, as another program would."""
+    if isinstance(metadata, Stamped):
+        at, metadata = metadata.position, stamp(metadata, metadata.pipeline)
+    group = topics.group or topics.pipeline
+    consumer = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": group})
+    offsets = [TopicPartition("t", 0, at, metadata)]
+    consumer.commit(offsets=offsets, asynchronous=False)
+    consumer.close()
 
 
 def forget_group(broker: Broker, topics: Topics) -> None:

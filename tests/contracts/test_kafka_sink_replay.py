@@ -282,6 +282,16 @@ def test_another_output_topic_is_refused(six: Topics, broker: Broker) -> None:
     assert topics_are_empty(other, other.output)
 
 
+def test_a_group_that_another_pipeline_replays_by_is_refused(six: Topics) -> None:
+    """Its position would be believed, and letters that were never replayed be passed over."""
+    assert replayed(six.sink()) == (6, 0)
+    other = dataclasses.replace(six, pipeline=f"{six.pipeline}-other", group=six.pipeline)
+    with pytest.raises(ConfigError, match=f"holds positions of pipeline '{six.pipeline}'"):
+        replayed(other.sink())
+    own = dataclasses.replace(other, group="")
+    assert replayed(own.sink()) == (6, 0)
+
+
 # -- two at the same time --------------------------------------------------------------------
 
 

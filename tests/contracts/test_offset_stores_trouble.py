@@ -54,7 +54,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NOBODY: dict[str, Callable[[int], OffsetStore]] = {
     "postgresql": lambda port: SqlStore(f"postgresql://u:{CANARY}@{HOST}:{port}/d", "p"),
-    "kafka": lambda port: KafkaStore(f"{HOST}:{port}", "g", NUMBERED, timeout=1),
+    "kafka": lambda port: KafkaStore(f"{HOST}:{port}", "g", "p", NUMBERED, timeout=1),
     "redis": lambda port: RedisStore(f"redis://:{CANARY}@{HOST}:{port}/0", "p", timeout=1),
     "zookeeper": lambda port: ZooKeeperStore(f"{HOST}:{port}", "p", timeout=1),
 }
@@ -89,7 +89,7 @@ def _postgres(server: Any) -> OffsetStore:
 def _kafka(server: Any) -> OffsetStore:
     if "t" not in server.admin().list_topics(timeout=20).topics:
         server.create_topic("t", 2)
-    return KafkaStore(server.bootstrap, "g", NUMBERED, timeout=3)
+    return KafkaStore(server.bootstrap, "g", "p", NUMBERED, timeout=3)
 
 
 SERVERS: dict[str, tuple[Callable[[], ChildServer], Callable[[Any], OffsetStore]]] = {
@@ -256,7 +256,7 @@ def test_kafka_lets_in_whom_it_knows() -> None:
         def store(user: str, **more: str) -> KafkaStore:
             config = broker.client_config(user) | more
             brokers = config.pop("bootstrap.servers")
-            return KafkaStore(brokers, "g", NUMBERED, config, timeout=3)
+            return KafkaStore(brokers, "g", "p", NUMBERED, config, timeout=3)
 
         with closing(store("ann")) as known:
             known.save({T0: at(1)})
@@ -284,11 +284,22 @@ def test_a_group_with_members_is_not_taken(broker: Broker, topic_name: str) -> N
             member.poll(0.1)
             assert time.monotonic() < deadline
         tp = TopicPartition(topic_name, 0)
-        with closing(KafkaStore(broker.bootstrap, topic_name, lambda: [tp])) as store:
+        with closing(KafkaStore(broker.bootstrap, topic_name, "p", lambda: [tp])) as store:
             refused(store, "offsets.group", lambda: store.save({tp: at(1)}))
     finally:
         member.close()
         broker.delete_topic(topic_name)
+
+
+def test_a_group_of_another_pipeline_is_not_taken(broker: Broker, topic_name: str) -> None:
+    broker.create_topic(topic_name, 1)
+    tp = TopicPartition(topic_name, 0)
+    with closing(KafkaStore(broker.bootstrap, topic_name, "p", lambda: [tp])) as ours:
+        ours.save({tp: at(1)})
+        with closing(KafkaStore(broker.bootstrap, topic_name, "q", lambda: [tp])) as theirs:
+            refused(theirs, "offsets.group", theirs.load)
+        assert ours.load() == {tp: at(1)}
+    broker.delete_topic(topic_name)
 
 
 # -- files ---------------------------------------------------------------------------------

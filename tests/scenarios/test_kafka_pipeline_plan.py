@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from oncely.config import parse
 from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
+from oncely.sinks.kafka.words import Stamped, stamp
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
 
@@ -119,6 +121,18 @@ def test_a_missing_column_stops_a_run_before_it_begins(world: TopicWorld) -> Non
     refused = oncely("run", world.file(sink={"value": "nope"}), "--until", "latest", expect=2)
     assert "the rows have no column 'nope'" in refused.stderr
     nothing_was_written(world)
+
+
+def test_a_group_that_holds_another_pipelines_positions(world: TopicWorld) -> None:
+    group, other = f"shared-{world.name}", "somebody-else"
+    consumer = Consumer({"bootstrap.servers": world.brokers, "group.id": group})
+    metadata = stamp(Stamped(3, 1, "c", "t"), other)
+    consumer.commit(offsets=[TopicPartition(world.topic, 0, 3, metadata)], asynchronous=False)
+    consumer.close()
+    found = planned(world, source={"group": group})
+    assert list(found) == ["source.group"]
+    assert other in found["source.group"]
+    assert planned(world) == {}
 
 
 def test_a_longer_timeout_than_the_broker_allows(world: TopicWorld, elsewhere: Broker) -> None:

@@ -104,7 +104,7 @@ class FilesDestination:
         with closing(self.sink(schema)) as sink:
             sink.check()
             if self._has_ledger:
-                self._topics.check(create=self.given.create)
+                self._topics.check(self.source.partitions(), create=self.given.create)
                 limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
@@ -142,7 +142,7 @@ class FilesDestination:
                 notes.append(_PROBE)
             if self._has_ledger:
                 with findings.about("sink.ledger_topic"):
-                    self._topics.check(create=given.create)
+                    self._topics.check(self.source.partitions(), create=given.create)
                 with findings.about("sink.transaction_timeout"):
                     limits.check_timeout(sink.cluster.asker, given.transaction_timeout)
             with findings.about("sink.manifest_topic"):

@@ -104,7 +104,7 @@ class KafkaDestination:
         try:
             sink.check()
             if self._has_ledger:
-                self._topics.check(create=self.given.create)
+                self._topics.check(self.source.partitions(), create=self.given.create)
                 limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
         finally:
             sink.close()
@@ -150,7 +150,7 @@ class KafkaDestination:
                     sink.check()
             if self._has_ledger:
                 with findings.about("sink.ledger_topic"):
-                    self._topics.check(create=self.given.create)
+                    self._topics.check(self.source.partitions(), create=self.given.create)
                 with findings.about("sink.transaction_timeout"):
                     limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
             with findings.about("sink.topic"):

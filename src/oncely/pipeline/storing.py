@@ -37,7 +37,7 @@ def store_of(offsets: OffsetsSettings, name: str, source: KafkaSource) -> Offset
         case KafkaOffsets():
             group = offsets.group_of(name)
             return KafkaStore(
-                source.brokers, group, source.partitions, source.kafka, source.timeout
+                source.brokers, group, name, source.partitions, source.kafka, source.timeout
             )
         case FileOffsets():
             return FileStore(offsets.path, name)

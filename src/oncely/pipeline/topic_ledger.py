@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+from oncely.core.offsets import TopicPartition
 from oncely.pipeline.destination import Known
 from oncely.sinks.base import Reject
 from oncely.sinks.kafka import topics
 from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
+from oncely.sinks.kafka.foreign import refuse_foreign
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,21 @@ class TopicLedger:
         with self._letters() as letters:
             return letters.survey(limit)
 
-    def check(self, *, create: bool) -> None:
-        """Refuse a ledger topic that is unfit, or missing though it may not be created."""
+    def check(self, partitions: Collection[TopicPartition], *, create: bool) -> None:
+        """Refuse a ledger topic that is unfit, or missing though it may not be created.
+
+        Args:
+            partitions: the source's; a group with another pipeline's positions is refused.
+            create: the ledger topic may be created.
+        """
         with closing(Cluster(self.place)) as cluster:
             name = self.place.ledger_topic
+            known: Collection[TopicPartition] = ()
             if not create or not topics.missing(cluster.asker, [name]):
                 topics.require_ledger(cluster.asker, name, create=False)
+                known = cluster.look().positions
+            stamps = cluster.stamped_offsets(partitions, stable=False)
+            refuse_foreign(stamps, known, self.place)
 
     def commands(self, absent: Sequence[str], compacted: Sequence[str]) -> list[str]:
         """``kafka-topics`` for whoever may create what is missing."""

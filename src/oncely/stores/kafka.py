@@ -58,6 +58,7 @@ class KafkaStore(OffsetStore):
     Args:
         brokers: ``host:port``, separated by commas.
         group: the consumer group; it belongs to one pipeline.
+        pipeline: its name, which each offset carries.
         partitions: which partitions to ask for, called at each load; picklable.
         kafka: librdkafka's keys for the connection, as the source's.
         timeout: seconds for one answer.
@@ -67,6 +68,7 @@ class KafkaStore(OffsetStore):
         self,
         brokers: str,
         group: str,
+        pipeline: str,
         partitions: Callable[[], Iterable[TopicPartition]],
         kafka: Mapping[str, object] | None = None,
         timeout: float = 10.0,
@@ -74,6 +76,7 @@ class KafkaStore(OffsetStore):
         self.brokers, self.group, self.partitions, self.timeout = (
             brokers, group, partitions, timeout,
         )  # fmt: skip
+        self.pipeline = pipeline
         connect = partial(_connect, brokers, group, dict(kafka or {}), timeout)
         self._client: Lazy[_Client] = Lazy(connect, _end)
 
@@ -100,7 +103,7 @@ class KafkaStore(OffsetStore):
     def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
         """See :meth:`OffsetStore.save`. One request; the broker may refuse single partitions."""
         offsets = [
-            ck.TopicPartition(*tp, stored.position, _stamp(stored))
+            ck.TopicPartition(*tp, stored.position, _stamp(stored, self.pipeline))
             for tp, stored in sorted(positions.items())
         ]
         if offsets:
@@ -117,6 +120,12 @@ class KafkaStore(OffsetStore):
                 self.where,
                 f"{found.topic}-{found.partition}",
                 f"offset {found.offset} carries no stamp",
+            )
+        if stamped.pipeline not in ("", self.pipeline):  # empty: of an earlier version
+            raise ConfigError(
+                "offsets.group",
+                f"group {self.group!r} holds positions of pipeline {stamped.pipeline!r}",
+                way_out="give the pipeline a group of its own",
             )
         return Stored(stamped.position, stamped.epoch, stamped.cluster, stamped.topic_id)
 
@@ -174,8 +183,9 @@ class _Client:
         return error if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
 
 
-def _stamp(stored: Stored) -> str:
-    return stamp(Stamped(stored.position, stored.epoch, stored.cluster_id, stored.topic_id))
+def _stamp(stored: Stored, pipeline: str) -> str:
+    known = Stamped(stored.position, stored.epoch, stored.cluster_id, stored.topic_id)
+    return stamp(known, pipeline)
 
 
 def _connect(brokers: str, group: str, kafka: Mapping[str, object], timeout: float) -> _Client:

@@ -192,7 +192,22 @@ class Cluster:
     def stable_offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, Stamped]:
-        """Our group offsets; waits while one of them is pending in a transaction (KIP-447).
+        """The pipeline's group offsets; waits while one is pending in a transaction (KIP-447).
+
+        Raises as :meth:`stamped_offsets` does.
+        """
+        owns, group = self.place.words.owns, self.place.group
+        found = self.stamped_offsets(partitions)
+        return {tp: one for tp, one in found.items() if owns(one, group)}
+
+    def stamped_offsets(
+        self, partitions: Collection[TopicPartition], *, stable: bool = True
+    ) -> dict[TopicPartition, Stamped]:
+        """The group offsets that carry a stamp, whichever pipeline has committed them.
+
+        Args:
+            partitions: which.
+            stable: wait while one is pending in a transaction, as :meth:`stable_offsets`.
 
         A consumer is asked, not an admin client: librdkafka 2.16 crashes when an admin client
         is told that the group's coordinator has moved.
@@ -203,10 +218,11 @@ class Cluster:
         doing = f"read the offsets of group {self.place.group!r}"
         wanted = [ck.TopicPartition(*tp) for tp in partitions]
         deadline = time.monotonic() + self.place.timeout
+        consumer = self._connected() if stable else self._reader(stable=False)
         while wanted:
             left = max(0.1, deadline - time.monotonic())
             try:
-                found = self._connected().committed(wanted, left)
+                found = consumer.committed(wanted, left)
                 bad = next((one.error for one in found if one.error), None)
             except KafkaException as error:
                 bad = error.args[0]
@@ -277,15 +293,14 @@ class Cluster:
     def _connected(self) -> Any:
         with self._reading:
             if self._consumer is None:
-                place = self.place
-                self._consumer = place.connect(
-                    ck.Consumer,
-                    place.brokers,
-                    place.kafka,
-                    self._trouble,
-                    **{**READER, "group.id": place.group},
-                )
+                self._consumer = self._reader()
             return self._consumer
+
+    def _reader(self, *, stable: bool = True) -> Any:
+        place = self.place
+        level = {} if stable else {"isolation.level": "read_uncommitted"}
+        own = {**READER, **level, "group.id": place.group}
+        return place.connect(ck.Consumer, place.brokers, place.kafka, self._trouble, **own)
 
     @staticmethod
     def _stamped(found: Collection[Any]) -> dict[TopicPartition, Stamped]:

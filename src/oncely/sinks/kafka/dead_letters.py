@@ -26,14 +26,15 @@ from oncely.errors import Unavailable
 from oncely.sinks.base import Reject
 from oncely.sinks.kafka import topics
 from oncely.sinks.kafka.cluster import READER, Cluster, Place
+from oncely.sinks.kafka.foreign import refuse_foreign
 from oncely.sinks.kafka.letters import DeadLetter, opened
-from oncely.sinks.kafka.words import View
+from oncely.sinks.kafka.words import Stamped, View, replay_group
 from oncely.sources.clients import Trouble, sort_error
 
 
 def replaying(place: Place) -> Place:
     """The place with the group that keeps the positions of replays."""
-    return replace(place, group=f"{place.group}.replay")
+    return replace(place, group=replay_group(place.group))
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class DeadLetters:
                 what the ledger topic shows now: it may have moved on since.
 
         Raises:
+            ConfigError: the group is another pipeline's.
             Unavailable: a transaction stayed open, or no answer.
         """
         cluster = self._cluster
@@ -132,18 +134,19 @@ class DeadLetters:
         topic_id, number = known
         wanted = [TopicPartition(self.topic, one) for one in range(number)]
         found: dict[TopicPartition, Position] = {}
+        stamps: dict[TopicPartition, Stamped] = {}
         if certain:
-            found = {
-                tp: one.position
-                for tp, one in cluster.stable_offsets(wanted).items()
-                if one.topic_id == topic_id
-            }
+            stamps = cluster.stamped_offsets(wanted)
+            stamps = {tp: one for tp, one in stamps.items() if one.topic_id == topic_id}
+            owns, group = cluster.place.words.owns, cluster.place.group
+            found = {tp: one.position for tp, one in stamps.items() if owns(one, group)}
         # The group's copy is in the same transaction: where it is, nothing newer is hidden.
         hidden = certain and len(found) < len(wanted)
         view = cluster.settled() if hidden else cluster.look()
         if view.pipeline is None:
             return None
         noted = {tp: one.position for tp, one in view.replayed.items() if one.topic_id == topic_id}
+        refuse_foreign(stamps, noted, cluster.place)
         positions = {tp: max(found.get(tp, 0), noted.get(tp, 0)) for tp in wanted}
         return Standing(topic_id, positions, view)
 

@@ -287,7 +287,10 @@ class Replay:
         )
         registered = _registered(portion.standing)
         offsets = {
-            tp: (at, stamp(Stamped(at, registered.epoch, registered.cluster, topic_id)))
+            tp: (
+                at,
+                stamp(Stamped(at, registered.epoch, registered.cluster, topic_id), place.pipeline),
+            )
             for tp, at in portion.after.items()
         }
         writer.send_offsets(offsets, self._cluster.group_metadata())

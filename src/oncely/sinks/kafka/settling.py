@@ -182,7 +182,7 @@ def write_moves(
     place = cluster.place
     records = [Message(encode(one), place.words.position_key(tp)) for tp, one in moves.items()]
     writer.send(place.ledger_topic, records)
-    offsets = {tp: (one.position, stamp(one)) for tp, one in moves.items()}
+    offsets = {tp: (one.position, stamp(one, place.pipeline)) for tp, one in moves.items()}
     writer.send_offsets(offsets, cluster.group_metadata())
 
 

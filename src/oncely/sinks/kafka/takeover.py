@@ -38,6 +38,7 @@ from oncely.errors import (
 )
 from oncely.sinks.base import Fence, Opened, Reset
 from oncely.sinks.kafka.cluster import Cluster, newer
+from oncely.sinks.kafka.foreign import refuse_foreign
 from oncely.sinks.kafka.settling import Settling, together
 from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
 from oncely.sinks.kafka.words import Mode, Registered, Standing, View, by_topic, encode
@@ -80,6 +81,7 @@ class Takeover:
 
         Raises:
             Fenced, SourceMismatch, TableMismatch: as the port says.
+            ConfigError: the group is another pipeline's.
             Stopped: a position was lost.
             Unavailable: no answer, or rivals without end.
         """
@@ -161,7 +163,12 @@ class Takeover:
     ) -> dict[TopicPartition, Standing]:
         """The ledger's positions, and those of which only the group's copy is left."""
         found: dict[TopicPartition, Standing] = dict(view.positions)
-        for tp, stamped in self.cluster.stable_offsets(partitions).items():
+        stamps = self.cluster.stamped_offsets(partitions)
+        refuse_foreign(stamps, view.positions, self.cluster.place)
+        owns, group = self.cluster.place.words.owns, self.cluster.place.group
+        for tp, stamped in stamps.items():
+            if not owns(stamped, group):
+                continue  # it has no name: the ledger topic knows
             self._same_source(stamped.cluster, {tp.topic: stamped.topic_id})
             known = found[tp].entry if tp in found else None
             if newer(known, stamped.entry) == stamped.entry:

@@ -10,7 +10,9 @@ The ledger is a compacted topic with one partition. Its keys:
 | ``["replayed", name, topic, number]``  | :class:`Replayed`: how far dead letters were replayed |
 
 A committed group offset is the position's fast copy, and its metadata is the stamp, which adds
-epoch and mode. An offset without a stamp was written by someone else and is not believed.
+epoch, mode and the pipeline's name. An offset without a stamp was written by another program and
+is not believed, nor is an offset of another pipeline. The stamps of earlier versions have no name:
+see :meth:`Words.owns`.
 
 Both copies carry the mode of the run that wrote them: it says which transactional id alone may
 move the position on (docs/decisions/0012).
@@ -174,6 +176,18 @@ class Words:
         """The key of :class:`Replayed`."""
         return msgspec.json.encode(["replayed", self.pipeline, *tp])
 
+    def owns(self, stamped: Stamped, group: str) -> bool:
+        """Whether a stamp in ``group`` was written by this pipeline.
+
+        A stamp without a name is ours in the group that is named after this pipeline. In a group
+        that the pipeline file names it may be another pipeline's, so it is not believed: the
+        ledger topic says the same if it is ours, as both were written by one transaction.
+        """
+        named_after = f"oncely-{self.pipeline}"
+        return stamped.pipeline == self.pipeline or (
+            not stamped.pipeline and group in (named_after, replay_group(named_after))
+        )
+
     def take(self, view: View, key: bytes | None, value: bytes | None) -> None:
         """Apply one record of the ledger topic; those of other pipelines are passed over.
 
@@ -206,20 +220,26 @@ class Words:
                 view.replayed[tp] = msgspec.json.decode(value, type=Replayed)
 
 
-def stamp(moved: Moved | Stamped) -> str:
-    """The metadata of a group offset of ours."""
-    known = [_STAMP, moved.epoch, moved.cluster, moved.topic_id]
-    return msgspec.json.encode([*known, "batch"] if moved.mode == "batch" else known).decode()
+def replay_group(group: str) -> str:
+    """The group that holds the positions of replays."""
+    return f"{group}.replay"
+
+
+def stamp(moved: Moved | Stamped, pipeline: str) -> str:
+    """The metadata of a group offset of ours; far below Kafka's limit of 4,096 bytes."""
+    known = [_STAMP, moved.epoch, moved.cluster, moved.topic_id, moved.mode, pipeline]
+    return msgspec.json.encode(known).decode()
 
 
 class Stamped(msgspec.Struct, frozen=True):
-    """A group offset that carries our stamp."""
+    """A group offset that carries our stamp; ``pipeline`` is empty in stamps without a name."""
 
     position: int
     epoch: int
     cluster: str
     topic_id: str
     mode: Mode = "partition"
+    pipeline: str = ""
 
     @property
     def entry(self) -> Entry:
@@ -238,10 +258,14 @@ def read_stamp(offset: Position, metadata: str | None) -> Stamped | None:
     except msgspec.DecodeError:
         return None
     match found:
-        case ["oncely", int(epoch), str(cluster), str(topic_id)] if offset >= 0:
-            return Stamped(offset, epoch, cluster, topic_id)
-        case ["oncely", int(epoch), str(cluster), str(topic_id), "batch"] if offset >= 0:
-            return Stamped(offset, epoch, cluster, topic_id, "batch")
+        case ["oncely", int(epoch), str(cluster), str(topic_id), *rest] if offset >= 0:
+            match rest:
+                case []:
+                    return Stamped(offset, epoch, cluster, topic_id)
+                case ["batch"]:
+                    return Stamped(offset, epoch, cluster, topic_id, "batch")
+                case ["partition" | "batch" as mode, str(pipeline)]:
+                    return Stamped(offset, epoch, cluster, topic_id, mode, pipeline)
     return None
 
 
