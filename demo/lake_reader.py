@@ -29,7 +29,7 @@ from demo.lake_rules import Row, folder_of, row_of
 from demo.reader import Place, messages, stable_ends
 
 _BROKERS = "READER_BROKERS"
-_OWNER = "_oncely/owner.json"
+_OWN = "_oncely/"  # what Oncely keeps about the root
 
 Entry = dict[str, Any]
 """What the manifest says of a file."""
@@ -150,7 +150,7 @@ def stored(root: Path) -> set[str]:
     for folder, _, names in os.walk(root):
         below = os.path.relpath(folder, root)
         found.update(f"{below}/{name}" for name in names)
-    return found - {_OWNER}
+    return {path for path in found if not path.startswith(_OWN)}
 
 
 def rows_of(file: Path, entry: Entry) -> list[Row]:

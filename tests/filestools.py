@@ -14,6 +14,7 @@ from oncely.core.ledger import Entry
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced
+from oncely.files.table import Table
 from oncely.local.kafka import Broker
 from oncely.runtimes.publishing import publish
 from oncely.sinks.base import Chunk, Fence, Opened, Publication, Reject, Sink, Staged, Written
@@ -69,6 +70,12 @@ class FilesPlace:
             **more,
         )
         return replace(sink, run=run) if run else sink
+
+    def table(self, **more: Any) -> Table:
+        """The same as the commands for tables see it."""
+        sink = self.sink(**{k: more.pop(k) for k in TIMES if k in more})
+        names = sink.topics.manifest, sink.topics.schema
+        return Table(sink.place, sink.store, *names, partition_by=("name",), **more)
 
     @property
     def world(self) -> FilesWorld:

@@ -12,7 +12,8 @@ import pytest
 from oncely.errors import ConfigError, SourceMismatch
 from oncely.files.vacuum import SLACK, vacuum
 from oncely.local.kafka import Broker
-from oncely.sinks.files import owner
+from oncely.sinks.files import leases, owner
+from oncely.sinks.files.leases import Limits, StagingLeases
 from oncely.sinks.files.store import Store
 from tests.laketools import Lake, events, lake
 
@@ -89,6 +90,55 @@ def test_replaced_files_are_kept_for_readers(own: Lake) -> None:
     hasty.table = replace(hasty.table, place=replace(own.table.place, transaction_timeout=0))
     assert {one.path for one in vacuum(hasty.table).orphans} == {old.path, gone.path}
     assert own.paths() == {merged.path}
+
+
+def lease(own: Lake, age: float, timeout: float, old: float) -> str:
+    """What a process writes that lives by these values, some seconds ago."""
+    before = {one.path for one in own.table.store.list()}
+    StagingLeases(own.table.store, Limits(age, timeout)).hold()
+    (path,) = {one.path for one in own.table.store.list()} - before
+    own.age(path, old)
+    return path
+
+
+def test_what_others_may_still_name_by_larger_values_is_kept(own: Lake) -> None:
+    """The pipeline file says less than a process lives by: the larger counts, for twice as long."""
+    own.batch_of(events("ann", 0, 1))
+    orphan = own.file(events("ann", 1, 1))
+    own.age(orphan.path, DONE_FOR + 5)
+    for kept in (lease(own, STAGING + 50, 0, 0), lease(own, 0, 60 + 50, 0)):
+        assert vacuum(own.table).young == 1
+        (own.root / kept).unlink()
+    margin = 5 + SLACK.total_seconds()
+    kept = lease(own, STAGING + 50, 60, 2 * (STAGING + 50) + margin)
+    assert vacuum(own.table).young == 1
+    own.age(kept, 10 + 60)
+    left_over = {orphan.path, kept}
+    assert {one.path for one in vacuum(own.table, dry_run=True).orphans} == left_over
+    assert {one.path for one in vacuum(own.table).orphans} == left_over
+    assert not (own.root / kept).exists()
+
+
+def test_replaced_files_are_kept_for_readers_by_the_larger_value(own: Lake) -> None:
+    (old,) = own.batch_of(events("ann", 0, 1))
+    own.topics.publish(removed=[old.path])
+    own.age(old.path, DONE_FOR + 100)
+    lease(own, STAGING, 60, 0)
+    hasty = own.with_(max_staging_age=-SLACK.total_seconds() - 1)
+    assert vacuum(hasty.table).for_readers == 1
+
+
+def test_a_process_has_a_valid_lease_whenever_it_begins_a_batch(
+    own: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    monkeypatch.setattr(leases, "clock", lambda: passed[0])
+    process = StagingLeases(own.table.store, Limits(100.0, 10.0))
+    for at, count in ((0, 1), (100, 1), (100.5, 2), (200, 2), (201, 3)):
+        passed[0] = at
+        process.hold()
+        found = leases.valid_leases(own.table.store.list(), own.table.store.now())
+        assert list(found.values()) == [Limits(100.0, 10.0)] * count, at
 
 
 def test_another_manifest_by_the_same_name(broker: Broker, own: Lake) -> None:

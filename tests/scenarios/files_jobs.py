@@ -86,16 +86,24 @@ def restart(place: FilesPlace) -> bool:
     return publish_all(sink, what(stage(sink, opened.fence)), opened.fence)
 
 
-def zombie(place: FilesPlace, fence: Fence, at: int, only: str) -> str:
+def zombie(place: FilesPlace, fence: Fence, at: int, only: str, **more: Any) -> str:
     """Publish; stop at a step, and say what became of it afterwards."""
     steps = Steps(at, "before", stop_self, only)
-    sink = hooked(place, steps)
+    sink = hooked(place, steps, **more)
     sink.prepare()
     steps.names.clear()
-    try:
-        publish_all(sink, what(stage(sink, fence)), fence)
-    except Fenced:
-        return "fenced"
-    except Unavailable as error:
-        return f"unavailable: {error.message}"
-    return "published"
+    said = ""
+    while only not in steps.names:  # a busy machine may take longer than the files may wait
+        try:
+            publish_all(sink, what(stage(sink.in_hand({}), fence)), fence)
+            said = "published"
+        except Fenced:
+            said = "fenced"
+        except Unavailable as error:
+            said = f"unavailable: {error.message}"
+    return said
+
+
+def paused(place: FilesPlace, fence: Fence, step: str, values: dict[str, float]) -> str:
+    """As :func:`zombie`, with these values of the pipeline file."""
+    return zombie(place, fence, 1, step, **values)

@@ -125,8 +125,9 @@ class FilesWorld(TopicWorld):
         return found
 
     def stored(self) -> set[str]:
-        """All files below the root, named or not."""
-        return {str(one.relative_to(self.root)) for one in self.root.rglob("*") if one.is_file()}
+        """All files of rows below the root, named or not."""
+        found = (str(one.relative_to(self.root)) for one in self.root.rglob("*") if one.is_file())
+        return {path for path in found if not path.startswith("_oncely/")}
 
     def content(self, path: str) -> bytes:
         """The bytes of a file."""

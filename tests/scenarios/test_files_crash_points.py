@@ -46,7 +46,7 @@ def killed(
     assert not done.error, done.error
     look(place)
     named = set(place.world.entries())
-    orphans = {one for one in place.world.stored() if not one.startswith("_oncely")} - named
+    orphans = place.world.stored() - named
     return ended, done.value, len(orphans)
 
 

@@ -40,6 +40,7 @@ from oncely.files.reading import Named, rows_of
 from oncely.files.table import Table
 from oncely.files.times import instant
 from oncely.sinks.files.avro_file import AvroFiles
+from oncely.sinks.files.leases import Limits, StagingLeases
 from oncely.sinks.files.manifest import Contents, Manifest
 from oncely.sinks.files.names import is_mixed
 from oncely.sinks.files.parquet_file import ParquetFiles
@@ -119,7 +120,8 @@ def compact(
                 0,
                 len(contents.files) - len(inputs) + len(found),
             )
-        work = _Compaction(table, cluster, manifest, size)
+        limits = Limits(table.max_staging_age, table.place.transaction_timeout)
+        work = _Compaction(table, cluster, manifest, size, StagingLeases(table.store, limits))
         done: list[ManifestFile] = []
         for together in _chunks(found):
             done += work.publish(*work.write(together, contents))
@@ -143,6 +145,7 @@ class _Compaction:
     cluster: Cluster
     manifest: Manifest
     largest: int
+    leases: StagingLeases
 
     # -- outputs ---------------------------------------------------------------------------
 
@@ -151,6 +154,7 @@ class _Compaction:
     ) -> tuple[list[ManifestFile], datetime]:
         """One new file for each bin; with them the store's clock before the first one."""
         since = self.table.store.now()
+        self.leases.hold()
         made = [self._write(one, contents.schemas[one[0].scope]) for one in together]
         self.table.store.durable()
         return made, since

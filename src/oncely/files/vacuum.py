@@ -9,8 +9,11 @@ Why none of them can be, or become, part of the table; times are the store's clo
    transaction began: a publisher looks at the age after it has begun. The transaction ends within
    its timeout, and the coordinator looks for those that have not every ten seconds. So a file that
    is older than both, and some slack, at the reading of the clock will be published by nobody.
+   Both limits are those of the process that staged the file, which the pipeline file may not hold
+   any more: the largest of all leases (:mod:`oncely.sinks.files.leases`) and the file's own count.
+   A process whose lease is not in the listing began its batch after the clock was read.
 3. Files that a compaction has replaced are what readers may still be reading, who have looked at
-   the manifest before. They are kept for ``max_staging_age`` from then on.
+   the manifest before. They are kept for ``max_staging_age``, the same, from then on.
 4. A manifest that has lost entries would make orphans of files that are part of the table. So its
    id must be the one that the ledger has noted, before and after it was read: a topic that is made
    again meanwhile has another one. And its log must begin at 0, where it was created: what is only
@@ -31,6 +34,7 @@ from typing import Any
 from oncely.errors import ConfigError
 from oncely.files.table import Table
 from oncely.sinks.files import owner
+from oncely.sinks.files.leases import Limits, limits_of, valid_leases
 from oncely.sinks.files.manifest import Contents
 from oncely.sinks.files.names import is_file
 from oncely.sinks.files.store import Stored
@@ -109,9 +113,13 @@ def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
         stored = list(table.store.list())
         contents = manifest.settled()
         manifest.require_whole(registered)
-    staging = timedelta(seconds=table.max_staging_age)
-    done_for = now - staging - timedelta(seconds=table.place.transaction_timeout) - SLACK
-    found = _sorted(stored, contents, done_for, now - staging - SLACK)
+    held = valid_leases(stored, now - SLACK)
+    given = Limits(table.max_staging_age, table.place.transaction_timeout)
+    limits = [given, *held.values()]
+    left = now - timedelta(seconds=max(one.max_staging_age for one in limits)) - SLACK
+    done_for = left - timedelta(seconds=max(one.transaction_timeout for one in limits))
+    unleased = [one for one in stored if one.path not in held]
+    found = _sorted(unleased, contents, done_for, left)
     if not dry_run:
         table.store.delete(one.path for one in found["orphans"])
     uploads = table.store.abort_uploads(done_for, dry_run=dry_run)
@@ -159,7 +167,7 @@ def _sorted(
         if one.path in contents.files or one.path == owner.PATH:
             continue
         removed = contents.removed.get(one.path)
-        ours = is_file(one.path) or _PROBE.fullmatch(one.path)
+        ours = is_file(one.path) or _PROBE.fullmatch(one.path) or limits_of(one.path)
         if not ours or one.path.startswith(others):
             kind = "foreign"
         elif removed is not None and removed > left.timestamp() * 1000:

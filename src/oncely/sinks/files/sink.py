@@ -33,6 +33,7 @@ from oncely.sinks.base import (
 from oncely.sinks.files import topics as own_topics
 from oncely.sinks.files.book import Book
 from oncely.sinks.files.form import Form
+from oncely.sinks.files.leases import Limits, StagingLeases
 from oncely.sinks.files.manifest import Manifest
 from oncely.sinks.files.owner import Owner, claim, owner_of, require
 from oncely.sinks.files.partitions import check_types
@@ -79,9 +80,10 @@ class FilesSink(LedgerInTopic):
         default=None, init=False, repr=False, compare=False
     )
     _began: float = field(default_factory=clock, init=False, repr=False, compare=False)
+    _leases: StagingLeases | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_manifest": None}
+        return super().__getstate__() | {"_manifest": None, "_leases": None}
 
     def close(self) -> None:
         """Close the clients; the next call makes new ones."""
@@ -182,6 +184,10 @@ class FilesSink(LedgerInTopic):
     def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> FilesSink:  # noqa: ARG002
         """A batch begins: no file of it is older than this moment."""
         self._began = clock()
+        if self._leases is None:
+            limits = Limits(self.max_staging_age, self.place.transaction_timeout)
+            self._leases = StagingLeases(self.store, limits)
+        self._leases.hold()
         return self
 
     def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:  # noqa: ARG002
