@@ -27,6 +27,7 @@ from oncely import artifacts
 from oncely.local.child_server import ChildServer
 from oncely.local.ports import HOST, free_port
 from oncely.local.process import Process, wait_until
+from oncely.sinks.files import s3_uploads
 from oncely.sinks.files.s3_options import S3Options
 
 VERSION = "v1.8.0"
@@ -125,6 +126,18 @@ class S3Server(ChildServer):
             environment={**os.environ, "ROOT_ACCESS_KEY": ACCESS, "ROOT_SECRET_KEY": SECRET},
             remove=self._delete_after,
         )
+
+
+def begin_upload(bucket: str, key: str, options: S3Options) -> None:
+    """Begin a multipart upload that nobody completes."""
+    s3_uploads._Bucket(bucket, options)._send(
+        "POST", "/" + s3_uploads.quote(key, safe="/-_.~"), {"uploads": ""}
+    )
+
+
+def uploads(bucket: str, options: S3Options) -> set[str]:
+    """The keys of all uploads that are under way."""
+    return {one.key for one in s3_uploads._Bucket(bucket, options).uploads("")}
 
 
 def server_or_skip() -> S3Server:

@@ -19,7 +19,7 @@ from filetools import Shelf
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, Stopped, Unavailable
 from oncely.sinks.files import s3_uploads
 from oncely.sinks.files.store import NoSuchFile, S3Options, Store
-from tests.s3tools import HOST, SECRET, S3Proxy, S3Server
+from tests.s3tools import HOST, SECRET, S3Proxy, S3Server, begin_upload, uploads
 
 LARGE = os.urandom(12_000_000)  # more than one part of an upload
 
@@ -145,7 +145,7 @@ def test_wrong_keys(s3_server: S3Server, wrong: dict[str, str]) -> None:
     store = Store(f"s3://{s3_server.bucket()}/x", s3_server.options(**wrong))
     assert refusal(store).key == "sink.s3.access_key"
     with pytest.raises(ConfigError, match=r"sink\.s3\.access_key"):
-        store.abort_uploads(datetime.now(UTC))
+        store.abort_uploads(datetime.now(UTC), anything)
 
 
 @pytest.mark.parametrize("endpoint", [f"http://{HOST}:1", "http://no-such-host.invalid:9"])
@@ -285,8 +285,8 @@ def test_a_large_file_arrives_whole(
         assert met.met.is_set()
         assert store.read("f") == LARGE
         assert names(store) == {"f"}
-        assert store.abort_uploads(datetime.now(UTC) + timedelta(hours=1)) <= times
-        assert store.abort_uploads(datetime.now(UTC) + timedelta(hours=1)) == 0
+        assert store.abort_uploads(datetime.now(UTC) + timedelta(hours=1), anything) <= times
+        assert store.abort_uploads(datetime.now(UTC) + timedelta(hours=1), anything) == 0
         assert store.read("f") == LARGE
 
 
@@ -294,22 +294,23 @@ def test_left_over_uploads_are_given_up(s3_server: S3Server) -> None:
     options = s3_server.options()
     bucket = s3_server.bucket()
     ours, other = Store(f"s3://{bucket}/ours", options), Store(f"s3://{bucket}", options)
-    keys = [f"/ours/f{n}" for n in range(5)] + ["/ours/é %+/x", "/oursnot/f", "/other/f"]
+    keys = [f"ours/f{n}" for n in range(5)] + ["ours/é %+/x", "oursnot/f", "other/f"]
     for key in keys:
-        begin(bucket, key, options)
+        begin_upload(bucket, key, options)
     later = datetime.now(UTC) + timedelta(hours=1)
-    assert ours.abort_uploads(datetime.now(UTC) - timedelta(hours=1)) == 0
-    assert ours.abort_uploads(later, dry_run=True) == 6
-    assert ours.abort_uploads(later) == 6
-    assert ours.abort_uploads(later) == 0
-    assert other.abort_uploads(later) == 2
-    assert Store("file:///nothing/to/do").abort_uploads(later) == 0
+    assert ours.abort_uploads(datetime.now(UTC) - timedelta(hours=1), anything) == 0
+    assert ours.abort_uploads(later, lambda path: path == "f3") == 1
+    assert ours.abort_uploads(later, anything, dry_run=True) == 5
+    assert ours.abort_uploads(later, anything) == 5
+    assert ours.abort_uploads(later, anything) == 0
+    assert other.abort_uploads(later, lambda path: path == "other/f") == 1
+    assert uploads(bucket, options) == {"oursnot/f"}
+    assert Store("file:///nothing/to/do").abort_uploads(later, anything) == 0
 
 
-def begin(bucket: str, key: str, options: S3Options) -> None:
-    s3_uploads._Bucket(bucket, options)._send(
-        "POST", s3_uploads.quote(key, safe="/-_.~"), {"uploads": ""}
-    )
+def anything(_: str) -> bool:
+    """Every path is ours."""
+    return True
 
 
 def test_keys_for_uploads_are_found(tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ from oncely.files.vacuum import SLACK, vacuum
 from oncely.local.kafka import Broker
 from oncely.sinks.files import leases, owner
 from oncely.sinks.files.leases import Limits, StagingLeases
+from oncely.sinks.files.paths import FileNames
 from oncely.sinks.files.store import Store
+from tests import s3tools
 from tests.laketools import Lake, events, lake
+from tests.s3tools import S3Server
 
 STAGING = 600.0
 DONE_FOR = STAGING + 60 + SLACK.total_seconds()  # with the transaction timeout
@@ -193,6 +196,27 @@ def test_a_root_below_ours_is_not_ours(broker: Broker, own: Lake, tmp_path: Path
     below.age(live.path, DONE_FOR + 5)
     assert vacuum(own.table).foreign == 2  # with the mark of its owner
     assert below.paths() == {live.path}
+
+
+def test_uploads_of_others_are_left_alone(own: Lake, s3_server: S3Server) -> None:
+    """The root is a whole bucket, in which others have files, uploads and a table of Oncely's."""
+    bucket, options = s3_server.bucket(), s3_server.options()
+    store = Store(f"s3://{bucket}", options)
+    for root in (store, Store(f"s3://{bucket}/more/events", options)):
+        owner.claim(root, owner.Owner(own.topics.name, own.topics.manifest, own.topic_id))
+    name = FileNames(1, 1, "t0").name(("events", 0, 7), "avro")
+    others = ["backup/db.dump", f"{name}.tmp", f"more/events/user=ann/{name}"]
+    for path in (f"user=ann/{name}", *others):
+        store.write(path, b"")
+        s3tools.begin_upload(bucket, path, options)
+    hasty = replace(own.table.place, transaction_timeout=0)
+    ours = replace(own.table, store=store, place=hasty, max_staging_age=-3600.0)
+    would = vacuum(ours, dry_run=True)
+    assert ([one.path for one in would.orphans], would.uploads) == ([f"user=ann/{name}"], 1)
+    done = vacuum(ours)
+    assert ([one.path for one in done.orphans], done.uploads) == ([f"user=ann/{name}"], 1)
+    assert s3tools.uploads(bucket, options) == set(others)
+    assert {one.path for one in store.list()} >= set(others)
 
 
 def test_a_pipeline_that_the_ledger_does_not_know(own: Lake) -> None:

@@ -20,7 +20,7 @@ Why none of them can be, or become, part of the table; times are the store's clo
    ever compacted does.
 5. The root must be this manifest's (:mod:`oncely.sinks.files.owner`), and a file's name one that
    Oncely gives: what else lies there is not touched, and neither is what lies below a folder that
-   is the root of another table.
+   is the root of another table. The same holds for multipart uploads.
 """
 
 from __future__ import annotations
@@ -122,7 +122,10 @@ def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
     found = _sorted(unleased, contents, done_for, left)
     if not dry_run:
         table.store.delete(one.path for one in found["orphans"])
-    uploads = table.store.abort_uploads(done_for, dry_run=dry_run)
+    others = _roots_below(stored)
+    uploads = table.store.abort_uploads(
+        done_for, lambda path: is_file(path) and not path.startswith(others), dry_run=dry_run
+    )
     return Vacuumed(
         dry_run,
         tuple(found["orphans"]),
@@ -160,9 +163,7 @@ def _sorted(
         name: [] for name in ("orphans", "young", "for_readers", "foreign")
     }
     listed = sorted(stored, key=lambda one: one.path)
-    others = tuple(
-        one.path.removesuffix(owner.PATH) for one in listed if one.path.endswith("/" + owner.PATH)
-    )
+    others = _roots_below(listed)
     for one in listed:
         if one.path in contents.files or one.path == owner.PATH:
             continue
@@ -178,3 +179,9 @@ def _sorted(
             kind = "orphans"
         found[kind].append(one)
     return found
+
+
+def _roots_below(stored: Iterable[Stored]) -> tuple[str, ...]:
+    """The folders below the root that are roots of other tables, with a slash at the end."""
+    mark = "/" + owner.PATH
+    return tuple(o.path.removesuffix(owner.PATH) for o in stored if o.path.endswith(mark))

@@ -16,7 +16,7 @@ import http.client
 import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,18 +50,29 @@ class Upload:
     begun: datetime
 
 
-def abort(url: str, options: S3Options, older_than: datetime, *, dry_run: bool = False) -> int:
-    """Give up the uploads below ``s3://bucket/prefix`` that were begun before; how many.
+def abort(
+    url: str,
+    options: S3Options,
+    older_than: datetime,
+    ours: Callable[[str], bool],
+    *,
+    dry_run: bool = False,
+) -> int:
+    """Abort the uploads below ``s3://bucket/prefix`` that were begun before; how many.
+
+    Args:
+        ours: whether a path below the prefix is one to abort.
 
     Raises:
         ConfigError: no keys can be found, or the server refuses them.
         Unavailable: no answer.
     """
     parts = urlsplit(url)
-    prefix = unquote(parts.path).strip("/")
+    root = unquote(parts.path).strip("/")
+    prefix = f"{root}/" if root else ""
     bucket = _Bucket(parts.netloc, options)
     # All are listed first: a listing from which entries vanish is not to be relied on.
-    found = list(bucket.uploads(f"{prefix}/" if prefix else ""))
+    found = [one for one in bucket.uploads(prefix) if ours(one.key.removeprefix(prefix))]
     old = [upload for upload in found if upload.begun < older_than]
     if not dry_run:
         for upload in old:

@@ -153,17 +153,26 @@ class Store:
         except NoSuchFile as error:
             raise ConfigError("sink.url", error.message) from None
 
-    def abort_uploads(self, older_than: datetime, *, dry_run: bool = False) -> int:
-        """Give up multipart uploads that were begun before and never completed; returns how many.
+    def abort_uploads(
+        self, older_than: datetime, ours: Callable[[str], bool], *, dry_run: bool = False
+    ) -> int:
+        """Abort multipart uploads that were begun before and never completed; returns how many.
 
         Their parts cost money and no listing shows them. Nothing to do but on S3.
+
+        Args:
+            older_than: when they were begun, at the latest.
+            ours: whether the path of an upload, below the root, is one that we may have begun:
+                others may write below the root, which may be a whole bucket.
+            dry_run: only count them.
 
         Raises:
             ConfigError: the keys can't be found, see :mod:`oncely.sinks.files.s3_uploads`.
         """
         if not self.url.startswith("s3:"):
             return 0
-        return s3_uploads.abort(self.url, self.s3 or S3Options(), older_than, dry_run=dry_run)
+        options = self.s3 or S3Options()
+        return s3_uploads.abort(self.url, options, older_than, ours, dry_run=dry_run)
 
     def _delete(self, path: str) -> None:
         below(path)
