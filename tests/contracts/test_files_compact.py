@@ -14,13 +14,14 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.errors import Stopped, Unavailable
 from oncely.files.compact import compact
+from oncely.files.reading import decoded
 from oncely.files.rows import rows
 from oncely.files.verify import verify
 from oncely.local.kafka import Broker
 from oncely.sinks.files.manifest import Contents
 from oncely.sinks.files.words import SourceRange
 from oncely.sources.clients import make
-from tests.laketools import COLUMNS, Lake, events, lake
+from tests.laketools import COLUMNS, T0, Lake, events, lake
 
 Hook = Callable[[Any], None]
 
@@ -124,7 +125,7 @@ def test_small_files_become_one(small: Lake, form: str) -> None:
     done = compact(small.with_(format=form).table, progress=lambda *at: seen.append(at))
     assert done.as_json() | {"bytes_before": 0, "bytes_after": 0} == {
         "dry_run": False, "inputs": 10, "outputs": 2, "rows": 25, "bytes_before": 0,
-        "bytes_after": 0, "dropped": 0, "files": 3,
+        "bytes_after": 0, "dropped": 0, "files": 3, "kept": 0,
     }  # fmt: skip
     assert seen == [(10, 10)]
     after = named(small)
@@ -275,3 +276,33 @@ def test_many_files_whose_names_fill_more_than_a_message(broker: Broker, tmp_pat
     done = compact(own.table)
     assert 3 <= done.outputs < 10
     as_published(own)
+
+
+@pytest.mark.parametrize("form", ["avro", "parquet"])
+def test_no_number_is_rounded(own: Lake, form: str) -> None:
+    """Files from before their column became a DOUBLE, with a number that no DOUBLE equals."""
+    long, double = (pa.schema([*COLUMNS, ("n", one)]) for one in (pa.int64(), pa.float64()))
+
+    def row(number: float) -> dict[str, Any]:
+        return {"id": 1, "user": "ann", "ts": T0, "n": number}
+
+    own.publish([own.file([row(2**53 + 1)], long, form=form)], [long])
+    own.publish([own.file([row(7)], long, form=form)], [long])
+    own.publish([own.file([row(1.5)], double, form=form)], [double])
+    (kept, *_) = named(own).files
+    done = compact(own.table)
+    assert (done.inputs, done.outputs, done.kept) == (2, 1, 1)
+    after = named(own).files
+    assert kept in after
+    assert len(after) == 2
+    assert pq_or_avro(own, kept)["n"] == [2**53 + 1]
+    assert compact(own.table).outputs == 0
+    found = verify(own.table)
+    assert [problem.path for problem in found.problems] == [kept]
+    assert "does not fit DOUBLE" in found.problems[0].text
+
+
+def pq_or_avro(own: Lake, path: str) -> dict[str, list[Any]]:
+    form: Any = path.rpartition(".")[2]
+    held: dict[str, list[Any]] = decoded((own.root / path).read_bytes(), form).to_pydict()
+    return held

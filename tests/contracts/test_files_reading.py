@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from oncely.errors import ConfigError, DataLost
+from oncely.decode.avro_form import large
+from oncely.errors import ConfigError, DataLost, WrongInput
 from oncely.files.listing import listing
 from oncely.files.rows import rows
 from oncely.local.kafka import Broker
@@ -138,3 +139,33 @@ def test_listing(own: Lake) -> None:
     assert (found.rows, found.total, len(found.files)) == (2, 2, 1)
     assert found.as_json()["files"][0]["partition"] == {"user": "bob", "date": "2023-11-14"}
     assert listing(own.table).bytes == sum(p.stat().st_size for p in own.root.rglob("*.avro"))
+
+
+LONG, FLOATING = (pa.schema([*COLUMNS, ("n", one)]) for one in (pa.int64(), pa.float64()))
+LARGE = 9_007_199_254_740_993  # no DOUBLE equals it
+
+
+def test_a_number_that_the_published_type_would_round_is_not_read_in_silence(own: Lake) -> None:
+    """Versions before this one widened a column although files held such a number."""
+    row = {"id": 1, "user": "ann", "ts": T0}
+    own.publish([own.file([{**row, "n": LARGE}], LONG)], [LONG])
+    own.publish([own.file([{**row, "n": 1.5}], FLOATING)], [FLOATING])
+    with pytest.raises(WrongInput, match=f"n: {LARGE} does not fit DOUBLE") as refused:
+        read(own)
+    assert "rounding" in refused.value.way_out
+    assert read(own, columns=["id"]) == [{"id": 1}, {"id": 1}]
+    found = [one["n"] for one in read(own, columns=["n"], rounding="allow")]
+    assert sorted(found) == [1.5, float(LARGE)]
+
+
+def test_scopes_whose_numbers_have_no_common_type_are_not_read_in_silence(own: Lake) -> None:
+    row = {"id": 1, "ts": T0}
+    held = pa.schema([*COLUMNS, large("n")])
+    ann = own.file([{**row, "user": "ann", "n": LARGE}], LONG, scope=("ann",))
+    bob = own.file([{**row, "user": "bob", "n": 1.5}], FLOATING, scope=("bob",))
+    own.publish([ann, bob], [(("ann",), held), (("bob",), FLOATING)])
+    assert read(own, where={"user": "ann"}, columns=["n"]) == [{"n": LARGE}]
+    with pytest.raises(ConfigError, match=r"beyond 2\^53, found DOUBLE"):
+        read(own)
+    found = [one["n"] for one in read(own, columns=["n"], rounding="allow")]
+    assert sorted(found) == [1.5, float(LARGE)]

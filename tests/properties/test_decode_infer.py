@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.decode import plans
+from oncely.decode.avro_form import large
 from oncely.decode.infer import Inferred, InferringJson
 from oncely.decode.merging import Caps
+from oncely.decode.schema import same_schema
 from oncely.decode.widening import widen
 
 CAPS = Caps(fields=6, depth=4, name=4)
@@ -49,10 +51,18 @@ def kind(known: Any, value: Any) -> Any:
             of = kind(of, item)
         return Many(of)
     own = {bool: "bool", str: "text", int: "int", float: "float"}[type(value)]
+    if own == "int" and known == "float":
+        if int(float(value)) != value:
+            raise No
+        return "float"
+    if own == "int" and abs(value) > 2**53:
+        own = "large"
     if known is None or known == own:
         return own
     if {known, own} == {"int", "float"} if isinstance(known, str) else False:
         return "float"
+    if {known, own} == {"int", "large"} if isinstance(known, str) else False:
+        return "large"
     raise No
 
 
@@ -95,7 +105,7 @@ def seen(known: Any, value: Any) -> Any:
         return {name: seen(each, value.get(name)) for name, each in known.items()}
     if isinstance(known, Many):
         return [seen(known.of, item) for item in value]
-    if known == "int" and not -(2**63) <= value < 2**63:
+    if known in ("int", "large") and not -(2**63) <= value < 2**63:
         raise No
     if known == "float":
         value = float(value)
@@ -152,11 +162,15 @@ def shown(known: Any) -> Any:
 
 def arrow(known: Any) -> Any:
     if isinstance(known, dict):
-        return pa.struct([pa.field(name, arrow(each)) for name, each in known.items()])
+        return pa.struct([arrow_field(name, each) for name, each in known.items()])
     if isinstance(known, Many):
-        return pa.list_(arrow(known.of))
+        return pa.list_(arrow_field("item", known.of))
     names = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "bool": pa.bool_()}
     return names[known]
+
+
+def arrow_field(name: str, known: Any) -> pa.Field:
+    return large(name) if known == "large" else pa.field(name, arrow(known))
 
 
 def reference(values: list[bytes], columns: Sequence[str]) -> tuple[dict[Any, Any], set[int], Any]:
@@ -180,6 +194,7 @@ def by_record(found: Inferred, first: int, last: dict[Any, pa.Schema]) -> dict[i
         records = part.row_record.to_pylist()
         assert records == sorted(records)
         assert part.rows.num_rows == len(records) > 0
+        assert same_schema(part.rows.schema, part.schema)
         wide = widen(part.rows, last[part.scope]).to_pylist()
         rows |= {first + r: (part.scope, row) for r, row in zip(records, wide, strict=True)}
     return rows
@@ -199,7 +214,8 @@ def filled(row: Any, of: Any) -> Any:
     return float(row) if pa.types.is_float64(of) else row
 
 
-SCALARS = [None, True, 0, -1, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 10**30, 1.5, -0.0, 1e300, ""]
+SCALARS = [None, True, 0, -1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 10**30, 2**60, ""]
+SCALARS += [1.5, -0.0, 1e300, 1.5, 3]
 SCALARS += ["x", "1", "2026-11-21", "é😀", 7, 8, None]
 NAMES = ["a", "b", "c", "a", "b", 'q"', "", "a.b", "long1", "é"]
 USERS = ["u", "u", "u", "v", 1, "1", True, None, 1.5, [], ""]
@@ -276,6 +292,7 @@ def check(random: Random, columns: tuple[str, ...]) -> None:
     rows, refused, schemas = reference(values, columns)
     decoder = InferringJson(columns, CAPS)
     found = decoder.infer(column(values), {})
+    assert all(same_schema(found.known[scope], schema) for scope, schema in schemas.items())
     assert found.known == schemas
     assert [str(found.known[scope]) for scope in schemas] == [str(s) for s in schemas.values()]
     assert {rejection.record for rejection in found.rejections} == refused
@@ -296,6 +313,7 @@ def check(random: Random, columns: tuple[str, ...]) -> None:
         known = call.known
         cut_rows |= by_record(call, start, schemas)
         reasons |= {start + rejection.record: rejection.reason for rejection in call.rejections}
+    assert all(same_schema(known[scope], schema) for scope, schema in schemas.items())
     assert known == schemas
     assert same(cut_rows, expected)
     assert reasons == {rejection.record: rejection.reason for rejection in found.rejections}

@@ -39,6 +39,13 @@ Debug = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+class Rounding(StrEnum):
+    """Whether a reader may round."""
+
+    refuse = "refuse"
+    allow = "allow"
+
+
 class Until(StrEnum):
     """Where a run may end by itself."""
 
@@ -243,6 +250,10 @@ def files_read(
         Path | None,
         typer.Option(metavar="PATH", help="A Parquet file to write instead.", dir_okay=False),
     ] = None,
+    rounding: Annotated[
+        Rounding,
+        typer.Option(help="Whole numbers that their column's type does not hold exactly."),
+    ] = Rounding.refuse,
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
@@ -253,7 +264,7 @@ def files_read(
     """
     from oncely.cli.files import read_files
 
-    read_files(file, where or [], column, limit, out, as_json)
+    read_files(file, where or [], column, limit, out, rounding.value, as_json)
 
 
 @files.command("verify")

@@ -15,6 +15,7 @@ from oncely.cli import screen
 from oncely.errors import WrongInput
 from oncely.files.compact import compact
 from oncely.files.listing import listing
+from oncely.files.reading import Allowed
 from oncely.files.rows import rows
 from oncely.files.table import table_of
 from oncely.files.vacuum import vacuum
@@ -46,10 +47,11 @@ def read_files(
     columns: Sequence[str] | None,
     limit: int | None,
     out: Path | None,
+    rounding: Allowed,
     as_json: bool,
 ) -> None:
     """Print rows, or write them to a Parquet file."""
-    schema, parts = rows(table_of(file), where=chosen(where), columns=columns)
+    schema, parts = rows(table_of(file), where=chosen(where), columns=columns, rounding=rounding)
     parts = _limited(parts, limit)
     if out is not None:
         count = _write(out, schema, parts)
@@ -112,6 +114,11 @@ def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         return
     if done.inputs:
         screen.out.print(f"{done.bytes_before:,} bytes before, {done.bytes_after:,} after")
+    if done.kept:
+        screen.note(
+            f"{done.kept:,} files stay as they are: a whole number in them does not fit the type"
+            " that its column has become"
+        )
     if done.dropped:
         screen.note(f"{done.dropped:,} files were left: another compaction was quicker")
 

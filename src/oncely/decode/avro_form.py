@@ -30,8 +30,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.decode.avro_schema import AvroSchema, Definition, NoSchema, to_arrow
-from oncely.decode.schema import type_name
+from oncely.decode.avro_schema import (
+    BEYOND_DOUBLE,
+    LARGE_FIELD,
+    AvroSchema,
+    Definition,
+    NoSchema,
+    to_arrow,
+)
+from oncely.decode.schema import SchemaKey, type_name
 from oncely.errors import ConfigError, InvariantViolation, TableMismatch
 
 _EMPTY = "_x_"
@@ -144,7 +151,6 @@ def _is_decimal(arrow: pa.DataType) -> bool:
     return bool(pa.types.is_decimal128(arrow) and 0 <= arrow.scale <= arrow.precision)
 
 
-@lru_cache(maxsize=4096)
 def avro_schema_of(schema: pa.Schema, name: str = "Record") -> str:
     """The Avro schema of columns that are :func:`storable`, as JSON; the same text each time.
 
@@ -160,29 +166,48 @@ def avro_schema_of(schema: pa.Schema, name: str = "Record") -> str:
     Raises:
         InvariantViolation: a column is not storable as it is.
     """
-    return json.dumps(_record(list(schema), (name,), {"name": name}), separators=(",", ":"))
+    return _avro_schema_of(SchemaKey(schema), name)
+
+
+@lru_cache(maxsize=4096)
+def _avro_schema_of(key: SchemaKey, name: str) -> str:
+    record = _record(list(key.schema), (name,), {"name": name})
+    return json.dumps(record, separators=(",", ":"))
 
 
 def _record(fields: list[pa.Field], path: tuple[str, ...], head: dict[str, str]) -> dict[str, Any]:
     inside = [
-        {"name": name, "type": ["null", _type(field.type, (*path, name))], "default": None}
+        {"name": name, "type": ["null", _type(field, (*path, name))], "default": None}
         for field, name in ((field, avro_name(field.name)) for field in fields)
     ]
     return {"type": "record", **head, "fields": inside}
 
 
-def _type(arrow: pa.DataType, path: tuple[str, ...]) -> Any:
+def _type(field: pa.Field, path: tuple[str, ...]) -> Any:
+    arrow = field.type
+    if is_large(field):
+        return {"type": "long", BEYOND_DOUBLE: True}
     if arrow in _PLAIN:
         return _PLAIN[arrow]
     if _is_decimal(arrow):
         decimal = {"precision": arrow.precision, "scale": arrow.scale}
         return {"type": "bytes", "logicalType": "decimal", **decimal}
     if pa.types.is_list(arrow):
-        return {"type": "array", "items": ["null", _type(arrow.value_type, path)]}
+        return {"type": "array", "items": ["null", _type(arrow.value_field, path)]}
     if pa.types.is_struct(arrow) and arrow.num_fields:
         fields = [arrow.field(i) for i in range(arrow.num_fields)]
         return _record(fields, path, _record_name(path))
     raise InvariantViolation(f"{'.'.join(path[1:])}: {arrow} is not a type of files")
+
+
+def is_large(field: pa.Field) -> bool:
+    """Whether a BIGINT column has held numbers beyond 2^53; its schema says so."""
+    return bool(field.metadata) and BEYOND_DOUBLE.encode() in field.metadata
+
+
+def large(name: str) -> pa.Field:
+    """A BIGINT column that has held numbers beyond 2^53."""
+    return pa.field(name, pa.int64(), metadata=LARGE_FIELD)
 
 
 def _record_name(path: tuple[str, ...]) -> dict[str, str]:
@@ -218,12 +243,14 @@ def arrow_schema_of(avro: str) -> pa.Schema:
 
 
 def _named(field: pa.Field) -> pa.Field:
-    return pa.field(column_name(field.name), _with_names(field.type), field.nullable)
+    name = column_name(field.name)
+    return pa.field(name, _with_names(field.type), field.nullable, field.metadata)
 
 
 def _with_names(arrow: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(arrow):
         return pa.struct([_named(arrow.field(i)) for i in range(arrow.num_fields)])
     if pa.types.is_list(arrow):
-        return pa.list_(_with_names(arrow.value_type))
+        item = arrow.value_field
+        return pa.list_(item.with_type(_with_names(item.type)))
     return arrow

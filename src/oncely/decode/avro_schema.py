@@ -59,6 +59,13 @@ class Definition(NamedTuple):
     references: tuple[str, ...] = ()
 
 
+BEYOND_DOUBLE = "oncely.beyond_double"
+"""An attribute of ``long``, and a key in the metadata of the Arrow field: the column has held
+numbers beyond 2^53 (see :data:`oncely.decode.shapes.LARGE`)."""
+LARGE_FIELD = {BEYOND_DOUBLE: "true"}
+"""The metadata of such an Arrow field."""
+
+
 class NoSchema(Exception):
     """A text is no Avro schema; the message says why."""
 
@@ -190,7 +197,8 @@ def to_arrow(schema: AvroSchema, *, name: str, key: str) -> pa.Schema:
 def _field(schema: AvroSchema, name: str, of: Any, inside: tuple[str, ...]) -> pa.Field:
     try:
         node, nullable = schema.nullable(of)
-        return pa.field(name, _type(schema, node, inside), nullable=nullable)
+        large = node.kind == "long" and node.attributes.get(BEYOND_DOUBLE) is True
+        return pa.field(name, _type(schema, node, inside), nullable, LARGE_FIELD if large else None)
     except NoSchema as error:
         raise NoSchema(f"{name}: {error}") from None
 

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from oncely.decode.merging import CannotMerge, Caps, Conflict, wider_number
-from oncely.decode.reference import Number, Refused, Whole, parse_object, read_value
+from oncely.decode.reference import (
+    MOST_DIGITS,
+    Number,
+    Refused,
+    Whole,
+    parse_object,
+    read_value,
+    show,
+)
 from oncely.decode.shapes import (
     BIGINT,
     BOOLEAN,
     DOUBLE,
+    EXACT,
     FLOAT,
     INT,
+    LARGE,
     NOTHING,
     STRING,
     Leaf,
@@ -23,8 +35,9 @@ from oncely.decode.shapes import (
     step,
 )
 
-_NATURAL: Mapping[type, Leaf] = {str: STRING, bool: BOOLEAN, Whole: BIGINT, Number: DOUBLE}
-_WIDTHS = {INT: range(-(1 << 31), 1 << 31)}
+_NATURAL: Mapping[type, Leaf] = {str: STRING, bool: BOOLEAN, Number: DOUBLE}
+_INFERRED = (STRING, BOOLEAN, BIGINT, LARGE, DOUBLE)
+_SHORT = 15  # digits; so many are below 2^53
 
 
 class Grown(NamedTuple):
@@ -82,7 +95,7 @@ def _grow(known: Shape | None, value: Any, path: str) -> Shape:
         if known is None or isinstance(known, ListOf):
             return _items(known, value, path)
         raise Conflict(path, str(known), "ARRAY")
-    natural = _NATURAL[kind]
+    natural = _whole(value) if kind is Whole else _NATURAL[kind]
     if known is None or known is natural:
         return natural
     if isinstance(known, Leaf):
@@ -99,22 +112,39 @@ def _items(known: ListOf | None, values: list[Any], path: str) -> ListOf:
 
 
 def _scalar(known: Leaf, natural: Leaf, value: Any, path: str) -> Leaf:
-    if natural in (BIGINT, DOUBLE):
-        fits = known in (FLOAT, DOUBLE) or (
-            natural is BIGINT and known is INT and _is_short(value) and int(value) in _WIDTHS[INT]
-        )
-        wider = known if fits else wider_number(known, natural)
+    if natural in (BIGINT, LARGE, DOUBLE):
+        wider = known if _fits(known, natural, value) else wider_number(known, natural)
         if wider is not None:
             return wider
-    if known not in _NATURAL.values():
+        if known is DOUBLE:
+            raise Refused(f"{path}: {show(value)} does not fit DOUBLE exactly")
+    if known not in _INFERRED:
         # A type of a schema that somebody wrote, before columns were inferred.
         read_value(known.arrow, value, path)
         return known
     raise Conflict(path, str(known), str(natural))
 
 
-def _is_short(value: str) -> bool:
-    return len(value) <= len(str(1 << 31))
+def _whole(value: Whole) -> Leaf:
+    if len(value) <= _SHORT:
+        return BIGINT
+    number = int(value) if len(value) <= MOST_DIGITS else None
+    return BIGINT if number is not None and abs(number) <= EXACT else LARGE
+
+
+def _fits(known: Leaf, natural: Leaf, value: Number) -> bool:
+    """Whether a number keeps its value in a column of a known type of numbers."""
+    if natural is DOUBLE:
+        return known in (FLOAT, DOUBLE)
+    number = int(value) if len(value) <= MOST_DIGITS else None
+    if known is INT:
+        return number is not None and -(1 << 31) <= number < 1 << 31
+    if known not in (FLOAT, DOUBLE) or number is None:
+        return False
+    try:
+        return int(np.float32(number) if known is FLOAT else float(number)) == number
+    except OverflowError:
+        return False
 
 
 def _row(columns: Struct, members: Mapping[str, Any], path: str) -> dict[str, Any]:

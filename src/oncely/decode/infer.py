@@ -47,8 +47,10 @@ class InferringJson:
       a DOUBLE, an object a STRUCT, an array an ARRAY.
     - Null, an empty array, an object without anything else in it say nothing: such a member is
       no column until another record has a value there, and this record's row has null there.
-    - A BIGINT that meets a number with a point becomes a DOUBLE, from that record on. A whole
-      number beyond 64 bits is refused unless its column is a DOUBLE by then.
+    - A BIGINT that meets a number with a point becomes a DOUBLE, from that record on, unless it
+      has held a number beyond 2^53: not all of these equal a DOUBLE, and none is ever rounded.
+      For the same reason a DOUBLE takes a whole number only if that equals a DOUBLE.
+    - A whole number beyond 64 bits is refused unless its column is a DOUBLE by then.
     - A value of another type than its column's is a conflict: the record is refused, and nothing
       is learned from it. So the first record counts, not the majority.
     - A record is a row of the schema that it leaves behind. When the schema would be larger than

@@ -3,6 +3,7 @@
 =====================================  ===========================================
 missing here, known there              known; a field is null where it is missing
 INT, BIGINT, DOUBLE; FLOAT, DOUBLE     the wider one; FLOAT and a whole number: DOUBLE
+BIGINT with numbers beyond 2^53        so is BIGINT then; DOUBLE and FLOAT: a :class:`Conflict`
 two structs                            field by field, the first one's fields first
 two lists                              their items' types merged
 null, an empty list, an empty struct   not known yet: whatever the other says
@@ -25,6 +26,7 @@ from oncely.decode.shapes import (
     DOUBLE,
     FLOAT,
     INT,
+    LARGE,
     Leaf,
     ListOf,
     Settled,
@@ -172,10 +174,12 @@ def _structs(known: Struct, found: Struct, path: str) -> Struct:
 
 
 def wider_number(known: Leaf, found: Leaf) -> Leaf | None:
-    """The narrowest number type that both resolve to, or None when they are no numbers."""
+    """The narrowest number type that holds what both hold; None when there is none."""
     if known is found:
         return known
     pair = {known, found}
-    if not pair <= {INT, BIGINT, FLOAT, DOUBLE}:
+    if not pair <= {INT, BIGINT, LARGE, FLOAT, DOUBLE}:
         return None
-    return BIGINT if pair == {INT, BIGINT} else DOUBLE
+    if pair <= {INT, BIGINT, LARGE}:
+        return LARGE if LARGE in pair else BIGINT
+    return None if LARGE in pair else DOUBLE

@@ -60,7 +60,7 @@ def by_scope(schema: pa.Schema, pieces: list[Piece]) -> Iterator[tuple[int, pa.T
 
 
 def _double(values: Any, arrow: pa.DataType) -> pa.Array:
-    # A whole number from before the column was a DOUBLE; Arrow takes none beyond 2**53.
+    # A whole number from before the column was a DOUBLE, or one beyond 2^53 that equals a DOUBLE.
     return pa.array([None if value is None else float(value) for value in values], arrow)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.decode.gather import Records
+from oncely.decode.schema import SchemaKey, same_schema
 from oncely.decode.shapes import ListOf, Shape, Struct, schema_of, shape_of
 from oncely.decode.typed import Empty, TypedJson, matchable
 
@@ -110,12 +111,13 @@ class Plans:
         seen = self._by_object.get(id(schema))
         if seen is not None:
             return seen[1]
-        plan = self._by_schema.get(schema)
+        key = SchemaKey(schema)
+        plan = self._by_schema.get(key)
         if plan is None:
             columns = shape_of(schema)
             clean = schema_of(columns)
-            plan = Plan(schema if schema == clean else clean, columns, {})
-            self._by_schema[schema] = plan
+            plan = Plan(schema if same_schema(schema, clean) else clean, columns, {})
+            self._by_schema[key] = plan
         self._by_object[id(schema)] = (schema, plan)  # which keeps the object, so its id too
         return plan
 

@@ -24,7 +24,7 @@ from oncely.decode.times import parse_date, parse_timestamp
 DEEPEST = 128
 """How many arrays and objects may lie in one another, the record's own object included."""
 _MOST_SHOWN = 40  # characters of a record's content in a reason
-_MOST_DIGITS = 400  # of a whole number; DOUBLE ends at 309
+MOST_DIGITS = 400  # of a whole number; DOUBLE ends at 309
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKETS = re.compile(r"[][{}]+")
 _INTEGERS: Mapping[pa.DataType, int] = {
@@ -180,7 +180,7 @@ def _string(arrow: pa.DataType, value: Any, path: str) -> str:
 def _integer(arrow: pa.DataType, value: Any, path: str) -> int:
     if not isinstance(value, Whole):
         _wrong(arrow, value, path)
-    number = int(value) if len(value) <= _MOST_DIGITS else None
+    number = int(value) if len(value) <= MOST_DIGITS else None
     limit = 1 << _INTEGERS[arrow] - 1
     if number is None or not -limit <= number < limit:
         raise Refused(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
@@ -202,7 +202,7 @@ def _floating(arrow: pa.DataType, value: Any, path: str) -> float:
 
 
 def _is_short_whole(value: Number) -> bool:
-    return isinstance(value, Whole) and len(value) <= _MOST_DIGITS
+    return isinstance(value, Whole) and len(value) <= MOST_DIGITS
 
 
 def _decimal(arrow: pa.DataType, value: Any, path: str) -> Decimal:
@@ -211,7 +211,7 @@ def _decimal(arrow: pa.DataType, value: Any, path: str) -> Decimal:
     try:
         sign, digits, exponent = Decimal(value).as_tuple()
     except InvalidOperation:  # an exponent that is longer than a machine word
-        sign, digits, exponent = 0, (1,), _MOST_DIGITS
+        sign, digits, exponent = 0, (1,), MOST_DIGITS
     assert isinstance(exponent, int)  # noqa: S101 - JSON has no NaN
     significant = "".join(map(str, digits)).rstrip("0")
     exponent += len(digits) - len(significant) if significant else -exponent

@@ -69,6 +69,28 @@ _TOKEN = re.compile(
 )
 
 
+class SchemaKey:
+    """A schema as a key: unlike a :class:`pyarrow.Schema` it differs by metadata of fields, too."""
+
+    __slots__ = ("_hash", "schema")
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema, self._hash = schema, hash(schema)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SchemaKey) and same_schema(self.schema, other.schema)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:
+    """Whether two schemas are equal, metadata of fields included."""
+    if one is None or other is None:
+        return one is other
+    return one is other or bool(one.equals(other, check_metadata=True))
+
+
 def parse_schema(ddl: str, *, key: str = "decode.schema") -> pa.Schema:
     """Read Spark DDL.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from oncely.decode.avro_form import avro_name
+from oncely.decode.avro_form import avro_name, is_large, large
 from oncely.decode.reference import quote
 from oncely.decode.schema import type_name
 
@@ -24,12 +24,13 @@ class Leaf:
     """A type without others inside; one object for one type, see :func:`leaf`."""
 
     arrow: pa.DataType
+    words: str = ""
     depth = 1
     count = 0
     text = 70  # the longest, a decimal, has 63
 
     def __str__(self) -> str:
-        return type_name(self.arrow)
+        return self.words or type_name(self.arrow)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +117,13 @@ def leaf(arrow: pa.DataType) -> Leaf:
 
 BOOLEAN, INT, BIGINT = Leaf(pa.bool_()), Leaf(pa.int32()), Leaf(pa.int64())
 FLOAT, DOUBLE, STRING = Leaf(pa.float32()), Leaf(pa.float64()), Leaf(pa.string())
+LARGE = Leaf(pa.int64(), "BIGINT with numbers beyond 2^53")
+"""A BIGINT column that has held a number beyond 2^53. Not every such number equals a DOUBLE, so
+this column does not become one; any other BIGINT column may, and each of its numbers stays."""
 _LEAVES = {each.arrow: each for each in (BOOLEAN, INT, BIGINT, FLOAT, DOUBLE, STRING)}
 NOTHING = Struct({})
+EXACT = 1 << 53
+"""Every whole number up to this one, and down to its negative, equals a DOUBLE."""
 
 
 def step(path: str, name: str) -> str:
@@ -132,15 +138,18 @@ def shape_of(schema: pa.Schema) -> Struct:
 
 
 def _struct(fields: Iterable[pa.Field]) -> Struct:
-    shapes = ((field.name, _of(field.type)) for field in fields)
+    shapes = ((field.name, _of(field)) for field in fields)
     return Struct({name: shape for name, shape in shapes if shape is not None})
 
 
-def _of(arrow: pa.DataType) -> Shape | None:
+def _of(field: pa.Field) -> Shape | None:
+    arrow = field.type
+    if is_large(field):
+        return LARGE
     if pa.types.is_struct(arrow):
         return _struct(arrow.field(i) for i in range(arrow.num_fields))
     if pa.types.is_list(arrow):
-        return ListOf(_of(arrow.value_type))
+        return ListOf(_of(arrow.value_field))
     return None if pa.types.is_null(arrow) else leaf(arrow)
 
 
@@ -195,12 +204,14 @@ def _settled(shape: Shape | None, known: Shape | None, names: list[str]) -> Shap
 
 def schema_of(shape: Struct) -> pa.Schema:
     """The columns of a settled shape, all of them nullable."""
-    return pa.schema([pa.field(name, _arrow(field)) for name, field in shape.fields.items()])
+    return pa.schema([_field(name, field) for name, field in shape.fields.items()])
 
 
-def _arrow(shape: Shape | None) -> pa.DataType:
+def _field(name: str, shape: Shape | None) -> pa.Field:
+    if shape is LARGE:
+        return large(name)
     if isinstance(shape, Struct):
-        return pa.struct([pa.field(name, _arrow(f)) for name, f in shape.fields.items()])
+        return pa.field(name, pa.struct([_field(*each) for each in shape.fields.items()]))
     if isinstance(shape, ListOf):
-        return pa.list_(_arrow(shape.item))
-    return pa.null() if shape is None else shape.arrow
+        return pa.field(name, pa.list_(_field("item", shape.item)))
+    return pa.field(name, pa.null() if shape is None else shape.arrow)

@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncely.decode.avro_form import is_large
 from oncely.decode.columns import Columns, Leaf, Values, fit, leaf
 from oncely.decode.gather import Records
 from oncely.decode.reference import DEEPEST, from_base64, nesting
+from oncely.decode.shapes import EXACT
 from oncely.decode.times import bad_timestamps, dates, timestamps
 
 Empty = Mapping[str, "Empty"]
@@ -135,7 +137,7 @@ def _struct(columns: list[pa.Field], empty: Empty | None) -> type:
     slots: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     names: dict[str, str] = {}
     for index, column in enumerate(columns):
-        kind = _type(column.type, None if empty is None else empty.get(column.name, {}))
+        kind = _type(column, None if empty is None else empty.get(column.name, {}))
         slots.append((f"f{index}", kind | None, None) if column.nullable else (f"f{index}", kind))
         names[f"f{index}"] = column.name
     taken = set(names.values())
@@ -158,22 +160,30 @@ def _nothing(empty: Empty) -> Any:
     return _struct([], empty) | Annotated[list[Any], msgspec.Meta(max_length=0)] | None
 
 
-def _type(arrow: pa.DataType, empty: Empty | None = None) -> Any:
-    """What msgspec checks: the JSON type, and the width of integers. The leaves check the rest."""
+def _type(field: pa.Field, empty: Empty | None = None) -> Any:
+    """What msgspec checks: the JSON type, and the width of integers. The leaves check the rest.
+
+    Where columns are inferred (``empty`` is not None), a number that may not keep its value is
+    left to the reference: a first one beyond 2^53, and in a DOUBLE column each of them, which
+    Arrow does not take as long as it is an int.
+    """
+    arrow = field.type
     if pa.types.is_integer(arrow):
         limit = 1 << arrow.bit_width - 1
+        if empty is not None and arrow == pa.int64() and not is_large(field):
+            limit = EXACT
         return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
     if pa.types.is_struct(arrow):
         return _struct([arrow.field(i) for i in range(arrow.num_fields)], empty)
     if pa.types.is_list(arrow):
         inside: Empty | None = None if empty is None else {}
-        return list[_type(arrow.value_type, inside) | None]  # type: ignore[misc]
+        return list[_type(arrow.value_field, inside) | None]  # type: ignore[misc]
     if pa.types.is_map(arrow):
-        return dict[str, _type(arrow.item_type) | None]  # type: ignore[misc]
+        return dict[str, _type(arrow.item_field) | None]  # type: ignore[misc]
     if pa.types.is_boolean(arrow):
         return bool
     if pa.types.is_floating(arrow):
-        return float
+        return float if empty is None else int | float
     # msgspec's own Decimal takes texts too. An untyped number with a point goes through
     # float_hook, and Arrow takes nothing but int and Decimal for a DECIMAL.
     return Any if pa.types.is_decimal(arrow) else str

@@ -6,20 +6,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.decode.merging import wider_number
+from oncely.decode.schema import same_schema
 from oncely.decode.shapes import leaf
-from oncely.errors import check
+from oncely.errors import InvariantViolation, check
 
 
 def widen(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The same rows with the columns of a schema that theirs resolves to.
 
-    Fields that are missing are null, whole numbers become DOUBLE (rounded to the nearest one, as
-    the decoders do), and the order is the schema's; in structs and lists too.
+    Fields that are missing are null, whole numbers become DOUBLE where that is the same number,
+    and the order is the schema's; in structs and lists too.
 
     Raises:
-        InvariantViolation: a column of the rows is not in ``schema``, or has no way to its type.
+        InvariantViolation: a column of the rows is not in ``schema``, has no way to its type, or
+            holds a number that is not the same as a DOUBLE.
     """
-    if rows.schema is schema or rows.schema.equals(schema):
+    if same_schema(rows.schema, schema):
         return rows
     check(set(rows.schema.names) <= set(schema.names), "a column would get lost")
     columns = [
@@ -50,8 +52,10 @@ def _widen(values: pa.Array, arrow: pa.DataType) -> pa.Array:
         return pa.ListArray.from_arrays(offsets, items, type=arrow, mask=values.is_null())
     wider = leaf(arrow)
     check(wider_number(leaf(values.type), wider) is wider, f"{values.type} won't become {arrow}")
-    # Unsafe to Arrow: a whole number that DOUBLE holds but nearly. It is rounded to the nearest.
-    return pc.cast(values, arrow, safe=not pa.types.is_floating(arrow))
+    try:
+        return pc.cast(values, arrow)
+    except pa.ArrowInvalid as error:  # a whole number beyond 2^53
+        raise InvariantViolation(f"{values.type} won't become {arrow}: {error}") from None
 
 
 def _struct(values: pa.StructArray, arrow: pa.StructType) -> pa.Array:

@@ -27,7 +27,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -40,6 +40,7 @@ from oncely.files.reading import Named, rows_of
 from oncely.files.table import Table
 from oncely.files.times import instant
 from oncely.sinks.files.avro_file import AvroFiles
+from oncely.sinks.files.conform import Rounding
 from oncely.sinks.files.leases import Limits, StagingLeases
 from oncely.sinks.files.manifest import Contents, Manifest
 from oncely.sinks.files.names import is_mixed
@@ -65,6 +66,8 @@ class Compacted:
         rows: in them.
         bytes_before, bytes_after: of inputs and outputs; after is 0 for a dry run.
         dropped: inputs that another compaction has taken meanwhile.
+        kept: inputs that stay as they are: a whole number in them is not the same in the type
+            that its column has become.
         files: of the table afterwards.
     """
 
@@ -76,6 +79,7 @@ class Compacted:
     bytes_after: int
     dropped: int
     files: int
+    kept: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -134,8 +138,9 @@ def compact(
             sum(file.rows for file in done),
             sum(file.bytes for file in inputs if file.path in gone),
             sum(file.bytes for file in done),
-            len(inputs) - len(gone),
+            len(inputs) - len(gone) - len(work.kept),
             len(manifest.settled().files),
+            len(work.kept),
         )
 
 
@@ -146,6 +151,7 @@ class _Compaction:
     manifest: Manifest
     largest: int
     leases: StagingLeases
+    kept: set[str] = field(default_factory=set)
 
     # -- outputs ---------------------------------------------------------------------------
 
@@ -157,15 +163,31 @@ class _Compaction:
         self.leases.hold()
         made = [self._write(one, contents.schemas[one[0].scope]) for one in together]
         self.table.store.durable()
-        return made, since
+        return [file for file in made if file is not None], since
 
-    def _write(self, files: Bin, published: ScopeSchema) -> ManifestFile:
-        """The rows of all files, in order, with the published columns of their scope."""
+    def _rows(self, file: ManifestFile, schema: pa.Schema) -> pa.Table | None:
+        """A file's rows; None when one of its numbers would be rounded: then it is kept."""
+        try:
+            return rows_of(self.table.store, Named.of(file), schema)
+        except Rounding:
+            self.kept.add(file.path)
+            return None
+
+    def _write(self, files: Bin, published: ScopeSchema) -> ManifestFile | None:
+        """The rows of the files, in order, with the published columns of their scope.
+
+        None when fewer than two of them can have these columns.
+        """
         table = self.table
         schema = arrow_schema_of(published.avro)
         with ThreadPoolExecutor(_FETCHES) as threads:
-            parts = threads.map(lambda f: rows_of(table.store, Named.of(f), schema), files)
-            rows = pa.concat_tables(parts)
+            found = threads.map(lambda file: self._rows(file, schema), files)
+            read = [(f, own) for f, own in zip(files, found, strict=True) if own is not None]
+        if len(read) < 2:
+            self.kept.update(file.path for file in files)
+            return None
+        files = [file for file, _ in read]
+        rows = pa.concat_tables([own for _, own in read])
         counted = sum(file.rows for file in files)
         if rows.num_rows != counted:
             raise InvariantViolation(

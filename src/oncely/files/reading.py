@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from oncely.errors import DataLost, InvariantViolation
+from oncely.errors import DataLost, InvariantViolation, WrongInput
 from oncely.files.schemas import resolved
 from oncely.sinks.files import avro_file, parquet_file
+from oncely.sinks.files.conform import Rounding
 from oncely.sinks.files.store import NoSuchFile, Store
 from oncely.sinks.files.words import Format, ManifestFile
 
@@ -42,10 +43,37 @@ def decoded(data: bytes, form: Format) -> pa.Table:
     return avro_file.read(data) if form == "avro" else parquet_file.read(data)
 
 
-def rows_of(store: Store, file: Named, schema: pa.Schema) -> pa.Table:
-    """A file's rows with these columns.
+Allowed = Literal["refuse", "allow"]
+"""Whether a reader may round."""
+
+
+def read_as(store: Store, file: Named, schema: pa.Schema, rounding: Allowed) -> pa.Table:
+    """A file's rows for a reader.
 
     Raises:
+        WrongInput: a whole number would be rounded, and may not. Otherwise as :func:`rows_of`.
+    """
+    try:
+        return rows_of(store, file, schema, rounding=rounding == "allow")
+    except Rounding as error:
+        raise WrongInput(
+            error.message,
+            way_out='leave the column out by `columns`, or read with rounding = "allow": then it'
+            " becomes the nearest number of that type",
+        ) from None
+
+
+def rows_of(store: Store, file: Named, schema: pa.Schema, *, rounding: bool = False) -> pa.Table:
+    """A file's rows with these columns.
+
+    Args:
+        store: where it lies.
+        file: which one.
+        schema: the columns.
+        rounding: whether a whole number may become the nearest floating-point one.
+
+    Raises:
+        Rounding: a whole number would be rounded, and may not.
         DataLost: it is gone, or no longer what was published.
         InvariantViolation: its own columns don't resolve to these.
         Unavailable: the store does not answer.
@@ -65,6 +93,8 @@ def rows_of(store: Store, file: Named, schema: pa.Schema) -> pa.Table:
             way_out="restore it from a copy; `oncely files verify` tells what else was changed",
         )
     try:
-        return resolved(decoded(data, file.format), schema)
+        return resolved(decoded(data, file.format), schema, rounding=rounding)
+    except Rounding as error:
+        raise Rounding(f"{file.path}: {error.message}") from None
     except InvariantViolation as error:
         raise InvariantViolation(f"{file.path}: {error.message}") from None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from oncely.files.reading import Named, rows_of
+from oncely.files.reading import Allowed, Named, read_as
 from oncely.files.schemas import wanted_schema
 from oncely.files.table import Table
 
@@ -16,6 +16,7 @@ def rows(
     *,
     where: Mapping[str, str | None] | None = None,
     columns: Sequence[str] | None = None,
+    rounding: Allowed = "refuse",
 ) -> tuple[pa.Schema, Iterator[pa.Table]]:
     """The columns, and the rows of one file after the other, in the order of paths.
 
@@ -25,5 +26,5 @@ def rows(
     contents = table.look()
     files = list(table.chosen(contents, where or {}))
     scopes = {file.scope for file in files} or contents.schemas.keys()
-    schema = wanted_schema(contents.schemas, scopes, columns)
-    return schema, (rows_of(table.store, Named.of(file), schema) for file in files)
+    schema = wanted_schema(contents.schemas, scopes, columns, rounding=rounding == "allow")
+    return schema, (read_as(table.store, Named.of(file), schema, rounding) for file in files)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from oncely.decode.avro_form import arrow_schema_of
+from oncely.decode.avro_form import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, InvariantViolation
 from oncely.sinks.files.conform import conform
@@ -22,6 +22,8 @@ def wanted_schema(
     schemas: Mapping[Scope, ScopeSchema],
     scopes: Iterable[Scope],
     columns: Sequence[str] | None,
+    *,
+    rounding: bool = False,
 ) -> pa.Schema:
     """The columns of a reading over several scopes.
 
@@ -29,6 +31,8 @@ def wanted_schema(
         schemas: what is published.
         scopes: those that are read.
         columns: only these, in this order; None for all.
+        rounding: whether large whole numbers of one scope may become the floating-point ones of
+            another.
 
     Raises:
         ConfigError: two scopes have a column with types that don't go together; a column that
@@ -38,6 +42,8 @@ def wanted_schema(
     found, seen = pa.schema([]), list[Scope]()
     for scope, published in _distinct(schemas, scopes).items():
         own = arrow_schema_of(published.avro)
+        if rounding:
+            own = storable(own)  # which does not know that numbers were large
         if columns is not None:
             own = pa.schema([field for field in own if field.name in columns])
         try:
@@ -59,15 +65,15 @@ def wanted_schema(
     return pa.schema([found.field(name) for name in columns])
 
 
-def resolved(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def resolved(rows: pa.Table, schema: pa.Schema, *, rounding: bool = False) -> pa.Table:
     """A file's rows with these columns, in this order; other ones are left out.
 
     Raises:
+        Rounding: a whole number would be rounded, and may not.
         InvariantViolation: a column's values can't become these.
     """
-    return conform(
-        rows.select([name for name in rows.column_names if name in schema.names]), schema
-    )
+    found = rows.select([name for name in rows.column_names if name in schema.names])
+    return conform(found, schema, rounding=rounding)
 
 
 def _check(columns: Sequence[str] | None) -> None:

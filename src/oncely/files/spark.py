@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from oncely.files.reading import Named, rows_of
+from oncely.files.reading import Allowed, Named, read_as
 from oncely.files.schemas import wanted_schema
 from oncely.files.table import Table, table_of
 from oncely.sinks.files.store import Store
@@ -32,6 +32,7 @@ def read(
     *,
     where: Mapping[str, str | None] | None = None,
     columns: Sequence[str] | None = None,
+    rounding: Allowed = "refuse",
 ) -> DataFrame:
     """The rows of a pipeline's files, as the manifest has them at this moment.
 
@@ -45,8 +46,11 @@ def read(
         where: only files with these values of partition columns; None for "no value". The
             values are texts as in the directories, decoded: ``{"date": "2026-11-21"}``.
         columns: only these, in this order; all by default.
+        rounding: ``allow``: whole numbers that no number of a floating-point column equals
+            become the nearest one. By default reading them is an error.
 
     Raises:
+        WrongInput: a number would be rounded, and may not.
         ConfigError: the sink is no files sink, or was never written to; ``where`` names no
             partition column; ``columns`` names no column; two scopes have a column with types
             that don't go together.
@@ -59,7 +63,7 @@ def read(
     files = list(table.chosen(contents, where or {}))
     # Without files the whole table's columns: a filter that finds nothing is no mistake.
     scopes = {file.scope for file in files} or contents.schemas.keys()
-    schema = wanted_schema(contents.schemas, scopes, columns)
+    schema = wanted_schema(contents.schemas, scopes, columns, rounding=rounding == "allow")
     spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not files:
         return spark.createDataFrame([], spark_schema)
@@ -67,7 +71,7 @@ def read(
     # One element for one task, whatever the sizes: a shuffle would deal them out by hash.
     dealt = spark.sparkContext.parallelize([(task,) for task in tasks], len(tasks))
     frame = spark.createDataFrame(dealt, _LINES)
-    return frame.mapInArrow(_Reader(table.store, schema), spark_schema)
+    return frame.mapInArrow(_Reader(table.store, schema, rounding), spark_schema)
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,13 @@ class _Reader:
 
     store: Store
     schema: pa.Schema
+    rounding: Allowed
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column("files").to_pylist():
                 for file in task:
-                    rows = rows_of(self.store, Named(**file), self.schema)
+                    rows = read_as(self.store, Named(**file), self.schema, self.rounding)
                     yield from rows.to_batches(max_chunksize=_ROWS)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from oncely.decode.avro_form import arrow_schema_of, avro_schema_of
 from oncely.decode.infer import Inferred, InferringJson
 from oncely.decode.merging import Caps
 from oncely.decode.scopes import LONGEST, Scope
@@ -71,7 +72,7 @@ def test_the_first_record_counts_and_the_others_are_told_why() -> None:
         {"who": []},
         {"first name": [1]},
         {"who": {"age": 30.5}},
-        {"who": {"age": 12345678901234567890}},
+        {"who": {"age": 2**64}},
         {"tags": [1, "x"]},
         b'{"who": {"age": 1e999}}',
     )
@@ -84,15 +85,60 @@ def test_the_first_record_counts_and_the_others_are_told_why() -> None:
         8: "who.age: 1e999 is out of range of DOUBLE",
     }
     assert found.known[()] == pa.schema({"who": pa.struct({"age": DOUBLE}), "first name": TEXT})
-    assert rows(found)[6]["who"]["age"] == 12345678901234567890.0
+    assert rows(found)[6]["who"]["age"] == 2.0**64
 
 
 def test_a_whole_number_beyond_64_bits_needs_a_double() -> None:
     big = 1 << 63
-    found = infer({"n": big}, {"n": big - 1}, {"n": big}, {"n": 0.5}, {"n": big}, {"m": [big, 0.5]})
-    assert reasons(found) == dict.fromkeys((0, 2), f"n: {big} is out of range of BIGINT")
-    assert rows(found)[1] == {"n": float(big - 1), "m": None}
+    found = infer({"n": big}, {"n": 1}, {"n": big}, {"n": 0.5}, {"n": big}, {"m": [big, 0.5]})
+    assert reasons(found) == dict.fromkeys((0, 2), f"n: {big} is out of range of BIGINT") | {
+        5: "m[1]: it is BIGINT with numbers beyond 2^53, found DOUBLE"
+    }
+    found = infer({"n": 1}, {"n": 0.5}, {"n": big}, {"m": [0.5]}, {"m": []}, {"m": [big, 0.5]})
+    assert rows(found)[2] == {"n": float(big), "m": None}
     assert rows(found)[5] == {"n": None, "m": [float(big), 0.5]}
+
+
+WIDE = 9_007_199_254_740_993  # 2**53 + 1: no DOUBLE equals it
+
+
+def test_a_whole_number_that_no_double_equals_is_kept_or_rejected() -> None:
+    found = infer(
+        {"n": 5}, {"n": WIDE}, {"n": 1.5}, {"n": 6}, {"m": 1.5}, {"m": WIDE}, {"m": 2**60}
+    )
+    assert reasons(found) == {
+        2: "n: it is BIGINT with numbers beyond 2^53, found DOUBLE",
+        5: f"m: {WIDE} does not fit DOUBLE exactly",
+    }
+    kept = {record: (row["n"], row["m"]) for record, row in rows(found).items()}
+    assert kept == {0: (5, None), 1: (WIDE, None), 3: (6, None), 4: (None, 1.5), 6: (None, 2.0**60)}
+    assert found.known[()] == pa.schema({"n": BIG, "m": DOUBLE})
+
+
+@pytest.mark.parametrize("number", [WIDE, -WIDE, 2**63 - 1, 2**64 - 1, 10**30])
+@pytest.mark.parametrize("count", [1, 100])
+def test_no_number_is_rounded_whichever_way_it_is_decoded(number: int, count: int) -> None:
+    at = [{"n": 0.5}] * count + [{"n": number}, {"n": [number]}, {"n": 7}]
+    found = infer(*at, {"l": [{"n": 0.5}, {"n": number}]})
+    assert reasons(found) == {
+        count: f"n: {number} does not fit DOUBLE exactly",
+        count + 1: "n: it is DOUBLE, found ARRAY",
+        count + 3: f"l[1].n: {number} does not fit DOUBLE exactly",
+    }
+
+
+@pytest.mark.parametrize("nest", [lambda n: n, lambda n: {"s": n}, lambda n: [n]])
+def test_a_column_with_large_whole_numbers_stays_one_in_later_calls(nest: Any) -> None:
+    first = infer(*[{"n": nest(WIDE + i)} for i in range(40)])
+    # As a later batch knows it: by the Avro schema that was published.
+    known = {(): arrow_schema_of(avro_schema_of(first.known[()]))}
+    found = infer({"n": nest(1.5)}, {"n": nest(WIDE)}, known=known)
+    assert [*reasons(found)] == [0]
+    assert rows(found) == {1: {"n": nest(WIDE)}}
+    small = infer({"n": nest(7)})
+    assert avro_schema_of(small.known[()]) != avro_schema_of(first.known[()])
+    grown = infer({"n": nest(WIDE)}, known=small.known)
+    assert avro_schema_of(grown.known[()]) == avro_schema_of(first.known[()])
 
 
 def test_scopes_have_schemas_of_their_own() -> None:

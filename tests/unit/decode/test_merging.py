@@ -3,8 +3,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro_form import arrow_schema_of, avro_schema_of
+from oncely.decode.avro_form import arrow_schema_of, avro_schema_of, large
 from oncely.decode.merging import Caps, Conflict, TooMuch, merge
+from oncely.decode.schema import same_schema
 from oncely.decode.shapes import shape_of
 from oncely.decode.widening import widen
 from oncely.errors import ConfigError, InvariantViolation
@@ -118,11 +119,25 @@ def test_caps_that_make_no_sense(caps: dict[str, int]) -> None:
         Caps(**caps)
 
 
-def test_whole_numbers_are_rounded_to_the_nearest_double() -> None:
-    table = pa.table({"n": [2**53 + 1, -(2**63), None, 2**63 - 1]})
+def test_whole_numbers_become_doubles_or_are_refused() -> None:
+    table = pa.table({"n": [2**53, -(2**53), None, 7]})
     wide = widen(table, pa.schema({"m": TEXT, "n": DOUBLE}))
-    assert wide["n"].to_pylist() == [float(2**53 + 1), -(2.0**63), None, 2.0**63]
+    assert wide["n"].to_pylist() == [2.0**53, -(2.0**53), None, 7.0]
     assert wide["m"].null_count == 4
+    with pytest.raises(InvariantViolation, match="9007199254740993"):
+        widen(pa.table({"n": [2**53 + 1]}), pa.schema({"n": DOUBLE}))
+
+
+@pytest.mark.parametrize("other", [DOUBLE, pa.float32()])
+def test_a_column_with_large_numbers_does_not_become_a_double(other: pa.DataType) -> None:
+    held, plain = pa.schema([large("n")]), pa.schema({"n": BIG})
+    for one, two in ((held, pa.schema({"n": other})), (pa.schema({"n": other}), held)):
+        with pytest.raises(Conflict, match=r"beyond 2\^53"):
+            merge(one, two)
+    assert merge(held, plain) is held
+    assert avro_schema_of(merge(plain, held)) == avro_schema_of(held)
+    assert avro_schema_of(merge(pa.schema({"n": INT}), held)) == avro_schema_of(held)
+    assert same_schema(arrow_schema_of(avro_schema_of(held)), held)
 
 
 def test_nothing_gets_lost_by_widening() -> None:

@@ -9,18 +9,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncely.decode.schema import type_name
 from oncely.errors import InvariantViolation
 
 _PAIR = ["key", "value"]
 
 
-def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+class Rounding(InvariantViolation):
+    """A whole number does not equal any number of the type that its column shall have."""
+
+
+def conform(rows: pa.Table, schema: pa.Schema, *, rounding: bool = False) -> pa.Table:
     """The rows with the columns of ``schema``, in its order, which knows all that they have.
 
     What is missing is null, whole numbers become floating-point ones where the schema has them,
     structs go field by field and lists item by item, maps become lists of key and value.
 
+    Args:
+        rows: the rows.
+        schema: the columns that they shall have.
+        rounding: whether a whole number may become the nearest floating-point one.
+
     Raises:
+        Rounding: a whole number would be rounded, and may not.
         InvariantViolation: the schema lacks a column of the rows, or has another kind of type.
     """
     if rows.schema.equals(schema):
@@ -30,7 +41,7 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         if field.name not in names and not pa.types.is_null(field.type):
             raise InvariantViolation(f"the schema has lost the column {field.name!r}")
     columns = [
-        recast(rows.column(f.name), f.type, f.name)
+        recast(rows.column(f.name), f.type, f.name, rounding=rounding)
         if f.name in have
         else pa.nulls(rows.num_rows, f.type)
         for f in schema
@@ -39,7 +50,12 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def recast(
-    column: pa.ChunkedArray, to: pa.DataType, path: str, found_by: Callable[[str], str] = str
+    column: pa.ChunkedArray,
+    to: pa.DataType,
+    path: str,
+    found_by: Callable[[str], str] = str,
+    *,
+    rounding: bool = False,
 ) -> pa.ChunkedArray:
     """One column.
 
@@ -48,13 +64,15 @@ def recast(
         to: the type that they shall have.
         path: the column's name, for messages.
         found_by: by which name in ``column`` a field of ``to`` is found; its own by default.
+        rounding: whether a whole number may become the nearest floating-point one.
 
     Raises:
+        Rounding: a whole number would be rounded, and may not.
         InvariantViolation: another kind of type, or a field that ``to`` lacks.
     """
     if column.type.equals(to):
         return column
-    step = _Recast(path, found_by)
+    step = _Recast(path, found_by, rounding)
     return pa.chunked_array([step.array(chunk, to) for chunk in column.chunks], to)
 
 
@@ -62,6 +80,7 @@ def recast(
 class _Recast:
     path: str
     found_by: Callable[[str], str]
+    rounding: bool
 
     def array(self, array: pa.Array, to: pa.DataType) -> pa.Array:
         old = array.type
@@ -79,7 +98,7 @@ class _Recast:
 
     def _leaf(self, array: pa.Array, to: pa.DataType) -> pa.Array:
         if pa.types.is_floating(to) and pa.types.is_integer(array.type):
-            return pc.cast(array, to, safe=False)  # beyond 2^53 it rounds, as Avro's readers do
+            return self._floating(array, to)
         if pa.types.is_binary(to) and pa.types.is_decimal128(array.type):
             return _big_endian(array)
         try:
@@ -88,6 +107,17 @@ class _Recast:
             raise InvariantViolation(
                 f"{self.path}: {array.type} can't become {to}: {error}"
             ) from None
+
+    def _floating(self, array: pa.Array, to: pa.DataType) -> pa.Array:
+        numbers = pc.cast(array, to, safe=False)
+        if not self.rounding:
+            # 2^63 - 1 becomes 2^63, and what that is as an int64 depends on the processor.
+            other = pc.not_equal(pc.cast(numbers, array.type, safe=False), array)
+            rounded = pc.indices_nonzero(pc.or_(other, pc.greater_equal(numbers, 2.0**63)))
+            if len(rounded):
+                number, type_ = array[rounded[0].as_py()], type_name(to)
+                raise Rounding(f"{self.path}: {number} does not fit {type_} exactly")
+        return numbers
 
     def _struct(self, array: pa.StructArray, to: pa.StructType) -> pa.Array:
         old = {array.type.field(i).name: i for i in range(array.type.num_fields)}
@@ -118,7 +148,7 @@ class _Recast:
         return pa.ListArray.from_arrays(offsets, items, to, mask=mask)
 
     def _below(self, step: str) -> _Recast:
-        return _Recast(self.path + step, self.found_by)
+        return _Recast(self.path + step, self.found_by, self.rounding)
 
 
 def _mask(array: pa.Array) -> pa.Array | None:

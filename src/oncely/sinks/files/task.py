@@ -14,6 +14,7 @@ from oncely.core.offsets import TopicPartition
 from oncely.decode.avro_form import avro_schema_of, schema_id
 from oncely.decode.base import Rejection
 from oncely.decode.merging import CannotMerge, merge
+from oncely.decode.schema import same_schema
 from oncely.errors import Stopped, check
 from oncely.sinks.base import Chunk, Fence, IntArray, Staged
 from oncely.sinks.files.conform import conform
@@ -137,7 +138,8 @@ class FilesTask:
         done = self._writer.finish()
         schemas, grown = dict(done.schemas), []
         for scope, schema in self._known.items():
-            if self._form.schema is None and self._published.get(scope) != schema:
+            new = not same_schema(self._published.get(scope), schema)
+            if self._form.schema is None and new:
                 avro = avro_schema_of(schema)
                 schemas[schema_id(avro)] = avro
                 grown.append((scope, schema_id(avro)))
