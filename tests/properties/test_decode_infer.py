@@ -119,9 +119,11 @@ def scope_of(record: dict[str, Any], columns: Sequence[str]) -> tuple[str | None
     for name in columns:
         value = record.get(name)
         if isinstance(value, bool):
-            found.append("true" if value else "false")
+            found.append("true::BOOLEAN" if value else "false::BOOLEAN")
         elif isinstance(value, int) and -(2**63) <= value < 2**63:
-            found.append(str(value))
+            found.append(f"{value}::BIGINT")
+        elif value == "1":
+            found.append("1::STRING")
         elif value is None or isinstance(value, str):
             found.append(value)
         else:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from oncely.decode.base import Rejection
 from oncely.decode.gather import Slice, no_gc, slices
-from oncely.decode.inferring import Part, Run
+from oncely.decode.inferring import Judge, Part, Run
 from oncely.decode.merging import Caps
 from oncely.decode.plans import Plans
 from oncely.decode.scopes import Scope, ScopeReader
@@ -53,6 +53,7 @@ class InferringJson:
     - A whole number beyond 64 bits is refused unless its column is a DOUBLE by then.
     - A value of another type than its column's is a conflict: the record is refused, and nothing
       is learned from it. So the first record counts, not the majority.
+    - Nor is anything learned from a record that ``judge`` refuses: it will be no row either.
     - A record is a row of the schema that it leaves behind. When the schema would be larger than
       the caps, the record is refused. So is an object without any value before a column is known.
 
@@ -64,10 +65,13 @@ class InferringJson:
     Attributes:
         scope_columns: names of members; with none, all records have the scope ``()``.
         caps: what a schema may grow to.
+        judge: says why a record can't be written although it can be decoded, or None. It is asked
+            about records that would make a schema grow, and no others.
     """
 
     scope_columns: tuple[str, ...] = ()
     caps: Caps = field(default_factory=Caps)
+    judge: Judge | None = None
 
     def infer(self, values: pa.ChunkedArray, known: Mapping[Scope, pa.Schema]) -> Inferred:
         """Decode every record: a row or a rejection.
@@ -82,7 +86,7 @@ class InferringJson:
         self._plans.forget()
         with no_gc():
             for section in _sections(values):
-                run = Run(self._scopes, self.caps, self._plans, book)
+                run = Run(self._scopes, self.caps, self._plans, book, self.judge)
                 for part in section:
                     run.slice(part)
                 parts += run.parts()
@@ -100,7 +104,7 @@ class InferringJson:
 
     def __getstate__(self) -> dict[str, Any]:
         # msgspec's types are made at run time and can't be pickled; each process makes its own.
-        return {"scope_columns": self.scope_columns, "caps": self.caps}
+        return {name: getattr(self, name) for name in ("scope_columns", "caps", "judge")}
 
 
 def _sections(values: pa.ChunkedArray) -> Iterator[list[Slice]]:

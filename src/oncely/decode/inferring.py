@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,10 @@ _FIRST_QUOTA, _MORE = 4, 8
 """How many records of a scope are looked at one by one before the others are tried again, and
 how many times as many the next time."""
 _CELLS = 4_000_000  # values that exist as Python objects at a time
+
+
+Judge = Callable[[Mapping[str, Any]], str | None]
+"""See :class:`oncely.decode.infer.InferringJson`."""
 
 
 class Part(NamedTuple):
@@ -71,13 +75,20 @@ class Run:
     """
 
     def __init__(
-        self, reader: ScopeReader, caps: Caps, plans: Plans, known: Mapping[Scope, pa.Schema]
+        self,
+        reader: ScopeReader,
+        caps: Caps,
+        plans: Plans,
+        known: Mapping[Scope, pa.Schema],
+        judge: Judge | None = None,
     ) -> None:
         self._reader, self._caps, self._plans, self._known = reader, caps, plans, known
+        self._judge = judge
         self._codes: dict[Scope, int] = {}
         self._scopes: list[_Scope] = []
         self._pieces: list[Piece] = []
         self._refused: dict[int, str] = {}
+        self._unwritable: dict[int, str] = {}
 
     def slice(self, part: Slice) -> None:
         """Take the next records.
@@ -152,6 +163,11 @@ class Run:
             except Refused as error:
                 self._refused[record] = str(error)
                 continue
+            if self._judge is not None and grown.columns is not scope.columns:
+                why = self._judge(grown.members)
+                if why is not None:
+                    self._unwritable[record] = why
+                    continue
             scope.slow_records.append(record)
             scope.slow_rows.append(grown.row)
             if self._learn(scope, grown):
@@ -186,10 +202,9 @@ class Run:
 
     def rejections(self) -> list[Rejection]:
         """Records that are no rows, ascending."""
-        return [
-            Rejection(record, "decode", readable(self._refused[record]))
-            for record in sorted(self._refused)
-        ]
+        decode = (Rejection(at, "decode", readable(why)) for at, why in self._refused.items())
+        write = (Rejection(at, "write", readable(why)) for at, why in self._unwritable.items())
+        return sorted([*decode, *write])
 
     def grown(self) -> dict[Scope, pa.Schema]:
         """The schemas of the scopes that have one."""

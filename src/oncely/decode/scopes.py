@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -14,13 +16,55 @@ import pyarrow as pa
 from oncely.decode.reference import Number, Refused, Whole, parse_object, show
 
 Scope = tuple[str | None, ...]
-"""The text of each scope column's value; None where there is none."""
+"""Each scope column's value as :func:`scope_value` writes it; None where there is none."""
 Codes = npt.NDArray[np.int64]
 
 LONGEST = 4_096
-"""Characters of a value. It stands in keys and messages of Kafka, so it can't have any length."""
+"""Bytes of a value. It stands in keys and messages of Kafka, so it can't have any length."""
 _LIMIT = 1 << 63
 _INT64 = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT - 1)]
+
+
+def scope_value(value: str | int | bool) -> str:
+    """A value as it stands in a scope: its text, and its type unless that is plain to see.
+
+    Texts stand as they are. ``1`` and ``"1"`` are ``1::BIGINT`` and ``1::STRING``. Earlier versions
+    wrote ``1`` for both, so that no scope of today has such a value; see :func:`typed`.
+    """
+    if isinstance(value, bool):
+        return f"{'true' if value else 'false'}::BOOLEAN"
+    if isinstance(value, int):
+        return f"{value}::BIGINT"
+    return f"{value}::STRING" if _UNPLAIN.fullmatch(value) else value
+
+
+def typed(texts: Sequence[str | None], columns: Sequence[str], schema: pa.Schema) -> Scope:
+    """The scope of rows: the texts of the values in some columns, whose types the schema tells.
+
+    Of a scope that an earlier version has written it makes the scope that its records have now.
+    """
+    return tuple(map(partial(_typed, schema), columns, texts))
+
+
+def as_of_today(scope: Scope, columns: Sequence[str], schema: pa.Schema) -> Scope:
+    """The scope that has taken the place of one that an earlier version may have written."""
+    if len(scope) != len(columns):  # written with another sink.partition_by
+        return scope
+    told = zip(scope, typed(scope, columns, schema), strict=True)
+    return tuple(now if text and _UNTYPED.fullmatch(text) else text for text, now in told)
+
+
+def _typed(schema: pa.Schema, column: str, text: str | None) -> str | None:
+    if text is None:
+        return None
+    arrow = schema.field(column).type if column in schema.names else pa.string()
+    if pa.types.is_boolean(arrow):
+        return scope_value(text == "true")
+    return scope_value(int(text) if pa.types.is_integer(arrow) else text)
+
+
+_UNTYPED = re.compile(r"-?[0-9]{1,19}|true|false")
+_UNPLAIN = re.compile(_UNTYPED.pattern + r"|.*::(?:STRING|BIGINT|BOOLEAN)", re.DOTALL)
 
 
 class Scoped(NamedTuple):
@@ -41,8 +85,8 @@ class Scoped(NamedTuple):
 class ScopeReader:
     """Reads scopes of JSON records.
 
-    A text counts as it is, a whole number of 64 bits as its decimal digits, true and false as
-    these words; a missing member and null are None. Anything else has no scope.
+    A text, a whole number of 64 bits, true and false are values; a missing member and null are
+    None. Anything else has no scope.
     """
 
     columns: tuple[str, ...]
@@ -65,10 +109,10 @@ class ScopeReader:
         codes = np.full(len(values), -1, np.int64)
         scopes, codes[good] = _together([_texts(column) for column in found])
         for index, scope in enumerate(scopes):
-            longest = max(map(len, filter(None, scope)), default=0)
+            longest = max((len(text.encode()) for text in scope if text), default=0)
             if longest > LONGEST:
                 of = np.flatnonzero(codes == index).tolist()
-                why = f"a partition's value has {longest} characters; it may have {LONGEST}"
+                why = f"a partition's value has {longest:,} bytes; it may have {LONGEST:,} bytes"
                 refused.update(dict.fromkeys(of, why))
         codes[list(refused)] = -1
         return Scoped(scopes, codes, refused)
@@ -120,25 +164,27 @@ def _read(name: str, value: Any) -> Any:
     )
 
 
-def _texts(column: list[Any]) -> pa.Array:
-    if not set(map(type, column)) <= {str, type(None)}:
-        column = [None if value is None else _text(value) for value in column]
-    return pa.array(column, pa.large_string())
+def _texts(column: list[Any]) -> pa.DictionaryArray:
+    """The values as they stand in scopes."""
+    if set(map(type, column)) <= {str, type(None)}:
+        encoded = pa.array(column, pa.large_string()).dictionary_encode(null_encoding="encode")
+        texts = [None if text is None else scope_value(text) for text in _distinct(encoded)]
+        return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(texts, pa.large_string()))
+    column = [None if value is None else scope_value(value) for value in column]
+    return pa.array(column, pa.large_string()).dictionary_encode(null_encoding="encode")
 
 
-def _text(value: str | int | bool) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+def _distinct(encoded: pa.DictionaryArray) -> list[str | None]:
+    found: list[str | None] = encoded.dictionary.to_pylist()
+    return found
 
 
-def _together(columns: list[pa.Array]) -> tuple[list[Scope], Codes]:
+def _together(columns: list[pa.DictionaryArray]) -> tuple[list[Scope], Codes]:
     """The distinct tuples of some columns' values, and which each row has."""
     scopes: list[Scope] = [()]
     codes: Codes = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        encoded = column.dictionary_encode(null_encoding="encode")
-        texts = encoded.dictionary.to_pylist()
+    for encoded in columns:
+        texts = _distinct(encoded)
         codes = codes * len(texts) + encoded.indices.to_numpy().astype(np.int64)
         used, codes = np.unique(codes, return_inverse=True)
         scopes = [

@@ -161,24 +161,24 @@ def test_scopes_have_schemas_of_their_own() -> None:
         ("a",): pa.schema({"u": TEXT, "x": BIG}),
         ("b",): pa.schema({"u": TEXT, "x": TEXT}),
         (None,): pa.schema({"x": BOOL}),
-        ("7",): pa.schema({"u": BIG}),
-        ("true",): pa.schema({"u": BOOL}),
+        ("7::BIGINT",): pa.schema({"u": BIG}),
+        ("7::STRING",): pa.schema({"u": TEXT}),
+        ("true::BOOLEAN",): pa.schema({"u": BOOL}),
     }
     why = "u: files are parted by texts, whole numbers and booleans, found"
     assert reasons(found) == {
-        4: "u: it is BIGINT, found STRING",
         7: f"{why} a number with a point or exponent, 1.5",
         8: f"{why} an array of 1",
         9: "u: 18446744073709551616 is out of range of BIGINT",
         10: "the value is not JSON: Expecting value at character 1",
         11: "the value is null",
     }
-    assert [part.scope for part in found.parts] == [("a",), ("b",), (None,), ("7",), ("true",)]
+    assert [part.scope for part in found.parts] == [*found.known]
 
 
 def test_a_scope_is_no_longer_than_a_key_of_kafka_can_be() -> None:
     found = infer({"u": "x" * LONGEST}, {"u": "x" * (LONGEST + 1)}, by=("u",))
-    assert reasons(found) == {1: "a partition's value has 4097 characters; it may have 4096"}
+    assert reasons(found) == {1: "a partition's value has 4,097 bytes; it may have 4,096 bytes"}
 
 
 def test_a_record_without_a_value_needs_a_column() -> None:

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from oncely.decode.infer import InferringJson
+from oncely.decode.reference import parse_object
 from oncely.errors import ConfigError
-from oncely.sinks.files.event_time import NO_TIME
+from oncely.sinks.files.event_time import NO_TIME, EventTime
 from oncely.sinks.files.partitions import (
     PartitionColumn,
     Splitter,
@@ -51,7 +53,8 @@ def test_what_it_may_not_say(texts: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arrow", "plain", "time"),
     [(pa.string(), True, True), (pa.int64(), True, True), (pa.uint8(), True, False),
-     (pa.bool_(), True, False), (pa.date32(), True, True), (pa.float64(), False, False),
+     (pa.bool_(), True, False), (pa.date32(), True, True), (pa.float64(), False, True),
+     (pa.float32(), False, False),
      (pa.timestamp("ms"), False, True), (pa.list_(pa.int64()), False, False),
      (pa.struct({"a": pa.int64()}), False, False), (pa.binary(), False, False)],
 )  # fmt: skip
@@ -129,8 +132,28 @@ def test_event_times_that_are_none() -> None:
     numbers = pa.array([2**63 - 1, -(2**63), 0])
     found = split(pa.table({"ts": numbers}), BY_HOUR)
     assert [row for row, _ in found.rejected] == [0, 1]
-    found = split(pa.table({"ts": [1.5, None]}), BY_HOUR)
-    assert [row for row, _ in found.rejected] == [0]
+    found = split(pa.table({"ts": [1.5, None, 3_600_000.0, float("inf"), -1e18]}), BY_HOUR)
+    assert [row for row, _ in found.rejected] == [0, 3, 4]
+    assert found.groups[found.codes[1]] == (None, None)
+    assert found.groups[found.codes[2]] == ("1970-01-01", "01")
+
+
+TIMES = ["null", "[]", "{}", "[null]", '{"a": []}', "[0]", '{"a": 1}', "true", "false", '""',
+         '"2026-11-21"', '"2026-11-21T07:00:00+01:00"', '"0001-01-01T00:00:00+01:00"', '"x"',
+         "0", "-0", "-0.0", "1.5", "1e3", "1e300", "-62135596800000", "-62135596800001",
+         "253402300799999", "253402300800000", "253402300799999.5", "-62135596800000.0",
+         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TIMES)
+def test_a_record_is_judged_as_its_row_is(text: str) -> None:
+    record = f'{{"x": 1, "ts": {text}}}'.encode()
+    column = pa.chunked_array([pa.array([record], pa.binary())])
+    (part,) = InferringJson().infer(column, {}).parts
+    refused = [why for _, why in split(part.rows, BY_HOUR).rejected]
+    why = EventTime("ts")(parse_object(record))
+    assert (why is not None) == bool(refused), (why, refused)
+    assert why is None or why.startswith("event time 'ts'")
 
 
 def test_only_the_date_or_the_hour() -> None:

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.avro_form import arrow_schema_of
 from oncely.sinks.base import Chunk, Fence
 from oncely.sinks.files.avro_file import read
+from oncely.sinks.files.book import Book
 from oncely.sinks.files.form import Form
 from oncely.sinks.files.partitions import parse_partition_by
 from oncely.sinks.files.store import Store
@@ -96,3 +98,81 @@ def test_a_column_that_holds_a_large_number_is_grown(tmp_path: Path) -> None:
     assert [*last.rows] == [1]
     assert "beyond 2^53" in last.refused[0]
     assert last.grown == {}
+
+
+def test_event_times_are_judged_value_by_value(tmp_path: Path) -> None:
+    """A number with a fraction is a reject; it takes no other record of its scope with it."""
+    found = done(
+        tmp_path,
+        events({}, {"ts": NOON + 0.5}, {"ts": float(NOON)}, {}, {"ts": 1e300}),
+        events({"ts": NOON + 0.5}, {}, start=5),
+    )
+    assert {at: row["ts"] for at, row in found.rows.items()} == dict.fromkeys((0, 2, 3, 6), NOON)
+    assert "event time 'ts': 1700000000000.5 is no whole number" in found.refused[1]
+    assert [*found.refused] == [1, 4, 5]
+    assert {file.partition["date"] for file in found.files} == {"2023-11-14"}
+
+
+def test_what_a_rejected_record_holds_is_not_learned(tmp_path: Path) -> None:
+    bad = [
+        {"ts": "yesterday", "amount": "n/a"},
+        {"ts": NOON + 0.5, "amount": "n/a"},
+        {"ts": True, "amount": "n/a"},
+        {"ts": {"a": 1}, "amount": "n/a"},
+        {"ts": 10**17, "amount": "n/a"},
+        {"ts": 10**30, "amount": "n/a"},
+        {"ts": [NOON], "amount": "n/a"},
+    ]
+    good = [{"amount": 5}] * 40
+    found = done(tmp_path, events(*bad), events(*good, {"amount": 0.5}, start=len(bad)))
+    assert sorted(found.refused) == [*range(len(bad))]
+    assert found.refused.pop(5) == f"ts: {10**30} is out of range of BIGINT"
+    assert all("event time 'ts'" in reason for reason in found.refused.values())
+    assert len(found.rows) == 41
+    assert found.grown[("ann",)].field("amount").type == pa.float64()
+    assert found.grown[("ann",)].field("ts").type == pa.int64()
+
+
+def test_a_record_that_is_rejected_alone_leaves_no_schema(tmp_path: Path) -> None:
+    found = done(tmp_path, events({"ts": "yesterday", "amount": "n/a"}))
+    assert found.grown == {}
+    assert found.files == []
+
+
+def test_a_value_too_long_for_the_manifest_teaches_nothing(tmp_path: Path) -> None:
+    long = "ü" * 3_000  # fewer than 4,096 characters, and more bytes
+    found = done(tmp_path, events({"x": 1}, user=long), by=("user",))
+    assert found.grown == {}
+    assert "4,096 bytes" in found.refused[0]
+
+
+def test_values_of_different_types_share_no_schema(tmp_path: Path) -> None:
+    """User 1 and user "1" stand in one directory, and have files and schemas of their own."""
+    mixed = [*events({"x": 5}, user=1), *events({"x": "five"}, user="1", start=1)]
+    mixed += events({"x": [5]}, user=True, start=2) + events({"x": {"y": 5}}, user="true", start=3)
+    mixed += events({"x": True}, user="1::BIGINT", start=4)
+    found = done(tmp_path, mixed)
+    assert found.refused == {}
+    assert [found.rows[at]["user"] for at in range(5)] == [1, "1", True, "true", "1::BIGINT"]
+    scopes = [("1::BIGINT",), ("1::STRING",), ("true::BOOLEAN",), ("true::STRING",)]
+    assert [*found.grown] == [*scopes, ("1::BIGINT::STRING",)]
+    assert {file.scope for file in found.files} == {*found.grown}
+    assert {file.partition["user"] for file in found.files} == {"1", "true", "1::BIGINT"}
+
+
+@pytest.mark.parametrize(
+    ("arrow", "user", "other"), [(pa.int64(), 1, "1"), (pa.string(), "1", 1), (pa.bool_(), True, 1)]
+)
+def test_a_scope_that_an_earlier_version_has_written_goes_on(
+    tmp_path: Path, arrow: pa.DataType, user: Any, other: Any
+) -> None:
+    old = pa.schema([("user", arrow), ("ts", pa.int64()), ("x", pa.string())])
+    page = Book({("true" if user is True else "1",): old}).page
+    book = Book()
+    book.take({scope: page(scope) for scope in [("true" if user is True else "1",)]})
+    book.as_of_today(["user"])
+    same = done(tmp_path / "same", events({"x": 1}, {"x": "text"}, user=user), known=book.known)
+    assert [*same.rows] == [1]
+    assert "x: it is STRING" in same.refused[0]
+    new = done(tmp_path / "new", events({"x": 1}, user=other), known=book.known)
+    assert new.refused == {}

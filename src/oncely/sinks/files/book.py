@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from oncely.decode.avro_form import arrow_schema_of, avro_schema_of, schema_id
 from oncely.decode.merging import NO_CAPS, CannotMerge, Caps, merge
+from oncely.decode.scopes import as_of_today
 from oncely.sinks.base import StagedRowsGone
 from oncely.sinks.files.words import Receipt, Scope, ScopeSchema
 
@@ -59,6 +60,18 @@ class Book:
                     f"the schema of {scope} was widened meanwhile: {error}; the batch is done again"
                 ) from None
             self.published[scope] = page.id
+
+    def as_of_today(self, columns: Sequence[str]) -> None:
+        """Let scopes go on whose values stood without their types in earlier versions.
+
+        Their files keep the old scope and its schema; new files have the new one, which begins
+        with the same schema.
+
+        Args:
+            columns: whose values the scopes are.
+        """
+        for scope, schema in list(self.known.items()):
+            self.known.setdefault(as_of_today(scope, columns, schema), schema)
 
     def page(self, scope: Scope) -> ScopeSchema:
         """A scope's schema, for the schema topic."""

@@ -1,14 +1,27 @@
-"""The event time of rows: a column of any fitting type as microseconds since 1970 UTC."""
+"""The event time of rows: a column of any fitting type as microseconds since 1970 UTC.
+
+Each value is judged by itself: a row with a bad one is rejected, whatever its column's type has
+become by other rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.times import FIRST_MICROS, LAST_MICROS, bad_timestamps, timestamps
+from oncely.decode.reference import MOST_DIGITS, Number, Whole, show
+from oncely.decode.times import (
+    FIRST_MICROS,
+    LAST_MICROS,
+    bad_timestamps,
+    parse_timestamp,
+    timestamps,
+)
 
 Micros: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -24,9 +37,10 @@ def no_event_time(arrow: pa.DataType) -> str:
     """Why a column of this type holds no event times; nothing if it may."""
     is_a = pa.types
     good = (is_a.is_timestamp, is_a.is_date32, is_a.is_string, is_a.is_large_string)
-    if any(test(arrow) for test in (*good, is_a.is_signed_integer, is_a.is_null)):
+    numbers = (is_a.is_signed_integer, is_a.is_float64)
+    if any(test(arrow) for test in (*good, *numbers, is_a.is_null)):
         return ""
-    return f"is {arrow}; an event time is a timestamp, a date, a text or whole milliseconds"
+    return f"is {arrow}; {_RULE}"
 
 
 def instants(rows: pa.Table, name: str, rejected: dict[int, str]) -> Micros:
@@ -45,7 +59,83 @@ def instants(rows: pa.Table, name: str, rejected: dict[int, str]) -> Micros:
         found = _of_texts(column, name, rejected)
         micros: Micros = pc.fill_null(found.view(pa.int64()), NO_TIME).to_numpy()
         return micros
+    if pa.types.is_float64(column.type):
+        column = _whole(column, name, rejected)
     return _of_numbers(column, name, rejected)
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """Judges the event time of one JSON record, as :func:`instants` judges that of its row.
+
+    Attributes:
+        column: the member.
+    """
+
+    column: str
+
+    def __call__(self, members: Mapping[str, Any]) -> str | None:
+        """Why a record has no good event time; None when it has one, or has none at all.
+
+        Args:
+            members: as :func:`oncely.decode.reference.parse_object` gives them.
+        """
+        value, name = members.get(self.column), self.column
+        if type(value) is str:
+            good = parse_timestamp(value, zoned=True) is not None
+            return None if good else _no_time(name, value)
+        if isinstance(value, Number):
+            return _judged(value, name)
+        if isinstance(value, bool) or not _is_empty(value):
+            return f"event time {name!r} is {show(value)}; {_RULE}"
+        return None
+
+
+_RULE = "an event time is a timestamp, a date, a text or whole milliseconds"
+_FIRST_MILLIS, _LAST_MILLIS = -(-FIRST_MICROS // 1000), LAST_MICROS // 1000
+
+
+def _judged(value: Number, name: str) -> str | None:
+    if not isinstance(value, Whole):
+        number = float(value)
+        if not number.is_integer():
+            return _no_millis(name, number)
+    else:
+        number = int(value) if len(value) <= MOST_DIGITS else float("inf")
+    good = _FIRST_MILLIS <= number <= _LAST_MILLIS
+    return None if good else _beyond(name, show(value))
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a member says nothing, so that its row has no value there."""
+    if isinstance(value, dict | list):
+        return all(map(_is_empty, value.values() if isinstance(value, dict) else value))
+    return value is None
+
+
+def _no_time(name: str, text: str) -> str:
+    return f"event time {name!r}: {text[:60]!r} is no time by ISO 8601"
+
+
+def _no_millis(name: str, number: float) -> str:
+    return f"event time {name!r}: {number!r} is no whole number of milliseconds"
+
+
+def _beyond(name: str, number: object) -> str:
+    return f"event time {name!r}: {number} is beyond the calendar"
+
+
+def _whole(column: pa.Array, name: str, rejected: dict[int, str]) -> pa.Array:
+    """Milliseconds that came as floating-point numbers; what is none of the calendar is null."""
+    numbers = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
+    whole = np.floor(numbers) == numbers
+    wrong = ~(whole & (numbers >= _FIRST_MILLIS) & (numbers <= _LAST_MILLIS))
+    for row in np.flatnonzero(wrong).tolist():
+        number = float(numbers[row])
+        why = _beyond if number.is_integer() else _no_millis
+        rejected.setdefault(row, why(name, number))
+    null = wrong | pc.is_null(column).to_numpy(zero_copy_only=False)
+    return pa.array(np.where(null, 0.0, numbers).astype(np.int64), mask=null)
 
 
 def _of_texts(column: pa.Array, name: str, rejected: dict[int, str]) -> pa.Array:
@@ -58,8 +148,7 @@ def _of_texts(column: pa.Array, name: str, rejected: dict[int, str]) -> pa.Array
             if not bad:
                 raise
         for row in bad:
-            text = texts[row].as_py()[:60]
-            rejected.setdefault(row, f"event time {name!r}: {text!r} is no time by ISO 8601")
+            rejected.setdefault(row, _no_time(name, texts[row].as_py()))
         mask = np.zeros(len(texts), bool)
         mask[bad] = True
         texts = pc.if_else(pa.array(mask), pa.scalar(None, pa.string()), texts)
@@ -82,6 +171,6 @@ def _of_numbers(column: pa.Array, name: str, rejected: dict[int, str]) -> Micros
         out[pc.is_null(column).to_numpy(zero_copy_only=False)] = NO_TIME
     if wrong.any():
         for row in np.flatnonzero(wrong).tolist():
-            rejected.setdefault(row, f"event time {name!r}: {filled[row]} is beyond the calendar")
+            rejected.setdefault(row, _beyond(name, filled[row]))
         out[wrong] = NO_TIME
     return out

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from oncely.decode.infer import InferringJson
 from oncely.decode.merging import Caps
+from oncely.sinks.files.event_time import EventTime
 from oncely.sinks.files.partitions import PartitionColumn
 from oncely.sinks.files.words import Format
 
@@ -42,4 +43,5 @@ class Form:
 
     def inferring(self) -> InferringJson:
         """Makes columns of records, for :attr:`schema` None."""
-        return InferringJson(self.scope_columns, self.caps)
+        times = {one.column for one in self.columns if one.kind != "column"}
+        return InferringJson(self.scope_columns, self.caps, *map(EventTime, times))

@@ -2,7 +2,8 @@
 
 ``partition_by = ["user", "date(ts)", "hour(ts)"]``: a plain column, or the UTC date or hour of
 an event time. An event time is a timestamp, a date, a text by the rule of
-:mod:`oncely.decode.times`, or a whole number of milliseconds since 1970. A row without a value
+:mod:`oncely.decode.times`, or a whole number of milliseconds since 1970, which may stand in a
+column of DOUBLE. A row without a value
 stands under no value; a row whose event time is none of these is rejected.
 """
 

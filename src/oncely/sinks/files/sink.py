@@ -314,6 +314,7 @@ class FilesSink(LedgerInTopic):
         """
         self._book = Book()
         self._book.take(self.manifest.schemas())
+        self._book.as_of_today(self.form.scope_columns)
         if self.form.schema is not None:
             self._book.known[()] = self._fixed(self._book.known.get(()))
 

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from oncely.decode.scopes import typed
 from oncely.errors import ConfigError
 from oncely.sinks.files.avro_file import AvroFiles
 from oncely.sinks.files.cutting import file_starts, whole_records
 from oncely.sinks.files.described import Description, describe
 from oncely.sinks.files.gathered import Gathered, Ints, Origin, joined, one_origin
 from oncely.sinks.files.parquet_file import ParquetFiles
-from oncely.sinks.files.partitions import PartitionColumn, Rejected, Splitter
+from oncely.sinks.files.partitions import PartitionColumn, Rejected, Splitter, Values
 from oncely.sinks.files.paths import FileNames, directory
 from oncely.sinks.files.place import Bytes
 from oncely.sinks.files.store import Store
@@ -274,6 +275,10 @@ class FileWriter:
             self._encoded += len(data) - files.overhead
         self._arrow += max(1, piece.rows.nbytes)
 
+    def _scope(self, values: Values, schema: pa.Schema) -> Scope:
+        names = [self._columns[i].column for i in self._plain]
+        return typed([values[i] for i in self._plain], names, schema)
+
     def _write_file(
         self,
         data: Bytes,
@@ -296,7 +301,7 @@ class FileWriter:
                 partition={c.name: v for c, v in zip(self._columns, values, strict=True)},
                 event_time=what.event_time,
                 ranges=what.ranges,
-                scope=() if one_scope else tuple(values[i] for i in self._plain),
+                scope=() if one_scope else self._scope(values, files.schema),
                 schema=files.id,
             )
         )
