@@ -146,8 +146,8 @@ class PublishedBatches:
     def _is_published(self, query_id: str, batch_id: int, ranges: BatchRanges) -> bool:
         """Ask the ledger. It may be ahead of the checkpoint by the one batch Spark replays."""
         known = self.sink.registered()
-        if known.epoch != self.fence.epoch:
-            raise Fenced(self.fence.pipeline, self.fence.epoch, known.epoch)
+        if known.held_epoch != self.fence.epoch:
+            raise Fenced(self.fence.pipeline, self.fence.epoch, known.held_epoch)
         ids = self.topic_ids({tp.topic for tp in ranges.known})
         self.sink.same_topics(ids)
         if known.query_id == query_id and known.query_batch is not None:

@@ -14,13 +14,24 @@ from oncely.sinks.sql.ledger_tables import LedgerTables
 
 @dataclass(frozen=True)
 class Registered:
-    """A pipeline's row: the epoch given out last, the source and the table it belongs to."""
+    """A pipeline's row.
+
+    Attributes:
+        epoch: the epoch given out last. A run that died or pauses may have it.
+        cluster_id: the cluster that is read.
+        target: the table that is written.
+        query_id, query_batch: streaming query and micro-batch published last, or None.
+        held_epoch: the epoch that holds the positions: the only one that may commit.
+        held_by: the run that it was given to; empty when not known.
+    """
 
     epoch: int
     cluster_id: str
     target: str
     query_id: str | None = None
     query_batch: int | None = None
+    held_epoch: int = 0
+    held_by: str = ""
 
 
 class Ledger:
@@ -41,33 +52,43 @@ class Ledger:
             (self._tables.pipeline, cluster_id, self._tables.beside.name),
         )
 
-    def next_epoch(self, connection: Connection, run: str, *, held: bool) -> int | None:
-        """Give the next epoch to ``run``; when it says it ``held`` one, only if it still does.
-
-        The run's own name decides, not the epoch's number: a run whose answer was lost must
-        find itself again, and not take itself for a newer one.
-
-        Returns:
-            The epoch, or None when another run has come since.
-        """
-        sql = "UPDATE {oncely_pipelines} SET epoch = epoch + 1, run = %s WHERE pipeline = %s"
-        params = [run, self._tables.pipeline]
-        if held:
-            sql += " AND run = %s"
-            params.append(run)
-        rows = connection.query(self._tables.sql(sql + " RETURNING epoch"), params)
-        return int(rows[0][0]) if rows else None
+    def next_epoch(self, connection: Connection, run: str) -> int:
+        """Give the next epoch to ``run``."""
+        rows = connection.query(
+            self._tables.sql(
+                "UPDATE {oncely_pipelines} SET epoch = epoch + 1, run = %s WHERE pipeline = %s"
+                " RETURNING epoch"
+            ),
+            (run, self._tables.pipeline),
+        )
+        return int(rows[0][0])
 
     def registered(self, connection: Connection, *, lock: bool = False) -> Registered | None:
         """The pipeline's row, locked until the transaction's end when asked."""
         rows = connection.query(
             self._tables.sql(
-                "SELECT epoch, cluster_id, target, query_id, query_batch FROM {oncely_pipelines}"
-                " WHERE pipeline = %s" + (self._tables.dialect.for_update if lock else "")
+                "SELECT epoch, cluster_id, target, query_id, query_batch, held_epoch, held_by, run"
+                " FROM {oncely_pipelines} WHERE pipeline = %s"
+                + (self._tables.dialect.for_update if lock else "")
             ),
             (self._tables.pipeline,),
         )
-        return Registered(int(rows[0][0]), *rows[0][1:]) if rows else None
+        if not rows:
+            return None
+        *row, held_epoch, held_by, run = rows[0]
+        # A version that did not keep the holder has taken the positions alone. A statement of its
+        # own: one with the lock may have waited, and sees other tables as they were before.
+        taken = self._newest_epoch(connection)
+        if taken > held_epoch:
+            held_epoch, held_by = taken, run if row[0] == taken else ""
+        return Registered(*row, held_epoch, held_by)
+
+    def _newest_epoch(self, connection: Connection) -> int:
+        rows = connection.query(
+            self._tables.sql("SELECT MAX(epoch) FROM {oncely_positions} WHERE pipeline = %s"),
+            (self._tables.pipeline,),
+        )
+        return int(rows[0][0] or 0)
 
     def retarget(self, connection: Connection) -> None:
         """Note the table that the pipeline writes from now on; the ledger stands beside it."""
@@ -105,8 +126,14 @@ class Ledger:
                 ids.setdefault(topic, []).append(topic_id)
         return {topic: " and ".join(one) for topic, one in ids.items()}
 
-    def take_positions(self, connection: Connection, epoch: int) -> None:
+    def take_positions(self, connection: Connection, epoch: int, run: str) -> None:
         """Fence every older epoch: from here on its compare-and-set changes no row."""
+        connection.execute(
+            self._tables.sql(
+                "UPDATE {oncely_pipelines} SET held_epoch = %s, held_by = %s WHERE pipeline = %s"
+            ),
+            (epoch, run, self._tables.pipeline),
+        )
         connection.execute(
             self._tables.sql(
                 "UPDATE {oncely_positions} SET epoch = %s WHERE pipeline = %s AND epoch < %s"

@@ -8,7 +8,8 @@ nullable or has a constant default. Tables of an earlier version get it at the n
 (:meth:`LedgerTables.missing`). Whatever only looks, such as ``oncely plan``, reads the column's
 default until then (:meth:`LedgerTables.as_found`).
 
-    oncely_pipelines   one row a pipeline: the epoch given out last, the Kafka cluster, the table
+    oncely_pipelines   one row a pipeline: the epoch given out last, the one that holds the
+                       positions, the Kafka cluster, the table
     oncely_positions   one row a topic-partition: position and the epoch that may move it
     oncely_ranges      the history: each committed range, old neighbours joined
     oncely_rejects     dead letters
@@ -32,6 +33,8 @@ _DDL = (
     target TEXT NOT NULL,
     query_id TEXT,
     query_batch BIGINT,
+    held_epoch BIGINT NOT NULL DEFAULT 0,
+    held_by TEXT NOT NULL DEFAULT '',
     created_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP
 )""",
     """CREATE TABLE IF NOT EXISTS {oncely_positions} (

@@ -15,7 +15,7 @@ from oncely.core.ledger import Entry, advance
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Rejection
-from oncely.errors import Fenced, InvariantViolation, TooManyRejects, check
+from oncely.errors import InvariantViolation, TooManyRejects, check
 from oncely.sinks.base import (
     Chunk,
     Fence,
@@ -126,12 +126,10 @@ class SqlSink:
                 # Before the table is created; asked again under the pipeline's lock.
                 takeover.same_table(self.ledger.registered(setup), self.wanted.table, self.pipeline)
             self._prepare(setup)
-            epoch = takeover.take_epoch(
-                setup, self.ledger, source, self.pipeline, self.run, expected, self.wanted.table
-            )
-            fence = Fence(self.pipeline, epoch)
+            opener = takeover.Opener(self.run, expected, self.wanted.table)
+            fence = takeover.take_epoch(setup, self.ledger_tables, source, opener)
             return takeover.take_positions(
-                setup, self.ledger_tables, fence, source, start, earliest
+                setup, self.ledger_tables, fence, opener, source, start, earliest
             )
 
     def reset(
@@ -150,12 +148,10 @@ class SqlSink:
             self.dialect.create_database()
         with brief_session(self.dialect, "reset", self.connect) as setup:
             self._prepare_ledger(setup)
-            epoch = takeover.take_epoch(
-                setup, self.ledger, source, self.pipeline, self.run, expected=None, table=None
-            )
-            fence = Fence(self.pipeline, epoch)
+            opener = takeover.Opener(self.run, expected=None, table=None)
+            fence = takeover.take_epoch(setup, self.ledger_tables, source, opener)
             return takeover.take_positions(
-                setup, self.ledger_tables, fence, source, start, earliest, positions
+                setup, self.ledger_tables, fence, opener, source, start, earliest, positions
             )
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
@@ -223,8 +219,7 @@ class SqlSink:
             transaction(ours),
         ):
             registered = self.ledger.registered(ours, lock=True)
-            if registered is None or registered.epoch != fence.epoch:
-                raise Fenced(fence.pipeline, fence.epoch, registered.epoch if registered else 0)
+            takeover.require_held(registered, fence)
             yield ours
 
     def commit(

@@ -239,8 +239,8 @@ def _move_query(
     finds it published.
     """
     row = sink.ledger.registered(ours, lock=True)
-    if row is None or row.epoch != fence.epoch:
-        raise PositionMoved("the pipeline has a newer epoch")
+    if row is None or row.held_epoch != fence.epoch:
+        raise PositionMoved("a newer run holds the pipeline")
     if row.query_id == query_id and row.query_batch is not None and row.query_batch >= batch_id:
         raise PositionMoved(f"batch {batch_id} is published already")
     sink.ledger.note_query(ours, query_id, batch_id)

@@ -4,16 +4,29 @@ Two transactions, because an old run may hold a row lock that only ending its se
 
 1. The pipeline's row gives out the next epoch. From here on two openers differ.
 2. Older sessions are ended, found by their application name.
-3. The pipeline's row is locked and must still be at our epoch; every position takes it. A
-   commit of the old run that was waiting for the row now finds another epoch and changes
-   nothing; one that held the row has finished before, and its position is what we read.
+3. The pipeline's row is locked; every position takes our epoch, and the row names it as the one
+   that holds them. A commit of the old run that was waiting for a position now finds another
+   epoch and changes nothing; one that held it has finished before, and its position is what we
+   read.
 
-A crash between 1 and 3 leaves positions at the old epoch: the old run goes on unharmed.
+The epoch that HOLDS the positions decides everywhere who may write, not the one given out last.
+An opener that died or pauses between 1 and 3 has changed nothing else, and the old run A goes on
+unharmed: it commits, tidies, takes new partitions in, and opens again. What then becomes of an
+opener B that only paused, with A holding epoch 1 and B given 2:
+
+- A did not open again: B takes the positions wherever they stand, and A is fenced.
+- A opened again and holds 3: B finds a higher epoch than its own, and is fenced.
+- A opens again and was given 3, and B takes the positions (2) before A does: A finds that another
+  run has taken them since it held 1, and is fenced, though its number is the higher one.
+- A third run has taken them with 3: B is fenced. Given 3 and not there yet, it will fence B.
+
+A run whose own step 3 got no answer finds its name beside the epoch that holds the positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, TableMismatch
@@ -77,41 +90,72 @@ def require_ledger(connection: Connection, tables: LedgerTables) -> None:
     )
 
 
-def take_epoch(
-    connection: Connection,
-    ledger: Ledger,
-    source: SourceIdentity,
-    pipeline: str,
-    run: str,
-    expected: int | None,
-    table: TableName | None,
-) -> int:
-    """Step 1: the next epoch.
+@dataclass(frozen=True)
+class Opener:
+    """A run that takes the ledger over, or a reset.
 
-    Args:
+    Attributes:
+        run: its own name, by which it recognises what it took when an answer was lost.
+        expected: the epoch that this very run has held, or None.
         table: what the pipeline writes; None where a person says where to go on (a reset),
             which holds for the table that the file names then.
+    """
+
+    run: str
+    expected: int | None
+    table: TableName | None
+
+    def require_turn(self, known: Registered, fence: Fence) -> None:
+        """Refuse to take positions from a newer run; ``fence`` is the epoch that takes them.
+
+        Raises:
+            Fenced: another run has taken them since ``expected``, or with a higher epoch.
+        """
+        since = self.expected is not None and known.held_epoch > self.expected
+        if known.held_epoch > fence.epoch or (since and known.held_by != self.run):
+            ours = fence.epoch if self.expected is None else self.expected
+            raise Fenced(fence.pipeline, ours, known.held_epoch)
+
+
+def take_epoch(
+    connection: Connection, tables: LedgerTables, source: SourceIdentity, opener: Opener
+) -> Fence:
+    """Step 1: the next epoch.
 
     Raises:
-        Fenced: another run has opened since ``expected``.
+        Fenced: another run has taken the positions since this one held them.
         SourceMismatch: the ledger belongs to another cluster or topic.
         TableMismatch: the pipeline has written to another table.
     """
+    ledger = Ledger(tables)
     with transaction(connection):
         ledger.register(connection, source.cluster_id)
-        registered = ledger.registered(connection, lock=True)
-        if registered is None:
-            raise InvariantViolation("a pipeline that was just registered has no row")
-        same_cluster(registered.cluster_id, source, pipeline)
-        same_topics(ledger.topic_ids(connection), source, pipeline)
-        if table is None:
-            ledger.retarget(connection)
-        else:
-            same_table(registered, table, pipeline)
-        epoch = ledger.next_epoch(connection, run, held=expected is not None)
-        if epoch is None:
-            raise Fenced(pipeline, expected or 0, registered.epoch)
-        return epoch
+        registered = _locked(connection, ledger)
+        same_cluster(registered.cluster_id, source, tables.pipeline)
+        same_topics(ledger.topic_ids(connection), source, tables.pipeline)
+        if opener.table is not None:
+            same_table(registered, opener.table, tables.pipeline)
+        fence = Fence(tables.pipeline, ledger.next_epoch(connection, opener.run))
+        opener.require_turn(registered, fence)
+    return fence
+
+
+def require_held(registered: Registered | None, fence: Fence) -> None:
+    """Refuse to go on when another epoch than ours holds the positions.
+
+    Raises:
+        Fenced: a newer run has taken them.
+    """
+    held = registered.held_epoch if registered else 0
+    if held != fence.epoch:
+        raise Fenced(fence.pipeline, fence.epoch, held)
+
+
+def _locked(connection: Connection, ledger: Ledger) -> Registered:
+    registered = ledger.registered(connection, lock=True)
+    if registered is None:
+        raise InvariantViolation("a pipeline that was registered has no row")
+    return registered
 
 
 def same_table(registered: Registered | None, table: TableName, pipeline: str) -> None:
@@ -135,6 +179,7 @@ def take_positions(
     connection: Connection,
     tables: LedgerTables,
     fence: Fence,
+    opener: Opener,
     source: SourceIdentity,
     start: Callable[[], Mapping[TopicPartition, Position]],
     earliest: Mapping[TopicPartition, Position],
@@ -143,7 +188,7 @@ def take_positions(
     """Steps 2 and 3. ``reset`` puts positions elsewhere in the same transaction.
 
     Raises:
-        Fenced: a newer run opened in between.
+        Fenced: a newer run has taken them in between.
     """
     for attempt in range(_TRIES):
         tables.dialect.end_sessions(
@@ -152,7 +197,7 @@ def take_positions(
             keep=application_name(fence.pipeline, fence.epoch),
         )
         try:
-            return _settle(connection, tables, fence, source, start, earliest, reset)
+            return _settle(connection, tables, fence, opener, source, start, earliest, reset)
         except Contention:
             # A session that opened after we looked still holds a position's lock: end it too.
             if attempt == _TRIES - 1:
@@ -164,6 +209,7 @@ def _settle(
     connection: Connection,
     tables: LedgerTables,
     fence: Fence,
+    opener: Opener,
     source: SourceIdentity,
     start: Callable[[], Mapping[TopicPartition, Position]],
     earliest: Mapping[TopicPartition, Position],
@@ -171,10 +217,10 @@ def _settle(
 ) -> Opened:
     ledger = Ledger(tables)
     with transaction(connection):
-        registered = ledger.registered(connection, lock=True)
-        if registered is None or registered.epoch != fence.epoch:
-            raise Fenced(fence.pipeline, fence.epoch, registered.epoch if registered else 0)
-        ledger.take_positions(connection, fence.epoch)
+        opener.require_turn(_locked(connection, ledger), fence)
+        ledger.take_positions(connection, fence.epoch, opener.run)
+        if opener.table is None:
+            ledger.retarget(connection)
         known = ledger.entries(connection)
         first_start = not known
         wanted = dict(start()) if first_start else dict(earliest)
