@@ -1,4 +1,4 @@
-"""A takeover is what has the positions: one that dies or pauses before that leaves the run alone."""
+"""The run that holds the positions goes on, whatever dies or pauses before it has taken them."""
 
 from __future__ import annotations
 

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.errors import check
 from oncely.sinks.base import RangeKind, Written
 from oncely.sinks.sql.connection import Connection
 from oncely.sinks.sql.ledger_tables import LedgerTables
+
+# Runs of two or more ranges, each beginning where the one before it ends.
+_ADJACENT = """
+WITH kept AS (
+    SELECT range_start, range_end, epoch, records, written, rejected, filtered,
+        LAG(range_end) OVER (ORDER BY range_start) AS end_before,
+        ROW_NUMBER() OVER (ORDER BY range_start DESC) AS newest
+    FROM {oncely_ranges}
+    WHERE pipeline = %s AND topic = %s AND "partition" = %s AND superseded = 0 AND kind <> 'gap'
+        AND range_end <= (SELECT "position" FROM {oncely_positions}
+            WHERE pipeline = %s AND topic = %s AND "partition" = %s)
+), old AS (
+    SELECT kept.*, SUM(CASE WHEN end_before = range_start THEN 0 ELSE 1 END)
+        OVER (ORDER BY range_start) AS run
+    FROM kept WHERE newest > %s
+)
+SELECT MIN(range_start), MAX(range_end), MAX(epoch), COUNT(*), CAST(SUM(records) AS BIGINT),
+    CAST(SUM(written) AS BIGINT), CAST(SUM(rejected) AS BIGINT), CAST(SUM(filtered) AS BIGINT)
+FROM old GROUP BY run HAVING COUNT(*) > 1 ORDER BY 1
+"""
 
 
 class History:
@@ -37,8 +58,19 @@ class History:
             ],
         )
 
-    def join(self, connection: Connection, keep_newest: int) -> int:
-        """Join adjacent old ranges below the position; the newest of a partition stay as they are.
+    def crowded(self, connection: Connection, more_than: int) -> list[TopicPartition]:
+        """The partitions that have more ranges than so many."""
+        rows = connection.query(
+            self._tables.sql(
+                'SELECT topic, "partition" FROM {oncely_ranges} WHERE pipeline = %s'
+                ' AND superseded = 0 GROUP BY topic, "partition" HAVING COUNT(*) > %s'
+            ),
+            (self._tables.pipeline, more_than),
+        )
+        return sorted(TopicPartition(*row) for row in rows)
+
+    def join(self, connection: Connection, partition: TopicPartition, keep_newest: int) -> int:
+        """Join adjacent old ranges below the position; the newest stay as they are.
 
         Gaps and what a reset superseded are never joined: they are evidence. The caller's
         transaction has locked the pipeline's row, so two joiners never meet.
@@ -46,25 +78,23 @@ class History:
         Returns:
             How many rows the history lost.
         """
-        rows = connection.query(
-            self._tables.sql(
-                'SELECT r.topic, r."partition", r.range_start, r.range_end, r.epoch, r.records,'
-                " r.written, r.rejected, r.filtered FROM {oncely_ranges} r"
-                " JOIN {oncely_positions} p ON p.pipeline = r.pipeline AND p.topic = r.topic"
-                ' AND p."partition" = r."partition" WHERE r.pipeline = %s'
-                " AND r.kind <> 'gap' AND r.superseded = 0 AND r.range_end <= p.\"position\""
-                ' ORDER BY r.topic, r."partition", r.range_start'
-            ),
-            (self._tables.pipeline,),
-        )
-        by_partition: dict[TopicPartition, list[Sequence[int]]] = {}
-        for topic, partition, *rest in rows:
-            by_partition.setdefault(TopicPartition(topic, partition), []).append(rest)
+        where = (self._tables.pipeline, *partition)
         saved = 0
-        for tp, ranges in by_partition.items():
-            for run in _adjacent(ranges[: max(0, len(ranges) - keep_newest)]):
-                self._replace(connection, tp, run)
-                saved += len(run) - 1
+        for start, end, epoch, ranges, *sums in connection.query(
+            self._tables.sql(_ADJACENT), (*where, *where, keep_newest)
+        ):
+            gone = connection.execute(
+                self._tables.sql(
+                    "DELETE FROM {oncely_ranges} WHERE pipeline = %s AND topic = %s"
+                    " AND \"partition\" = %s AND superseded = 0 AND kind <> 'gap'"
+                    " AND range_start >= %s AND range_end <= %s"
+                ),
+                (*where, start, end),
+            )
+            check(gone == ranges, f"{partition}: {gone} ranges were joined instead of {ranges}")
+            whole = (partition, OffsetRange(start, end), Written(*sums))
+            self.append(connection, [whole], "joined", epoch)
+            saved += ranges - 1
         return saved
 
     def supersede(
@@ -78,32 +108,6 @@ class History:
             ),
             (epoch, self._tables.pipeline, *partition, beyond),
         )
-
-    def _replace(
-        self, connection: Connection, tp: TopicPartition, run: list[Sequence[int]]
-    ) -> None:
-        where = (self._tables.pipeline, tp.topic, tp.partition)
-        connection.execute_many(
-            self._tables.sql(
-                "DELETE FROM {oncely_ranges} WHERE pipeline = %s AND topic = %s"
-                ' AND "partition" = %s AND range_start = %s AND epoch = %s'
-            ),
-            [(*where, one[0], one[2]) for one in run],
-        )
-        sums = [sum(one[i] for one in run) for i in range(3, 7)]
-        whole = OffsetRange(run[0][0], run[-1][1])
-        self.append(connection, [(tp, whole, Written(*sums))], "joined", run[-1][2])
-
-
-def _adjacent(ranges: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
-    """Runs of two or more ranges, each beginning where the one before it ends."""
-    runs: list[list[Sequence[int]]] = []
-    for one in ranges:
-        if runs and runs[-1][-1][1] == one[0]:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
-    return [run for run in runs if len(run) > 1]
 
 
 def _counts(done: Written) -> tuple[int, int, int, int]:

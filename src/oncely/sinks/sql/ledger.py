@@ -163,31 +163,38 @@ class Ledger:
         )
 
     def entries(self, connection: Connection) -> dict[TopicPartition, Entry]:
-        """Position, epoch and what is done beyond the position, for every topic-partition."""
+        """Position, epoch and what is done beyond the position, for every topic-partition.
+
+        Nearly always nothing is, and one lookup in an index for each partition tells so, however
+        long the history is.
+        """
         positions = connection.query(
             self._tables.sql(
-                'SELECT topic, "partition", "position", epoch FROM {oncely_positions}'
-                " WHERE pipeline = %s"
+                'SELECT p.topic, p."partition", p."position", p.epoch, (SELECT MAX(r.range_end)'
+                " FROM {oncely_ranges} r WHERE r.pipeline = p.pipeline AND r.topic = p.topic"
+                ' AND r."partition" = p."partition" AND r.superseded = 0'
+                ' AND r.range_end > p."position") FROM {oncely_positions} p WHERE p.pipeline = %s'
             ),
             (self._tables.pipeline,),
         )
-        done: dict[TopicPartition, list[OffsetRange]] = {}
-        for topic, partition, start, end in connection.query(
+        entries = {}
+        for topic, partition, at, epoch, beyond in positions:
+            tp = TopicPartition(topic, partition)
+            done = () if beyond is None else self._done_beyond(connection, tp, at)
+            entries[tp] = Entry(at, epoch, done)
+        return entries
+
+    def _done_beyond(
+        self, connection: Connection, partition: TopicPartition, at: Position
+    ) -> tuple[OffsetRange, ...]:
+        rows = connection.query(
             self._tables.sql(
-                'SELECT r.topic, r."partition", r.range_start, r.range_end'
-                " FROM {oncely_ranges} r JOIN {oncely_positions} p ON p.pipeline = r.pipeline"
-                ' AND p.topic = r.topic AND p."partition" = r."partition"'
-                ' WHERE r.pipeline = %s AND r.range_end > p."position" AND r.superseded = 0'
+                "SELECT range_start, range_end FROM {oncely_ranges} WHERE pipeline = %s"
+                ' AND topic = %s AND "partition" = %s AND superseded = 0 AND range_end > %s'
             ),
-            (self._tables.pipeline,),
-        ):
-            done.setdefault(TopicPartition(topic, partition), []).append(OffsetRange(start, end))
-        return {
-            (tp := TopicPartition(topic, partition)): Entry(
-                at, epoch, tuple(sorted(done.get(tp, ())))
-            )
-            for topic, partition, at, epoch in positions
-        }
+            (self._tables.pipeline, *partition, at),
+        )
+        return tuple(sorted(OffsetRange(start, end) for start, end in rows))
 
     def move(
         self,

@@ -62,9 +62,10 @@ _DDL = (
     committed_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
     PRIMARY KEY (pipeline, topic, "partition", range_start, epoch)
 )""",
-    # "What is done beyond the position" is asked before every commit.
-    """CREATE INDEX IF NOT EXISTS oncely_ranges_by_end
-    ON {oncely_ranges} (pipeline, topic, "partition", range_end)""",
+    # "What is done beyond the position" is asked before every commit. Earlier versions have made
+    # oncely_ranges_by_end, which also finds what a reset has undone there.
+    """CREATE INDEX IF NOT EXISTS oncely_ranges_in_force
+    ON {oncely_ranges} (pipeline, topic, "partition", superseded, range_end)""",
     """CREATE TABLE IF NOT EXISTS {oncely_rejects} (
     pipeline TEXT NOT NULL,
     topic TEXT NOT NULL,

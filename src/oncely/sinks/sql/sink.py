@@ -40,7 +40,8 @@ from oncely.sinks.sql.session import brief_session, session, transaction
 from oncely.sinks.sql.target import Target, Wanted, inspect
 from oncely.sinks.sql.write import write_rows
 
-_HISTORY_KEPT = 1_000
+_HISTORY_KEPT = 1_000  # ranges of a partition
+_HISTORY_JOINED_FROM = 1_500  # so that not every batch pays for it
 
 
 @dataclass(frozen=True)
@@ -199,17 +200,29 @@ class SqlSink:
         """Sessions end with their process, or are ended by whoever takes over."""
 
     def tidy(self, fence: Fence) -> None:
-        """Join old adjacent ranges of the history.
+        """Join old adjacent ranges of the history where it has become long.
 
         Raises:
             Fenced: a newer run has opened.
         """
-        self.join_history(fence, _HISTORY_KEPT)
+        self.join_history(fence, _HISTORY_KEPT, _HISTORY_JOINED_FROM)
 
-    def join_history(self, fence: Fence, keep_newest: int) -> int:
-        """Join old adjacent ranges; the number of history rows saved."""
-        with self._holding_the_pipeline(fence) as ours:
-            return self.history.join(ours, keep_newest)
+    def join_history(self, fence: Fence, keep_newest: int, more_than: int = 0) -> int:
+        """Join old adjacent ranges of partitions that have ``more_than`` so many.
+
+        A partition is a transaction of its own: nobody who takes the pipeline over waits long.
+
+        Returns:
+            How many rows the history lost.
+        """
+        with session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours:
+            takeover.require_held(self.ledger.registered(ours), fence)
+            crowded = self.history.crowded(ours, max(keep_newest, more_than))
+        saved = 0
+        for tp in crowded:
+            with self._holding_the_pipeline(fence) as ours:
+                saved += self.history.join(ours, tp, keep_newest)
+        return saved
 
     @contextmanager
     def _holding_the_pipeline(self, fence: Fence) -> Iterator[Connection]:
