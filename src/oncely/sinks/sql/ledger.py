@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, TopicPartition
@@ -75,13 +75,15 @@ class Ledger:
         )
         if not rows:
             return None
-        *row, held_epoch, held_by, run = rows[0]
+        *row, run = rows[0]
+        known = Registered(*row)
         # A version that did not keep the holder has taken the positions alone. A statement of its
         # own: one with the lock may have waited, and sees other tables as they were before.
         taken = self._newest_epoch(connection)
-        if taken > held_epoch:
-            held_epoch, held_by = taken, run if row[0] == taken else ""
-        return Registered(*row, held_epoch, held_by)
+        if taken > known.held_epoch:
+            by = run if known.epoch == taken else ""
+            return replace(known, held_epoch=taken, held_by=by)
+        return known
 
     def _newest_epoch(self, connection: Connection) -> int:
         rows = connection.query(
