@@ -197,7 +197,7 @@ class KafkaSource:
 
         Raises:
             ConfigError: the broker refuses us.
-            Unavailable: not finished within ``timeout`` seconds.
+            Unavailable: nothing came for ``timeout`` seconds.
         """
         if self._reader is None:
             self._reader = RecordReader(self.brokers, self.kafka)
@@ -212,7 +212,7 @@ class KafkaSource:
 
         Raises:
             ConfigError: the broker refuses us.
-            Unavailable: not finished within ``timeout`` seconds.
+            Unavailable: nothing came for ``timeout`` seconds.
         """
         return first_timestamps(self.brokers, self.kafka, positions, timeout)
 

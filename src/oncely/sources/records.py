@@ -5,15 +5,15 @@ A consumer is given its partitions by hand: no group, no commits, no rebalances.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from oncely.core.offsets import Position, TopicPartition
-from oncely.sources.clients import Trouble, make, sort_error, unanswered
+from oncely.sources.clients import Trouble, make, sort_error
+from oncely.sources.polling import polled
 
 _OWN = {
     "group.id": "oncely-reads-again",  # demanded by librdkafka, never used
@@ -31,7 +31,6 @@ _SMALL = {
     "max.partition.fetch.bytes": 65_536,
     "queued.max.messages.kbytes": 8192,
 }
-_STEP = 0.1  # seconds that one poll may take, so that complaints are seen
 _NEAR = 250  # offsets: reading on over so many records is quicker than asking for a place
 _AGE = "read the age of the lag"
 
@@ -74,13 +73,12 @@ class RecordReader:
 
         Raises:
             ConfigError: the broker refuses us.
-            Unavailable: not finished within ``timeout`` seconds.
+            Unavailable: nothing came for ``timeout`` seconds.
         """
-        deadline = time.monotonic() + timeout
         found: dict[int, KafkaRecord] = {}
         try:
             for run in _runs(sorted(set(offsets))):
-                found |= self._read_run(partition, run, deadline)
+                found |= self._read_run(partition, run, timeout)
         except KafkaException as error:
             raise sort_error(error.args[0], f"read {partition} again", self._brokers) from error
         finally:
@@ -88,41 +86,24 @@ class RecordReader:
         return found
 
     def _read_run(
-        self, partition: TopicPartition, offsets: Sequence[int], deadline: float
+        self, partition: TopicPartition, offsets: Sequence[int], timeout: float
     ) -> dict[int, KafkaRecord]:
         """Read from the first to the last of ``offsets``, which lie close together."""
         wanted, last = set(offsets), offsets[-1]
         found: dict[int, KafkaRecord] = {}
         self._consumer.assign([ck.TopicPartition(*partition, offsets[0])])
-        for message in self._messages(partition, deadline):
-            if message is None or message.offset() > last:
+        # Messages of the place before are still under way when a new place is assigned, but
+        # librdkafka drops them: they carry an older version of the assignment.
+        self._trouble.newest, self._trouble.final = "", None
+        doing = f"read {partition} again"
+        for message in polled(self._consumer, doing, self._brokers, timeout, self._trouble):
+            if message.error() is not None or message.offset() > last:
                 return found  # the log ends here, or goes on beyond the holes
             if message.offset() in wanted:
                 found[message.offset()] = _record(message)
             if message.offset() == last:
                 return found
         return found
-
-    def _messages(self, partition: TopicPartition, deadline: float) -> Iterator[Any]:
-        """The records from the assigned place on; None at the end of the partition.
-
-        Messages of the place before are still under way when a new place is assigned, but
-        librdkafka drops them: they carry an older version of the assignment.
-        """
-        doing = f"read {partition} again"
-        self._trouble.newest, self._trouble.final = "", None
-        while True:
-            message = self._consumer.poll(_STEP)
-            if message is not None and (error := message.error()) is None:
-                yield message
-            elif message is not None and error.code() == KafkaError._PARTITION_EOF:
-                yield None
-            elif message is not None and not _passes(error):
-                raise sort_error(error, doing, self._brokers)
-            if self._trouble.final:
-                raise self._trouble.final
-            if time.monotonic() > deadline:
-                raise unanswered(doing, self._brokers, self._trouble.newest)
 
 
 def first_timestamps(
@@ -136,40 +117,21 @@ def first_timestamps(
     trouble = Trouble(brokers)
     own = _OWN | {"isolation.level": "read_committed"} | _SMALL
     consumer = make(ck.Consumer, brokers, kafka, trouble, **own)
-    deadline = time.monotonic() + timeout
     waiting = set(positions)
     try:
         consumer.assign([ck.TopicPartition(*tp, at) for tp, at in positions.items()])
+        messages = polled(consumer, _AGE, brokers, timeout, trouble)
         while waiting:
-            message = consumer.poll(_STEP)
-            tp = message and TopicPartition(message.topic(), message.partition())
-            if tp in waiting and _settles(message, found, brokers):
+            message = next(messages)
+            tp = TopicPartition(message.topic(), message.partition())
+            if tp in waiting:
                 waiting.discard(tp)
+                if message.error() is None:
+                    found[tp] = _timestamp(message)
                 consumer.incremental_unassign([ck.TopicPartition(*tp)])
-            if waiting and trouble.final:
-                raise trouble.final
-            if waiting and time.monotonic() > deadline:
-                raise unanswered(_AGE, brokers, trouble.newest)
     finally:
         consumer.close()
     return found
-
-
-def _settles(message: Any, found: dict[TopicPartition, int | None], brokers: str) -> bool:
-    """Take a partition's first record, or learn that there is none; False to wait on."""
-    error = message.error()
-    if error is None:
-        found[TopicPartition(message.topic(), message.partition())] = _timestamp(message)
-    elif error.code() != KafkaError._PARTITION_EOF:
-        if _passes(error):
-            return False
-        raise sort_error(error, _AGE, brokers)
-    return True
-
-
-def _passes(error: KafkaError) -> bool:
-    """True for a complaint that librdkafka goes on from by itself."""
-    return bool(error.retriable()) or error.code() == KafkaError._TRANSPORT
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[list[int]]:

@@ -10,26 +10,24 @@ pipeline read again.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import Unavailable
 from oncely.sinks.base import Reject
 from oncely.sinks.kafka import topics
 from oncely.sinks.kafka.cluster import READER, Cluster, Place
 from oncely.sinks.kafka.foreign import refuse_foreign
 from oncely.sinks.kafka.letters import DeadLetter, opened
 from oncely.sinks.kafka.words import Stamped, View, replay_group
-from oncely.sources.clients import Trouble, sort_error
+from oncely.sources.clients import Trouble
+from oncely.sources.polling import polled
 
 
 def replaying(place: Place) -> Place:
@@ -177,45 +175,37 @@ class Reading:
         """
         if not self._ranges:
             return
-        place = self._place
+        place, trouble = self._place, Trouble(self._place.brokers)
         with closing(
             place.connect(
                 ck.Consumer,
                 place.brokers,
                 place.kafka,
-                Trouble(place.brokers),
+                trouble,
                 **{**READER, "group.id": place.group},
             )
         ) as consumer:
             consumer.assign([ck.TopicPartition(*tp, own.start) for tp, own in self._ranges.items()])
-            for message in self._messages(consumer):
+            for message in self._messages(consumer, trouble):
                 letter = opened(message, place.pipeline)
                 if letter is not None and self._standing.waits(letter):
                     yield letter
 
-    def _messages(self, consumer: Any) -> Iterator[Any]:
-        deadline = time.monotonic() + self._place.timeout
-        left = set(self._ranges)
-        while left:
-            message = consumer.poll(0.1)  # consume() would wait for as many as it was asked
-            if message is None:
-                if time.monotonic() > deadline:
-                    raise Unavailable(f"read the dead letters: {self._place.brokers} is silent")
-                continue
+    def _messages(self, consumer: Any, trouble: Trouble) -> Iterator[Any]:
+        place, left = self._place, set(self._ranges)
+        for message in polled(
+            consumer, "read the dead letters", place.brokers, place.timeout, trouble
+        ):
             tp = TopicPartition(message.topic(), message.partition())
-            error = message.error()
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
-                    raise sort_error(error, "read the dead letters", self._place.brokers)
-                continue
             if tp not in left:
                 continue
             end = self._ranges[tp].end
-            inside = error is None and message.offset() < end
+            inside = message.error() is None and message.offset() < end
             # At the end of a partition the event's offset is the one that comes next.
             self.positions[tp] = min(message.offset() + inside, end)
             if self.positions[tp] == end:
                 left.discard(tp)
             if inside:
-                deadline = time.monotonic() + self._place.timeout
                 yield message
+            if not left:
+                return

@@ -9,16 +9,15 @@ open then.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Any
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.errors import Unavailable
-from oncely.sources.clients import Asker, sort_error, stay_connected
+from oncely.sources.clients import Asker, stay_connected
+from oncely.sources.polling import polled
 
 
 class TopicLog:
@@ -29,7 +28,7 @@ class TopicLog:
         what: what it is called in messages, as "the ledger topic".
         asker: tells where it begins and ends.
         brokers: for messages.
-        timeout: seconds that one reading may take.
+        timeout: seconds without progress after which a reading fails.
         take: is given every message, in order.
         forget: is called when the topic is another one by the same name: what was taken is void.
     """
@@ -47,7 +46,7 @@ class TopicLog:
     ) -> None:
         self._here = ck.TopicPartition(topic, 0)
         self._what, self._asker, self._brokers, self._timeout = what, asker, brokers, timeout
-        self._take_message, self._forget = take, forget
+        self._take, self._forget = take, forget
         self.next = 0
 
     def bounds(self, *, stable: bool) -> tuple[int, int]:
@@ -82,33 +81,30 @@ class TopicLog:
             self._read_to(end, consumer())
 
     def _read_to(self, end: int, consumer: Any) -> None:
-        deadline = time.monotonic() + self._timeout
         if not self.next:
             # It also tells where the topic's leader is. A client that is connected already finds
             # the leader of a topic that is new to it once a second only.
             with contextlib.suppress(ck.KafkaException):
                 stay_connected(consumer, self._here.topic, self._timeout)
         consumer.assign([ck.TopicPartition(self._here.topic, 0, self.next)])
+        doing = f"read {self._what}"
         try:
-            while self.next < end:
-                message = consumer.poll(0.1)  # consume() would wait for as many as it was asked
-                if message is not None:
+            for message in polled(
+                consumer, doing, self._brokers, self._timeout, silent=self._silent
+            ):
+                if message.error() is None:
                     self._take(message)
-                if self.next < end and time.monotonic() > deadline:
-                    raise Unavailable(
-                        f"read {self._what} {self._here.topic!r}: an open transaction"
-                        f" or a silent broker hides what follows offset {self.next}",
-                        way_out="the transaction ends by its timeout, at the latest",
-                    )
+                    self.next = message.offset() + 1
+                else:  # the end for now: the offset that comes next
+                    self.next = max(self.next, message.offset())
+                if self.next >= end:
+                    return
         finally:
             consumer.unassign()
 
-    def _take(self, message: Any) -> None:
-        error = message.error()
-        if error is None:
-            self._take_message(message)
-            self.next = message.offset() + 1
-        elif error.code() == KafkaError._PARTITION_EOF:
-            self.next = max(self.next, message.offset())
-        elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
-            raise sort_error(error, f"read {self._what}", self._brokers)
+    def _silent(self) -> Unavailable:
+        return Unavailable(
+            f"read {self._what} {self._here.topic!r}: an open transaction"
+            f" or a silent broker hides what follows offset {self.next}",
+            way_out="the transaction ends by its timeout, at the latest",
+        )
