@@ -27,9 +27,15 @@ Resets = Mapping[TopicPartition, Mapping[int, Position]]
 
 
 class _Claim(NamedTuple):
+    """A range of a file, and only what is compared of the file: there may be very many."""
+
     start: int
     end: int
-    file: ManifestFile
+    path: str
+    epoch: int
+    batch: int
+    mixed: bool
+    rewritten: bool
 
 
 def overlaps(files: Iterable[ManifestFile], resets: Resets) -> list[tuple[str, str]]:
@@ -40,7 +46,17 @@ def overlaps(files: Iterable[ManifestFile], resets: Resets) -> list[tuple[str, s
             continue
         where = (tuple(file.partition.items()), file.scope)
         for one in file.ranges:
-            claims[*where, one.topic, one.partition].append(_Claim(one.start, one.end, file))
+            claims[*where, one.topic, one.partition].append(
+                _Claim(
+                    one.start,
+                    one.end,
+                    file.path,
+                    file.epoch,
+                    file.batch,
+                    is_mixed(file),
+                    bool(file.replaces),
+                )
+            )
     found: list[tuple[str, str]] = []
     for (*_, topic, number), own in claims.items():
         tp = TopicPartition(str(topic), int(str(number)))
@@ -62,21 +78,21 @@ def _of_partition(
         under_way = [other for other in under_way if other.end > one.start]
         for other in under_way:
             shared = SourceRange(*tp, one.start, min(one.end, other.end))
-            if not _allowed(shared, one.file, other.file, resets):
+            if not _allowed(shared, one, other, resets):
                 yield (
-                    one.file.path,
-                    f"offsets {shared.start} to {shared.end} of {tp} are in {other.file.path} too",
+                    one.path,
+                    f"offsets {shared.start} to {shared.end} of {tp} are in {other.path} too",
                 )
         under_way.append(one)
 
 
 def _allowed(
-    shared: SourceRange, one: ManifestFile, other: ManifestFile, resets: Mapping[int, Position]
+    shared: SourceRange, one: _Claim, other: _Claim, resets: Mapping[int, Position]
 ) -> bool:
     together = (one.epoch, one.batch) == (other.epoch, other.batch)
-    if together and is_mixed(one) and is_mixed(other):
+    if together and one.mixed and other.mixed:
         return True
-    if (together or one.replaces or other.replaces) and shared.end - shared.start == 1:
+    if (together or one.rewritten or other.rewritten) and shared.end - shared.start == 1:
         return True
     first, last = sorted((one.epoch, other.epoch))
     return any(first < epoch <= last and at <= shared.start for epoch, at in resets.items())

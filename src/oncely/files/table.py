@@ -94,7 +94,8 @@ class Table:
                     way_out="filter the rows by it instead",
                 )
         wanted = where.items()
-        for _, file in sorted(contents.files.items()):
+        for path in sorted(contents.files):
+            file = contents.files[path]
             if all(name in file.partition and file.partition[name] == v for name, v in wanted):
                 yield file
 

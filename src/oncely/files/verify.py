@@ -8,9 +8,10 @@ about files that it no longer names is dropped.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ from oncely.sinks.files.store import NoSuchFile, Store
 from oncely.sinks.files.words import ManifestFile
 
 _THREADS = 4
+_QUEUED = 64
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def verify(table: Table, progress: Callable[[int, int], None] = lambda _, __: No
         found: list[tuple[str, str]] = []
         with ThreadPoolExecutor(_THREADS) as threads:
             look = _Look(table.store, contents, levels)
-            for at, problems in enumerate(threads.map(look, contents.files.values()), 1):
+            for at, problems in enumerate(_mapped(threads, look, contents.files.values()), 1):
                 found += problems
                 progress(at, len(contents.files))
         found += overlaps(contents.files.values(), table.ledger().resets)
@@ -102,6 +104,15 @@ def verify(table: Table, progress: Callable[[int, int], None] = lambda _, __: No
         sum(one.bytes for one in stored),
         tuple(Problem(path, text) for path, text in sorted(found) if path in now),
     )
+
+
+def _mapped(
+    threads: ThreadPoolExecutor, look: _Look, files: Iterable[ManifestFile]
+) -> Iterator[Any]:
+    """As ``threads.map``, which would queue all files at once."""
+    waiting = iter(files)
+    while some := list(islice(waiting, _QUEUED)):
+        yield from threads.map(look, some)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any, Self
 import confluent_kafka as ck
 
 from oncely.errors import ConfigError, DataLost, SourceMismatch
+from oncely.sinks.files.live import LiveFiles
 from oncely.sinks.files.words import (
     ManifestFile,
     Scope,
@@ -68,10 +69,11 @@ class Manifest:
         self._asker = Asker(place.brokers, place.kafka, min(10.0, place.timeout))
         self._lock = threading.RLock()
         self._consumer: Any = None
-        self._files: dict[str, ManifestFile] = {}
+        self._files = LiveFiles()
         self._removed: dict[str, int] = {}
         self._schemas: dict[bytes, ScopeSchema] = {}
         self._seen: set[str] = set()  # the ids of all schemas that were ever read
+        self._named: set[str] = set()  # ids that files have named since the last reading
         self._manifest = self._log(
             manifest_topic, "the manifest topic", self._take_file, self._forget_files
         )
@@ -164,22 +166,23 @@ class Manifest:
         with self._lock:
             self._manifest.read(self._connected, stable=stable)
             self._schema.read(self._connected, stable=stable)
-            unseen = {one.schema for one in self._files.values()} - self._seen
-            if unseen and not stable:
+            if self._named - self._seen and not stable:
                 self._schema.read(self._connected, stable=True)
-            self._seen |= unseen  # seen now, or compacted away long ago
+            self._seen |= self._named  # seen now, or compacted away long ago
+            self._named.clear()
             schemas = {one.scope: one for one in self._schemas.values()}
-            return Contents(dict(self._files), dict(self._removed), schemas)
+            return Contents(self._files.copy(), dict(self._removed), schemas)
 
     def _take_file(self, message: Any) -> None:
         path, found = read_manifest(message.key(), message.value())
         _, at = message.timestamp()
         for gone in [path] if found is None else found.replaces:
             # The first word on it counts: the tombstone follows the message that replaces.
-            if self._files.pop(gone, None) is not None or gone not in self._removed:
+            if self._files.remove(gone) or gone not in self._removed:
                 self._removed[gone] = at
         if found is not None:
-            self._files[path] = found
+            self._files.put(found)
+            self._named.add(found.schema)
             self._removed.pop(path, None)
 
     def _take_schema(self, message: Any) -> None:
@@ -191,7 +194,7 @@ class Manifest:
         self._seen.add(found.id)
 
     def _forget_files(self) -> None:
-        self._files, self._removed = {}, {}
+        self._files, self._removed, self._named = LiveFiles(), {}, set()
 
     def _forget_schemas(self) -> None:
         self._schemas, self._seen = {}, set()

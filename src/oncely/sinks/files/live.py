@@ -1,0 +1,53 @@
+"""The files of a table in memory: hundreds of thousands of entries, each packed into bytes.
+
+A decoded :class:`ManifestFile` takes 1.8 kB, most of it for the objects that it consists of. As
+MessagePack, with its path as the key, it takes less than a third of that, and is decoded in two
+microseconds when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from oncely.sinks.files.words import ManifestFile
+
+# The path is the first field, and the key.
+_VALUES: Any = tuple[tuple(one.type for one in msgspec.structs.fields(ManifestFile)[1:])]  # type: ignore[misc]
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_VALUES)
+
+
+class LiveFiles(Mapping[str, ManifestFile]):
+    """Files by path, in the order in which they came in. Each access decodes one anew."""
+
+    def __init__(self) -> None:
+        self._packed: dict[str, bytes] = {}
+
+    def __getitem__(self, path: str) -> ManifestFile:
+        return ManifestFile(path, *_decoder.decode(self._packed[path]))
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._packed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def put(self, file: ManifestFile) -> None:
+        """Add a file, or replace the one with its path."""
+        self._packed[file.path] = _encoder.encode(msgspec.structs.astuple(file)[1:])
+
+    def remove(self, path: str) -> bool:
+        """Whether it was there."""
+        return self._packed.pop(path, None) is not None
+
+    def copy(self) -> LiveFiles:
+        """As it is now, whatever changes later; the packed entries are shared."""
+        copied = LiveFiles()
+        copied._packed = self._packed.copy()
+        return copied
