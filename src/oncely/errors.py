@@ -16,6 +16,7 @@ OncelyError
 
 from __future__ import annotations
 
+from oncely.refused import Refused
 from oncely.secrets import redact
 
 
@@ -30,8 +31,14 @@ class OncelyError(Exception):
         self.way_out = redact(way_out)
         super().__init__(self.message)
 
+    @property
+    def details(self) -> list[str]:
+        """Lines between the message and the way out."""
+        return []
+
     def __str__(self) -> str:
-        return f"{self.message}\n  way out: {self.way_out}" if self.way_out else self.message
+        lines = [self.message, *(f"  {line}" for line in self.details)]
+        return "\n".join([*lines, f"  way out: {self.way_out}"] if self.way_out else lines)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.__dict__.copy()))
@@ -95,7 +102,20 @@ class DataLost(Stopped):
 
 
 class TooManyRejects(Stopped):
-    """More records were rejected than `sink.max_rejects` allows; that batch was not committed."""
+    """More records were rejected than `sink.max_rejects` allows; that batch was not committed.
+
+    Attributes:
+        refused: reasons with their counts, and a sample of the records.
+    """
+
+    def __init__(self, message: str, *, way_out: str = "", refused: Refused | None = None) -> None:
+        super().__init__(message, way_out=way_out)
+        self.refused = refused or Refused()
+
+    @property
+    def details(self) -> list[str]:
+        """Reasons, and a few of the records."""
+        return self.refused.lines()
 
 
 class Unavailable(OncelyError):

@@ -100,9 +100,13 @@ def test_of_several_partitions_each_takes_effect_by_itself(topics: Topics) -> No
 def test_too_many_rejects_write_nothing(topics: Topics) -> None:
     sink, fence = ready(topics.sink())
     what = at_t0(0, [*numbered(0, 2), Rec(2, bad="a"), Rec(3, bad="b")])
-    with pytest.raises(TooManyRejects):
+    with pytest.raises(TooManyRejects) as caught:
         commit_all(sink, what, fence, max_rejects=1)
     assert topics.ids() == []
+    assert [str(one) for one in caught.value.refused.records] == [
+        "t-0 offset 2: a; value value",
+        "t-0 offset 3: b; value value",
+    ]
     commit_all(sink, what, fence, max_rejects=2)
     assert topics.ids() == [0, 1]
 

@@ -245,6 +245,22 @@ def test_a_spent_budget_writes_nothing(place: Place) -> None:
     assert ids(place) == list(range(10))
 
 
+def test_a_spent_budget_shows_why_and_which_records(place: Place) -> None:
+    """Nothing was written, so ``rejects list`` can't show them."""
+    create(place, "id bigint, name text, CHECK (id < 10)")
+    sink, fence = ready(sink_to(place))
+    bad = [Rec(n, bad=f"no JSON at {n}", value=b"broken %d" % n) for n in range(3)]
+    with pytest.raises(TooManyRejects) as caught:
+        commit_all(sink, at_t0(0, [*bad, *numbered(3, 11)]), fence, max_rejects=3)
+    assert rejected(place) == []
+    said = str(caught.value)
+    assert "3 x no JSON at 0" in said
+    assert "1 x" in said
+    assert "t-0 offset 0: no JSON at 0; value broken 0" in said
+    assert "t-0 offset 10: " in said, "the reject of the write stage"
+    assert [one.offset for one in caught.value.refused.records] == [0, 10, 1, 2]
+
+
 def test_rejects_of_every_stage_count(place: Place) -> None:
     schema = pa.schema([("id", pa.uint64()), ("name", pa.string())])
     create(place, "id bigint, name text, CHECK (id <> 1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from tests.scenarios.world import (
     assert_exactly_once,
     await_that,
     jvm_of,
+    produce,
     running,
     tree,
 )
@@ -56,6 +58,24 @@ def started(world: World) -> Iterator[Run]:
         assert process.poll() is None, run.said
         await_that(lambda: "committed" in run.said, "the log of a commit")
         yield run
+
+
+def test_stopped_by_the_reject_budget_it_shows_the_records(world: World, tmp_path: Path) -> None:
+    """Nothing was committed of them, so ``rejects list`` has none."""
+    produce(world.brokers, world.topic, [(0, None, b"{broken %d" % n) for n in range(3)])
+    file = world.file(sink={"max_rejects": 1})
+    log = tmp_path / "spark.log"
+    done = oncely("run", file, "--until", "latest", "--spark-log", log, expect=1)
+    assert "3 x " in done.stderr
+    assert "{broken 0" in done.stderr
+    (kept,) = tmp_path.glob("*.rejects.jsonl")
+    assert str(kept) in done.stderr
+    reason, *sample = map(json.loads, kept.read_text().splitlines())
+    assert reason["records"] == 3
+    assert [(one["topic"], one["partition"], one["value"]) for one in sample] == [
+        (world.topic, 0, f"{{broken {n}") for n in range(3)
+    ]
+    assert kept.stat().st_mode & 0o077 == 0
 
 
 def test_until_latest_ends_by_itself_and_prints_log_lines_only(world: World) -> None:

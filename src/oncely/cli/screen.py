@@ -66,7 +66,7 @@ def show_error(error: BaseException, *, debug: bool) -> int:
         text = "".join(traceback.format_exception(error))
         err.print(Text(redact(text), style="dim"))
     if isinstance(error, OncelyError):
-        _complain(error.message, error.way_out)
+        _complain("\n  ".join([error.message, *error.details]), error.way_out)
         return error.exit_code
     lines = _said(error).strip().splitlines()
     first = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

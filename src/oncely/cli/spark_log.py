@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import IO, Self
 
 from oncely.cli import screen
-from oncely.errors import ConfigError
+from oncely.errors import ConfigError, TooManyRejects
+from oncely.refused import Refused
 
 _KEPT = 10
 
@@ -36,7 +37,11 @@ class SparkLog:
             self._path, self.file = self._given, _opened(self._given)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if isinstance(error, TooManyRejects) and error.refused.reasons:
+            self._keep_refused(error.refused)
         if self.file is None:
             return
         self.file.close()
@@ -46,15 +51,25 @@ class SparkLog:
         elif failed:
             screen.note(f"Spark's own log: {self._path}")
 
+    def _keep_refused(self, refused: Refused) -> None:
+        """Write reasons and sample into a file that only we can read, beside the log."""
+        beside = self._path.parent if self.file is not None else None
+        path, file = _own(self._name, ".rejects.jsonl", beside)
+        with file:
+            file.writelines(f"{line}\n".encode() for line in refused.as_json_lines())
+        screen.note(f"reasons and a sample of the refused records: {path}")
 
-def _own(name: str) -> tuple[Path, IO[bytes]]:
-    """A new file that only we can read; of the logs of runs that failed, the newest stay."""
-    folder = Path(tempfile.gettempdir()) / f"oncely-logs-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    older = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime, reverse=True)
+
+def _own(name: str, suffix: str = ".log", folder: Path | None = None) -> tuple[Path, IO[bytes]]:
+    """A new file that only we can read; of those of runs that failed, the newest stay."""
+    pattern = f"*{suffix}" if folder is None else f"{name}-*{suffix}"
+    if folder is None:
+        folder = Path(tempfile.gettempdir()) / f"oncely-logs-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+    older = sorted(folder.glob(pattern), key=lambda log: log.stat().st_mtime, reverse=True)
     for log in older[_KEPT:]:
         log.unlink(missing_ok=True)  # one that is being written loses its name, no more
-    number, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log", dir=folder)
+    number, path = tempfile.mkstemp(prefix=f"{name}-", suffix=suffix, dir=folder)
     return Path(path), os.fdopen(number, "ab")
 
 

@@ -17,8 +17,9 @@ from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.delivery.positions import LedgerPositions, Positions
-from oncely.errors import TooManyRejects, Unavailable
+from oncely.errors import Unavailable
 from oncely.sinks.base import (
+    BudgetSpent,
     Chunk,
     Fence,
     Halves,
@@ -195,11 +196,7 @@ class Apart:
 
 def _spend(chunk: Chunk, limit: int | None) -> None:
     if limit is not None and len(chunk.rejections) > limit:
-        raise TooManyRejects(
-            f"sink.max_rejects: {len(chunk.rejections)} records of one commit can't be written;"
-            f" the first: {chunk.rejections[0].reason}",
-            way_out="mend decode or transform; or raise sink.max_rejects to keep them",
-        )
+        raise BudgetSpent(chunk.rejections, "decode or transform")
 
 
 def _tell_lost(ranges: Mapping[TopicPartition, OffsetRange], error: Unavailable) -> None:

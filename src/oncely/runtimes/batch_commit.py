@@ -18,6 +18,7 @@ from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Rejection
 from oncely.errors import TooManyRejects
+from oncely.refused import KEPT, Refused, RefusedRecord
 from oncely.runtimes.commit import Outcome
 from oncely.runtimes.determinism import refuse_non_deterministic
 from oncely.runtimes.ledger_keeper import LedgerKeeper
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Transform = Callable[["DataFrame"], "DataFrame"]
+
+_LOOKED_AT = 1_000  # refused records whose reasons are shown when the pipeline stops
 
 
 @dataclass
@@ -111,14 +114,16 @@ class BatchCommit(LedgerKeeper[Transform]):
         }
         records = sum(all_ for all_, _ in counts.values())
         rejected = sum(bad for _, bad in counts.values())
+        columns = (TOPIC, PARTITION, OFFSET, REASON, VALUE)
+        bad = decoded.where(decoded[REASON].isNotNull()).select(*columns)
         left = self._budget().left(records, 0)
         if left is not None and rejected > left:
             raise TooManyRejects(
-                f"sink.max_rejects: {rejected} records of this batch can't be decoded",
+                f"sink.max_rejects: {rejected:,} records of this batch can't be decoded;"
+                f" reasons of the first {min(rejected, _LOOKED_AT):,}",
                 way_out="mend decode; or raise sink.max_rejects to keep them",
+                refused=_refused(bad),
             )
-        columns = (TOPIC, PARTITION, OFFSET, REASON, VALUE)
-        bad = decoded.where(decoded[REASON].isNotNull()).select(*columns)
         rejects = self._letters([tuple(row) for row in bad.collect()]) if rejected else []
         written = {
             tp: Written(counts.get(tp, (0, 0))[0], 0, counts.get(tp, (0, 0))[1], 0) for tp in ranges
@@ -151,3 +156,16 @@ def output_schema(session: Any, transform: Transform, schema: pa.Schema) -> pa.S
     nullable = pa.schema([field.with_nullable(True) for field in schema])
     made = transform(session.createDataFrame([], from_arrow_schema(nullable)))
     return to_arrow_schema(made.schema)
+
+
+def _refused(bad: DataFrame) -> Refused:
+    """Reasons and a sample of the first refused records."""
+    from pyspark.sql import functions as F
+
+    value = F.substring(VALUE, 1, KEPT)
+    found = bad.select(TOPIC, PARTITION, OFFSET, REASON, value).limit(_LOOKED_AT).collect()
+    records = [
+        RefusedRecord(topic, partition, offset, "decode", reason, value and bytes(value))
+        for topic, partition, offset, reason, value in map(tuple, found)
+    ]
+    return Refused.of([one.reason for one in records], lambda chosen: [records[a] for a in chosen])

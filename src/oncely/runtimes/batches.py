@@ -146,5 +146,6 @@ def _check_budget(budget: Budget, records: int, rejects: int) -> None:
         raise TooManyRejects(
             f"sink.max_rejects: {budget.rejects + rejects} of {budget.records + records}"
             " records were rejected; they are kept, and the pipeline stops here",
-            way_out="mend decode, transform or table and replay them; or raise it",
+            way_out="`oncely rejects list` shows them: mend decode, transform or table and replay"
+            " them; or raise it",
         )

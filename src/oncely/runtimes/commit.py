@@ -20,7 +20,15 @@ from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.errors import DataLost, Fenced, InvariantViolation, Unavailable
 from oncely.runtimes.backoff import Backoff
-from oncely.sinks.base import Chunk, Committer, Fence, PositionMoved, RangeKind, Written
+from oncely.sinks.base import (
+    BudgetSpent,
+    Chunk,
+    Committer,
+    Fence,
+    PositionMoved,
+    RangeKind,
+    Written,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ def commit(
             written = sink.commit(now, entries, fence, max_rejects, kind) if now.ranges else {}
         except PositionMoved:
             continue
+        except BudgetSpent as error:
+            raise error.about(chunk) from None
         except Unavailable:
             patience.wait_or_raise()
             continue

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.errors import InvariantViolation, TooManyRejects, check
+from oncely.refused import Refused
 from oncely.runtimes.batches import OFFSETS_A_TASK
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.commit import Outcome
@@ -137,9 +138,12 @@ class RangeCommit(LedgerKeeper[RowTransform]):
         left = self._budget().left(records, 0)
         if left is not None and len(rejects) > left:
             raise TooManyRejects(
-                f"sink.max_rejects: {len(rejects)} records of this batch can't be written; the"
-                f" first: {rejects[0].reason}",
+                f"sink.max_rejects: {len(rejects):,} records of this batch can't be written",
                 way_out="mend decode or transform; or raise sink.max_rejects to keep them",
+                refused=Refused.of(
+                    [one.reason for one in rejects],
+                    lambda chosen: [rejects[at].refused for at in chosen],
+                ),
             )
         return Publication(ranges, written, rejects, staged)
 

@@ -18,7 +18,8 @@ from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Rejection
-from oncely.errors import Unavailable
+from oncely.errors import OncelyError, TooManyRejects, Unavailable
+from oncely.refused import KEPT, Refused, RefusedRecord
 
 RangeKind = Literal["data", "hole", "gap", "joined"]
 """data: records were read; hole: there were none; gap: lost before we read them."""
@@ -59,6 +60,34 @@ class Reject:
     headers: Sequence[tuple[str, bytes | None]]
     stage: str
     reason: str
+
+    @property
+    def refused(self) -> RefusedRecord:
+        """As the error shows it when the pipeline stops."""
+        value = None if self.value is None else self.value[:KEPT]
+        return RefusedRecord(*self.partition, self.offset, self.stage, self.reason, value)
+
+
+class BudgetSpent(TooManyRejects):
+    """Raised by a sink: more records would be rejected than it may add; nothing was written.
+
+    Attributes:
+        rejections: the records of the chunk that were refused so far.
+    """
+
+    def __init__(self, rejections: Sequence[Rejection], mend: str) -> None:
+        self.rejections = rejections
+        super().__init__(
+            f"sink.max_rejects: {len(rejections):,} or more records of one commit can't be"
+            " written, and fewer rejects are left",
+            way_out=f"mend {mend}; or raise sink.max_rejects to keep them",
+        )
+
+    def about(self, chunk: Chunk) -> TooManyRejects:
+        """The error for the user, with reasons and a sample of the chunk's records."""
+        return TooManyRejects(
+            self.message, way_out=self.way_out, refused=chunk.refused(self.rejections)
+        )
 
 
 @dataclass(frozen=True)
@@ -109,6 +138,23 @@ class Chunk:
     def records(self) -> int:
         """How many records were read."""
         return len(self.offset)
+
+    def refused(self, rejections: Sequence[Rejection]) -> Refused:
+        """Reasons and a sample of refused records; without values where Kafka does not answer."""
+
+        def records(chosen: Sequence[int]) -> list[RefusedRecord]:
+            why = [rejections[at] for at in chosen]
+            try:
+                return [one.refused for one in self.dead_letters(why)]
+            except OncelyError:
+                return [self._unread(one) for one in why]
+
+        return Refused.of([one.reason for one in rejections], records)
+
+    def _unread(self, why: Rejection) -> RefusedRecord:
+        tp = self.partitions[self.partition[why.record]]
+        offset = int(self.offset[why.record])
+        return RefusedRecord(tp.topic, tp.partition, offset, why.stage, why.reason, None)
 
     def keep(self, keep: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Chunk:
         """The chunk without the records outside ``keep``; record indices stay what they were."""
@@ -224,7 +270,7 @@ class Committer(Protocol):
 
         Raises:
             PositionMoved: nothing was written; read the ledger and decide again.
-            TooManyRejects: nothing was written; more than ``max_rejects`` records were refused.
+            BudgetSpent: nothing was written; more than ``max_rejects`` records were refused.
             Unavailable: the outcome is unknown; read the ledger and decide again.
         """
 

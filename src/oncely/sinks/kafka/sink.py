@@ -12,8 +12,9 @@ import pyarrow as pa
 from oncely.core.ledger import Entry, advance
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import InvariantViolation, TooManyRejects, check
+from oncely.errors import InvariantViolation, check
 from oncely.sinks.base import (
+    BudgetSpent,
     Chunk,
     Fence,
     IntArray,
@@ -367,13 +368,8 @@ def _send(writer: Sender, encoded: Encoded, messages: Mapping[str, IntArray]) ->
 
 def _spend(encoded: Encoded, limit: int | None) -> None:
     """Stop before anything is written when there are more rejects than the budget has left."""
-    spent = len(encoded.rejections)
-    if limit is not None and spent > limit:
-        raise TooManyRejects(
-            f"sink.max_rejects: {spent} records of one commit can't be written; the first:"
-            f" {encoded.rejections[0].reason}",
-            way_out="mend decode, transform or topics; or raise sink.max_rejects to keep them",
-        )
+    if limit is not None and len(encoded.rejections) > limit:
+        raise BudgetSpent(encoded.rejections, "decode, transform or topics")
 
 
 def tally(chunk: Chunk, encoded: Encoded) -> dict[TopicPartition, Written]:

@@ -15,8 +15,9 @@ from oncely.core.ledger import Entry, advance
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Rejection
-from oncely.errors import InvariantViolation, TooManyRejects, check
+from oncely.errors import InvariantViolation, check
 from oncely.sinks.base import (
+    BudgetSpent,
     Chunk,
     Fence,
     Opened,
@@ -401,18 +402,14 @@ class _Budget:
     """Counts a transaction's rejects against what it may add."""
 
     def __init__(self, limit: int | None) -> None:
-        self._limit, self._spent = limit, 0
+        self._limit = limit
+        self._spent: list[Rejection] = []
 
-    def spend(self, rejections: Sequence[object]) -> None:
+    def spend(self, rejections: Sequence[Rejection]) -> None:
         """Count; stop the transaction when the budget is gone."""
-        self._spent += len(rejections)
-        if rejections and self._limit is not None and self._spent > self._limit:
-            first = rejections[0]
-            raise TooManyRejects(
-                f"sink.max_rejects: {self._spent} or more records of one commit can't be written;"
-                f" the first of the last ones: {getattr(first, 'reason', first)}",
-                way_out="mend decode, transform or table; or raise sink.max_rejects to keep them",
-            )
+        self._spent += rejections
+        if rejections and self._limit is not None and len(self._spent) > self._limit:
+            raise BudgetSpent(self._spent, "decode, transform or table")
 
 
 def _letters(chunk: Chunk, rejections: Sequence[Rejection]) -> list[Reject]:

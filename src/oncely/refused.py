@@ -1,0 +1,117 @@
+"""The records that used up a pipeline's reject budget: how many, why, and a sample of them.
+
+Nothing of them was written, so this is the only place where they can be seen. The sample crosses
+from executors as it was read and is shortened when it is shown, after secrets were taken out: an
+executor does not know every secret, and a secret that is cut in two would not be recognised.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from oncely.secrets import redact
+
+SAMPLE = 20
+"""Records in a sample, at most."""
+
+_GROUPS = 10
+_EXAMPLES = 5  # records in the text of an error; the file has all of the sample
+KEPT = 16_384
+"""Bytes of a value that travel."""
+_REASON = 300  # characters
+_VALUE = 200
+# What differs between records with the same mistake: quoted values and numbers.
+_VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
+
+
+class RefusedRecord(NamedTuple):
+    """A record and the reason. The value is None where it is not known, or a tombstone's."""
+
+    topic: str
+    partition: int
+    offset: int
+    stage: str
+    reason: str
+    value: bytes | None
+
+    def shown(self) -> dict[str, object]:
+        """For the file: shortened, without secrets."""
+        value = None if self.value is None else _short(self.value.decode(errors="replace"), _VALUE)
+        place = {"topic": self.topic, "partition": self.partition, "offset": self.offset}
+        return {
+            **place,
+            "stage": self.stage,
+            "reason": _short(self.reason, _REASON),
+            "value": value,
+        }
+
+    def __str__(self) -> str:
+        shown = self.shown()
+        value = "no value" if shown["value"] is None else f"value {shown['value']}"
+        return f"{self.topic}-{self.partition} offset {self.offset}: {shown['reason']}; {value}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What is known of refused records.
+
+    Attributes:
+        reasons: the most frequent reasons, each as its first record has it, with the number of
+            records. Reasons that differ only in numbers and quoted values count as one.
+        records: a sample, with records of every reason.
+    """
+
+    reasons: tuple[tuple[str, int], ...] = ()
+    records: tuple[RefusedRecord, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        reasons: Sequence[str],
+        records: Callable[[Sequence[int]], Iterable[RefusedRecord]],
+    ) -> Refused:
+        """Count reasons and choose a sample.
+
+        Args:
+            reasons: of all refused records.
+            records: gives those at some indices.
+        """
+        groups = _grouped(reasons)
+        frequent = tuple((reasons[own[0]], len(own)) for own in groups[:_GROUPS])
+        return cls(frequent, tuple(records(_sample(groups))))
+
+    def lines(self) -> list[str]:
+        """For a text: reasons with their counts, then examples."""
+        found = [f"{count:,} x {_short(reason, _REASON)}" for reason, count in self.reasons]
+        return [*found, *(f"for example {one}" for one in self.records[:_EXAMPLES])]
+
+    def as_json_lines(self) -> Iterator[str]:
+        """For a file: a line for each reason, then one for each record of the sample."""
+        for reason, count in self.reasons:
+            yield json.dumps({"reason": _short(reason, _REASON), "records": count})
+        for one in self.records:
+            yield json.dumps(one.shown(), ensure_ascii=False)
+
+
+def _grouped(reasons: Sequence[str]) -> list[list[int]]:
+    """Indices of reasons that are the same but for numbers and quoted values; largest first."""
+    groups: dict[str, list[int]] = {}
+    for at, reason in enumerate(reasons):
+        groups.setdefault(_VARIABLE.sub("…", reason), []).append(at)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def _sample(groups: Sequence[Sequence[int]]) -> list[int]:
+    """Indices of at most :data:`SAMPLE` records, dealt out over the groups in turn."""
+    longest = max(map(len, groups), default=0)
+    dealt = [own[turn] for turn in range(min(longest, SAMPLE)) for own in groups if turn < len(own)]
+    return dealt[:SAMPLE]
+
+
+def _short(text: str, length: int) -> str:
+    clean = redact(text)
+    return clean if len(clean) <= length else f"{clean[:length]}… ({len(clean):,} characters)"
