@@ -13,6 +13,7 @@ from oncely.sinks.kafka import topics
 from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
 from oncely.sinks.kafka.foreign import refuse_foreign
+from oncely.sinks.kafka.limits import check_open_files
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,14 @@ class TopicLedger:
     def check(self, partitions: Collection[TopicPartition], *, create: bool) -> None:
         """Refuse a ledger topic that is unfit, or missing though it may not be created.
 
+        Also a limit of open files that is too low for transactions.
+
         Args:
             partitions: the source's; a group with another pipeline's positions is refused.
             create: the ledger topic may be created.
         """
         with closing(Cluster(self.place)) as cluster:
+            check_open_files(cluster.asker)
             name = self.place.ledger_topic
             known: Collection[TopicPartition] = ()
             if not create or not topics.missing(cluster.asker, [name]):
@@ -69,8 +73,9 @@ class TopicLedger:
     def commands(self, absent: Sequence[str], compacted: Sequence[str]) -> list[str]:
         """``kafka-topics`` for whoever may create what is missing."""
         head = f"kafka-topics --bootstrap-server {self.place.brokers} --create --topic"
+        segments = "".join(f" --config {key}={value}" for key, value in topics.SEGMENTS.items())
         return [
-            f"{head} {name} --partitions 1 --config cleanup.policy=compact"
+            f"{head} {name} --partitions 1 --config cleanup.policy=compact{segments}"
             if name in compacted
             else f"{head} {name}"
             for name in absent

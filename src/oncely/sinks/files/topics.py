@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oncely.errors import ConfigError
-from oncely.sinks.kafka.topics import find_compacted
+from oncely.sinks.kafka.topics import SEGMENTS, find_compacted
 from oncely.sources.clients import Asker
 
 _DAY = 86_400_000  # milliseconds
@@ -21,9 +21,7 @@ SETTINGS: Mapping[str, str] = {
     # and `vacuum` learns from tombstones which files readers may still hold (KIP-534 counts from
     # the first cleaning on).
     "delete.retention.ms": str(7 * _DAY),
-    # The newest segment is never compacted: with the default of 1 GiB a new reader would read
-    # years of entries that mean nothing any more.
-    "segment.bytes": str(64 * 1024 * 1024),
+    **SEGMENTS,
     # When a file was removed is told by one clock, the broker's.
     "message.timestamp.type": "LogAppendTime",
 }

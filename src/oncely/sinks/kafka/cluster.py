@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
@@ -91,6 +91,18 @@ class Place:
         return Words(self.pipeline)
 
 
+class LedgerCopy(NamedTuple):
+    """What one process has read of the ledger topic, for another one. Picklable.
+
+    Attributes:
+        next: the offset behind it.
+        view: the ledger's words up to there.
+    """
+
+    next: int
+    view: View
+
+
 class Cluster:
     """The open clients of one process. Safe for several threads."""
 
@@ -102,6 +114,8 @@ class Cluster:
         self._writing = threading.Lock()
         self._plain: dict[frozenset[int], Plain] = {}
         self._reading = threading.RLock()
+        # Not the lock above: it is held until transactions end, whose threads ask for the consumer.
+        self._connecting = threading.Lock()
         self._view = View()
         self._log = TopicLog(
             place.ledger_topic,
@@ -118,7 +132,7 @@ class Cluster:
         """Close the connections."""
         self._plain = {}
         self.asker.close()
-        with self._reading:
+        with self._reading, self._connecting:
             if self._consumer is not None:
                 self._consumer.close()
                 self._consumer = None
@@ -275,6 +289,19 @@ class Cluster:
 
     # -- the ledger topic ------------------------------------------------------------------
 
+    def copy(self) -> LedgerCopy:
+        """What this process has read of the ledger topic so far."""
+        with self._reading:
+            return LedgerCopy(self._log.next, self._view.copy())
+
+    def learn(self, copy: LedgerCopy) -> None:
+        """Go on from what another process has read, unless this one has read more itself."""
+        if copy.next <= self._log.next:
+            return  # without waiting for a reading that is under way
+        with self._reading:
+            if copy.next > self._log.next:
+                self._log.next, self._view = copy.next, copy.view.copy()
+
     def bounds(self, *, stable: bool) -> tuple[int, int]:
         """First offset of the ledger topic, and its high watermark or last stable offset."""
         return self._log.bounds(stable=stable)
@@ -291,7 +318,7 @@ class Cluster:
         self._view = View()
 
     def _connected(self) -> Any:
-        with self._reading:
+        with self._connecting:
             if self._consumer is None:
                 self._consumer = self._reader()
             return self._consumer

@@ -16,7 +16,8 @@ from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.sinks.base import Fence, Opened, Reset
 from oncely.sinks.kafka import takeover, topics
-from oncely.sinks.kafka.cluster import Cluster, Place
+from oncely.sinks.kafka.cluster import Cluster, LedgerCopy, Place
+from oncely.sinks.kafka.limits import check_open_files
 from oncely.sinks.kafka.settling import Settling
 from oncely.sinks.kafka.words import Mode
 
@@ -24,20 +25,23 @@ from oncely.sinks.kafka.words import Mode
 class _Worker:
     """Clients that outlive a task, in a worker of Spark's: the run's next task takes them up.
 
-    To connect and to read the ledger topic from its beginning costs as much as writing 30,000
-    records. What they remember is what has taken effect, whichever task has seen it.
+    To connect costs as much as writing 30,000 records. What they remember is what has taken effect,
+    whichever task has seen it. A task brings what the driver has read of the ledger topic: it is
+    read on from there, not from its beginning.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: tuple[int, str, Cluster] | None = None
 
-    def cluster(self, run: str, place: Place) -> Cluster:
+    def cluster(self, run: str, place: Place, known: LedgerCopy | None) -> Cluster:
         """Those of a run; the ones of another run are closed."""
         with self._lock:
             if self._kept is None or self._kept[:2] != (os.getpid(), run):
                 self._close()
                 self._kept = (os.getpid(), run, Cluster(place))
+            if known is not None:
+                self._kept[2].learn(known)
             return self._kept[2]
 
     def close(self) -> None:
@@ -64,13 +68,16 @@ class LedgerInTopic:
     """
 
     _travelled = False  # True in a task's copy
+    _known: LedgerCopy | None = None  # in a task's copy: what the driver had read
     place: Place
     create: bool
     run: str
     _cluster: tuple[int, Cluster] | None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cluster": None, "_travelled": True}
+        opened = self._cluster is not None and self._cluster[0] == os.getpid()
+        known = self.cluster.copy() if opened else self._known
+        return self.__dict__ | {"_cluster": None, "_travelled": True, "_known": known}
 
     @property
     def mode(self) -> Mode:
@@ -81,7 +88,7 @@ class LedgerInTopic:
     def cluster(self) -> Cluster:
         """The clients of this process; librdkafka's do not survive a fork."""
         if self._travelled:
-            return _worker.cluster(self.run, self.place)
+            return _worker.cluster(self.run, self.place, self._known)
         if self._cluster is None or self._cluster[0] != os.getpid():
             self._cluster = (os.getpid(), Cluster(self.place))
         return self._cluster[1]
@@ -107,6 +114,7 @@ class LedgerInTopic:
         retarget: bool = False,
     ) -> Opened:
         """Take the next epoch; see :class:`oncely.sinks.kafka.takeover.Takeover`."""
+        check_open_files(self.cluster.asker)
         topics.require_ledger(self.cluster.asker, self.place.ledger_topic, create=self.create)
         return takeover.Takeover(
             self.cluster,

@@ -1,7 +1,9 @@
-"""What the cluster allows a transaction, asked without beginning one."""
+"""What cluster and process allow transactions, asked without beginning one."""
 
 from __future__ import annotations
 
+import os
+import resource
 from typing import Any
 
 from confluent_kafka.admin import ConfigResource, ResourceType
@@ -9,7 +11,13 @@ from confluent_kafka.admin import ConfigResource, ResourceType
 from oncely.errors import ConfigError
 from oncely.sources.clients import Asker
 
+TOGETHER = 8
+"""Producer instances that a process has open at the same time."""
+
 _KEY = "transaction.max.timeout.ms"
+_FILES = 8  # open files of a producer on a cluster of one broker: sockets and pipes
+_FILES_PER_BROKER = 3
+_OTHER_FILES = 32  # the consumer, the admin client, files that tasks stage
 
 
 def longest_transaction(asker: Asker) -> float | None:
@@ -47,4 +55,34 @@ def check_timeout(asker: Asker, seconds: float) -> None:
             "sink.transaction_timeout",
             f"it is {seconds:g} seconds, and the broker takes {longest:g} at most ({_KEY})",
             way_out=f'write "{longest:g} seconds", or raise it on the brokers',
+        )
+
+
+def check_open_files(asker: Asker) -> None:
+    """Refuse a limit of open files that transactions would reach.
+
+    librdkafka reports no error when it can't open a socket: it tries again, until the caller's
+    timeout has passed.
+
+    Raises:
+        ConfigError: ``ulimit -n`` of this process is too low.
+        Unavailable: no answer.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return
+    answer = asker.one(
+        "look at the cluster",
+        lambda client, wait: {"cluster": client.describe_cluster(request_timeout=wait)},
+    )
+    each = _FILES + _FILES_PER_BROKER * (len(answer["cluster"].nodes) - 1)
+    here = len(os.listdir("/dev/fd"))
+    needed = here + TOGETHER * each + _OTHER_FILES
+    if needed > limit:
+        raise ConfigError(
+            "ulimit -n",
+            f"this process may open {limit} files and needs {needed}: {here} are open, and"
+            f" {TOGETHER} producers with {each} each write at the same time",
+            way_out=f"ulimit -n {max(1024, needed)}; under systemd LimitNOFILE=, in a container"
+            " --ulimit nofile=",
         )

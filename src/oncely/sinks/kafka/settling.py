@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
-from oncely.errors import Fenced, check
+from oncely.errors import Fenced, Unavailable, check
 from oncely.sinks.base import Fence, PositionMoved
 from oncely.sinks.kafka.cluster import Cluster, newer
+from oncely.sinks.kafka.limits import TOGETHER
 from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
 from oncely.sinks.kafka.words import Mode, Moved, PutBack, Standing, encode, stamp
 
 _TRIES = 5
-_TOGETHER = 8  # instances that are initialised at the same time
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -67,7 +68,9 @@ class Settling:
             left = {tp: at for tp, at in wanted.items() if tp not in done}
             if not left:
                 return done
-            for ours, found in together(self._by_mover, self.movers(left, seen).items()):
+            movers = list(self.movers(left, seen).items())
+            for at in range(0, len(movers), TOGETHER):
+                ours, found = self._settle_group(dict(movers[at : at + TOGETHER]))
                 done |= ours
                 seen |= found
         if done.keys() == wanted.keys():
@@ -107,28 +110,60 @@ class Settling:
         ]
         writer.send(place.ledger_topic, records)
 
-    def _by_mover(
-        self, group: tuple[str, Mapping[TopicPartition, Position]]
+    def _settle_group(
+        self, group: Mapping[str, Positions]
     ) -> tuple[Positions, dict[TopicPartition, Standing]]:
-        """One id's positions in one transaction: those that are ours now, and what was seen."""
-        identity, wanted = group
-        words = self.cluster.place.words
+        """Some ids' positions, each id in one transaction: those that are ours now, and all seen.
+
+        Positions are read once for the group, when all of its ids are initialised and none of its
+        transactions is open: reading the ledger topic to its end would wait for them.
+        """
+        with ExitStack() as stack:
+            writers = {
+                one: stack.enter_context(self.cluster.transaction(one)) for one in group
+            }  # all closed at the end of the group: each holds several open files
+            initialised = together(self._initialise, writers.items())
+            held = [one for one, ours in zip(writers, initialised, strict=True) if ours]
+            now = self.cluster.standing([tp for one in held for tp in group[one]])
+            self._refuse_newer(now)
+            done = together(lambda one: self._by_mover(one, writers[one], group[one], now), held)
+        return {tp: at for ours in done for tp, at in ours.items()}, now
+
+    @staticmethod
+    def _initialise(item: tuple[str, Transaction]) -> bool:
+        """False: a rival was quicker; look again."""
         try:
-            with self.cluster.transaction(identity) as writer:
-                writer.init()
-                now = self.cluster.standing(list(wanted))
-                self._refuse_newer(now)
-                done = {tp: now[tp].position for tp, at in wanted.items() if self._has(tp, at, now)}
-                written = {
-                    tp: self._at(tp, at, now)
-                    for tp, at in wanted.items()
-                    if tp not in done and words.mover(tp, now.get(tp)) == identity
-                }
-                if written:
-                    self.write(writer, written)
-                return done | written, now
-        except InstanceFenced:  # by a rival: look again
-            return {}, {}
+            item[1].init()
+        except InstanceFenced:
+            return False
+        return True
+
+    def _by_mover(
+        self,
+        identity: str,
+        writer: Transaction,
+        wanted: Positions,
+        now: Mapping[TopicPartition, Standing],
+    ) -> Positions:
+        """Write what this id moves; the positions that are ours now."""
+        words = self.cluster.place.words
+        done = {tp: now[tp].position for tp, at in wanted.items() if self._has(tp, at, now)}
+        written = {
+            tp: self._at(tp, at, now)
+            for tp, at in wanted.items()
+            if tp not in done and words.mover(tp, now.get(tp)) == identity
+        }
+        if written and not self._written(writer, written):
+            return done
+        return done | written
+
+    def _written(self, writer: Transaction, positions: Positions) -> bool:
+        """Whether the transaction took effect for certain; otherwise it has to be read again."""
+        try:
+            self.write(writer, positions)
+        except Unavailable:  # fenced by a rival, or the answer to the commit was lost
+            return False
+        return True
 
     def _refuse_newer(self, now: Mapping[TopicPartition, Standing]) -> None:
         newest = max((one.epoch for one in now.values()), default=self.fence.epoch)
@@ -191,5 +226,5 @@ def together(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
     wanted = list(items)
     if len(wanted) < 2:
         return [work(one) for one in wanted]
-    with ThreadPoolExecutor(_TOGETHER) as pool:
+    with ThreadPoolExecutor(TOGETHER) as pool:
         return [future.result() for future in [pool.submit(work, one) for one in wanted]]

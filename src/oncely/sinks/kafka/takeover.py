@@ -11,10 +11,13 @@ commits and for this:
    with the positions where partitions begin that have none. From here on two openers differ.
 3. Each position is written again with the new epoch and the new mode, by the id that the OLD
    one names: its partition's own, or the publisher's, which writes all of its positions at
-   once. When the old run has initialised the id meanwhile, this fails, and step 3 begins anew
-   for those, with where they stand now. A writer of the old run that comes later reads the new
-   epoch.
+   once. A new instance initialises the id, which fences a writer of the old run that has
+   initialised it since step 1, and reads where the position stands now. A writer of the old run
+   that comes later reads the new epoch.
 4. The partitions are noted as settled: from here on a missing position is a lost one.
+
+Instances are closed after step 1, and a few at a time are open in step 3: the number of open files
+does not grow with the partitions.
 
 A crash after 2 leaves some positions at the old epoch and some at the new one. The old run is
 fenced at the latter; the next ``open`` begins at 1 and keeps what is pending.
@@ -22,8 +25,7 @@ fenced at the latter; the next ``open`` begins at 1 and keeps what is pending.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -34,7 +36,6 @@ from oncely.errors import (
     InvariantViolation,
     Stopped,
     TableMismatch,
-    Unavailable,
 )
 from oncely.sinks.base import Fence, Opened, Reset
 from oncely.sinks.kafka.cluster import Cluster, newer
@@ -100,16 +101,16 @@ class Takeover:
         # A replay too may have left a transaction open, which hides what follows in the ledger;
         # one that is under way begins its transaction again.
         ids = [words.publisher, words.replayer, *map(words.writer, partitions)]
-        with self._initialised(ids) as instances:
-            registered, found, first = self._take_epoch(partitions)
-            fence = Fence(words.pipeline, registered.epoch)
-            positions = {
-                tp: found[tp].position if tp in found else at
-                for tp, at in _flat(registered, found).items()
-            }
-            moved = dict(self.reset(positions))
-            settling = Settling(self.cluster, fence, self.source, self.mode, frozenset(moved))
-            settled = self._settle(instances, found, positions | moved, settling)
+        together(self._initialise, ids)
+        registered, found, first = self._take_epoch(partitions)
+        fence = Fence(words.pipeline, registered.epoch)
+        positions = {
+            tp: found[tp].position if tp in found else at
+            for tp, at in _flat(registered, found).items()
+        }
+        moved = dict(self.reset(positions))
+        settling = Settling(self.cluster, fence, self.source, self.mode, frozenset(moved))
+        settled = settling.settle(positions | moved, found)
         self._note_settled(registered, settled)
         return Opened(fence, settled, first)
 
@@ -119,12 +120,14 @@ class Takeover:
         """All that an earlier run may be writing, as far as can be seen."""
         return sorted({*self.earliest, *self.cluster.look().positions})
 
-    @contextmanager
-    def _initialised(self, ids: Iterable[str]) -> Iterator[dict[str, Transaction]]:
-        with ExitStack() as stack:
-            made = {one: stack.enter_context(self.cluster.transaction(one)) for one in ids}
-            together(lambda one: one.init(), made.values())
-            yield made
+    def _initialise(self, identity: str) -> None:
+        """Fence earlier instances of an id.
+
+        The instance is closed at once: each holds several sockets, pipes and threads, and there
+        is an id for each partition.
+        """
+        with self.cluster.transaction(identity) as instance:
+            instance.init()
 
     # -- step 2 ----------------------------------------------------------------------------
 
@@ -228,32 +231,6 @@ class Takeover:
     def _same_source(self, cluster_id: str, topic_ids: Mapping[str, str]) -> None:
         same_cluster(cluster_id, self.source, self._name)
         same_topics(topic_ids, self.source, self._name)
-
-    # -- step 3 ----------------------------------------------------------------------------
-
-    def _settle(
-        self,
-        instances: Mapping[str, Transaction],
-        found: Mapping[TopicPartition, Standing],
-        wanted: Mapping[TopicPartition, Position],
-        settling: Settling,
-    ) -> dict[TopicPartition, Position]:
-        """Write positions with our epoch, by the instances of step 1, or else by new ones."""
-
-        def first(group: tuple[str, Mapping[TopicPartition, Position]]) -> list[TopicPartition]:
-            identity, positions = group
-            if identity not in instances:  # a partition that step 1 has not seen
-                return []
-            try:
-                settling.write(instances[identity], positions)
-            except Unavailable:
-                return []  # the id was initialised by another since, or nobody knows: look again
-            return list(positions)
-
-        groups = together(first, settling.movers(wanted, found).items())
-        done = {tp: wanted[tp] for group in groups for tp in group}
-        left = {tp: at for tp, at in wanted.items() if tp not in done}
-        return done | settling.settle(left, found)
 
     # -- step 4 ----------------------------------------------------------------------------
 

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
-from oncely.errors import TableMismatch, Unavailable
+from oncely.errors import OncelyError, TableMismatch, Unavailable
 from oncely.sources.clients import Asker
+
+_logger = logging.getLogger("oncely.sinks.kafka")
+
+SEGMENTS: Mapping[str, str] = {"segment.bytes": str(64 * 1024 * 1024)}
+"""Of topics that are read from their first offset. The newest segment is never compacted: with the
+default of 1 GiB a new reader would read millions of records that were superseded."""
 
 _COMPACT = "compact"
 _AGAIN = 0.02  # seconds
@@ -50,6 +66,13 @@ def _descriptions(asker: Asker, names: Iterable[str]) -> dict[str, Any]:
 
 def configured(asker: Asker, names: Iterable[str]) -> dict[str, dict[str, str]]:
     """The configuration of topics that exist."""
+    return {
+        name: {key: str(entry.value) for key, entry in entries.items()}
+        for name, entries in _config_entries(asker, names).items()
+    }
+
+
+def _config_entries(asker: Asker, names: Iterable[str]) -> dict[str, dict[str, ConfigEntry]]:
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]
     if not resources:
         return {}
@@ -57,10 +80,7 @@ def configured(asker: Asker, names: Iterable[str]) -> dict[str, dict[str, str]]:
         "look at the sink's topics",
         lambda client, wait: client.describe_configs(resources, request_timeout=wait),
     )
-    return {
-        resource.name: {key: str(entry.value) for key, entry in answer.items()}
-        for resource, answer in answers.items()
-    }
+    return {resource.name: answer for resource, answer in answers.items()}
 
 
 def compacted(asker: Asker, names: Iterable[str]) -> list[str]:
@@ -111,7 +131,7 @@ def require_ledger(asker: Asker, name: str, *, create: bool) -> bool:
     Raises:
         TableMismatch: missing with ``create`` false, or unfit.
     """
-    found = find_compacted(asker, name, config={} if create else None)
+    found = find_compacted(asker, name, config=SEGMENTS if create else None)
     if found is None:
         raise TableMismatch(
             f"sink.create is false and the ledger topic {name!r} is missing",
@@ -124,7 +144,36 @@ def require_ledger(asker: Asker, name: str, *, create: bool) -> bool:
             " be scattered nor deleted by age",
             way_out="name another topic, or mend this one before anything is lost",
         )
+    if create and not found.made:
+        _set_segments(asker, name)
     return found.made
+
+
+def _set_segments(asker: Asker, name: str) -> None:
+    """Give a topic the settings of :data:`SEGMENTS` that it was created without.
+
+    Earlier versions created ledger topics with the broker's defaults. A setting of the topic's own
+    stays. Without the permission to alter the topic nothing changes, and only starts take longer.
+    """
+    entries = _config_entries(asker, [name])[name]
+    own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+    unset = [
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in SEGMENTS.items()
+        if entries[key].source != own and int(entries[key].value) > int(value)
+    ]
+    if not unset:
+        return
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=unset)
+    try:
+        asker.one(
+            f"alter topic {name!r}",
+            lambda client, wait: client.incremental_alter_configs([resource], request_timeout=wait),
+        )
+    except OncelyError as error:
+        _logger.info(
+            "topic %s keeps its segment.bytes, so starts read more: %s", name, error.message
+        )
 
 
 class OnePartition(NamedTuple):
