@@ -7,6 +7,7 @@ import json
 import sys
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,13 @@ from bench import contenders, latency, memory
 from bench.contenders import Contest
 from bench.files import match as files
 from bench.kafka import match
-from bench.measure import Series, measured, ratio
+from bench.measure import Series, fetch_settings, measured, ratio
 from bench.workload import TABLE, publish
 from oncely.artifacts import POSTGRES_JDBC, SPARK_AVRO, resolve
 from oncely.local.kafka import Broker
 from oncely.local.postgres import Postgres
 from oncely.runtimes import session
+from oncely.sources.spark_options import IN_BULK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +34,7 @@ OUT = Path("build/bench/sql.json")
 ONLY = ("sql", "memory", "latency", "kafka", "files")
 GOALS = (
     ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.6),
+    ("oncely / jdbc_rewrite + fetch", "oncely", "jdbc_rewrite + fetch", 1.5),
     ("oncely / jdbc", "oncely", "jdbc", 4.0),
     ("oncely / limit", "oncely", "limit", 0.75),
     ("limit / jvm_read", "limit", "jvm_read", 0.5),
@@ -43,8 +46,14 @@ def main() -> int:
     """Measure everything; exit code 1 when a result was wrong."""
     given = _options().parse_args()
     jars = [*resolve(POSTGRES_JDBC), *resolve(SPARK_AVRO)]
-    settings = {"spark.jars": ",".join(map(str, jars))}
-    with Broker(properties=match.BROKER) as broker:
+    with Broker(properties=match.BROKER) as broker, ExitStack() as left:
+        bucket, settings = None, {}
+        if given.s3:
+            from bench.files import on_s3
+
+            bucket, more = left.enter_context(on_s3.serving())
+            jars, settings = [*jars, *more], dict(bucket.spark_settings())
+        settings["spark.jars"] = ",".join(map(str, jars))
         spark = session.start("bench", "local[2,4]", settings)
         if given.only not in ("kafka", "files"):
             with Postgres() as postgres:
@@ -67,6 +76,7 @@ def main() -> int:
                 records=given.records or 3_000_000,
                 rounds=given.rounds or 3,
                 batch=given.batch,
+                bucket=bucket,
             )
         spark.stop()
     return 0
@@ -79,6 +89,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--batch", type=int, default=3_000_000, help="records of a micro-batch")
     options.add_argument("--range", type=int, default=5_000_000, help="records of the memory test")
     options.add_argument("--only", choices=ONLY, default=None)
+    options.add_argument("--s3", action="store_true", help="files: into a local S3 server")
     options.add_argument("--only-peers", action="store_true", help="Kafka: without Oncely")
     return options
 
@@ -109,6 +120,9 @@ def sql(contest: Contest, servers: tuple[int, int], rounds: int) -> dict[str, ob
     runs: dict[str, Callable[[str], int | None]] = {
         "oncely": lambda table: contenders.oncely(contest, table),
         "jdbc_rewrite": lambda table: contenders.jdbc(contest, table, rewrite=True),
+        "jdbc_rewrite + fetch": lambda table: contenders.jdbc(
+            contest, table, rewrite=True, fetch=IN_BULK
+        ),
         "limit": lambda _: contenders.limit(contest),
         "jdbc": lambda table: contenders.jdbc(contest, table, rewrite=False),
         "jvm_read": lambda _: contenders.jvm_read(contest),
@@ -138,6 +152,7 @@ def sql(contest: Contest, servers: tuple[int, int], rounds: int) -> dict[str, ob
         "rounds": {name: [round(rate) for rate in one.rates] for name, one in series.items()},
         "records": contest.workload.records,
         "records_per_batch": contest.batch,
+        "fetch": dict(IN_BULK),
     }
 
 
@@ -172,7 +187,8 @@ def _show(series: dict[str, Series]) -> None:
     for label, ours, theirs, goal in GOALS:
         found = ratio(series[ours], series[theirs])
         verdict = "[green]reached" if found >= goal else "[red]missed"
-        console.print(f"{label:24} {found:5.2f}   goal {goal:.2f}   {verdict}")
+        console.print(f"{label:30} {found:5.2f}   goal {goal:.2f}   {verdict}")
+    console.print(fetch_settings(IN_BULK))
 
 
 if __name__ == "__main__":

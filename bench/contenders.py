@@ -1,7 +1,8 @@
-"""The five ways through the same topic, each as one streaming query that drains it.
+"""The ways through the same topic, each as one streaming query that drains it.
 
 Peers are what people have: Spark's defaults. What we set otherwise (how much the Kafka client
-fetches at once) is a part of ours, and of the limit, which is our plan.
+fetches at once) is a part of ours, and of the limit, which is our plan; one row gives it to the
+faster peer.
 
 All read in the same micro-batches with the same Spark session, and all that write have the
 same table without an index and the same durability (PostgreSQL's default: fsync, synchronous
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bench.counting import CountingSink
+from bench.measure import NO_OPTIONS
 from bench.workload import SCHEMA, Workload
 from oncely.config import parse
 from oncely.pipeline import Pipeline
@@ -95,8 +97,13 @@ def oncely(contest: Contest, table: str) -> None:
     contest.pipeline(table, table).run("latest", spark=contest.session)
 
 
-def jdbc(contest: Contest, table: str, *, rewrite: bool) -> None:
-    """What people do: ``from_json`` and Spark's JDBC append. At least once."""
+def jdbc(
+    contest: Contest, table: str, *, rewrite: bool, fetch: Mapping[str, str] = NO_OPTIONS
+) -> None:
+    """What people do: ``from_json`` and Spark's JDBC append. At least once.
+
+    ``fetch``: options of the Kafka reader beside Spark's defaults.
+    """
     from pyspark.sql import functions as F
 
     parts = urlsplit(contest.url)
@@ -116,7 +123,7 @@ def jdbc(contest: Contest, table: str, *, rewrite: bool) -> None:
         rows = frame.select(value).select("v.*")
         rows.write.format("jdbc").options(**options).mode("append").save()
 
-    contest.drain(["value"], write)
+    contest.drain(["value"], write, more=fetch)
 
 
 def limit(contest: Contest) -> int:

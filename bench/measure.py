@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
+from types import MappingProxyType
 
 import psutil
+
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+"""A Kafka reader as Spark's users have it."""
 
 _WORKERS = {"pyspark.daemon", "pyspark.worker"}  # python -m ...; the JVM's words hold paths only
 
@@ -43,6 +47,15 @@ class Series:
     def cpu_per_million(self) -> float:
         """Processor seconds per million records, the median."""
         return statistics.median(s.cpu_seconds for s in self.samples) / self.records * 1e6
+
+
+def fetch_settings(ours: Mapping[str, str]) -> str:
+    """A line below a table: how our Kafka reader is set, which peers without "+ fetch" are not."""
+    shown = ", ".join(f"{key.removeprefix('kafka.')}={value}" for key, value in ours.items())
+    return (
+        f"Oncely reads Kafka with {shown}. Peers have Spark's defaults;"
+        " in rows with '+ fetch' they have the same settings."
+    )
 
 
 def ratio(ours: Series, theirs: Series) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import polars as pl
 
 from bench.files.workload import PARTITION_BY, SCHEMA, Events
+from bench.measure import NO_OPTIONS
 from oncely.config import parse
 from oncely.files.table import table_of
 from oncely.pipeline import Pipeline
@@ -21,6 +22,29 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Rows = Iterator[tuple[str, Mapping[str, Any]]]
+_LEVELS = ("name", "date", "hour")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one run writes.
+
+    Attributes:
+        root: where the files can be read afterwards, also when they were written by S3.
+        url: as a pipeline names it.
+        spark_url: as Spark names it.
+        s3: ``[sink.s3]`` of the pipeline.
+    """
+
+    root: Path
+    url: str
+    spark_url: str
+    s3: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def folder(cls, root: Path) -> Target:
+        """A folder of this machine."""
+        return cls(root, root.as_uri(), str(root))
 
 
 @dataclass(frozen=True)
@@ -39,21 +63,23 @@ class Contest:
     events: Events
     batch: int
 
-    def pipeline(self, root: Path, layout: str = "per_partition") -> Pipeline:
+    def pipeline(self, target: Target, layout: str = "per_partition") -> Pipeline:
         """Oncely's, into a root of its own."""
+        name = target.root.name
         return Pipeline(
             parse(
                 {
-                    "name": root.name,
+                    "name": name,
                     "delivery": "exactly_once",
                     "source": {"brokers": self.brokers, "topics": [self.events.topic]},
                     "decode": {"format": "json", "schema": SCHEMA},
                     "sink": {
                         "kind": "files",
-                        "url": root.as_uri(),
+                        "url": target.url,
+                        **({"s3": dict(target.s3)} if target.s3 else {}),
                         "partition_by": PARTITION_BY,
                         "layout": layout,
-                        "manifest_topic": f"{root.name}.manifest",
+                        "manifest_topic": f"{name}.manifest",
                         "flush_interval": "0 seconds",
                     },
                     "spark": {"max_records_per_batch": self.batch},
@@ -61,14 +87,22 @@ class Contest:
             )
         )
 
-    def oncely(self, root: Path, layout: str = "per_partition") -> Rows:
+    def oncely(self, target: Target, layout: str = "per_partition") -> Rows:
         """Exactly once, as `oncely run --until latest` does it; what the manifest names."""
-        pipeline = self.pipeline(root, layout)
+        pipeline = self.pipeline(target, layout)
         pipeline.run("latest", spark=self.session)
-        return _named(pipeline, root)
+        return _named(pipeline, target.root)
 
-    def spark_avro(self, root: Path) -> Rows:
-        """What people do: ``from_json`` and Spark's partitioned Avro writer. At least once."""
+    def spark_avro(
+        self, target: Target, *, repartition: bool = False, fetch: Mapping[str, str] = NO_OPTIONS
+    ) -> Rows:
+        """What people do: ``from_json`` and Spark's partitioned Avro writer. At least once.
+
+        Args:
+            repartition: by the partition columns before the writer: a shuffle, and then one task
+                writes all of a directory, as ``layout = "clustered"`` does.
+            fetch: options of the Kafka reader beside Spark's defaults.
+        """
         from pyspark.sql import functions as F
 
         def write(frame: DataFrame, _: int) -> None:
@@ -80,8 +114,10 @@ class Contest:
                 .withColumn("date", F.date_format("time_hour", "yyyy-MM-dd"))
                 .withColumn("hour", F.date_format("time_hour", "HH"))
             )
-            files = rows.write.partitionBy("name", "date", "hour").format("avro")
-            files.option("compression", "snappy").mode("append").save(str(root))
+            if repartition:
+                rows = rows.repartition(*_LEVELS)
+            files = rows.write.partitionBy(*_LEVELS).format("avro")
+            files.option("compression", "snappy").mode("append").save(target.spark_url)
 
         checkpoint = Path(tempfile.mkdtemp(prefix="bench-checkpoint-"))
         try:
@@ -92,6 +128,7 @@ class Contest:
                 .option("startingOffsets", "earliest")
                 .option("kafka.isolation.level", "read_committed")
                 .option("maxOffsetsPerTrigger", str(self.batch))
+                .options(**fetch)
                 .load()
                 .select("value")
                 .writeStream.option("checkpointLocation", checkpoint.as_uri())
@@ -102,7 +139,7 @@ class Contest:
             query.awaitTermination()
         finally:
             shutil.rmtree(checkpoint, ignore_errors=True)
-        return _listed(root)
+        return _listed(target.root)
 
 
 def _named(pipeline: Pipeline, root: Path) -> Rows:

@@ -14,47 +14,71 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from bench.files.contenders import Contest, Rows
+from bench.files.contenders import Contest, Rows, Target
+from bench.files.on_s3 import Bucket
 from bench.files.workload import Events, publish
-from bench.measure import Sample, Series, measured, peak_worker_memory, ratio
+from bench.measure import Sample, Series, fetch_settings, measured, peak_worker_memory, ratio
 from oncely.local.kafka import Broker
+from oncely.sources.spark_options import IN_BULK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OUT = Path("build/bench/files.json")
 GOAL = 1.5
+PEERS = ("spark_avro", "spark_avro + repartition", "spark_avro + repartition + fetch")
 OPEN = 10_000
 LIMIT = 1_000  # MB (10^6 bytes) for a Python worker
 
 
+NewTarget = Callable[[Path], Target]
+"""Where a run writes; given a folder of its own that is removed afterwards."""
+
+
 def measure(
-    spark: SparkSession, broker: Broker, console: Console, *, records: int, rounds: int, batch: int
+    spark: SparkSession,
+    broker: Broker,
+    console: Console,
+    *,
+    records: int,
+    rounds: int,
+    batch: int,
+    bucket: Bucket | None = None,
 ) -> None:
-    """Rates and memory; written to :data:`OUT`. Ends with exit code 1 when a result was wrong."""
+    """Rates and memory; written to :data:`OUT`. Ends with exit code 1 when a result was wrong.
+
+    Args:
+        bucket: write into it by S3, not into a folder.
+    """
     with console.status(f"publishing {records:,} events"):
         events = publish(broker, Events("events", records))
     contest = Contest(spark, broker.bootstrap, events, batch)
-    runs: dict[str, Callable[[Path], Rows]] = {
-        "oncely": contest.oncely,
-        "spark_avro": contest.spark_avro,
-        "oncely_clustered": lambda root: contest.oncely(root, "clustered"),
-    }
+    runs = _contenders(contest)
+    target = Target.folder if bucket is None else bucket.target
     series = {name: Series(records) for name in runs}
     files: dict[str, int] = {}
     for number in range(-1, rounds):  # the first round warms the JVM and is not counted
         for name, run in runs.items():
             with console.status(f"files, round {number + 1} of {rounds}: {name}"):
-                one, files[name] = _run(broker, run, events, console, name)
+                one, files[name] = _run(broker, run, events, console, name, target)
             if number >= 0:
                 series[name].samples.append(one)
                 console.print(f"round {number + 1} {name}: {records / one.seconds:,.0f}/s")
-    _show(console, series, files)
+    where = "a folder" if bucket is None else "S3"
+    _show(console, series, files, where)
     peak = _memory(spark, broker, console)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
+    out = OUT if bucket is None else OUT.with_name("files-s3.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
     result = {
         **{name: round(one.rate) for name, one in series.items()},
-        "ratio": round(ratio(series["oncely"], series["spark_avro"]), 3),
+        "ratios": {
+            f"oncely / {peer}": round(ratio(series["oncely"], series[peer]), 3) for peer in PEERS
+        },
+        "ratio_clustered": round(
+            ratio(series["oncely_clustered"], series["spark_avro + repartition + fetch"]), 3
+        ),
+        "target": where,
+        "fetch": dict(IN_BULK),
         "worker_memory_mb": peak,
         "worker_memory_open_partitions": OPEN,
         "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
@@ -63,25 +87,45 @@ def measure(
         "records": records,
         "records_per_batch": batch,
     }
-    OUT.write_text(json.dumps(result, indent=2) + "\n")
-    console.print(f"written: {OUT}")
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    console.print(f"written: {out}")
+
+
+def _contenders(contest: Contest) -> dict[str, Callable[[Target], Rows]]:
+    """The ways in the order of a round."""
+    return {
+        "oncely": contest.oncely,
+        "spark_avro": contest.spark_avro,
+        "spark_avro + repartition": lambda to: contest.spark_avro(to, repartition=True),
+        "oncely_clustered": lambda to: contest.oncely(to, "clustered"),
+        "spark_avro + repartition + fetch": lambda to: contest.spark_avro(
+            to, repartition=True, fetch=IN_BULK
+        ),
+    }
 
 
 def _run(
-    broker: Broker, run: Callable[[Path], Rows], events: Events, console: Console, name: str
+    broker: Broker,
+    run: Callable[[Target], Rows],
+    events: Events,
+    console: Console,
+    name: str,
+    target: NewTarget,
 ) -> tuple[Sample, int]:
     """One run into a folder of its own; its sample, and how many files it made."""
-    root = Path(tempfile.mkdtemp(prefix="bench-files-")) / f"lake-{uuid.uuid4().hex[:8]}"
+    place = Path(tempfile.mkdtemp(prefix="bench-files-"))
+    to = target(place / f"lake-{uuid.uuid4().hex[:8]}")
     try:
         with measured((broker.pid,)) as one:
-            rows = run(root)
+            rows = run(to)
         wrong = events.wrong(rows)
         if wrong:
             console.print(f"[bold red]{name}: a wrong result scores nothing: {wrong}")
             sys.exit(1)
-        return one, sum(1 for _ in root.rglob("*.avro"))
+        return one, sum(1 for _ in to.root.rglob("*.avro"))
     finally:
-        shutil.rmtree(root.parent)
+        shutil.rmtree(to.root, ignore_errors=True)
+        shutil.rmtree(place)
 
 
 def _memory(spark: SparkSession, broker: Broker, console: Console) -> int:
@@ -91,7 +135,7 @@ def _memory(spark: SparkSession, broker: Broker, console: Console) -> int:
         contest = Contest(spark, broker.bootstrap, events, events.records)
         peaks: list[int] = []
         with peak_worker_memory(peaks.append):
-            _run(broker, contest.oncely, events, console, "10,000 partitions")
+            _run(broker, contest.oncely, events, console, "10,000 partitions", Target.folder)
     peak = round(peaks[0] / 1e6)
     verdict = "[green]reached" if peak < LIMIT else "[red]missed"
     console.print(
@@ -101,14 +145,16 @@ def _memory(spark: SparkSession, broker: Broker, console: Console) -> int:
     return peak
 
 
-def _show(console: Console, series: dict[str, Series], files: dict[str, int]) -> None:
-    table = Table(title="Kafka to Avro by carrier, date and hour, records per second")
+def _show(console: Console, series: dict[str, Series], files: dict[str, int], where: str) -> None:
+    table = Table(title=f"Kafka to Avro in {where} by carrier, date and hour, records per second")
     for column in ("", "median", "lowest", "highest", "CPU s per million", "files"):
         table.add_column(column, justify="left" if not column else "right")
     for name, one in series.items():
         rates = [f"{rate:,.0f}" for rate in (one.rate, min(one.rates), max(one.rates))]
         table.add_row(name, *rates, f"{one.cpu_per_million:.2f}", f"{files[name]:,}")
     console.print(table)
-    found = ratio(series["oncely"], series["spark_avro"])
-    verdict = "[green]reached" if found >= GOAL else "[red]missed"
-    console.print(f"oncely / spark_avro      {found:5.2f}   goal {GOAL:.2f}   {verdict}")
+    for peer in PEERS:
+        found = ratio(series["oncely"], series[peer])
+        verdict = "[green]reached" if found >= GOAL else "[red]missed"
+        console.print(f"oncely / {peer:34} {found:5.2f}   goal {GOAL:.2f}   {verdict}")
+    console.print(fetch_settings(IN_BULK))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -19,14 +20,15 @@ from rich.table import Table
 
 from bench.kafka import quix, streams
 from bench.kafka.check import Expected, committed, settle
-from bench.kafka.child import Child
+from bench.kafka.child import Child, Children
 from bench.kafka.clock import appended
 from bench.kafka.on_spark import OnSpark
 from bench.kafka.workload import JOBS, Job, fill
-from bench.measure import Sample, Series, measured, ratio
+from bench.measure import Sample, Series, fetch_settings, measured, ratio
 from bench.workload import PARTITIONS
 from oncely.errors import Unavailable, WrongInput
 from oncely.local.kafka import Broker
+from oncely.sources.spark_options import IN_BULK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,8 +37,12 @@ OUT = Path("build/bench/kafka.json")
 GOALS: tuple[tuple[Job, str, float], ...] = (
     ("bytes", "spark", 1.2),
     ("json", "spark", 1.2),
+    ("bytes", "spark + fetch", 1.1),
+    ("json", "spark + fetch", 1.1),
     ("bytes", "quixstreams", 4.0),
     ("json", "quixstreams", 2.0),
+    ("bytes", "quixstreams, 2 processes", 2.0),
+    ("json", "quixstreams, 2 processes", 1.0),
     ("bytes", "kafka_streams", 0.8),
     ("json", "kafka_streams", 0.8),
 )
@@ -49,9 +55,10 @@ The default is 3 s. Without any, the second thread's joining would disturb the f
 """
 
 _INPUT = "flights"
-_WARM = frozenset({"oncely", "spark", "kafka_streams"})
+_WARM = frozenset({"oncely", "spark", "spark + fetch", "kafka_streams"})
 """What runs in a JVM, and so also in the round that is not counted."""
 
+Start = Callable[[str, Path], Child | Children]
 Run = Callable[[Job, str], float]
 """Does a job into a topic; seconds since 1970 at which it was ready (see bench.kafka.clock)."""
 
@@ -96,7 +103,7 @@ class Match:
 
     def run(self, name: str, run: Run, job: Job, into: Runs | None) -> str:
         """One run into a topic of its own; its rate as a text. A wrong result ends the bench."""
-        target = f"{name}-{job}-{uuid.uuid4().hex[:8]}".replace("_", "-")
+        target = re.sub("[^a-z0-9]+", "-", f"{name}-{job}-{uuid.uuid4().hex[:8]}")
         stamps = {"message.timestamp.type": "LogAppendTime"}
         self.broker.create_topic(target, PARTITIONS, config=stamps)
         called = time.time()
@@ -131,7 +138,10 @@ def measure(
         place = Path(left.enter_context(tempfile.TemporaryDirectory(prefix="oncely-bench-")))
         on_spark = OnSpark(spark, broker.bootstrap, _INPUT, batch)
         runs = {} if only_peers else {"oncely": on_spark.oncely}
-        runs |= {"spark": on_spark.spark}
+        runs |= {
+            "spark": on_spark.spark,
+            "spark + fetch": lambda job, target: on_spark.spark(job, target, IN_BULK),
+        }
         with console.status(f"publishing {records:,} records with keys"):
             fill(broker, _INPUT, records)
             expected = {job: Expected.of(job, records) for job in JOBS}
@@ -154,16 +164,21 @@ def _children(
     """The contenders in processes of their own; one that can't be had is said aloud."""
     runs: dict[str, Run] = {}
 
-    def asking(child: Child, until: Callable[[Job], int]) -> Run:
+    def asking(child: Child | Children, until: Callable[[Job], int]) -> Run:
         return lambda job, to: int(child.ask(job, _INPUT, to, until(job))) / 1000
 
-    for name, start, until in (
+    contenders: tuple[tuple[str, Start, Callable[[Job], int]], ...] = (
         ("quixstreams", quix.start, lambda job: len(expected[job].ids)),
+        # How many records each process gets is not known: they end when nothing more comes.
+        ("quixstreams, 2 processes", quix.start_two, lambda _: 0),
         ("kafka_streams", streams.start, lambda _: records),
-    ):
+    )
+    for name, start, until in contenders:
         try:
             with console.status(f"starting {name}"):
-                runs[name] = asking(left.enter_context(start(brokers, place)), until)
+                child = start(brokers, place)
+                left.enter_context(child)
+                runs[name] = asking(child, until)
         except (WrongInput, Unavailable) as error:
             console.print(f"[bold yellow]{name} is not measured: {error}")
     return runs
@@ -196,7 +211,8 @@ def _show(results: Results, console: Console) -> None:
     console.print(table)
     for label, (found, goal) in _ratios(results).items():
         verdict = "[green]reached" if found >= goal else "[red]missed"
-        console.print(f"{label:30} {found:5.2f}   goal {goal:.2f}   {verdict}")
+        console.print(f"{label:42} {found:5.2f}   goal {goal:.2f}   {verdict}")
+    console.print(fetch_settings(IN_BULK))
 
 
 def _ratios(results: Results) -> dict[str, tuple[float, float]]:
@@ -221,4 +237,5 @@ def _told(results: Results, records: int, batch: int) -> dict[str, object]:
         },
         "records": records,
         "records_per_batch": batch,
+        "fetch": dict(IN_BULK),
     }

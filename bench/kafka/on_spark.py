@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQueryListener
 
 from bench.kafka.workload import FILTER, SCHEMA, Job
+from bench.measure import NO_OPTIONS
 from oncely.config import parse
 from oncely.pipeline import Pipeline
 
@@ -66,8 +67,11 @@ class OnSpark:
             pipeline.run("latest", spark=self.session)
         return started.at
 
-    def spark(self, job: Job, target: str) -> float:
-        """What people do, with Spark's defaults. At least once; when its query started."""
+    def spark(self, job: Job, target: str, fetch: Mapping[str, str] = NO_OPTIONS) -> float:
+        """What people do, with Spark's defaults. At least once; when its query started.
+
+        ``fetch``: options of the Kafka reader beside the defaults.
+        """
         checkpoint = Path(tempfile.mkdtemp(prefix="bench-checkpoint-"))
         read = (
             self.session.readStream.format("kafka")
@@ -76,6 +80,7 @@ class OnSpark:
             .option("startingOffsets", "earliest")
             .option("kafka.isolation.level", "read_committed")
             .option("maxOffsetsPerTrigger", str(self.batch))
+            .options(**fetch)
             .load()
         )
         try:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.kafka.child import Child
+from bench.kafka.child import Child, Children
 from bench.kafka.workload import LATE
 from oncely.artifacts import cache_directory
 from oncely.errors import Unavailable
@@ -16,14 +16,19 @@ _CONSTRAINTS = Path(__file__).with_name("quixstreams-constraints.txt")
 _PROGRAM = Path(__file__).with_name("quix_program.py")
 
 
-def start(brokers: str, place: Path) -> Child:
+def start(brokers: str, place: Path, name: str = "quixstreams") -> Child:
     """Start the program, installing quixstreams at first use.
 
     Raises:
         Unavailable: it can't be installed.
     """
-    command = [str(_interpreter()), "-P", str(_PROGRAM), brokers, str(place / "quix"), str(LATE)]
-    return Child("quixstreams", command, place / "quixstreams.log")
+    command = [str(_interpreter()), "-P", str(_PROGRAM), brokers, str(place / name), str(LATE)]
+    return Child(name, command, place / f"{name}.log")
+
+
+def start_two(brokers: str, place: Path) -> Children:
+    """Start it twice: two processes of one group, as it is scaled over processors."""
+    return Children([start(brokers, place, f"quixstreams-{n}") for n in (1, 2)])
 
 
 def _interpreter() -> Path:

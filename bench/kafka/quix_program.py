@@ -1,9 +1,10 @@
 """Run by quixstreams' own interpreter: a job a line, exactly once, a commit a second.
 
 Arguments: brokers, state directory, what "late" is in minutes. Each line of standard input is a
-job: "bytes" or "json", input topic, output topic, records of the output. The answer is the
-millisecond since 1970 at which the first record was in hand. ``count`` ends an application, with
-a last commit, as soon as it has written all; it costs nothing measurable a record.
+job: "bytes" or "json", input topic, output topic, records of the output (0: until nothing comes
+for some seconds). The answer is the millisecond since 1970 at which the first record was in hand.
+``count`` ends an application, with a last commit, as soon as it has written all; it costs nothing
+measurable a record.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 from quixstreams import Application
 from quixstreams.models import BytesDeserializer, Deserializer, JSONDeserializer
+
+IDLE = 5.0  # seconds without a record; they are not in the rate, which ends at the last record
 
 
 class First(Deserializer):  # type: ignore[misc]  # not installed where types are checked
@@ -50,7 +53,7 @@ def passed(job: str, source: str, target: str, outputs: int) -> int:
     if json:
         rows = rows.filter(lambda flight: flight["dep_delay"] > late)
     rows.to_topic(application.topic(target, value_serializer="json" if json else "bytes"))
-    application.run(count=outputs, collect=False)
+    application.run(count=outputs, timeout=0.0 if outputs else IDLE, collect=False)
     return first.milliseconds
 
 
