@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from oncely.artifacts import cache_directory
 from oncely.config import FilesSinkSettings
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
@@ -61,14 +62,14 @@ class Table:
         return reader
 
     def look(self) -> Contents:
-        """What is part of the table now.
+        """What is part of the table now; reads on from what an earlier command has kept.
 
         Raises:
             ConfigError: nothing was ever published.
             Unavailable: no answer.
         """
         with self.manifest() as manifest:
-            return manifest.look()
+            return manifest.look_cached(cache_directory() / "manifests")
 
     def ledger(self) -> View:
         """What the ledger topic says of the pipeline now.

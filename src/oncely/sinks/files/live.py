@@ -16,6 +16,9 @@ from oncely.sinks.files.words import ManifestFile
 
 # The path is the first field, and the key.
 _VALUES: Any = tuple[tuple(one.type for one in msgspec.structs.fields(ManifestFile)[1:])]  # type: ignore[misc]
+FIELDS = [one.name for one in msgspec.structs.fields(ManifestFile)[1:]]
+"""Of a packed entry, in order."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_VALUES)
 
@@ -23,8 +26,8 @@ _decoder = msgspec.msgpack.Decoder(_VALUES)
 class LiveFiles(Mapping[str, ManifestFile]):
     """Files by path, in the order in which they came in. Each access decodes one anew."""
 
-    def __init__(self) -> None:
-        self._packed: dict[str, bytes] = {}
+    def __init__(self, packed: dict[str, bytes] | None = None) -> None:
+        self._packed: dict[str, bytes] = {} if packed is None else packed
 
     def __getitem__(self, path: str) -> ManifestFile:
         return ManifestFile(path, *_decoder.decode(self._packed[path]))
@@ -48,6 +51,9 @@ class LiveFiles(Mapping[str, ManifestFile]):
 
     def copy(self) -> LiveFiles:
         """As it is now, whatever changes later; the packed entries are shared."""
-        copied = LiveFiles()
-        copied._packed = self._packed.copy()
-        return copied
+        return LiveFiles(self._packed.copy())
+
+    @property
+    def packed(self) -> dict[str, bytes]:
+        """The entries as they are kept; see :data:`FIELDS`."""
+        return self._packed

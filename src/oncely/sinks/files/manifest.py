@@ -16,14 +16,17 @@ names a schema that was never seen, that topic is read again, settled, which wai
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import confluent_kafka as ck
 
 from oncely.errors import ConfigError, DataLost, SourceMismatch
-from oncely.sinks.files.live import LiveFiles
+from oncely.sinks.files import snapshot
+from oncely.sinks.files.live import FIELDS, LiveFiles
 from oncely.sinks.files.words import (
     ManifestFile,
     Scope,
@@ -34,8 +37,10 @@ from oncely.sinks.files.words import (
 )
 from oncely.sinks.kafka.cluster import READER, Place
 from oncely.sinks.kafka.topic_log import TopicLog
-from oncely.sinks.kafka.topics import identified
+from oncely.sinks.kafka.topics import configured, identified
 from oncely.sources.clients import Asker, Trouble
+
+_WORTH_KEEPING = 20_000  # messages that a command had to read
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ class Manifest:
         self._lock = threading.RLock()
         self._consumer: Any = None
         self._files = LiveFiles()
+        self._taken = 0  # messages of the manifest
         self._removed: dict[str, int] = {}
         self._schemas: dict[bytes, ScopeSchema] = {}
         self._seen: set[str] = set()  # the ids of all schemas that were ever read
@@ -112,26 +118,81 @@ class Manifest:
         """
         return self._read(stable=True)
 
+    def look_cached(self, folder: Path) -> Contents:
+        """As :meth:`look`, reading on from a snapshot where there is one, and keeping one.
+
+        Args:
+            folder: where snapshots are kept; see :mod:`oncely.sinks.files.snapshot`.
+        """
+        ids = self.require()
+        began = time.time()
+        with self._lock:
+            self._restore(snapshot.load(folder, ids, self._retention()))
+            contents = self.look()
+            if self._taken >= _WORTH_KEEPING:
+                self._keep(folder, ids, began)
+            return contents
+
+    def _retention(self) -> float:
+        """Seconds for which both topics keep tombstones."""
+        found = configured(self._asker, [self.manifest_topic, self.schema_topic])
+        return min(int(one["delete.retention.ms"]) for one in found.values()) / 1000
+
+    def _restore(self, found: snapshot.Snapshot | None) -> None:
+        if found is None or found.manifest.last is None or found.schema.last is None:
+            return
+        self._files, self._removed = LiveFiles(found.files), found.removed
+        self._schemas = {schema_key(one.scope): one for one in found.schemas}
+        self._seen = set(found.seen)
+        self._manifest.resume(found.manifest.last)
+        self._schema.resume(found.schema.last)
+
+    def _keep(self, folder: Path, ids: tuple[str, str], began: float) -> None:
+        manifest, schema = (
+            snapshot.ReadSoFar(id_, log.mark())
+            for id_, log in zip(ids, (self._manifest, self._schema), strict=True)
+        )
+        snapshot.save(
+            folder,
+            snapshot.Snapshot(
+                began,
+                manifest,
+                schema,
+                self._files.packed,
+                self._removed,
+                list(self._schemas.values()),
+                sorted(self._seen),
+                FIELDS,
+            ),
+        )
+
     def schemas(self) -> Mapping[Scope, ScopeSchema]:
         """The newest schema of each scope; waits for open transactions. Raises as above."""
         with self._lock:
             self._schema.read(self._connected, stable=True)
             return {one.scope: one for one in self._schemas.values()}
 
-    def require(self) -> None:
+    def require(self) -> tuple[str, str]:
         """Refuse a pipeline that has never run.
+
+        Returns:
+            The ids of both topics.
 
         Raises:
             ConfigError: one of the topics is not there.
         """
+        ids = []
         for key, name in (("manifest_topic", self.manifest_topic),
                           ("schema_topic", self.schema_topic)):  # fmt: skip
-            if identified(self._asker, name) is None:
+            found = identified(self._asker, name)
+            if found is None:
                 raise ConfigError(
                     f"sink.{key}",
                     f"there is no topic {name!r}: nothing was ever published",
                     way_out="run the pipeline first, or mend the name",
                 )
+            ids.append(found[0])
+        return ids[0], ids[1]
 
     def require_whole(self, topic_id: str) -> None:
         """Refuse a manifest that may have lost entries: files would be taken for orphans.
@@ -174,6 +235,7 @@ class Manifest:
             return Contents(self._files.copy(), dict(self._removed), schemas)
 
     def _take_file(self, message: Any) -> None:
+        self._taken += 1
         path, found = read_manifest(message.key(), message.value())
         _, at = message.timestamp()
         for gone in [path] if found is None else found.replaces:

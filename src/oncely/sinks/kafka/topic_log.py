@@ -9,6 +9,7 @@ open then.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,9 @@ from confluent_kafka.admin import OffsetSpec
 from oncely.errors import Unavailable
 from oncely.sources.clients import Asker, stay_connected
 from oncely.sources.polling import polled
+
+Mark = tuple[int, bytes]
+"""Offset and digest of a message."""
 
 
 class TopicLog:
@@ -48,6 +52,20 @@ class TopicLog:
         self._what, self._asker, self._brokers, self._timeout = what, asker, brokers, timeout
         self._take, self._forget = take, forget
         self.next = 0
+        self._last: Any = None
+        self._expected: Mark | None = None
+
+    def mark(self) -> Mark | None:
+        """Tells the last message that was taken; None: none was."""
+        return None if self._last is None else (self._last.offset(), _digest(self._last))
+
+    def resume(self, mark: Mark) -> None:
+        """Go on from a copy of what was taken, the last message of which this was.
+
+        The next reading compares it with the log. When it differs, everything is forgotten and
+        read from the first offset.
+        """
+        self.next, self._expected = mark[0], mark
 
     def bounds(self, *, stable: bool) -> tuple[int, int]:
         """First offset of the topic, and its high watermark or last stable offset."""
@@ -74,13 +92,19 @@ class TopicLog:
             Unavailable: a transaction stayed open, or no answer.
         """
         end = self._bound(OffsetSpec.latest(), stable)
-        if end < self.next:  # another topic by the same name
-            self._forget()
-            self.next = 0
-        if end > self.next:
+        # Another topic by the same name, or one that has lost its end.
+        if end < self.next or (self._expected is not None and end == self.next):
+            self._restart()
+        if end > self.next and not self._read_to(end, consumer()):
+            self._restart()
             self._read_to(end, consumer())
 
-    def _read_to(self, end: int, consumer: Any) -> None:
+    def _restart(self) -> None:
+        self._forget()
+        self.next, self._last, self._expected = 0, None, None
+
+    def _read_to(self, end: int, consumer: Any) -> bool:
+        """False: what was taken so far is not of this log."""
         if not self.next:
             # It also tells where the topic's leader is. A client that is connected already finds
             # the leader of a topic that is new to it once a second only.
@@ -92,15 +116,29 @@ class TopicLog:
             for message in polled(
                 consumer, doing, self._brokers, self._timeout, silent=self._silent
             ):
+                if self._differs(message):
+                    return False
                 if message.error() is None:
                     self._take(message)
+                    self._last = message
                     self.next = message.offset() + 1
                 else:  # the end for now: the offset that comes next
                     self.next = max(self.next, message.offset())
                 if self.next >= end:
-                    return
+                    break
         finally:
             consumer.unassign()
+        return True
+
+    def _differs(self, message: Any) -> bool:
+        """Whether the first message after :meth:`resume` contradicts it."""
+        expected, self._expected = self._expected, None
+        if expected is None:
+            return False
+        if message.error() is not None:
+            return True
+        # A later offset: the message was compacted away, as its key has a newer one.
+        return bool(message.offset() == expected[0] and _digest(message) != expected[1])
 
     def _silent(self) -> Unavailable:
         return Unavailable(
@@ -108,3 +146,11 @@ class TopicLog:
             f" or a silent broker hides what follows offset {self.next}",
             way_out="the transaction ends by its timeout, at the latest",
         )
+
+
+def _digest(message: Any) -> bytes:
+    """Of key, value and time: what another message at the same offset would not share."""
+    found = hashlib.sha256()
+    for part in (message.key(), message.value(), repr(message.timestamp()).encode()):
+        found.update(b"-" if part is None else b"%d:%b" % (len(part), part))
+    return found.digest()
