@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import quote
 
 import pytest
 
@@ -131,7 +132,7 @@ class S3Server(ChildServer):
 def begin_upload(bucket: str, key: str, options: S3Options) -> None:
     """Begin a multipart upload that nobody completes."""
     s3_uploads._Bucket(bucket, options)._send(
-        "POST", "/" + s3_uploads.quote(key, safe="/-_.~"), {"uploads": ""}
+        "POST", "/" + quote(key, safe="/-_.~"), {"uploads": ""}
     )
 
 
