@@ -122,16 +122,16 @@ def test_copy_s_error_names_the_line_whatever_the_table_s_name(
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_takeover_finds_sessions_whatever_the_pipeline_s_name(
-    on_postgres: Place, name: str
-) -> None:
+def test_a_takeover_finds_sessions_whatever_the_pipeline_s_name(database: str, name: str) -> None:
     """PostgreSQL changes an application_name that is not plain ASCII, and cuts a long one."""
-    sink, fence = ready(sink_to(on_postgres, pipeline=name * 30))
+    place = postgres_place(database)
+    sink, fence = ready(sink_to(place, pipeline=name * 30))
     sink.entries(fence)  # its session is kept
-    dialect = on_postgres.dialect
+    dialect, tables = place.dialect, sink.ledger_tables.all()
     with brief_session(dialect, "test", sink.connect) as session:
         keep = application_name(sink.pipeline, fence.epoch + 1)
-        assert dialect.end_sessions(session, application_prefix(sink.pipeline), keep) == 1
+        assert dialect.end_sessions(session, application_prefix(sink.pipeline), keep, tables) == 1
+    close_all()
 
 
 def test_names_that_are_ours(place: Place) -> None:

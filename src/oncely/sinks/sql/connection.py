@@ -170,8 +170,14 @@ class Dialect(Protocol):
     def lock_for_setup(self, connection: Connection) -> None:
         """Serialise whoever creates tables at the same time, until the transaction's end."""
 
-    def end_sessions(self, connection: Connection, applications: str, keep: str) -> int:
-        """End other sessions whose application name begins with ``applications``, but ``keep``."""
+    def end_sessions(
+        self, connection: Connection, applications: str, keep: str, tables: Sequence[TableName]
+    ) -> int:
+        """End other sessions whose application name begins with ``applications``, but ``keep``.
+
+        Only those that work with these ``tables``: another schema or database may hold a ledger
+        in which a pipeline has the same name.
+        """
 
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
         """The table's columns in order; empty when there is no such table."""

@@ -106,6 +106,10 @@ class LedgerTables:
         """The table's name, quoted for a statement."""
         return ".".join(self.dialect.quote(part) for part in table if part)
 
+    def all(self) -> list[TableName]:
+        """The ledger's tables, and the one that they stand beside."""
+        return [*map(self.beside.sibling, TABLES), self.beside]
+
     def sql(self, template: str) -> str:
         """A statement, with the tables' names where ``{oncely_…}`` stands in the template."""
         return self._with + template.format(**self._names)

@@ -245,17 +245,28 @@ class Postgres:
         """Serialise whoever creates tables at the same time, until the transaction's end."""
         connection.query("SELECT pg_advisory_xact_lock(%s)", (_SETUP_LOCK,))
 
-    def end_sessions(self, connection: Connection, applications: str, keep: str) -> int:
+    def end_sessions(
+        self, connection: Connection, applications: str, keep: str, tables: Sequence[TableName]
+    ) -> int:
         """``pg_terminate_backend`` for other sessions of the pipeline.
 
         No timeout of the server fires while it waits for COPY data, so a paused process would
-        keep its session, and its locks, for ever.
+        keep its session, and its locks, for ever. A session's name does not tell its schema: if
+        another one of this database holds a ledger too, sessions are known by the locks that
+        they hold. One without any holds nobody up, and its compare-and-set finds a newer epoch.
         """
+        names = [".".join(_quoted(part) for part in table if part) for table in tables]
         ended = connection.query(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE starts_with(application_name, %s) AND application_name <> %s"
-            " AND pid <> pg_backend_pid() AND usename = current_user",
-            (applications, keep),
+            "WITH own AS (SELECT to_regclass(name) AS relation FROM unnest(%s::text[]) AS t(name))"
+            " SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a"
+            " WHERE starts_with(a.application_name, %s) AND a.application_name <> %s"
+            " AND a.pid <> pg_backend_pid() AND a.usename = current_user"
+            " AND a.datname = current_database()"
+            " AND (NOT EXISTS (SELECT 1 FROM pg_class c WHERE c.relname = %s AND c.relkind = 'r'"
+            " AND c.oid NOT IN (SELECT relation FROM own WHERE relation IS NOT NULL))"
+            " OR EXISTS (SELECT 1 FROM pg_locks l JOIN own ON own.relation = l.relation"
+            " WHERE l.pid = a.pid))",
+            (names, applications, keep, tables[0].name),
         )
         return len(ended)
 

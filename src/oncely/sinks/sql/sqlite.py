@@ -114,7 +114,13 @@ class Sqlite:
     def lock_for_setup(self, connection: Connection) -> None:
         """Nothing to do: BEGIN IMMEDIATE has the only lock."""
 
-    def end_sessions(self, connection: Connection, applications: str, keep: str) -> int:  # noqa: ARG002
+    def end_sessions(
+        self,
+        connection: Connection,  # noqa: ARG002
+        applications: str,  # noqa: ARG002
+        keep: str,  # noqa: ARG002
+        tables: Sequence[TableName],  # noqa: ARG002
+    ) -> int:
         """End nobody: SQLite has no server that could.
 
         It is safe all the same. Only the holder of the write lock can change anything, and our

@@ -195,6 +195,7 @@ def take_positions(
             connection,
             application_prefix(fence.pipeline),
             keep=application_name(fence.pipeline, fence.epoch),
+            tables=tables.all(),
         )
         try:
             return _settle(connection, tables, fence, opener, source, start, earliest, reset)
