@@ -69,7 +69,7 @@ class BatchCommit(LedgerKeeper[Transform]):
     ) -> Opened:
         """Take the ledger, and drop what older runs left staged."""
         opened = super().open(source, start, earliest, expected)
-        self._tidy(lambda: self.sink.sweep(self.fence))
+        self._tidy(0, lambda: self.sink.sweep(self.fence))
         return opened
 
     def run(
@@ -92,7 +92,7 @@ class BatchCommit(LedgerKeeper[Transform]):
         staged = stage_frame(sink, self.transform(rows), self.fence, batch_id)
         what = Publication(ranges, written, rejects, staged)
         replayed = publish(sink, what, self.fence, self._entries)
-        self._tidy(lambda: self.sink.sweep(self.fence, batch_id + 1))
+        self._tidy(len(ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
         self._count(sum(one.records for one in written.values()), len(rejects))
         return [Outcome(tp, ranges[tp], written[tp], replayed) for tp in sorted(ranges)]
 

@@ -104,7 +104,7 @@ class PartitionCommit(LedgerKeeper[RowTransform]):
             self._close_holes(ranges, outcomes)
         records = sum(one.written.records for one in outcomes)
         rejects = sum(one.written.rejects for one in outcomes)
-        self._tidy()
+        self._tidy(len(outcomes) + len(ranges))  # holes are ranges of their own
         _check_budget(budget, records, rejects)
         self._count(records, rejects)
         return outcomes

@@ -21,9 +21,33 @@ from oncely.sinks.base import Chunk, Fence, Opened, Sink
 
 log = logging.getLogger(__name__)
 
-_TIDY_EVERY = 100  # batches
+_TIDY_AFTER = 10_000  # rows that were added to the history
 
 AnyTransform = TypeVar("AnyTransform")
+
+
+class Housekeeping:
+    """What is done between batches; it can wait, and must not fail what is committed.
+
+    The history is tidied at the beginning, because a run may have a few batches only, and by the
+    number of rows that batches add to it.
+    """
+
+    def __init__(self) -> None:
+        self._added = _TIDY_AFTER
+
+    def do(self, tidy: Callable[[], object], added: int, *more: Callable[[], object]) -> None:
+        """Do ``more``, and ``tidy`` when enough rows were added since the last time."""
+        works = list(more)
+        self._added += added
+        if self._added >= _TIDY_AFTER:
+            self._added = 0
+            works.append(tidy)
+        for work in works:
+            try:
+                work()
+            except Unavailable as error:
+                log.warning("housekeeping is put off: %s", error.message)
 
 
 @dataclass
@@ -51,7 +75,8 @@ class LedgerKeeper(Generic[AnyTransform]):
     def __post_init__(self) -> None:
         self._fence: Fence | None = None
         self._source: SourceIdentity | None = None
-        self._batches = self._records = self._rejects = 0
+        self._housekeeping = Housekeeping()
+        self._records = self._rejects = 0
 
     @property
     def fence(self) -> Fence:
@@ -84,6 +109,7 @@ class LedgerKeeper(Generic[AnyTransform]):
         opened = self.sink.open(source, start, earliest, expected)
         self.sink = self.sink.bind()
         self._fence, self._source = opened.fence, source
+        self._tidy(0)
         return opened
 
     def same_source(self, source: SourceIdentity) -> None:
@@ -127,17 +153,9 @@ class LedgerKeeper(Generic[AnyTransform]):
             raise Fenced(self.fence.pipeline, self.fence.epoch, newest)
         return entries
 
-    def _tidy(self, *more: Callable[[], object]) -> None:
-        """Housekeeping after a batch; it can wait, and must not fail what is committed."""
-        self._batches += 1
-        works = list(more)
-        if self._batches % _TIDY_EVERY == 0:
-            works.append(lambda: self.sink.tidy(self.fence))
-        for work in works:
-            try:
-                work()
-            except Unavailable as error:
-                log.warning("housekeeping is put off: %s", error.message)
+    def _tidy(self, added: int, *more: Callable[[], object]) -> None:
+        """Housekeeping after a batch that has added so many rows to the history."""
+        self._housekeeping.do(lambda: self.sink.tidy(self.fence), added, *more)
 
     def _budget(self) -> Budget:
         """What the batches so far have left of the rejects that are allowed."""

@@ -9,7 +9,7 @@ moved sends rows with an empty range); the second keeps history and lag tools tr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from oncely.errors import Fenced, OncelyError, Unavailable, WrongInput
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.batch_commit import stage_frame
 from oncely.runtimes.checkpoint import BatchRanges, Checkpoint
+from oncely.runtimes.ledger_keeper import Housekeeping
 from oncely.runtimes.spark_errors import is_java, without_stack
 from oncely.sinks.base import Fence, PositionMoved, Publication, Written
 from oncely.sinks.sql.ledger import Registered
@@ -78,6 +79,7 @@ class PublishedBatches:
         checkpoint: the query's own.
         topic_ids: asked before each batch.
         stateful: whether the query keeps state between batches.
+        housekeeping: what is done after batches.
     """
 
     sink: SqlSink
@@ -85,6 +87,7 @@ class PublishedBatches:
     checkpoint: Checkpoint
     topic_ids: TopicIds
     stateful: bool
+    housekeeping: Housekeeping = field(default_factory=Housekeeping)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Stage the batch's rows and publish them, unless they are published already.
@@ -119,7 +122,11 @@ class PublishedBatches:
                 patience.wait_or_raise()
                 continue
             break
-        self.sink.sweep(self.fence, batch_id + 1)
+        self.housekeeping.do(
+            lambda: self.sink.tidy(self.fence),
+            len(ranges.known),
+            lambda: self.sink.sweep(self.fence, batch_id + 1),
+        )
 
     def _only_remember(self, frame: DataFrame) -> None:
         """Run a replayed batch for its state alone.

@@ -67,7 +67,7 @@ class RangeCommit(LedgerKeeper[RowTransform]):
                 continue
             what = self._publication(ranges, answers, staged)
             replayed = publish(sink, what, self.fence, self._entries)
-            self._tidy(lambda: self.sink.sweep(self.fence, batch_id + 1))
+            self._tidy(len(ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
             done = what.written.values()
             self._count(sum(one.records for one in done), sum(one.rejects for one in done))
             return [Outcome(tp, ranges[tp], what.written[tp], replayed) for tp in sorted(ranges)]
