@@ -17,11 +17,11 @@ OncelyError
 from __future__ import annotations
 
 from oncely.refused import Refused
-from oncely.secrets import redact
+from oncely.secrets import Secrets, redact
 
 
 class OncelyError(Exception):
-    """Base of everything raised on purpose. The text never holds a known secret."""
+    """Base of everything raised on purpose. The text holds no secret of the scope around it."""
 
     exit_code = 1
     retryable = False
@@ -40,13 +40,20 @@ class OncelyError(Exception):
         lines = [self.message, *(f"  {line}" for line in self.details)]
         return "\n".join([*lines, f"  way out: {self.way_out}"] if self.way_out else lines)
 
+    def hide(self, secrets: Secrets) -> None:
+        """Take the secrets out of the texts: the error was made where they were not known."""
+        for name, value in self.__dict__.items():
+            if isinstance(value, str):
+                self.__dict__[name] = secrets.redact(value)
+        self.args = tuple(secrets.redact(a) if isinstance(a, str) else a for a in self.args)
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.__dict__.copy()))
 
 
 def _rebuild(kind: type[OncelyError], state: dict[str, object]) -> OncelyError:
     """Unpickle an error that crossed from an executor without calling its constructor."""
-    # An executor does not know every secret that the driver knows.
+    # An executor may not know every secret that the driver knows.
     shown = {k: redact(v) if isinstance(v, str) else v for k, v in state.items()}
     error = kind.__new__(kind)
     Exception.__init__(error, shown.get("message", ""))

@@ -1,31 +1,111 @@
-"""Values that must never be shown, and the one function that takes them out of a text.
+"""Values that no text may show, and how they are taken out of a text.
 
-Drivers put what they were given into their error texts (a password with an ``@`` becomes
-"could not translate host name"), so hiding a field is not enough: every text that leaves
-Oncely goes through :func:`redact`, which knows the values themselves.
+Drivers quote their arguments in error texts (a password with an ``@`` becomes "could not
+translate host name"), so hiding a field is not enough: texts are searched for the values
+themselves. Secrets belong to the settings or the connection that they came with, never to the
+process: a password of one pipeline is an ordinary word to all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
+Items = TypeVar("Items")
+T = TypeVar("T")
+
 MASK = "***"
-_SHORTEST = 3  # a one-letter password would blank out every text
-_known: set[str] = set()
+_SHORTEST = 3  # shorter values are searched for in logins only
+_LONGEST_WORD = 15
 
 
-def remember(values: Iterable[str]) -> None:
-    """Mark values as secret for the rest of the process, as given and as URLs spell them."""
-    for value in values:
-        for spelling in (value, quote(value, safe=""), unquote(value)):
-            if len(spelling) >= _SHORTEST:
-                _known.add(spelling)
+@dataclass(frozen=True)
+class Secrets:
+    """The secret values of one pipeline or connection. Immutable, picklable.
+
+    A value is replaced where it can stand:
+
+    - anywhere, unless it is a plain word or number: those are part of ordinary sentences;
+    - a plain word or number where a value stands: the whole text, quoted, after ``=`` or ``:``, or
+      before ``@``;
+    - in a login alone (``:value@``, ``password=value``) when it is shorter than three characters,
+      or when the settings show the same value in another place, such as the user's name.
+
+    Attributes:
+        values: as given, and as URLs spell them.
+        public: values that the same settings show.
+    """
+
+    values: frozenset[str] = field(default=frozenset(), repr=False)
+    public: frozenset[str] = field(default=frozenset(), repr=False)
+
+    @classmethod
+    def of(cls, values: Iterable[str | None], public: Iterable[str | None] = ()) -> Secrets:
+        """Secrets from values as they are written; None and empty ones are passed over."""
+        spellings = {s for v in values if v for s in (v, quote(v, safe=""), unquote(v)) if s}
+        return cls(frozenset(spellings), frozenset(filter(None, public)))
+
+    def __or__(self, other: Secrets) -> Secrets:
+        return Secrets(self.values | other.values, self.public | other.public)
+
+    def redact(self, text: str) -> str:
+        """Return ``text`` with every secret replaced by ``***``."""
+        if not self.values:
+            return text
+        if text in self.values and text not in self.public and len(text) >= _SHORTEST:
+            return MASK
+        return self._pattern.sub(MASK, text)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        # The longest alternative first: one secret may be part of another.
+        values = sorted(self.values, key=len, reverse=True)
+        return re.compile("|".join(self._searched(value) for value in values))
+
+    def _searched(self, value: str) -> str:
+        literal = re.escape(value)
+        if len(value) < _SHORTEST or value in self.public:
+            return rf"(?<=:){literal}(?=@)|(?i:(?<=password=)|(?<=password=[\"'])){literal}(?!\w)"
+        if len(value) <= _LONGEST_WORD and (value.isalpha() or value.isdigit()):
+            return rf"(?<=[\"'`=:]){literal}(?!\w)|(?<!\w){literal}(?=[\"'`@])"
+        return literal
+
+
+_NONE = Secrets()
+_scope: ContextVar[Secrets] = ContextVar("secrets", default=_NONE)  # immutable
+
+
+@contextmanager
+def scope(secrets: Secrets) -> Iterator[None]:
+    """Let :func:`redact` take these values out within the block, in this thread."""
+    token = _scope.set(secrets)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def in_scope() -> Secrets:
+    """The secrets of the scope around the call."""
+    return _scope.get()
+
+
+def carried(work: Callable[[Items], Iterator[T]]) -> Callable[[Items], Iterator[T]]:
+    """``work`` for a task in another process: there it runs within the scope of this call."""
+    return partial(_iterate, _scope.get(), work)
+
+
+def _iterate(secrets: Secrets, work: Callable[[Items], Iterator[T]], items: Items) -> Iterator[T]:
+    with scope(secrets):
+        yield from work(items)
 
 
 def redact(text: str) -> str:
-    """Return ``text`` with every remembered secret replaced by ``***``."""
-    for secret in sorted(_known, key=len, reverse=True):
-        if secret in text:
-            text = text.replace(secret, MASK)
-    return text
+    """Return ``text`` without the secrets of the scope around the call."""
+    return _scope.get().redact(text)

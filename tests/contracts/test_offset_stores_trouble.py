@@ -14,7 +14,6 @@ import psycopg
 import pytest
 from kazoo.security import make_acl, make_digest_acl
 
-from oncely import secrets
 from oncely.core.offsets import TopicPartition
 from oncely.errors import ConfigError, Stopped, Unavailable
 from oncely.local.child_server import ChildServer
@@ -42,12 +41,6 @@ from tests.storetools import (
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 NUMBERED = Numbered(("t",), 2)
 CANARY = "canary-4f1c"
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests call a secret is an ordinary word to all others."""
-    monkeypatch.setattr(secrets, "_known", set())
 
 
 # -- away ----------------------------------------------------------------------------------

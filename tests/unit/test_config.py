@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from oncely import secrets
 from oncely.config import RejectBudget, load, parse
 from oncely.config.decode import AvroDecode, JsonDecode, RawDecode, TextKey
 from oncely.sinks.sql.connection import TableName
@@ -75,12 +74,6 @@ spark.sql.shuffle.partitions = 4
 spark.speculation = true
 "spark.hadoop.fs.s3a.secret.key" = "full-s3-canary"
 """
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests call a secret is an ordinary word to all others."""
-    monkeypatch.setattr(secrets, "_known", set())
 
 
 @pytest.fixture

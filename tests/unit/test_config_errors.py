@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from oncely import secrets
 from oncely.config import load, parse
 from oncely.errors import ConfigError
 
@@ -33,12 +32,6 @@ keys = ["id"]
 [spark]
 [spark.conf]
 """
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests call a secret is an ordinary word to all others."""
-    monkeypatch.setattr(secrets, "_known", set())
 
 
 def refused(text: str) -> ConfigError:

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from oncely import secrets
 from oncely.config import PipelineSettings, parse
 from oncely.config.fill import Filling
 from oncely.errors import ConfigError, Unavailable
-from oncely.secrets import redact
+from oncely.secrets import scope
 
 FILE = """
 name = "orders"
@@ -44,12 +43,6 @@ table = "orders"
 """
 
 
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests call a secret is an ordinary word to all others."""
-    monkeypatch.setattr(secrets, "_known", set())
-
-
 @pytest.fixture
 def canary() -> str:
     """Nobody has used it before, so that only this test can make it known as a secret."""
@@ -75,11 +68,12 @@ def test_written_out(canary: str) -> None:
     assert canary in settings.spark.spark_conf()["spark.my.url"]
     for text in texts(settings):
         assert canary not in text
-    assert redact(f"driver says: {canary}") == "driver says: ***"
-    assert canary not in str(Unavailable(f"driver says: {canary}"))
+    assert settings.secrets.redact(f"driver says: {canary}") == "driver says: ***"
+    with scope(settings.secrets):
+        assert canary not in str(Unavailable(f"driver says: {canary}"))
 
 
-FIELDS = [
+ADDRESSES = [
     ("h:1", "{}:1"),
     ('["orders"]', '["{}"]'),
     ('= "pat"', '= "{}"'),
@@ -87,25 +81,88 @@ FIELDS = [
     ("https://registry", "https://{}"),
     ("h/db", "{}/db"),
     ('table = "orders"', 'table = "{}"'),
-    ('"spark.ssl.keyPassword" = "@"', '"spark.any" = "{}"'),
+    ('"spark.ssl.keyPassword" = "@"', '"spark.hadoop.fs.s3a.endpoint" = "{}"'),
+]
+SECRETS = [
+    ('sasl.password = "@"', 'sasl.password = "{}"'),
+    ('ssl.keystore.password = "@"', 'ssl.keystore.password = "{}"'),
+    ('"pat:@"', '"pat:{}"'),
+    ("pat:@@h/db", "pat:{}@h/db"),
+    ("?sslpassword=@", "?sslpassword={}"),
+    ("?sslpassword=@", "?of_unknown_meaning={}"),
+    ('"spark.hadoop.fs.s3a.secret.key" = "@"', '"spark.hadoop.fs.s3a.secret.key" = "{}"'),
+    ('"spark.ssl.keyPassword" = "@"', '"spark.of.unknown.meaning" = "{}"'),
+    ("https://pat:@@h/", "https://pat:{}@h/"),
     ("[sink]", "[transform]\nsql = \"SELECT '{}' AS x\"\n[sink]"),
 ]
 
 
-@pytest.mark.parametrize(("old", "new"), FIELDS)
-def test_filled_in_anywhere(
-    old: str, new: str, canary: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def filled_in(at: tuple[str, str], name: str = "CANARY") -> PipelineSettings:
+    old, new = at
     assert old in FILE
-    value = canary.replace("-", "_")
+    text = FILE.replace(old, new.replace("{}", f"${{{name}}}"), 1)
+    return parse(tomllib.loads(text.replace("@@", "pw@").replace('@"', 'pw"')))
+
+
+@pytest.mark.parametrize("value", ["canary_4711_x", "canaryword", "47114711"])
+@pytest.mark.parametrize("at", SECRETS)
+def test_a_secret_that_was_filled_in_is_hidden(
+    at: tuple[str, str], value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CANARY", value)
-    text = FILE.replace(old, new.replace("{}", "${CANARY}"), 1)
-    settings = parse(tomllib.loads(text.replace("@@", "pw@").replace('@"', 'pw"')))
+    settings = filled_in(at)
     for text in texts(settings):
         assert value not in text
+    assert value not in settings.secrets.redact(f'no such host "x@{value}": tried {value}@h')
 
 
-@pytest.mark.parametrize("at", FIELDS)
+@pytest.mark.parametrize("at", ADDRESSES)
+def test_an_address_or_name_that_was_filled_in_is_shown(
+    at: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CANARY", "broker_4711")
+    settings = filled_in(at)
+    assert settings.secrets.redact("no answer from broker_4711:1") == "no answer from broker_4711:1"
+    described = json.dumps(settings.describe())
+    # User, host and database of a URL are shown by url_for_display; key stores only as paths.
+    assert "broker_4711" in described + settings.sink.url_for_display
+
+
+def test_a_variable_that_is_named_after_a_secret_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK_TOKEN", "canary_4711")
+    settings = filled_in(("https://pat:@@h/", "https://h/{}"), "HOOK_TOKEN")
+    assert settings.spark.spark_conf()["spark.my.url"] == "https://h/canary_4711"
+    for text in texts(settings):
+        assert "canary_4711" not in text
+
+
+def test_one_pipelines_secret_is_an_ordinary_word_to_all_others() -> None:
+    text = FILE.replace("@@", "{}@").replace('@"', '{}"')
+    first = parse(tomllib.loads(text.replace("{}", "another-1")))
+    second = parse(tomllib.loads(text.replace("{}", "hidden-2")))
+    said = "another-1 and hidden-2"
+    assert first.secrets.redact(said) == "*** and hidden-2"
+    assert second.secrets.redact(said) == "another-1 and ***"
+    assert str(Unavailable(said)) == said
+    assert second.secrets == parse(tomllib.loads(text.replace("{}", "hidden-2"))).secrets
+
+
+def test_a_password_that_is_also_the_users_name() -> None:
+    """As in many a test environment: what is shown as a name can't be hidden as a password."""
+    settings = parse(
+        tomllib.loads(
+            FILE.replace("pat:@@h/db?sslpassword=@", "postgres:postgres@db/postgres").replace(
+                '@"', 'pw"'
+            )
+        )
+    )
+    assert settings.sink.url_for_display == "postgresql://postgres:***@db/postgres"
+    said = 'PostgreSQL: password authentication failed for user "postgres"'
+    assert settings.secrets.redact(said) == said
+    assert "postgres:postgres" not in repr(settings)
+
+
+@pytest.mark.parametrize("at", SECRETS)
 def test_nor_in_what_is_said_about_a_wrong_file(
     at: tuple[str, str], canary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +181,8 @@ def test_nor_in_what_is_said_about_a_wrong_file(
 
 def test_a_password_with_signs_is_known_as_written_and_as_meant(canary: str) -> None:
     text = FILE.replace("@@", f"p%40ss{canary}@").replace('@"', 'pw"')
-    parse(tomllib.loads(text))
-    assert canary not in redact(f"p%40ss{canary} and p@ss{canary}")
+    settings = parse(tomllib.loads(text))
+    assert canary not in settings.secrets.redact(f"p%40ss{canary} and p@ss{canary}")
 
 
 class TestFilling:

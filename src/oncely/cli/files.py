@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncely.cli import screen
+from oncely.cli.opened import opened
 from oncely.errors import WrongInput
 from oncely.files.compact import compact
 from oncely.files.listing import listing
@@ -20,7 +21,6 @@ from oncely.files.rows import rows
 from oncely.files.table import table_of
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
-from oncely.secrets import redact
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +30,7 @@ _MOST = 100  # problems that are shown to people
 
 def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
     """Print the files of the table."""
-    found = listing(table_of(file), chosen(where))
+    found = listing(table_of(opened(file)), chosen(where))
     if as_json:
         screen.show_json(found.as_json())
         return
@@ -51,7 +51,8 @@ def read_files(
     as_json: bool,
 ) -> None:
     """Print rows, or write them to a Parquet file."""
-    schema, parts = rows(table_of(file), where=chosen(where), columns=columns, rounding=rounding)
+    found = table_of(opened(file))
+    schema, parts = rows(found, where=chosen(where), columns=columns, rounding=rounding)
     parts = _limited(parts, limit)
     if out is not None:
         count = _write(out, schema, parts)
@@ -75,7 +76,7 @@ def read_files(
 def verify_files(file: Path, as_json: bool) -> int:
     """Fetch and compare every file; returns the exit code."""
     with _bar("files looked at") as progress:
-        found = verify(table_of(file), progress)
+        found = verify(table_of(opened(file)), progress)
     if as_json:
         screen.show_json(found.as_json())
     else:
@@ -100,7 +101,7 @@ def verify_files(file: Path, as_json: bool) -> int:
 def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
     """Rewrite small files."""
     with _bar("files rewritten") as progress:
-        done = compact(table_of(file), dry_run=dry_run, progress=progress)
+        done = compact(table_of(opened(file)), dry_run=dry_run, progress=progress)
     if as_json:
         screen.show_json(done.as_json())
         return
@@ -125,7 +126,7 @@ def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
 
 def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
     """Remove orphans."""
-    done = vacuum(table_of(file), dry_run=dry_run)
+    done = vacuum(table_of(opened(file)), dry_run=dry_run)
     if as_json:
         screen.show_json(done.as_json())
         return
@@ -166,7 +167,7 @@ def chosen(where: Sequence[str]) -> dict[str, str | None]:
 
 def _line(text: str) -> str:
     """One line, and nothing that a terminal would obey."""
-    return redact("".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text))
+    return screen.redact("".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text))
 
 
 def _limited(parts: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:

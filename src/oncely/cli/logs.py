@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.text import Text
 
 from oncely.cli import screen
-from oncely.secrets import redact
 
 _QUIET = {
     "py4j": logging.CRITICAL,  # logs every error that it also raises
@@ -28,7 +27,7 @@ class _Lines(logging.Formatter):
     default_msec_format = "%s.%03dZ"
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return screen.redact(super().format(record))
 
 
 class _Screen(logging.Handler):

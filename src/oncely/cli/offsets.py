@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.text import Text
 
 from oncely.cli import screen
+from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, RIGHT, show
 from oncely.errors import WrongInput
-from oncely.pipeline import Pipeline
 from oncely.pipeline.offsets import Reset
 from oncely.sources.reset import (
     ShiftBy,
@@ -25,7 +25,7 @@ from oncely.sources.reset import (
 
 def show_offsets(file: Path, as_json: bool) -> None:
     """Print every partition's offsets."""
-    pipeline = Pipeline.from_file(file)
+    pipeline = opened(file)
     standings = pipeline.standings()
     if as_json:
         screen.show_json({"partitions": [one._asdict() for one in standings]})
@@ -49,7 +49,7 @@ def reset_offsets(
     file: Path, verb: Verb, topics: Sequence[str], *, execute: bool, as_json: bool
 ) -> None:
     """Print what a reset would do, or do it."""
-    done = Pipeline.from_file(file).reset(verb, topics, execute=execute)
+    done = opened(file).reset(verb, topics, execute=execute)
     for one in done.notes:
         screen.note(one)
     if as_json:

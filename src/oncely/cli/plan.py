@@ -10,18 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli import screen
+from oncely.cli.opened import opened
 from oncely.cli.run import importable
 from oncely.cli.tables import LEFT, cell, show
-from oncely.pipeline import Pipeline
 from oncely.pipeline.destination import Connections, SinkFacts
 from oncely.pipeline.findings import Problem
 from oncely.pipeline.planning import Plan, SourceFacts
-from oncely.secrets import redact
 
 
 def show_plan(file: Path, use_spark: bool | None, as_json: bool) -> int:
     """Print the plan; returns the exit code."""
-    pipeline = Pipeline.from_file(file)
+    pipeline = opened(file)
     importable(file)
     if screen.err.is_terminal:
         with screen.err.status("looking at brokers, table and code"):
@@ -94,7 +93,7 @@ def _facts(plan: Plan) -> None:
         rows.append(("sessions", _connections(plan.connections)))
     rows += [("executor", f"{one.host}: {one.python}, oncely {one.oncely or 'missing'}")
              for one in plan.executors or ()]  # fmt: skip
-    rows += [("note", Text(redact(one), style="yellow")) for one in plan.notes]
+    rows += [("note", Text(screen.redact(one), style="yellow")) for one in plan.notes]
     if rows:
         _head("What was found")
         _labelled(rows)
@@ -129,7 +128,7 @@ def _statements(title: str, remark: str, statements: Iterable[str]) -> None:
     """As they are, without wrapping: they are made to be copied."""
     _head(title, remark)
     for one in statements:
-        screen.out.print(Text(redact(one)))
+        screen.out.print(Text(screen.redact(one)))
 
 
 def _verdict(plan: Plan) -> None:
@@ -144,8 +143,8 @@ def _verdict(plan: Plan) -> None:
 
 
 def _problem(one: Problem) -> Text:
-    text = Text.assemble(("  ✗ ", "red"), (one.key, "bold"), f": {redact(one.message)}")
+    text = Text.assemble(("  ✗ ", "red"), (one.key, "bold"), f": {screen.redact(one.message)}")
     if one.way_out:
         text.append("\n    way out: ", "bold")
-        text.append(redact(one.way_out))
+        text.append(screen.redact(one.way_out))
     return text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from oncely.cli import screen
+from oncely.cli.opened import opened
 from oncely.cli.run import importable
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.tables import LEFT, REST, RIGHT, show
-from oncely.pipeline import Pipeline
 from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.runtimes import session
 
@@ -17,7 +17,7 @@ _LONGEST = 200
 
 def list_rejects(file: Path, limit: int, as_json: bool) -> None:
     """Print the first dead letters."""
-    found = Pipeline.from_file(file).rejects(limit)
+    found = opened(file).rejects(limit)
     if as_json:
         screen.show_json(rejects_as_json(found))
         return
@@ -52,7 +52,7 @@ def _printable(text: str) -> str:
 
 def replay_rejects(file: Path, as_json: bool) -> None:
     """Decode dead letters again; print how many were moved."""
-    pipeline = Pipeline.from_file(file)
+    pipeline = opened(file)
     importable(file)
     with SparkLog(pipeline.settings.name, None) as log:
         spark = None

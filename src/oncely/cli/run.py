@@ -13,6 +13,7 @@ from typing import Literal
 
 from oncely import artifacts
 from oncely.cli import screen
+from oncely.cli.opened import opened
 from oncely.cli.progress import LiveLine, LogLines, Progress
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.spark_log import SparkLog
@@ -29,7 +30,7 @@ def run_file(file: Path, until: Literal["latest"] | None, spark_log: Path | None
     stop = StopSignal()
     with Signals(_asked(stop)) as signals:
         try:
-            pipeline = Pipeline.from_file(file)
+            pipeline = opened(file)
             importable(file)
             artifacts.resolve(artifacts.SPARK_KAFKA)  # here, where its progress can be seen
             with (

@@ -1,6 +1,6 @@
 """What the commands print, and where: results on stdout, everything else on stderr.
 
-Every text passes :func:`oncely.secrets.redact` on its way out.
+A command works on one pipeline, whose secrets are taken out of every text on its way out.
 """
 
 from __future__ import annotations
@@ -25,16 +25,43 @@ from rich.progress import (
 from rich.text import Text
 
 from oncely.errors import OncelyError
-from oncely.secrets import redact
+from oncely.secrets import Secrets
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
+_secrets = Secrets()
+
+
+def hide(secrets: Secrets) -> None:
+    """Keep these values out of whatever this process prints from now on."""
+    global _secrets  # noqa: PLW0603 - a command is a process, and so are its streams
+    _secrets = secrets
+
+
+def redact(text: str) -> str:
+    """The text without the secrets of the command's pipeline."""
+    return _secrets.redact(text)
+
+
 def show_json(value: Any) -> None:
     """A result for programs: one JSON document on stdout."""
-    sys.stdout.write(redact(json.dumps(value, ensure_ascii=False)) + "\n")
+    sys.stdout.write(json.dumps(_without_secrets(value), ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def _without_secrets(value: Any) -> Any:
+    """Texts alone are redacted: the keys are what programs go by."""
+    match value:
+        case str():
+            return redact(value)
+        case dict():
+            return {key: _without_secrets(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_without_secrets(inner) for inner in value]
+        case _:
+            return value
 
 
 @contextmanager

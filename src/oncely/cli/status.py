@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.text import Text
 
 from oncely.cli import screen
+from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, RIGHT, duration, show
-from oncely.pipeline import Pipeline
 
 
 def show_status(file: Path, as_json: bool) -> None:
     """Print where the pipeline stands."""
-    pipeline = Pipeline.from_file(file)
+    pipeline = opened(file)
     status = pipeline.status()
     for warning in status.warnings:
         screen.note(f"warning: {warning}")

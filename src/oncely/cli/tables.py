@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli import screen
-from oncely.secrets import redact
 
 RIGHT, LEFT, REST = "right", "left", "rest"
 """How a column stands; a ``rest`` column gives way when the terminal is narrow."""
@@ -46,7 +45,7 @@ def cell(value: object) -> Text:
         case int():
             return Text(f"{value:,}")
         case _:
-            return Text(redact(str(value)))
+            return Text(screen.redact(str(value)))
 
 
 def duration(seconds: float | None) -> Text:

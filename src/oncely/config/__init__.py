@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from oncely.config import urls
 from oncely.config.decode import (
     AvroDecode,
     AvroKey,
@@ -40,12 +39,13 @@ from oncely.config.offsets import (
 )
 from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.problems import explain, joined
+from oncely.config.secrecy import public, written
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
 from oncely.config.values import CommitInterval, RejectBudget
 from oncely.errors import ConfigError
-from oncely.secrets import remember
+from oncely.secrets import Secrets, scope
 
 __all__ = [
     "AvroDecode",
@@ -120,24 +120,14 @@ def parse(
     base = Path() if base is None else base
     filling = Filling(base)
     filled = filling.fill(raw)
-    _remember_passwords(filled)
-    if filling.problems:
-        raise joined(filling.problems, of)
-    try:
-        return PipelineSettings.model_validate(filled, context={"base": base})
-    except ValidationError as error:
-        # From None: pydantic's own text says less, and would stand above ours.
-        raise joined(explain(error, filled), of) from None
-
-
-def _remember_passwords(value: Any) -> None:
-    """Mark the password of every URL, whatever key it stands under, also of a wrong file."""
-    match value:
-        case str():
-            remember(urls.passwords(value))
-        case Mapping():
-            for inner in value.values():
-                _remember_passwords(inner)
-        case list() | tuple():
-            for inner in value:
-                _remember_passwords(inner)
+    secrets = Secrets.of([*filling.secrets, *written(filled)], public(filled))
+    with scope(secrets):  # for the messages of every check
+        if filling.problems:
+            raise joined(filling.problems, of)
+        try:
+            return PipelineSettings.model_validate(
+                filled, context={"base": base, "secrets": secrets}
+            )
+        except ValidationError as error:
+            # From None: pydantic's own text says less, and would stand above ours.
+            raise joined(explain(error, filled), of) from None

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    PrivateAttr,
     SecretStr,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     model_serializer,
+    model_validator,
 )
 
 from oncely.config.wrong import shown, wrong
-from oncely.secrets import redact
+from oncely.secrets import Secrets
 
 
 class Section(BaseModel):
     """One table of the pipeline file.
 
-    Secrets have a type of their own, which hides them. A value that came out of ``${...}`` may
-    stand in any other field as well; so a repr and a JSON dump also leave out every value that
-    is remembered as secret.
+    Secrets have a type of their own, which hides them. A value that came out of ``${...}``, or a
+    URL's password, may stand in any other field as well; so a repr and a JSON dump also leave out
+    the secrets of the whole file.
     """
 
     model_config = ConfigDict(
@@ -38,18 +40,36 @@ class Section(BaseModel):
         serialize_by_alias=True,
     )
 
+    _secrets: Secrets = PrivateAttr(default=Secrets())
+
+    @model_validator(mode="after")
+    def _take_secrets(self, info: ValidationInfo) -> Self:
+        self._secrets = (info.context or {}).get("secrets", Secrets())
+        return self
+
+    @property
+    def secrets(self) -> Secrets:
+        """The secrets of the pipeline file that this was read from."""
+        return self._secrets
+
+    def __eq__(self, other: object) -> bool:
+        """By the settings alone, wherever they were read from."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]  # some of them are tables
+
     def __repr__(self) -> str:
-        return redact(super().__repr__())
+        return self._secrets.redact(super().__repr__())
 
     def __str__(self) -> str:
-        return redact(super().__str__())
+        return self._secrets.redact(super().__str__())
 
     @model_serializer(mode="wrap")
     def _serialize(
         self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
         done: dict[str, Any] = handler(self)
-        return _redacted(done) if info.mode == "json" else done
+        return _redacted(done, self._secrets) if info.mode == "json" else done
 
 
 def as_tuple(value: object) -> object:
@@ -96,13 +116,13 @@ def revealed(values: Mapping[str, str | SecretStr]) -> dict[str, str]:
     }
 
 
-def _redacted(value: Any) -> Any:
+def _redacted(value: Any, secrets: Secrets) -> Any:
     match value:
         case str():
-            return redact(value)
+            return secrets.redact(value)
         case dict():
-            return {key: _redacted(inner) for key, inner in value.items()}
+            return {key: _redacted(inner, secrets) for key, inner in value.items()}
         case list():
-            return [_redacted(inner) for inner in value]
+            return [_redacted(inner, secrets) for inner in value]
         case _:
             return value

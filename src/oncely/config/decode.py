@@ -20,7 +20,6 @@ from oncely.config.wrong import shown, wrong
 from oncely.decode.raw import RAW_COLUMNS
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
-from oncely.secrets import remember
 
 
 def _readable(value: Path) -> Path:
@@ -81,14 +80,13 @@ class _Avro(Section):
                 raise wrong("has no meaning without schema_registry", "remove it", below=name)
         if self.schema_registry_user_info is not None:
             login = self.schema_registry_user_info.get_secret_value()
-            user, colon, password = login.partition(":")
+            user, colon, _ = login.partition(":")
             if not user or not colon:
                 raise wrong(
                     "not a login; allowed: user:password",
                     'write "user:${PASSWORD}"',
                     below="schema_registry_user_info",
                 )
-            remember([login, password])
         return self
 
 

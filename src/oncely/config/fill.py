@@ -1,7 +1,7 @@
 """``${NAME}`` and ``${file:/path}`` inside the strings of a pipeline file.
 
-Whatever is filled in may be a secret, so all of it is remembered as one. ``$$`` is a plain
-dollar; a dollar before anything else but a brace stays as it is.
+Which of the values are secret, :mod:`oncely.config.secrecy` decides by where they are put. ``$$``
+is a plain dollar; a dollar before anything else but a brace stays as it is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oncely.config.secrecy import Filled, hidden
 from oncely.errors import ConfigError
-from oncely.secrets import remember
 
 _TOKEN = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -28,11 +28,13 @@ class Filling:
         base: where relative paths of secret files begin.
         environment: the variables.
         problems: what could not be filled in.
+        secrets: values that were filled in and must not be shown.
     """
 
     base: Path
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     problems: list[ConfigError] = field(default_factory=list)
+    secrets: set[str] = field(default_factory=set, repr=False)
 
     def fill(self, value: Any, key: str = "") -> Any:
         """A copy of ``value``, every string in it filled; ``key`` is its dotted name."""
@@ -50,6 +52,8 @@ class Filling:
                 return value
 
     def _text(self, text: str, key: str) -> str:
+        filled: list[Filled] = []
+
         def one(match: re.Match[str]) -> str:
             if match[0] == "$$":
                 return "$"
@@ -58,10 +62,12 @@ class Filling:
             except ConfigError as error:
                 self.problems.append(error)
                 return match[0]
-            remember([value])
+            filled.append(Filled(match[0], match[1], value))
             return value
 
-        return _TOKEN.sub(one, text)
+        done = _TOKEN.sub(one, text)
+        self.secrets.update(hidden(key, text, done, filled))
+        return done
 
     def _value(self, name: str | None, key: str) -> str:
         if name is not None and name.startswith("file:"):

@@ -20,7 +20,6 @@ from oncely.config import urls
 from oncely.config.base import Section, file_name
 from oncely.config.values import parse_table, quoted
 from oncely.config.wrong import shown, wrong
-from oncely.secrets import redact, remember
 from oncely.sinks.sql.connection import TableName
 from oncely.stores.sql import DEFAULT_TABLE
 
@@ -116,8 +115,8 @@ class SqlOffsets(Section):
 
     @property
     def url_for_display(self) -> str:
-        """The URL with its password, and whatever was filled in, as ``***``."""
-        return redact(urls.without_password(self.url.get_secret_value()))
+        """The URL with its password, and other secrets of the file, as ``***``."""
+        return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
 
     @property
     def one_machine(self) -> bool:
@@ -127,7 +126,6 @@ class SqlOffsets(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         url = self.url.get_secret_value()
-        remember(urls.passwords(url))
         try:
             dialect = urls.dialect(url)
         except ValueError as error:
@@ -154,8 +152,8 @@ class RedisOffsets(Section):
 
     @property
     def url_for_display(self) -> str:
-        """The URL with its password, and whatever was filled in, as ``***``."""
-        return redact(urls.without_password(self.url.get_secret_value()))
+        """The URL with its password, and other secrets of the file, as ``***``."""
+        return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
 
     @property
     def one_machine(self) -> bool:
@@ -165,7 +163,6 @@ class RedisOffsets(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         url = self.url.get_secret_value()
-        remember(urls.passwords(url))
         if not _REDIS.fullmatch(url) or "@" in url.rpartition("@")[0]:
             raise wrong(
                 "not a URL of Redis; allowed: redis://, rediss://, unix://",

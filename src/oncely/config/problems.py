@@ -90,8 +90,15 @@ _EXPECTED: Mapping[str, str] = {
 }
 
 
+def is_secret_field(key: str) -> bool:
+    """Whether a dotted key names a field whose whole value is secret; of a URL only a part is."""
+    table, _, name = key.rpartition(".")
+    fields = (one.model_fields.get(name) for one in _TABLES.get(table, ()))
+    return name != "url" and any(one and "SecretStr" in str(one.annotation) for one in fields)
+
+
 def known_keys(table: str, chosen: object = None) -> list[str]:
-    """The keys that may stand in a table of the file, as the file spells them.
+    """The keys that may stand in a table of the file, as the file spells them; none in others.
 
     Args:
         table: its dotted name.
@@ -100,7 +107,7 @@ def known_keys(table: str, chosen: object = None) -> list[str]:
     return sorted(
         {
             field.alias or name
-            for one in _TABLES[table]
+            for one in _TABLES.get(table, ())
             if chosen in (None, _tag_of(one, table))
             for name, field in one.model_fields.items()
         }

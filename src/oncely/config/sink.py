@@ -18,7 +18,6 @@ from oncely.config.values import (
     quoted,
 )
 from oncely.config.wrong import Problem, all_wrong, shown, wrong
-from oncely.secrets import redact, remember
 from oncely.sinks.sql.connection import TableName
 
 _LONGEST_NAME = 63  # bytes: PostgreSQL cuts a longer identifier without a word
@@ -65,8 +64,8 @@ class SqlSinkSettings(Section):
 
     @property
     def url_for_display(self) -> str:
-        """The URL with its password, and whatever was filled in, as ``***``."""
-        return redact(urls.without_password(self.url.get_secret_value()))
+        """The URL with its password, and other secrets of the file, as ``***``."""
+        return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
 
     @model_validator(mode="before")
     @classmethod
@@ -83,7 +82,6 @@ class SqlSinkSettings(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        remember(urls.passwords(self.url.get_secret_value()))
         try:
             self.dialect  # noqa: B018
         except ValueError as error:

@@ -11,8 +11,7 @@ from oncely.config.base import Section, as_tuple, plain_table, revealed
 from oncely.config.values import parse_start
 from oncely.config.wrong import Problem, all_wrong, shown, wrong
 from oncely.errors import ConfigError
-from oncely.secrets import remember
-from oncely.sources import properties, security
+from oncely.sources import properties
 from oncely.sources.keys import SECRET
 from oncely.sources.start import Moment
 
@@ -67,7 +66,6 @@ def _group(value: object) -> str | None:
 
 def _kafka(value: object) -> dict[str, str | SecretStr]:
     values = plain_table(value)
-    remember(security.secret_values(values))
     if found := properties.problems(values):
         raise all_wrong(
             Problem(e.key.removeprefix("source.kafka."), _sentence(e), e.way_out) for e in found

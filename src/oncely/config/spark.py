@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Field, SecretStr
 from oncely.config.base import Section, plain_table, revealed
 from oncely.config.values import parse_seconds
 from oncely.config.wrong import Problem, all_wrong, shown, wrong
-from oncely.secrets import remember
 
 _LOCAL = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?")
 _CLUSTER = re.compile(r"(spark|k8s)://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")
@@ -64,7 +63,12 @@ _REFUSED_BELOW: Mapping[str, tuple[str, str]] = {
         "write it in [source.kafka], by librdkafka's names",
     ),
 }
-_IS_SECRET = re.compile(r"secret|password|token|credential|access[.]?key", re.IGNORECASE)
+
+
+_IS_SECRET = re.compile(
+    r"secret|passw|pwd$|token|credential|access[.]?key|private[.]?key|user[._]?info|jaas",
+    re.IGNORECASE,
+)
 
 
 def is_secret(key: str) -> bool:
@@ -112,7 +116,6 @@ def _conf(value: object) -> dict[str, str | SecretStr]:
     if found := conf_problems(values):
         raise all_wrong(found)
     texts = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in values.items()}
-    remember(text for key, text in texts.items() if is_secret(key))
     return {k: SecretStr(v) if is_secret(k) else v for k, v in texts.items()}
 
 

@@ -13,7 +13,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, Schema
 
 from oncely.decode.avro_schema import Definition
 from oncely.errors import ConfigError, Unavailable
-from oncely.secrets import remember
+from oncely.secrets import Secrets
 
 _T = TypeVar("_T")
 _ANSWER_SECONDS = 10
@@ -43,9 +43,6 @@ class Registry:
 
     settings: Mapping[str, Any] = field(repr=False)
     key: str = "decode.schema_registry"
-
-    def __post_init__(self) -> None:
-        remember(_secrets(self.settings))
 
     def by_id(self, schema_id: int) -> Definition:
         """The schema that a record names.
@@ -108,14 +105,13 @@ class Registry:
         return {}
 
     def _connected(self) -> SchemaRegistryClient:
-        remember(_secrets(self.settings))  # also in the process that this was shipped to
         conf = {"timeout": _ANSWER_SECONDS, "max.retries": _RETRIES, **self.settings}
         try:
             return SchemaRegistryClient(conf)
         except (ValueError, TypeError, OSError) as error:
             raise ConfigError(
                 self.key,
-                str(error),
+                self._said(error),
                 way_out="it takes a url, or a table of url and the settings of "
                 "confluent-kafka's SchemaRegistryClient",
             ) from None
@@ -134,12 +130,18 @@ class Registry:
                     f"the schema registry refuses us (HTTP {error.http_status_code})",
                     way_out="give basic.auth.user.info, or the user and password in the url",
                 ) from None
-            raise Unavailable(f"the schema registry failed on {what}: {error}") from None
-        except Exception as error:  # whatever its HTTP and OAuth clients raise: no answer
             raise Unavailable(
-                f"no answer from the schema registry on {what}: {type(error).__name__}: {error}",
+                f"the schema registry failed on {what}: {self._said(error)}"
+            ) from None
+        except Exception as error:  # whatever its HTTP and OAuth clients raise: no answer
+            kind = type(error).__name__
+            raise Unavailable(
+                f"no answer from the schema registry on {what}: {kind}: {self._said(error)}",
                 way_out=f"check {self.key} and the network from here to it",
             ) from None
+
+    def _said(self, error: Exception) -> str:
+        return Secrets.of(_secrets(self.settings)).redact(str(error))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"settings": dict(self.settings), "key": self.key}

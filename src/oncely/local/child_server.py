@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 from oncely.errors import WrongInput
 from oncely.local.process import Process
+from oncely.secrets import Secrets, scope
 
 
 class ChildServer(ABC):
@@ -26,6 +27,7 @@ class ChildServer(ABC):
         self.directory = directory
         self._temporary = temporary
         self._process: Process | None = None
+        self._secrets = Secrets()
 
     @property
     def pid(self) -> int:
@@ -50,12 +52,13 @@ class ChildServer(ABC):
         """
         if self.running:
             return self
-        process = self._process = self._launch()
-        try:
-            self._await_ready(process)
-        except BaseException:
-            self.kill()
-            raise
+        with scope(self._secrets):  # an error quotes what the server has printed
+            process = self._process = self._launch()
+            try:
+                self._await_ready(process)
+            except BaseException:
+                self.kill()
+                raise
         return self
 
     @abstractmethod

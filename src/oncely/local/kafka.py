@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncely import artifacts, secrets
+from oncely import artifacts
 from oncely.errors import Unavailable, WrongInput
 from oncely.local.certificates import Certificates, make_certificates
 from oncely.local.child_server import ChildServer
@@ -26,6 +26,7 @@ from oncely.local.kafka_config import (
 )
 from oncely.local.ports import HOST, free_port
 from oncely.local.process import Process, wait_until
+from oncely.secrets import Secrets
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaException
@@ -71,7 +72,7 @@ class Broker(ChildServer):
         self._properties = dict(properties or {})
         self._certificates: Certificates | None = None
         if security:
-            secrets.remember(security.users.values())
+            self._secrets = Secrets.of(security.users.values())
             self._certificates = make_certificates(self.directory / "tls")
 
     @property

@@ -15,13 +15,13 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg import sql
 
-from oncely import secrets
 from oncely.errors import Unavailable, WrongInput
 from oncely.local import pginstall
 from oncely.local.certificates import make_certificates
 from oncely.local.child_server import ChildServer
 from oncely.local.ports import HOST, free_port
 from oncely.local.process import Process, wait_until
+from oncely.secrets import Secrets
 
 Mode = Literal["smart", "fast", "immediate"]
 
@@ -66,7 +66,7 @@ class Postgres(ChildServer):
         self.port = port or free_port()
         self.user = user
         self._password = password or self._kept_password() or random_secrets.token_urlsafe(18)
-        secrets.remember([self._password])
+        self._secrets = Secrets.of([self._password])
         self._settings = dict(settings or {})
         self._tls = tls
 

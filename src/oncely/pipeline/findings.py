@@ -43,7 +43,8 @@ class Findings:
                 key = error.key
             message = error.message.removeprefix(f"{key}: ")
             wrong = isinstance(error, WrongInput)
-            self._add(Problem(key, message, error.way_out, wrong))
+            # The error may come from a thread that does not know the pipeline's secrets.
+            self._add(Problem(key, redact(message), redact(error.way_out), wrong))
 
     def add(self, key: str, message: str, way_out: str = "") -> None:
         """Note a problem."""

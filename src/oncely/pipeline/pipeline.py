@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import pyarrow as pa
 
@@ -39,11 +39,13 @@ from oncely.runtimes.row_transform import (
     load_function,
 )
 from oncely.runtimes.stop import StopSignal
+from oncely.secrets import Secrets, scope
 from oncely.sinks.base import Sink
 from oncely.sinks.files.place import Connect as FilesConnect
 from oncely.sinks.files.place import connect as connect_files
 from oncely.sinks.kafka.cluster import Connect as KafkaConnect
 from oncely.sinks.sql.connection import Connect, connect
+from oncely.sources import security
 from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.reset import Verb
@@ -53,8 +55,26 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
 def _ignore(_: events.Event) -> None:
     """Nobody listens."""
+
+
+def _hiding(method: F) -> F:
+    """Keep the pipeline's secrets out of the texts of errors that leave ``method``."""
+
+    @wraps(method)
+    def wrapped(self: Pipeline, *args: Any, **kwargs: Any) -> Any:
+        with scope(self.secrets):
+            try:
+                return method(self, *args, **kwargs)
+            except OncelyError as error:
+                error.hide(self.secrets)  # it may come from a thread or an executor
+                raise
+
+    return cast("F", wrapped)
 
 
 @dataclass(frozen=True)
@@ -81,6 +101,12 @@ class Pipeline:
             ConfigError: names every key that is wrong, and the way out.
         """
         return cls(load(Path(path)))
+
+    @cached_property
+    def secrets(self) -> Secrets:
+        """The values that no text about this pipeline may show."""
+        kafka = self.settings.source.kafka_properties()
+        return self.settings.secrets | security.secrets(kafka)
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -121,6 +147,7 @@ class Pipeline:
             return PythonTransform(transform.python)
         return Unchanged()
 
+    @_hiding
     def row_schema(self, spark: SparkSession | None = None) -> pa.Schema:
         """The columns that reach the sink; a Spark transform needs a session to tell.
 
@@ -187,6 +214,7 @@ class Pipeline:
         in_group = store == "kafka" or (store == "ledger" and self.settings.sink.kind != "sql")
         return None if in_group else self.settings.mirror_group
 
+    @_hiding
     def start_spark(self, log: IO[bytes] | None = None) -> SparkSession:
         """The Spark session of the pipeline.
 
@@ -241,6 +269,7 @@ class Pipeline:
             min(interval.seconds or usual.seconds, usual.seconds),
         )
 
+    @_hiding
     def preflight(self) -> None:
         """Find out what is wrong before Spark's start takes its seconds; writes nothing.
 
@@ -269,6 +298,7 @@ class Pipeline:
 
     # -- running ---------------------------------------------------------------------------
 
+    @_hiding
     def run(
         self,
         until: Literal["latest"] | None = None,
@@ -299,6 +329,7 @@ class Pipeline:
 
     # -- asking and mending ----------------------------------------------------------------
 
+    @_hiding
     def status(self) -> Status:
         """Position, end and lag of every partition, rejects, epoch; writes nothing.
 
@@ -308,6 +339,7 @@ class Pipeline:
         """
         return status.status(self)
 
+    @_hiding
     def plan(self, *, use_spark: bool | None = None) -> Plan:
         """Check everything that can be checked without writing, and say what a run would do.
 
@@ -319,6 +351,7 @@ class Pipeline:
         """
         return planning.plan(self, use_spark)
 
+    @_hiding
     def standings(self) -> list[Standing]:
         """First offset, position, end and mirrored offset of every partition.
 
@@ -326,6 +359,7 @@ class Pipeline:
         """
         return offsets.standings(self)
 
+    @_hiding
     def reset(self, verb: Verb, topics: Sequence[str] = (), *, execute: bool = False) -> Reset:
         """Plan new positions and, with ``execute``, take a new epoch and write them.
 
@@ -341,6 +375,7 @@ class Pipeline:
         """
         return offsets.reset(self, verb, topics, execute=execute)
 
+    @_hiding
     def rejects(self, limit: int = 100) -> Rejects:
         """The first dead letters, and how many there are.
 
@@ -348,6 +383,7 @@ class Pipeline:
         """
         return rejects.rejects(self, limit)
 
+    @_hiding
     def replay(
         self,
         *,

@@ -39,6 +39,7 @@ from oncely.runtimes.staging_task import (
     read_staged,
     stage_task,
 )
+from oncely.secrets import carried
 from oncely.sinks.base import (
     Opened,
     Publication,
@@ -81,7 +82,7 @@ class BatchCommit(LedgerKeeper[Transform]):
 
         plan = DecodePlan(self.decoder, self._only_topic)
         schema = from_arrow_schema(decoded_schema(self.decoder.schema))
-        decoded = frame.mapInArrow(partial(decode_task, plan), schema)
+        decoded = frame.mapInArrow(carried(partial(decode_task, plan)), schema)
         # A local checkpoint, not a cache: rejects are counted in one job and rows staged in
         # another, and a block that is lost in between must fail the batch. Decoded anew, a
         # record could be a reject in the one and a row in the other.
@@ -145,7 +146,7 @@ def stage_frame(sink: Stager, frame: DataFrame, fence: Any, batch_id: int) -> li
     """
     refuse_non_deterministic(frame)
     plan = StagePlan(sink, fence, batch_id)
-    answers = frame.mapInArrow(partial(stage_task, plan), STAGED_DDL).collect()
+    answers = frame.mapInArrow(carried(partial(stage_task, plan)), STAGED_DDL).collect()
     return read_staged(tuple(row) for row in answers)
 
 

@@ -21,6 +21,7 @@ from oncely.runtimes.commit import Outcome, commit
 from oncely.runtimes.ledger_keeper import LedgerKeeper
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.task import OUTCOME_DDL, Budget, TaskPlan, read_outcomes, run
+from oncely.secrets import carried
 from oncely.sinks.base import Chunk, Fence, Opened
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class PartitionCommit(LedgerKeeper[RowTransform]):
         )
         offsets = sum(range_.end - range_.start for range_ in ranges.values())
         tasks = max(1, min(len(ranges), -(-offsets // OFFSETS_A_TASK)))
-        rows = frame.coalesce(tasks).mapInArrow(partial(run, plan), OUTCOME_DDL).collect()
+        rows = frame.coalesce(tasks).mapInArrow(carried(partial(run, plan)), OUTCOME_DDL).collect()
         outcomes = read_outcomes(tuple(row) for row in rows)
         if not self.sink.timed:
             self._close_holes(ranges, outcomes)

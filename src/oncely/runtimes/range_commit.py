@@ -31,6 +31,7 @@ from oncely.runtimes.range_task import (
     stage_ranges,
 )
 from oncely.runtimes.row_transform import RowTransform
+from oncely.secrets import carried
 from oncely.sinks.base import Publication, RangeSink, Reject, Sink, Staged, Written
 
 if TYPE_CHECKING:
@@ -97,13 +98,13 @@ class RangeCommit(LedgerKeeper[RowTransform]):
         offsets = sum(range_.end - range_.start for range_ in ranges.values())
         frame = frame.coalesce(max(1, min(len(ranges), -(-offsets // OFFSETS_A_TASK))))
         if clustered:
-            packets = frame.mapInArrow(partial(send_ranges, plan), PACKET_DDL)
+            packets = frame.mapInArrow(carried(partial(send_ranges, plan)), PACKET_DDL)
             together = packets.repartition(self.buckets, packets["bucket"])
             done = together.select("answer", "packet").mapInArrow(
-                partial(stage_packets, plan), ANSWER_DDL
+                carried(partial(stage_packets, plan)), ANSWER_DDL
             )
         else:
-            done = frame.mapInArrow(partial(stage_ranges, plan), ANSWER_DDL)
+            done = frame.mapInArrow(carried(partial(stage_ranges, plan)), ANSWER_DDL)
         answers = read_answers(row[0] for row in done.collect())
         return sorted(answers, key=lambda one: sorted(one.read))
 

@@ -35,6 +35,7 @@ from oncely.runtimes.offset_log import batch_ranges
 from oncely.runtimes.session import sweep_checkpoints, throwaway_checkpoint
 from oncely.runtimes.spark_errors import is_java, spark_error
 from oncely.runtimes.stop import StopSignal
+from oncely.secrets import in_scope, scope
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.spark_options import reader_options
 from oncely.sources.start import Start
@@ -197,13 +198,16 @@ class SparkRun:
         for key, value in options.items():
             reader = reader.option(key, value)
 
+        secrets = in_scope()
+
         def on_batch(frame: DataFrame, batch_id: int) -> None:
             with self._in_batch:
                 if self.stop.draining or self._ending:
                     self._skipped = True
                     return  # nothing is committed, and the checkpoint is thrown away
                 try:
-                    self._batch(frame, batch_id, checkpoint)
+                    with scope(secrets):  # py4j calls in a thread of its own
+                        self._batch(frame, batch_id, checkpoint)
                 except BaseException as error:
                     self._failure = error
                     # Spark matches a failure's text by regular expressions that overflow its

@@ -11,6 +11,7 @@ import base64
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -147,7 +148,11 @@ class CommitInHand:
         check(self._running is None, "two chunks of a task would be committed at once")
         self._records += chunk.records
         work = partial(self._commit, chunk, self._plan.budget.left(self._records, self._rejects))
-        self._running = self._thread.submit(work) if self._thread is not None else _done(work)
+        self._running = (
+            self._thread.submit(copy_context().run, work)
+            if self._thread is not None
+            else _done(work)
+        )
 
     def finish(self) -> list[Outcome]:
         """Wait for the chunk in hand, if there is one; its outcomes.

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavailable
-from oncely.secrets import redact
+from oncely.secrets import Secrets
 from oncely.sources import security
 
 K = TypeVar("K", bound=Hashable)
@@ -59,12 +59,12 @@ _UNTRUSTED = (
 class LogRoute:
     """Takes librdkafka's log lines. A line that repeats is taken once in a row."""
 
-    def __init__(self) -> None:
-        self._last = ""
+    def __init__(self, secrets: Secrets) -> None:
+        self._last, self._secrets = "", secrets
 
     def log(self, _level: int, template: str, *parts: object) -> None:
         """Log at DEBUG: what matters of it comes back as an error of a call."""
-        line = redact(template % parts if parts else template)
+        line = self._secrets.redact(template % parts if parts else template)
         if line != self._last:
             self._last = line
             _logger.debug("%s", line)
@@ -77,13 +77,15 @@ class Trouble:
         self._brokers = brokers
         self.newest = ""
         self.final: OncelyError | None = None
+        self.secrets = Secrets()
 
     def __call__(self, error: KafkaError) -> None:
         """The client's ``error_cb``."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # says nothing about the reason
-            self.newest = error.str()
+            self.newest = self.secrets.redact(error.str())
         if error.code() in _LOGIN or _untrusted(error):
             self.final = sort_error(error, "connect", self._brokers)
+            self.final.hide(self.secrets)
 
 
 class Asker:
@@ -217,10 +219,11 @@ def make(
         "bootstrap.servers": brokers,
         "error_cb": trouble,
     }
+    trouble.secrets = security.secrets(kafka)
     try:
-        return kind(config, logger=LogRoute())
+        return kind(config, logger=LogRoute(trouble.secrets))
     except KafkaException as error:
-        text = error.args[0].str().partition(" client: ")
+        text = trouble.secrets.redact(error.args[0].str()).partition(" client: ")
         raise ConfigError(
             "source.kafka",
             f"librdkafka refuses it: {text[2] or text[0]}",

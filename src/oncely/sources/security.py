@@ -6,10 +6,11 @@ Java's client wants its login as a JAAS entry (KIP-85) and its certificates as P
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from oncely.errors import ConfigError
-from oncely.secrets import remember
+from oncely.secrets import Secrets
 from oncely.sources.keys import RENAMED, SAME, SECRET
 from oncely.sources.properties import checked, is_sasl, is_tls
 
@@ -36,7 +37,6 @@ def librdkafka(kafka: Mapping[str, object]) -> dict[str, str]:
         ConfigError: naming ``source.kafka.<key>``.
     """
     values = checked(kafka)
-    remember(secret_values(values))
     return {key: value for key, value in values.items() if key != "isolation.level"}
 
 
@@ -50,7 +50,6 @@ def java(kafka: Mapping[str, object]) -> dict[str, str]:
         ConfigError: naming ``source.kafka.<key>``.
     """
     values = checked(kafka)
-    remember(secret_values(values))
     options: dict[str, str] = {}
     for key, value in values.items():
         if key in SAME or key in RENAMED:
@@ -63,6 +62,15 @@ def java(kafka: Mapping[str, object]) -> dict[str, str]:
     if is_tls(values):
         options |= _truststore(values) | _keystore(values)
     return options
+
+
+def secrets(kafka: Mapping[str, object]) -> Secrets:
+    """The secrets of ``[source.kafka]``, for the texts of its clients."""
+    key_file = kafka.get("ssl.key.location")
+    with suppress(OSError, UnicodeDecodeError):
+        pem = Path(str(key_file)).read_text("ascii") if key_file else ""
+        return Secrets.of([*secret_values(kafka), pem, *_body(pem)])
+    return Secrets.of(secret_values(kafka))
 
 
 def secret_values(kafka: Mapping[str, object]) -> list[str]:
@@ -156,7 +164,6 @@ def _keystore(values: Mapping[str, str]) -> dict[str, str]:
         key, chain = values["ssl.key.pem"], values["ssl.certificate.pem"]
     else:
         return {}
-    remember([key, *_body(key)])
     return {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.key": _pkcs8(key, values),

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from oncely.core.offsets import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
-from oncely.secrets import redact, remember
+from oncely.secrets import Secrets
 from oncely.stores.base import OffsetStore, Stored
 from oncely.stores.lazy import Lazy
 from oncely.stores.words import decode, encode, field, foreign, read_field
@@ -56,7 +56,11 @@ class RedisStore(OffsetStore):
         """Server and key."""
         parts = urlsplit(self._url)
         place = parts.netloc.rpartition("@")[2] + parts.path
-        return redact(f"Redis {place}, key {self.key}")
+        return self._secrets.redact(f"Redis {place}, key {self.key}")
+
+    @property
+    def _secrets(self) -> Secrets:
+        return Secrets.of(_passwords(self._url))
 
     def load(self) -> dict[TopicPartition, Stored]:
         """See :meth:`OffsetStore.load`."""
@@ -104,7 +108,7 @@ class RedisStore(OffsetStore):
     def _sorted(self, error: Exception, doing: str) -> OncelyError:
         from redis import exceptions as of
 
-        text = f"can't {doing} {self.where}: {error}"
+        text = f"can't {doing} {self.where}: {self._secrets.redact(str(error))}"
         denied = (of.AuthenticationError, of.NoPermissionError, of.AuthorizationError)
         if isinstance(error, denied) or str(error).startswith(_DENIED):
             way_out = "check user and password, and that the user may HGETALL and HSET the key"
@@ -143,7 +147,6 @@ def _connect(url: str, timeout: float) -> redis.Redis:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    remember(_passwords(url))  # an executor has read no configuration
     try:
         return redis.Redis.from_url(
             url,

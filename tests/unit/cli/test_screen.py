@@ -17,9 +17,14 @@ from oncely.cli import logs, screen
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.tables import LEFT, REST, RIGHT, duration, show
 from oncely.errors import ConfigError, Fenced, InvariantViolation, Stopped, Unavailable
-from oncely.secrets import remember
+from oncely.secrets import Secrets
 
 CANARY = "canary-4711-secret"
+
+
+@pytest.fixture(autouse=True)
+def pipeline_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "_secrets", Secrets.of([CANARY]))
 
 
 @pytest.fixture
@@ -28,7 +33,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     console = Console(file=written, width=100, markup=False, highlight=False, soft_wrap=True)
     monkeypatch.setattr(screen, "err", console)
     monkeypatch.setattr(screen, "out", console)
-    remember([CANARY])
     return written
 
 
@@ -78,7 +82,6 @@ def test_an_error_without_a_text_is_still_told(said: io.StringIO) -> None:
 
 
 def test_json_is_redacted_and_stays_json(capsys: pytest.CaptureFixture[str]) -> None:
-    remember([CANARY])
     screen.show_json({"a": f"x{CANARY}y", "ü": None})
     assert json.loads(capsys.readouterr().out) == {"a": "x***y", "ü": None}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from oncely import secrets
 from oncely.errors import ConfigError
 from oncely.sources import keys, properties
 
@@ -14,12 +13,6 @@ PLAIN = {
     "sasl.username": "pat",
     "sasl.password": "opensesame",
 }
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests call a secret is an ordinary word to all others."""
-    monkeypatch.setattr(secrets, "_known", set())
 
 
 def said(kafka: dict[str, object]) -> dict[str, str]:

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oncely import secrets
 from oncely.errors import ConfigError
-from oncely.secrets import redact
 from oncely.sources import keys, security
 
 SCRAM = {
@@ -19,12 +17,6 @@ SCRAM = {
 }
 KEY = "-----BEGIN PRIVATE KEY-----\nTm90IGEgcmVhbCBrZXk=\n-----END PRIVATE KEY-----\n"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nTm90IHJlYWw=\n-----END CERTIFICATE-----\n"
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests call a secret is an ordinary word to all others."""
-    monkeypatch.setattr(secrets, "_known", set())
 
 
 def unescape(quoted: str) -> str:
@@ -178,14 +170,14 @@ def test_a_key_that_java_can_not_read_is_refused(
     assert "Tm90IGEg" not in str(caught.value)
 
 
-def test_every_spelling_of_a_secret_is_known_afterwards(tmp_path: Path) -> None:
+def test_every_spelling_of_a_secret_is_known(tmp_path: Path) -> None:
     password = 'qu"ote\\d-canary'
     jaas = security.java({**SCRAM, "sasl.password": password})["sasl.jaas.config"]
-    assert redact(jaas).endswith('password="***";')
-    assert redact(f"login {password}") == "login ***"
+    known = security.secrets({**SCRAM, "sasl.password": password})
+    assert known.redact(jaas).endswith('password="***";')
+    assert known.redact(f"login {password}") == "login ***"
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     key.write_text(KEY)
     certificate.write_text(CERTIFICATE)
     kafka = {"ssl.key.location": str(key), "ssl.certificate.location": str(certificate)}
-    security.java({"security.protocol": "ssl", **kafka})
-    assert redact("at Tm90IGEgcmVhbCBrZXk= in line 2") == "at *** in line 2"
+    assert security.secrets(kafka).redact("at Tm90IGEgcmVhbCBrZXk= in line 2") == "at *** in line 2"

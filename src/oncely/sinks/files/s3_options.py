@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from oncely.errors import ConfigError
-from oncely.secrets import remember
+from oncely.secrets import Secrets
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class S3Options:
     retries: int = 5
 
     def __post_init__(self) -> None:
-        self._remember()
         if (self.access_key is None) != (self.secret_key is None):
             raise ConfigError(
                 "sink.s3.access_key",
@@ -58,10 +57,6 @@ class S3Options:
         if not (good and bare):
             raise ConfigError("sink.s3.endpoint", "not the address of a server", way_out=wrong)
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._remember()  # an executor does not know the driver's secrets
-
     @property
     def scheme(self) -> str:
         """``http`` or ``https``."""
@@ -72,5 +67,7 @@ class S3Options:
         """``host[:port]``; None for Amazon's."""
         return urlsplit(self.endpoint).netloc if self.endpoint else None
 
-    def _remember(self) -> None:
-        remember(value for value in (self.secret_key, self.session_token) if value)
+    @property
+    def secrets(self) -> Secrets:
+        """The keys, for the texts of the client."""
+        return Secrets.of([self.secret_key, self.session_token])

@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote, urlsplit
 from xml.etree import ElementTree
 
 from oncely.errors import ConfigError, OncelyError, Unavailable
-from oncely.secrets import remember
+from oncely.secrets import Secrets
 from oncely.sinks.files.s3_options import S3Options
 
 _EMPTY = hashlib.sha256(b"").hexdigest()
@@ -146,7 +146,6 @@ def find_keys(options: S3Options, environment: Mapping[str, str] | None = None) 
             way_out="give the keys in [sink.s3] or in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
             "or let a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) remove them",
         )
-    remember(value for value in found[1:] if value)
     return Keys(found[0], found[1], found[2])
 
 
@@ -203,14 +202,17 @@ class _Bucket:
             try:
                 status, body = self._ask(method, target, headers)
             except (OSError, http.client.HTTPException) as error:
-                trouble = str(error) or type(error).__name__
+                trouble = self._shown(str(error)) or type(error).__name__
                 continue
             if status < 300 or status in fine:
                 return body
-            trouble = f"HTTP status {status}: {_reason(body)}"
+            trouble = f"HTTP status {status}: {self._shown(_reason(body))}"
             if status not in _BUSY:
                 raise _refused(trouble)
         raise Unavailable(f"{self._host}: multipart uploads: {trouble}")
+
+    def _shown(self, text: str) -> str:
+        return Secrets.of([self._keys.secret, self._keys.token]).redact(text)
 
     def _ask(self, method: str, target: str, headers: dict[str, str]) -> tuple[int, bytes]:
         connection: http.client.HTTPConnection

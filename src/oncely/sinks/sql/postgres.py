@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa
 
 from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
-from oncely.secrets import redact, remember
+from oncely.secrets import Secrets, redact
 from oncely.sinks.sql.connection import (
     BadData,
     Column,
@@ -201,7 +201,6 @@ class Postgres:
 
     def connect(self, application: str) -> Connection:
         """Open a session recognisable by its ``application_name``."""
-        self._hide_passwords()
         try:
             return PostgresConnection(
                 psycopg.connect(
@@ -219,16 +218,22 @@ class Postgres:
             )
         except psycopg.ProgrammingError as error:
             raise WrongInput(
-                f"sink.url: {error}", way_out="postgresql://user:password@host:port/database"
+                f"sink.url: {self._secrets.redact(str(error))}",
+                way_out="postgresql://user:password@host:port/database",
             ) from None
         except psycopg.OperationalError as error:
-            raise _refused(error) from None
+            raise _refused(self._secrets.redact(str(error)), self.endpoint) from None
 
-    def _hide_passwords(self) -> None:
-        """In this process too: an executor has read no configuration."""
-        with suppress(psycopg.ProgrammingError):
+    @property
+    def _secrets(self) -> Secrets:
+        written = re.findall(r"://[^:@/?]*:(\S*)@|password=([^&\s]*)", self.url)
+        values = [part for parts in written for part in parts]
+        shown: list[str] = []
+        with suppress(psycopg.ProgrammingError):  # libpq can't read it, and may quote a part of it
             parts = psycopg.conninfo.conninfo_to_dict(self.url)
-            remember(str(parts[key]) for key in ("password", "sslpassword") if parts.get(key))
+            values += [str(parts[key]) for key in ("password", "sslpassword") if parts.get(key)]
+            shown = [str(parts[key]) for key in ("user", "host", "dbname") if parts.get(key)]
+        return Secrets.of(values, shown)
 
     def create_database(self) -> None:
         """A server's databases are its administrator's."""
@@ -327,9 +332,14 @@ class Postgres:
         return f"CREATE {kind} TABLE {'.'.join(self.quote(p) for p in name if p)} ({wanted}){tail}"
 
 
-def _refused(error: psycopg.OperationalError) -> Exception:
+_HINT = "Is the server running"
+
+
+def _refused(text: str, endpoint: str) -> Exception:
     """Wrong credentials or a wrong database are the user's to mend; the rest may pass."""
-    text = redact(str(error).strip().splitlines()[-1])
+    text = text.rpartition("All failures were:")[2]  # the sentence before it repeats the last one
+    lines = [line.strip() for line in text.splitlines() if line.strip() and _HINT not in line]
+    last = lines[-1].removeprefix("connection failed: ")
     mistakes = (
         "authentication failed",
         "no password supplied",
@@ -339,6 +349,10 @@ def _refused(error: psycopg.OperationalError) -> Exception:
         "no pg_hba.conf entry",
         "does not support SSL",
     )
-    if any(mistake in text for mistake in mistakes):
-        return WrongInput(f"sink.url: {text}", way_out="check user, password, database, sslmode")
-    return Unavailable(f"PostgreSQL: {text}")
+    if any(mistake in last for mistake in mistakes):
+        return WrongInput(f"sink.url: {last}", way_out="check user, password, database, sslmode")
+    reasons = "; ".join(line.removeprefix("connection failed: ") for line in lines)
+    return Unavailable(
+        f"no connection to PostgreSQL at {endpoint}: {reasons}",
+        way_out="start the server, or correct host and port in sink.url; check the network between",
+    )
