@@ -41,8 +41,18 @@ _LONGEST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Shuffle tests, but leave ``random`` alone: processes side by side would draw the same."""
+    if hasattr(config.option, "randomly_reset_seed"):
+        config.option.randomly_reset_seed = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file's tests together and in order."""
+    """The longest files first. pytest-randomly has shuffled files, and the tests of each file.
+
+    The first lines of the output show the seed; ``--randomly-seed=N`` repeats an order, and
+    ``-p no:randomly`` runs the tests as they are written.
+    """
     place = {name: at for at, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 

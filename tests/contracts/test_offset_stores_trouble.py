@@ -58,10 +58,8 @@ def test_a_server_that_is_not_there_is_unavailable(kind: str) -> None:
     port = free_port()
     store = NOBODY[kind](port)
     for work in (store.load, lambda: store.save({T0: at(1)})):
-        began = time.monotonic()
         with pytest.raises(Unavailable) as away:
             work()
-        assert time.monotonic() - began < 10
         assert str(port) in str(away.value), "it says who did not answer"
         assert away.value.way_out
         assert CANARY not in str(away.value)

@@ -1,8 +1,8 @@
 """A pipeline that writes files and stands still where it is asked to.
 
-``python -m tests.scenarios.files_held FILE [--until latest]``. Where a file ``FILE.hold`` stands
-with the word ``write``, the next worker that has written a file takes it away and stops itself;
-with the word ``commit``, the driver does when its transaction names all files and is not decided.
+``python -m tests.scenarios.files_held FILE [--until latest]``. Where a file ``FILE.hold.write``
+stands, the next worker that has written a file takes it away and stops itself; ``FILE.hold.commit``
+is for the driver, when its transaction names all files and is not decided.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ Word = Literal["write", "commit"]
 
 def ask(file: Path, word: Word) -> None:
     """Ask for a halt."""
-    beside = hold_file(file).with_suffix(".new")
-    beside.write_text(word)
-    beside.rename(hold_file(file))
+    Path(f"{hold_file(file)}.{word}").touch()
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,8 @@ class Halt:
 
     def here(self, word: Word) -> bool:
         """Take the request away, if it is this one."""
-        try:
-            if Path(self.marker).read_text() != word:
-                return False
-            os.rename(self.marker, f"{self.marker}.{os.getpid()}")
+        try:  # of several workers one succeeds
+            os.rename(f"{self.marker}.{word}", f"{self.marker}.{word}.{os.getpid()}")
         except FileNotFoundError:
             return False
         return True
@@ -80,7 +76,8 @@ class _Producer:
 
     def commit_transaction(self, *args: Any) -> Any:
         if self._names and self._halt.here("commit"):
-            self._inner.flush(20)  # the broker has them
+            while self._inner.flush(1):  # the broker must have them
+                pass
             os.kill(os.getpid(), signal.SIGSTOP)
         return self._inner.commit_transaction(*args)
 

@@ -71,7 +71,8 @@ class _Holding:
     def _hold(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._plan.marker, f"{self._plan.marker}.{os.getpid()}")
-            self._inner.flush(20)  # the broker has them
+            while self._inner.flush(1):  # the broker must have them
+                pass
             os.kill(os.getpid(), signal.SIGSTOP)
 
 

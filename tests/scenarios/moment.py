@@ -1,9 +1,8 @@
 """The moment inside a commit: everything stands still while a transaction is open, for certain.
 
-A commit lasts a tenth of a second, so a fault fired by the clock mostly hits nothing. Here the
-pipeline's processes are stopped (SIGSTOP) as soon as the database shows a transaction that has
-begun to copy, and then the database is asked again: its client stands still, so what is open now
-stays open until the block ends.
+A commit lasts a tenth of a second, so a fault fired by the clock mostly hits nothing. Here a
+trigger holds the first COPY into the table until the pipeline's processes are stopped (SIGSTOP).
+Then COPY goes on, but its client stands still, so the transaction is open until the block ends.
 """
 
 from __future__ import annotations
@@ -11,18 +10,24 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import psycopg
 
-from tests.scenarios.world import World, tree
+from tests.scenarios.world import World, await_that, tree
 
-_OPEN = """
-SELECT pid, client_port, xact_start::text FROM pg_stat_activity
-WHERE application_name LIKE 'oncely/%' AND xact_start IS NOT NULL AND ltrim(query) LIKE 'COPY%'
+_GATE = 4711
+_INSTALL = f"""
+CREATE OR REPLACE FUNCTION wait_at_the_gate() RETURNS trigger LANGUAGE plpgsql AS
+'BEGIN PERFORM pg_advisory_xact_lock_shared({_GATE}); RETURN NULL; END';
+CREATE OR REPLACE TRIGGER gate BEFORE INSERT ON rows EXECUTE FUNCTION wait_at_the_gate();
+"""
+_WAITING = """
+SELECT pid, client_port FROM pg_stat_activity
+WHERE application_name LIKE 'oncely/%' AND wait_event = 'advisory'
 """
 
 
@@ -40,33 +45,49 @@ class Moment:
 
 
 @contextlib.contextmanager
-def inside_a_commit(world: World, pid: int, timeout: float = 90) -> Iterator[Moment]:
-    """Stop the pipeline below ``pid`` inside a COPY; what the block leaves of it goes on."""
+def inside_a_commit(
+    world: World, pid: int, publish: Callable[[], object], timeout: float = 120
+) -> Iterator[Moment]:
+    """Stop the pipeline below ``pid`` inside a COPY; what the block leaves of it goes on.
+
+    Args:
+        world: its table is waited for.
+        pid: the driver.
+        publish: writes the records whose commit is stopped.
+        timeout: seconds for the table, and again for the commit.
+    """
+    await_that(lambda: world.sql("SELECT to_regclass('rows')")[0][0], "the table", timeout)
     with psycopg.connect(world.url, autocommit=True) as database:
-        moment, stopped = _catch(database, pid, time.monotonic() + timeout)
+        database.execute(_INSTALL.encode())
+        database.execute(b"SELECT pg_advisory_lock(%s)", (_GATE,))
+        publish()
+        stopped: list[psutil.Process] = []
+        try:
+            moment = await_that(lambda: _caught(database, pid, stopped), "a commit", timeout)
+        finally:
+            database.execute(b"SELECT pg_advisory_unlock(%s)", (_GATE,))
     try:
         yield moment
     finally:
         _send(stopped, signal.SIGCONT)
 
 
-def _catch(
-    database: psycopg.Connection[Any], pid: int, deadline: float
-) -> tuple[Moment, list[psutil.Process]]:
-    while time.monotonic() < deadline:
-        seen = database.execute(_OPEN).fetchall()
-        if not seen:
-            time.sleep(0.002)
-            continue
-        stopped = tree(pid)
-        _send(stopped, signal.SIGSTOP)
-        time.sleep(0.005)  # a stopped thread may still be on its way out of the kernel
-        for session, port, began in database.execute(_OPEN).fetchall():
-            owner = _owner(port, stopped)
-            if owner is not None and (session, port, began) in seen:
-                return Moment(session, owner), stopped
-        _send(stopped, signal.SIGCONT)
-    raise AssertionError("no commit was caught")
+def _caught(
+    database: psycopg.Connection[Any], pid: int, stopped: list[psutil.Process]
+) -> Moment | None:
+    """Stop everything if a COPY waits at the gate, and make sure that it still does then."""
+    seen = database.execute(_WAITING).fetchall()
+    if not seen:
+        return None
+    stopped[:] = tree(pid)
+    _send(stopped, signal.SIGSTOP)
+    time.sleep(0.005)  # a stopped thread may still be on its way out of the kernel
+    for session, port in database.execute(_WAITING).fetchall():
+        owner = _owner(port, stopped)
+        if owner is not None and (session, port) in seen:
+            return Moment(session, owner)
+    _send(stopped, signal.SIGCONT)
+    return None
 
 
 def _owner(port: int, processes: list[psutil.Process]) -> psutil.Process | None:

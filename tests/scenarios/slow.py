@@ -94,7 +94,8 @@ class Claiming:
         return Claiming(self._frame.coalesce(tasks), self._ranges)
 
     def mapInArrow(self, function: Any, schema: str) -> Any:
-        return self._frame.mapInArrow(partial(_claim, function.args[0], self._ranges), schema)
+        plan = function.args[1].args[0]
+        return self._frame.mapInArrow(partial(_claim, plan, self._ranges), schema)
 
 
 def _claim(

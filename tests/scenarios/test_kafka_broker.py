@@ -51,9 +51,7 @@ def test_an_admin_client_outlives_a_restart(own_broker: Broker) -> None:
     assert end() == 0
     own_broker.kill()
     own_broker.start()
-    began = time.monotonic()
-    assert end() == 0
-    assert time.monotonic() - began < 10.0
+    assert end() == 0  # by the old epoch it would be refused until the time is up
 
 
 @pytest.mark.timeout(200)

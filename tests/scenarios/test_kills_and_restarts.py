@@ -36,10 +36,12 @@ def test_everything_is_hurt_in_turn(tmp_path: Path) -> None:
         first = itertools.count(0, 40_000)
         file = world.file(spark={"max_records_per_batch": 10_000})
 
+        def work() -> None:
+            world.publish(40_000, pad=300, first=next(first))
+
         def hurt(pid: int, how: Callable[[Moment], object]) -> None:
             """Fire into a transaction that is open for certain."""
-            world.publish(40_000, pad=300, first=next(first))  # there is always work to be hurt in
-            with inside_a_commit(world, pid) as moment:
+            with inside_a_commit(world, pid, work) as moment:
                 how(moment)
 
         with running(file) as driver:

@@ -11,7 +11,7 @@ from oncely.errors import DataLost, SourceMismatch
 from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
 from tests.scenarios.moment import inside_a_commit
-from tests.scenarios.world import World, assert_exactly_once, kill_tree, running
+from tests.scenarios.world import World, assert_exactly_once, await_that, kill_tree, running
 
 
 def test_topic_deleted_and_made_again(make_world: Any, spark: Any, broker: Broker) -> None:
@@ -67,10 +67,16 @@ def test_killed_inside_a_commit_and_meanwhile_the_topic_changed(
 ) -> None:
     """Retention passes the position, then the topic is made anew, while the pipeline is down."""
     world: World = make_world(2)
-    world.publish(40_000, pad=300, partitions=2)
+    world.publish(10_000, pad=300, partitions=2)
     file = world.file(spark={"max_records_per_batch": 10_000})
-    with running(file) as driver, inside_a_commit(world, driver.pid):
-        kill_tree(driver.pid)
+
+    def publish_more() -> None:
+        world.publish(30_000, pad=300, partitions=2, first=10_000)
+
+    with running(file) as driver:
+        await_that(lambda: world.count() == 10_000, "the first rows", 120)
+        with inside_a_commit(world, driver.pid, publish_more):
+            kill_tree(driver.pid)
     at = dict(world.sql('SELECT "partition", "position" FROM oncely_positions'))
     kept = world.count()
     assert kept == sum(at.values())

