@@ -101,12 +101,12 @@ def java() -> str:
     if path is None or not os.access(path, os.X_OK):
         raise WrongInput(f"Java {_OLDEST_JAVA}+ is needed; none by {where}", way_out=way_out)
     answer = subprocess.run([path, "-version"], capture_output=True, text=True, check=False)
-    said = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    said = re.search(r'version "((?:1\.)?(\d+)[^"]*)', answer.stderr + answer.stdout)
     if answer.returncode or not said:
         raise WrongInput(f"Java {_OLDEST_JAVA}+ is needed; {path} does not run", way_out=way_out)
-    if int(said[1]) < _OLDEST_JAVA:
+    if int(said[2]) < _OLDEST_JAVA:
         raise WrongInput(
-            f"Java {_OLDEST_JAVA}+ is needed; {path} is version {said[1]}", way_out=way_out
+            f"Java {_OLDEST_JAVA}+ is needed, found {said[1]} at {path}", way_out=way_out
         )
     return path
 

@@ -132,3 +132,29 @@ def test_a_traceback_is_for_who_asks_for_it(world: World) -> None:
     refused = commands.run("run", world.file(sink={"tabel": "x"}), "--debug")
     assert refused.returncode == 2
     assert "Traceback" in refused.stderr
+
+
+@pytest.mark.parametrize("command", [("run",), ("plan",)], ids=" ".join)
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ('openjdk version "1.8.0_292"', "Java 17+ is needed, found 1.8.0_292 at {}/bin/java"),
+        (None, "Java 17+ is needed; none by JAVA_HOME={}"),
+    ],
+    ids=["too old", "missing"],
+)
+def test_java_is_looked_at_before_anything(
+    world: World, tmp_path: Path, command: tuple[str, ...], says: str | None, told: str
+) -> None:
+    home = tmp_path / "java"
+    (home / "bin").mkdir(parents=True)
+    if says is not None:
+        program = home / "bin" / "java"
+        program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+        program.chmod(0o755)
+    refused = oncely(*command, world.file(), expect=2, env={"JAVA_HOME": str(home)})
+    said = " ".join((refused.stdout + refused.stderr).split())
+    assert told.format(home) in said
+    assert "way out: install Java 17 or later" in said
+    assert "starting Spark" not in said
+    assert_nothing_written(world)

@@ -143,13 +143,13 @@ def test_no_java_names_the_version_that_is_needed(
         artifacts.java()
 
 
-@pytest.mark.parametrize(("said", "version"), [("11.0.2", 11), ("1.8.0_292", 8)])
+@pytest.mark.parametrize("said", ["11.0.2", "1.8.0_292"])
 def test_an_old_java_is_refused(
-    said: str, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_java: None
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_java: None
 ) -> None:
     _fake_java(tmp_path, f"echo 'openjdk version \"{said}\"' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(WrongInput, match=rf"is version {version}\b"):
+    with pytest.raises(WrongInput, match=rf"17\+ is needed, found {said} at {tmp_path}"):
         artifacts.java()
 
 

@@ -31,6 +31,7 @@ def run_file(file: Path, until: Literal["latest"] | None, spark_log: Path | None
     with Signals(_asked(stop)) as signals:
         try:
             pipeline = opened(file)
+            artifacts.java()
             importable(file)
             artifacts.resolve(artifacts.SPARK_KAFKA)  # here, where its progress can be seen
             with (

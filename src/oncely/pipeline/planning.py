@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from oncely import artifacts
 from oncely.core.offsets import TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.pipeline.destination import Connections, Known, SinkFacts
@@ -91,6 +92,8 @@ class _Planner:
     def plan(self) -> Plan:
         with self.findings.about(self._sink_key):
             self.known = self.pipeline.destination.look()
+        with self.findings.about("spark"):
+            artifacts.java()
         source = self._source()
         schema = self._schema()
         sink = self.pipeline.destination.plan(schema, self.findings, self.notes, self.slots)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from oncely.artifacts import SPARK_KAFKA, resolve
+from oncely.artifacts import SPARK_KAFKA, java, resolve
 from oncely.errors import Unavailable
 from oncely.sources.spark_options import REDACTION_REGEX
 
@@ -55,6 +55,7 @@ def start(
         log: where the JVM's output goes; to our stderr when it is None.
 
     Raises:
+        WrongInput: there is no Java, or an older one.
         Unavailable: Spark's Java process did not start.
     """
     from pyspark.sql import SparkSession
@@ -62,6 +63,7 @@ def start(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
+    java()  # PySpark looks for it in the same places, and does not say what it has found
     settings = {**_DEFAULTS, "spark.master": master, "spark.app.name": f"oncely {name}", **conf}
     if not master.startswith("local"):
         settings.pop("spark.driver.host") if "spark.driver.host" not in conf else None

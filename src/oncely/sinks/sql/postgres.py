@@ -222,7 +222,9 @@ class Postgres:
                 way_out="postgresql://user:password@host:port/database",
             ) from None
         except psycopg.OperationalError as error:
-            raise _refused(self._secrets.redact(str(error)), self.endpoint) from None
+            secrets = self._secrets
+            said = secrets.redact(str(error))
+            raise _refused(said, secrets.redact(self.endpoint)) from None
 
     @property
     def _secrets(self) -> Secrets:
