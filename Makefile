@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Test processes side by side, each with servers of its own: much of a test is waiting.
 JOBS ?= 3
 
-.PHONY: help setup demo test long check bench format clean
+.PHONY: help setup demo test proof long check bench format clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -29,6 +29,11 @@ demo: $(READY) ## Run pipelines into a table and files, hurt them, and prove tha
 test: $(READY) ## Run the tests against real servers (make long: those that wait for minutes)
 	@$(BIN)/python -m tests.class_archives
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+proof: $(READY) ## Run the Kafka sink's crash points: a kill before and after every call (CI does, too)
+	@$(BIN)/python -m tests.class_archives
+	@$(BIN)/python -m pytest -m long -n $(JOBS) --dist loadfile \
+		tests/scenarios/test_kafka_*.py tests/scenarios/test_files_crash_points.py
 
 long: $(READY) ## Run the tests that wait for minutes (the Kafka sink's crash points, lost frames, expiry)
 	@$(BIN)/python -m tests.class_archives

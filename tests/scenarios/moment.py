@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,41 +56,54 @@ def inside_a_commit(
         publish: writes the records whose commit is stopped.
         timeout: seconds for the table, and again for the commit.
     """
+    stopped: list[psutil.Process] = []
     await_that(lambda: world.sql("SELECT to_regclass('rows')")[0][0], "the table", timeout)
-    with psycopg.connect(world.url, autocommit=True) as database:
-        database.execute(_INSTALL.encode())
-        database.execute(b"SELECT pg_advisory_lock(%s)", (_GATE,))
+    with closed_gate(world) as database:
         publish()
-        stopped: list[psutil.Process] = []
-        try:
-            moment = await_that(lambda: _caught(database, pid, stopped), "a commit", timeout)
-        finally:
-            database.execute(b"SELECT pg_advisory_unlock(%s)", (_GATE,))
+        moment = await_that(lambda: _caught(database, pid, stopped), "a commit", timeout)
     try:
         yield moment
     finally:
         _send(stopped, signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def closed_gate(world: World) -> Iterator[psycopg.Connection[Any]]:
+    """Every COPY into the table that begins within the block waits for its end."""
+    with psycopg.connect(world.url, autocommit=True) as database:
+        database.execute(_INSTALL.encode())
+        database.execute(b"SELECT pg_advisory_lock(%s)", (_GATE,))
+        try:
+            yield database
+        finally:
+            database.execute(b"SELECT pg_advisory_unlock(%s)", (_GATE,))
+
+
+def waiting(database: psycopg.Connection[Any]) -> list[tuple[int, int]]:
+    """The sessions that wait at the gate: pid and the client's port."""
+    return database.execute(_WAITING.encode()).fetchall()
+
+
 def _caught(
     database: psycopg.Connection[Any], pid: int, stopped: list[psutil.Process]
 ) -> Moment | None:
     """Stop everything if a COPY waits at the gate, and make sure that it still does then."""
-    seen = database.execute(_WAITING).fetchall()
+    seen = waiting(database)
     if not seen:
         return None
     stopped[:] = tree(pid)
     _send(stopped, signal.SIGSTOP)
     time.sleep(0.005)  # a stopped thread may still be on its way out of the kernel
-    for session, port in database.execute(_WAITING).fetchall():
-        owner = _owner(port, stopped)
+    for session, port in waiting(database):
+        owner = owner_of(port, stopped)
         if owner is not None and (session, port) in seen:
             return Moment(session, owner)
     _send(stopped, signal.SIGCONT)
     return None
 
 
-def _owner(port: int, processes: list[psutil.Process]) -> psutil.Process | None:
+def owner_of(port: int, processes: Iterable[psutil.Process]) -> psutil.Process | None:
+    """Which of the processes has the connection from a local port."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if any(one.laddr.port == port for one in process.net_connections("tcp")):

@@ -2,42 +2,67 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from typing import Any
 
+import psutil
 import pytest
 
 from oncely.local.spark_cluster import SparkCluster
+from tests.scenarios.moment import closed_gate, owner_of, waiting
 from tests.scenarios.world import World, assert_exactly_once, await_that, running
 
+_TRANSFORM = """
+import pyarrow as pa
 
-@pytest.mark.timeout(300)
+def mark(batch):
+    at = batch.schema.get_field_index("grp")
+    return batch.set_column(at, "grp", pa.array(["marked"] * batch.num_rows))
+"""
+
+
+@pytest.mark.timeout(400)
 def test_an_executor_is_killed_in_the_middle_of_a_commit(make_world: Any) -> None:
+    """The transform's module lies beside the pipeline file; Spark brings it to the executors."""
     world: World = make_world(4)
-    world.publish(24_000, pad=300)
+    world.make_table()
+    module = world.folder / "marking.py"
+    module.write_text(_TRANSFORM)
     with SparkCluster(workers=2) as cluster:
         file = world.file(
+            transform={"python": "marking:mark"},
             spark={
                 "master": cluster.master_url,
                 "max_records_per_batch": 3_000,
-                "conf": {"spark.executor.memory": "512m", "spark.cores.max": "2"},
-            }
+                "conf": {
+                    "spark.executor.memory": "512m",
+                    "spark.cores.max": "2",
+                    "spark.submit.pyFiles": str(module),
+                },
+            },
         )
-        with running(file, "--until", "latest") as driver:
-            await_that(
-                lambda: (
-                    world.count() > 0
-                    and world.sql(
-                        "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'oncely/%'"
-                        " AND xact_start IS NOT NULL"
-                    )
-                ),
-                "a commit",
-                120,
-            )
-            executors = cluster.executors()
-            assert len(executors) == 2
-            os.kill(executors[0], signal.SIGKILL)
-            assert driver.wait(180) == 0, file.with_suffix(".log").read_text()[-3000:]
+        with running(file) as driver:
+            with closed_gate(world) as database:
+                world.publish(24_000, pad=300)
+                await_that(lambda: waiting(database), "a commit", 120)
+                assert len(cluster.executors()) == 2
+                [(_, port)] = waiting(database)
+                killed = executor_at(cluster, port)
+                for process in (killed, *killed.children(recursive=True)):
+                    process.kill()
+                assert killed.wait(30) in (-signal.SIGKILL, None)
+                assert world.count() == 0, "what the executor held was not committed"
+            await_that(lambda: world.count() == 24_000, "all rows", 180)
+            driver.send_signal(signal.SIGTERM)
+            assert driver.wait(60) == 0, file.with_suffix(".log").read_text()[-3000:]
     assert_exactly_once(world)
+    assert world.sql("SELECT DISTINCT grp FROM rows") == [("marked",)]
+
+
+def executor_at(cluster: SparkCluster, port: int) -> psutil.Process:
+    """The executor whose Python worker has the connection from a local port."""
+    for pid in cluster.executors():
+        executor = psutil.Process(pid)
+        if owner_of(port, executor.children(recursive=True)):
+            return executor
+    raise AssertionError("no executor holds the commit")

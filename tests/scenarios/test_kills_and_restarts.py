@@ -33,6 +33,7 @@ def test_everything_is_hurt_in_turn(tmp_path: Path) -> None:
     with Broker(tmp_path / "kafka") as broker, Postgres(settings={"autovacuum": "off"}) as postgres:
         topic = broker.create_topic("hurt", 4)
         world = World(broker.bootstrap, postgres.create_database("hurt"), topic, tmp_path)
+        world.make_table()
         first = itertools.count(0, 40_000)
         file = world.file(spark={"max_records_per_batch": 10_000})
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from oncely.config import parse
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
 from oncely.pipeline import Pipeline
-from tests.scenarios.world import World, assert_exactly_once
+from tests.scenarios.moment import closed_gate, waiting
+from tests.scenarios.world import World, assert_exactly_once, await_that
+
+Replays = dict[tuple[TopicPartition, OffsetRange], list[bool]]
 
 
 @dataclass(frozen=True)
 class Twice(Pipeline):
     """Every batch is run by two threads; Spark gives both the same ranges."""
+
+    world: Any = None
+    replays: Replays = field(default_factory=lambda: defaultdict(list))
 
     def batches(self, spark: Any = None) -> Any:
         runner = super().batches(spark)
@@ -21,8 +30,13 @@ class Twice(Pipeline):
 
         def twice(frame: Any, batch_id: int, ranges: Any) -> Any:
             with ThreadPoolExecutor(2) as threads:
-                both = [threads.submit(plain, frame, batch_id, ranges) for _ in range(2)]
-                return next(future.result() for future in both)
+                with closed_gate(self.world) as database:
+                    both = [threads.submit(plain, frame, batch_id, ranges) for _ in range(2)]
+                    await_that(lambda: len(waiting(database)) == 2, "both jobs in their COPY")
+                outcomes = [future.result() for future in both]
+            for one in (one for job in outcomes for one in job):
+                self.replays[one.partition, one.range].append(one.replayed)
+            return outcomes[0]
 
         runner.run = twice
         return runner
@@ -30,7 +44,12 @@ class Twice(Pipeline):
 
 def test_the_same_job_twice(make_world: Any, spark: Any) -> None:
     world: World = make_world(4)
+    world.make_table()
     world.publish(20_000)
     settings = parse(world.settings(spark={"max_records_per_batch": 4_000}))
-    Twice(settings).run("latest", spark=spark)
+    pipeline = Twice(settings, world=world)
+    pipeline.run("latest", spark=spark)
     assert_exactly_once(world)
+    assert sum(range_.end - range_.start for _, range_ in pipeline.replays) == 20_000
+    for of_both in pipeline.replays.values():
+        assert sorted(of_both) == [False, True], "one has written, the other found it done"

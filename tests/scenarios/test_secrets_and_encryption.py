@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -17,9 +21,19 @@ from oncely.local.kafka import Broker, Scram
 from oncely.local.postgres import Postgres
 from tests.scenarios.world import World, await_that, command_of, good, running, tree
 
-KAFKA_SECRET = "c4nary+kafka/S\"ecr'et\\1"
-SQL_SECRET = "c4nary@sql:Secr3t/2"
-SPARK_SECRET = "c4nary-spark-Secr3t-3"
+# Signs that one client or another takes apart; then a piece alone would be a leak, too.
+KAFKA_SECRET = "c4nary+k4fk4one/k4fk4two\"k4fk4three'k4fk4four\\k4fk4five"
+SQL_SECRET = "c4nary@sq1one:sq1two/sq1three"
+SPARK_SECRET = "c4nary-sp4rk1-sp4rk2"
+QUERY_SECRET = "c4nary q7ery"
+OTHER_SECRET = "c4nary=oth3r"
+ALL = (KAFKA_SECRET, SQL_SECRET, SPARK_SECRET, QUERY_SECRET, OTHER_SECRET)
+PIECES = {piece for secret in ALL for piece in re.findall(r"[a-z0-9]+", secret)}
+
+
+def assert_hidden(text: str) -> None:
+    for piece in PIECES:
+        assert piece not in text, text[max(0, text.find(piece) - 200) :][:400]
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +96,65 @@ def test_encrypted_both_ways_and_no_secret_shows(
     status = oncely("status", str(file), "--json", env=env)
     assert json.loads(status.stdout)["rejects"] == 0
     wrong = oncely(
-        "status", str(file), env={**env, "CANARY_URL": world.url.replace("c4nary", "c4nary-wrong")}
+        "status", str(file), env={**env, "CANARY_URL": world.url.replace("sq1one", "sq1one-no")}
     )
     assert wrong.returncode in (1, 2)
     shown += [status.stdout + status.stderr, wrong.stdout + wrong.stderr]
     shown += [repr(one) for one in everything_with_a_repr(file, env)]
     for text in shown:
-        for secret in ("c4nary",):
-            assert secret not in text, text[max(0, text.find(secret) - 200) :][:400]
+        assert_hidden(text)
     with psycopg.connect(world.url) as database:
         encrypted = database.execute("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
         assert encrypted.fetchone() == (True,)
+
+
+ERRORS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
+    "wrong login to Kafka": ({"CANARY_KAFKA": f"{KAFKA_SECRET}x"}, {}, "refuses the login"),
+    "wrong login to the database": ({"CANARY_SQL": "c4nary%40sq1one"}, {}, "authentication failed"),
+    "a login that can't be read": ({"CANARY_SQL": SQL_SECRET}, {}, "can't be told apart"),
+    "no database": ({"SQL_PORT": "1"}, {}, "Connection refused"),
+    "no broker": ({"BROKERS": "127.0.0.1:1"}, {}, "no answer from 127.0.0.1:1"),
+    "no such column": (
+        {},
+        {"transform": {"sql": "SELECT '${CANARY_QUERY}' AS a, ${CANARY_OTHER} FROM input"}},
+        "transform.sql",
+    ),
+    "an unknown key": ({}, {"sink": {"tabel": "${CANARY_OTHER}"}}, "sink.tabel"),
+}
+
+
+@pytest.mark.parametrize("command", [("run", "--debug"), ("plan", "--json")], ids=" ".join)
+@pytest.mark.parametrize("what", ERRORS)
+def test_no_secret_shows_on_an_error_path(
+    servers: tuple[Broker, Postgres], tmp_path: Path, what: str, command: tuple[str, ...]
+) -> None:
+    broker, postgres = servers
+    wrong, sections, told = ERRORS[what]
+    topic = broker.create_topic(f"errors-{uuid.uuid4().hex[:8]}", 1)
+    world = World("${BROKERS}", "", topic, tmp_path)
+    client = {k: v for k, v in broker.client_config().items() if k.startswith(("s", "S"))}
+    login, _, address = postgres.url().rpartition("@")
+    _, _, tls = address.partition("?")
+    url = f"{login.rpartition(':')[0]}:${{CANARY_SQL}}@127.0.0.1:${{SQL_PORT}}/postgres?{tls}"
+    file = world.file(
+        source={"kafka": {**client, "sasl.password": "${CANARY_KAFKA}"}},
+        spark={"conf": {"spark.hadoop.fs.s3a.secret.key": "${CANARY_SPARK}"}},
+        **{**sections, "sink": {"url": url, **sections.get("sink", {})}},
+    )
+    env = {
+        "CANARY_KAFKA": KAFKA_SECRET,
+        "CANARY_SQL": quote(SQL_SECRET, safe=""),
+        "CANARY_SPARK": SPARK_SECRET,
+        "CANARY_QUERY": QUERY_SECRET,
+        "CANARY_OTHER": OTHER_SECRET,
+        "SQL_PORT": str(postgres.port),
+        "BROKERS": broker.bootstrap,
+    }
+    done = oncely(*command, str(file), env=env | wrong)
+    said = done.stdout + done.stderr
+    assert done.returncode in (1, 2), said
+    assert told in said
+    assert_hidden(said)
 
 
 def everything_with_a_repr(file: Path, env: dict[str, str]) -> list[object]:

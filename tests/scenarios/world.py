@@ -76,6 +76,13 @@ class World:
             cursor = database.execute(statement.encode(), params or None)
             return cursor.fetchall() if cursor.description else []
 
+    def make_table(self) -> None:
+        """The table before its pipeline, with a column that numbers rows as they are inserted."""
+        self.sql(
+            "CREATE TABLE rows (id bigint NOT NULL, grp text, pad text, kafka_topic text,"
+            " kafka_partition integer, kafka_offset bigint, inserted bigserial)"
+        )
+
     def count(self) -> int:
         """Rows in the table; 0 when there is none yet."""
         if not self.sql("SELECT to_regclass('rows')")[0][0]:
@@ -183,11 +190,14 @@ def verdict(world: World, table: str = "rows") -> Verdict:
     topic = topic_content(world.brokers, world.topic)
     # A row's xmin is the transaction that inserted it. A later range is written only after the
     # one before has committed, so it can't have a lower one. (Where a row lies says nothing:
-    # transactions that run side by side leave each other room.)
+    # transactions that run side by side leave each other room.) Within a transaction the rows'
+    # own numbers tell, where the table has them.
+    number = "inserted" if _numbered(world, table) else "0"
     inserted = world.sql(
-        f"SELECT kafka_partition, kafka_offset, xmin::text::bigint FROM {table} ORDER BY 1, 2"
+        f"SELECT kafka_partition, kafka_offset, xmin::text::bigint, {number} FROM {table}"
+        " ORDER BY 1, 2"
     )
-    rows = [(p, o) for p, o, _ in inserted]
+    rows = [(p, o) for p, o, _, _ in inserted]
     rejects = [
         (p, o)
         for p, o in world.sql(
@@ -198,7 +208,7 @@ def verdict(world: World, table: str = "rows") -> Verdict:
     disordered = [
         (after[0], after[1])
         for before, after in pairwise(inserted)
-        if before[0] == after[0] and after[2] < before[2]
+        if before[0] == after[0] and after[2:] < before[2:]
     ]
     return Verdict(
         len(topic),
@@ -208,6 +218,17 @@ def verdict(world: World, table: str = "rows") -> Verdict:
         duplicated=tuple(sorted(at for at, n in seen.items() if n > 1)),
         invented=tuple(sorted(seen.keys() - topic.keys())),
         disordered=tuple(disordered),
+    )
+
+
+def _numbered(world: World, table: str) -> bool:
+    """Whether the table is one of :meth:`World.make_table`."""
+    return bool(
+        world.sql(
+            "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'inserted'"
+            " AND NOT attisdropped",
+            table,
+        )
     )
 
 
