@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -42,7 +43,14 @@ _LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Shuffle tests, but leave ``random`` alone: processes side by side would draw the same."""
+    """Give every test the same start, however the suite was started."""
+    # nohup and a shell's & ignore these signals, and children inherit that. A handler that does
+    # nothing ignores them here alone. (xdist's workers inherit them, and do this themselves.)
+    if not getattr(config.option, "numprocesses", None):
+        for number in (signal.SIGHUP, signal.SIGINT):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+    # Tests are shuffled, but `random` is left alone: processes side by side would draw the same.
     if hasattr(config.option, "randomly_reset_seed"):
         config.option.randomly_reset_seed = False
 

@@ -146,7 +146,7 @@ def test_no_broker_outlives_its_parent(number: int) -> None:
         pid, directory = parent.stdout.readline().split()
         server = psutil.Process(int(pid))
         parent.send_signal(number)
-    _, left = psutil.wait_procs([server, *_guards(server)], timeout=15)
+    _, left = psutil.wait_procs([server, *_guards(server)], timeout=60)
     assert not left
     assert not Path(directory).exists()
 

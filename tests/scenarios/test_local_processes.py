@@ -25,8 +25,6 @@ import os, signal, sys, time
 from pathlib import Path
 from oncely.local.process import Process
 here = Path(sys.argv[1])
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored signals are inherited: nohup, a shell's &
-signal.signal(signal.SIGINT, signal.default_int_handler)
 server = Process("x", ["/bin/sleep", "1000"], directory=here, log=here / "log", remove={remove})
 print(server.pid, server._guard.pid, flush=True)
 {then}
@@ -49,7 +47,7 @@ def _children(parent: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def _gone(processes: list[psutil.Process]) -> bool:
-    _, left = psutil.wait_procs(processes, timeout=15)
+    _, left = psutil.wait_procs(processes, timeout=60)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -195,7 +195,10 @@ class Store:
         try:
             return call(self._connected())
         except (OSError, pa.ArrowException) as error:
-            raise sorted_error(error, doing, self.url) from error
+            told = sorted_error(error, doing, self.url)
+            if self.s3 is not None:
+                told.hide(self.s3.secrets)
+            raise told from error
 
     def _again(self, doing: str, call: Callable[[Place], T]) -> T:
         """Make a call that may be made twice, until it is answered or the tries are used up."""
