@@ -119,6 +119,11 @@ class TooManyRejects(Stopped):
         super().__init__(message, way_out=way_out)
         self.refused = refused or Refused()
 
+    def hide(self, secrets: Secrets) -> None:
+        """In the sample of records, too."""
+        super().hide(secrets)
+        self.refused = self.refused.without(secrets)
+
     @property
     def details(self) -> list[str]:
         """Reasons, and a few of the records."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from oncely.secrets import redact
+from oncely.secrets import Secrets, redact
 
 SAMPLE = 20
 """Records in a sample, at most."""
@@ -37,6 +37,13 @@ class RefusedRecord(NamedTuple):
     stage: str
     reason: str
     value: bytes | None
+
+    def without(self, secrets: Secrets) -> RefusedRecord:
+        """The same, with reason and value redacted."""
+        text = "" if self.value is None else self.value.decode(errors="replace")
+        clean = secrets.redact(text)
+        value = self.value if clean == text else clean.encode()
+        return self._replace(reason=secrets.redact(self.reason), value=value)
 
     def shown(self) -> dict[str, object]:
         """For the file: shortened, without secrets."""
@@ -83,6 +90,11 @@ class Refused:
         groups = _grouped(reasons)
         frequent = tuple((reasons[own[0]], len(own)) for own in groups[:_GROUPS])
         return cls(frequent, tuple(records(_sample(groups))))
+
+    def without(self, secrets: Secrets) -> Refused:
+        """The same, with reasons and values redacted."""
+        reasons = tuple((secrets.redact(reason), count) for reason, count in self.reasons)
+        return Refused(reasons, tuple(one.without(secrets) for one in self.records))
 
     def lines(self) -> list[str]:
         """For a text: reasons with their counts, then examples."""

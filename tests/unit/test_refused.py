@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 
-import pytest
-
-from oncely import secrets
 from oncely.errors import OncelyError, TooManyRejects
 from oncely.refused import SAMPLE, Refused, RefusedRecord
+from oncely.secrets import Secrets
 
 
 def record(offset: int, reason: str, value: bytes | None = b"{}") -> RefusedRecord:
@@ -58,10 +56,12 @@ def test_an_error_shows_where_the_records_are_and_what_they_hold() -> None:
     ]
 
 
-def test_values_are_shortened_and_secrets_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_known", {"hunter2-hunter2"})
+def test_values_are_shortened_and_secrets_taken_out() -> None:
     value = b"x" * 190 + b"hunter2-hunter2" + b"y" * 5_000
-    found = refused([record(1, "refused: hunter2-hunter2", value), record(2, "gone", None)])
+    records = [record(1, "refused: hunter2-hunter2", value), record(2, "gone", None)]
+    error = TooManyRejects("too many", refused=refused(records))
+    error.hide(Secrets.of(["hunter2-hunter2"]))
+    found = error.refused
     text = "\n".join([*found.lines(), *found.as_json_lines()])
     assert "hunter2" not in text
     assert "y" * 200 not in text
