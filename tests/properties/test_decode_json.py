@@ -40,6 +40,11 @@ NUMBERS = [
     "999.9", "999.95", "1e11", "1e-2", "1.50e-1", "5e-324", "2.5e-324", "0." + "0" * 400 + "1",
     "1." + "0" * 2000, "100e-2", "1e37", "1e38", "1234567890.12000000000000000000000000000000000",
 ]  # fmt: skip
+DECIMALS = [  # in texts, beside the numbers
+    "+1", "+1.5", "01", "-007.50", ".5", "5.", "-.5", ".", "", "+", "1e", "1e+", "e1", "1.5.",
+    "1 ", " 1", "1_0", "１", "NaN", "Infinity", "-inf", "0x1", "1,5", "0" * 60 + "1.5", "1\n",
+    "+" + "9" * 38,
+]  # fmt: skip
 TIMES = [
     "2013-01-01", "2013-01-01T05", "2013-01-01T05Z", "2013-01-01T05:06", "2013-01-01 05:06:07",
     "2013-01-01T05:06:07Z", "2013-01-01T05:06:07.1Z", "2013-01-01T05:06:07.123456Z",
@@ -82,6 +87,8 @@ WHOLE_RECORDS = [
 
 scalars = st.one_of(
     st.sampled_from(NUMBERS),
+    st.sampled_from(NUMBERS).map(json.dumps),
+    st.sampled_from(DECIMALS).map(json.dumps),
     st.sampled_from(TIMES).map(json.dumps),
     st.sampled_from(TEXTS).map(json.dumps),
     st.sampled_from(TEXTS).map(lambda text: json.dumps(text, ensure_ascii=False)),
@@ -113,7 +120,9 @@ fitting: dict[str, st.SearchStrategy[str]] = {
     "flag": st.booleans().map(json.dumps),
     "f": st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr),
     "d": st.floats(allow_nan=False, allow_infinity=False).map(repr),
-    "amount": st.integers(-(10**12) + 1, 10**12 - 1).map(lambda n: f"{n / 100:.2f}"),
+    "amount": st.tuples(st.integers(-(10**12) + 1, 10**12 - 1), st.sampled_from(["", '"'])).map(
+        lambda v: f"{v[1]}{v[0] / 100:.2f}{v[1]}"
+    ),
     "whole": st.integers(-(10**38) + 1, 10**38 - 1).map(str),
     "day": st.dates().map(lambda day: json.dumps(day.isoformat())),
     "at": micro_text,

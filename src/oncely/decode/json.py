@@ -31,11 +31,13 @@ class JsonDecoder:
     - A member is found by its exact name, case and all. Unknown ones are ignored. Of a name that
       is there twice, the last counts.
     - A missing member and ``null`` are NULL, and refused where the schema says NOT NULL.
-    - Types are never bent: a text is no number, a number no text, 1 no BOOLEAN. Integers are
-      written without point and exponent (``1.0`` is no INT) and fit their width.
+    - Types are never bent: a text is no number (but for DECIMAL), a number no text, 1 no BOOLEAN.
+      Integers are written without point and exponent (``1.0`` is no INT) and fit their width.
     - FLOAT and DOUBLE take any number and round it to the nearest one they have; what would
       become infinite is refused. A whole number ``-0`` is 0; ``-0.0`` keeps its sign.
-    - DECIMAL takes any number that it holds exactly: ``1.50`` fits DECIMAL(3,1), ``1.25`` not.
+    - DECIMAL takes any number that it holds exactly: ``1.50`` fits DECIMAL(3,1), ``1.25`` not. It
+      takes a text that is a decimal number in the same way, since that is how money is sent:
+      ``"1.50"``, also with ``+``, leading zeros or an exponent, and without white space.
     - DATE, TIMESTAMP and TIMESTAMP_NTZ are ISO 8601 texts by the rule of
       :mod:`oncely.decode.times`; without an offset a TIMESTAMP is UTC.
     - BINARY is base64 (RFC 4648 section 4) with padding.

@@ -26,6 +26,8 @@ DEEPEST = 128
 _MOST_SHOWN = 40  # characters of a record's content in a reason
 MOST_DIGITS = 400  # of a whole number; DOUBLE ends at 309
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+"""A text that is a decimal number, as SQL writes them."""
 _BRACKETS = re.compile(r"[][{}]+")
 _INTEGERS: Mapping[pa.DataType, int] = {
     pa.int8(): 8,
@@ -206,7 +208,7 @@ def _is_short_whole(value: Number) -> bool:
 
 
 def _decimal(arrow: pa.DataType, value: Any, path: str) -> Decimal:
-    if not isinstance(value, Number):
+    if not isinstance(value, Number) and not (type(value) is str and _DECIMAL.fullmatch(value)):
         _wrong(arrow, value, path)
     try:
         sign, digits, exponent = Decimal(value).as_tuple()

@@ -10,7 +10,7 @@ types; anything else is put between backticks, and a backtick inside is doubled.
 | BOOLEAN                           | bool                   | true, false               |
 | TINYINT SMALLINT INT BIGINT       | int8 int16 int32 int64 | a number without . and e  |
 | FLOAT, DOUBLE                     | float, double          | a number                  |
-| DECIMAL(p, s); DECIMAL is (10, 0) | decimal128(p, s)       | a number, fitting exactly |
+| DECIMAL(p, s); DECIMAL is (10, 0) | decimal128(p, s)       | a number, or text with it |
 | DATE                              | date32                 | text, ISO 8601            |
 | TIMESTAMP                         | timestamp(us, UTC)     | text, ISO 8601            |
 | TIMESTAMP_NTZ                     | timestamp(us)          | text, ISO 8601, no offset |

@@ -30,6 +30,7 @@ Empty = Mapping[str, "Empty"]
 """Members without a value, by name, and theirs."""
 _UNMATCHABLE = re.compile(r'["\\\x00-\x1f]')
 _SHORT = 38  # characters; so at most as many digits as a DECIMAL has
+_PLAIN_DECIMAL = re.compile(r"[+-]?[0-9]+(?:[.][0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ def _type(field: pa.Field, empty: Empty | None = None) -> Any:
         return bool
     if pa.types.is_floating(arrow):
         return float if empty is None else int | float
-    # msgspec's own Decimal takes texts too. An untyped number with a point goes through
-    # float_hook, and Arrow takes nothing but int and Decimal for a DECIMAL.
+    # msgspec's own Decimal takes other texts, too. An untyped number with a point goes through
+    # float_hook; _decimals takes int, Decimal and str.
     return Any if pa.types.is_decimal(arrow) else str
 
 
@@ -219,6 +220,38 @@ def _plain_decimal(text: str) -> Decimal:
     return Decimal(text)
 
 
+def _decimals(values: Values, arrow: pa.DataType) -> pa.Array:
+    """Numbers, and texts that are plain decimal numbers."""
+    kinds = set(map(type, values))
+    if str not in kinds:
+        return pa.array(values, arrow)
+    if kinds <= {str, type(None)}:
+        texts = _texts(values)
+        if pc.all(_plain(texts)).as_py() is False:
+            raise pa.ArrowInvalid("not a plain decimal")
+        return pc.cast(texts, arrow)
+    return pa.array([_of_text(v) if type(v) is str else v for v in values], arrow)
+
+
+def _of_text(text: str) -> Decimal:
+    if _PLAIN_DECIMAL.fullmatch(text) is None:
+        raise ValueError("not a plain decimal")
+    return _plain_decimal(text)
+
+
+def _bad_decimals(values: Values, arrow: pa.DataType) -> list[int]:
+    """Texts that are not plain, at Arrow's speed; only when there are none, one by one."""
+    texts = pa.array([value if type(value) is str else None for value in values], pa.string())
+    strange: list[int] = pc.indices_nonzero(pc.invert(_plain(texts))).to_pylist()
+    return strange or leaf(_decimals).blame(values, arrow)
+
+
+def _plain(texts: pa.Array) -> pa.Array:
+    """Whether texts are decimal numbers without exponent, and short; see :func:`_plain_decimal`."""
+    short = pc.less_equal(pc.binary_length(texts), _SHORT)
+    return pc.and_(short, pc.match_substring_regex(texts, f"^(?:{_PLAIN_DECIMAL.pattern})$"))
+
+
 def _binary(values: Values, arrow: pa.DataType) -> pa.Array:
     return pa.array([None if v is None else from_base64(v) for v in values], arrow)
 
@@ -231,6 +264,7 @@ _BY_SLOT = Columns(
     pick=lambda index, _: operator.attrgetter(f"f{index}"),
     leaves={
         pa.float32().id: leaf(_float32),
+        pa.decimal128(1).id: Leaf(_decimals, _bad_decimals),
         pa.binary().id: leaf(_binary),
         pa.date32().id: leaf(lambda values, _: dates(_texts(values))),
         pa.timestamp("us").id: Leaf(

@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 
 from oncely.decode.base import Decoded
 from oncely.decode.json import JsonDecoder
-from oncely.decode.reference import nesting
+from oncely.decode.reference import nesting, read_record
 from oncely.decode.schema import parse_schema
 
 FLIGHTS = "carrier STRING NOT NULL, flight INT, time_hour TIMESTAMP, dep_delay DOUBLE"
@@ -134,16 +134,76 @@ def test_integers_keep_their_width() -> None:
 def test_decimals_are_exact_or_refused() -> None:
     assert column(
         "DECIMAL(4,2)", "1", "1.5", "-99.99", "1.50000", "1e1", "15e-1", "0e99", "1.255", "100",
-        '"1.5"', "true", "1." + "0" * 3000, "1e999999999999999999999",
+        "[1.5]", "true", "1." + "0" * 3000, "1e999999999999999999999",
     ) == [
         *map(Decimal, ("1.00", "1.50", "-99.99", "1.50", "10.00", "1.50", "0.00")),
         "x: 1.255 does not fit DECIMAL(4,2) exactly",
         "x: 100 does not fit DECIMAL(4,2) exactly",
-        'x: expected DECIMAL(4,2), found the text "1.5"',
+        "x: expected DECIMAL(4,2), found an array of 1",
         "x: expected DECIMAL(4,2), found true",
         Decimal("1.00"),
         "x: 1e999999999999999999999 does not fit DECIMAL(4,2) exactly",
     ]  # fmt: skip
+
+
+def test_decimals_may_be_texts() -> None:
+    good = ["179828.0471", "-0.5", "+7", "0007.50", "1e2", "15e-1", ".5", "5.", "-0", "0e99"]
+    good.append("1." + "0" * 3000)
+    texts = [
+        "1.00001",
+        "1e20",
+        "",
+        "-",
+        ".",
+        "1,5",
+        " 1",
+        "1 ",
+        "0x1",
+        "NaN",
+        "1_0",
+        "٣",
+        "1e",
+        "1\n",
+    ]
+    found = column("DECIMAL(18,4)", *map(json.dumps, [*good, *texts]), "7.25", "null")
+    assert found[: len(good)] == [Decimal(text).quantize(Decimal("0.0001")) for text in good]
+    assert found[-2:] == [Decimal("7.25"), None]
+    reasons = found[len(good) : -2]
+    assert reasons[0] == 'x: the text "1.00001" does not fit DECIMAL(18,4) exactly'
+    assert reasons[1] == 'x: the text "1e20" does not fit DECIMAL(18,4) exactly'
+    assert reasons[2] == 'x: expected DECIMAL(18,4), found the text ""'
+    assert all(reason.startswith("x: expected DECIMAL(18,4)") for reason in reasons[2:])
+    nines = "9" * 38
+    assert column("DECIMAL(38,0)", f'"{nines}"', f'"0{nines}"', f'"{nines}9"') == [
+        Decimal(nines), Decimal(nines), f'x: the text "{nines}9" does not fit DECIMAL(38,0) exactly'
+    ]  # fmt: skip
+    # A number stays no text, and a text no other number.
+    assert column("STRING", "1.5")[0].startswith("x: expected STRING")
+    assert column("DOUBLE", '"1.5"')[0].startswith("x: expected DOUBLE")
+
+
+def test_a_column_of_decimals_in_texts_is_decoded_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes | None] = []
+
+    def counted(data: bytes | None, *given: Any, **named: Any) -> Any:
+        asked.append(data)
+        return read_record(data, *given, **named)
+
+    monkeypatch.setattr("oncely.decode.json.read_record", counted)
+    values = [f'{{"x": "{i}.{i:04}", "y": {i}.5}}'.encode() for i in range(1_000)]
+    mixed = [b'{"x": 1.5, "y": "2.5"}', b'{"x": "1.00001"}', b'{"x": "n/a"}', b'{"y": "1e1"}']
+    found = decode("x DECIMAL(18,4), y DECIMAL(18,4)", *values, *mixed)
+    assert [rejection.record for rejection in found.rejections] == [1_001, 1_002]
+    assert found.rows["x"][999].as_py() == Decimal("999.0999")
+    assert asked == mixed[1:]
+
+
+def test_a_key_may_hold_a_decimal_as_a_text() -> None:
+    schema = parse_schema("id DECIMAL(10,2)")
+    records = pa.table({"key": pa.array([b'{"id": "7.25"}', b'{"id": "7.255"}'], pa.binary())})
+    found = JsonDecoder(schema, column="key").decode(records)
+    assert found.rows["id"].to_pylist() == [Decimal("7.25")]
+    assert [rejection.record for rejection in found.rejections] == [1]
 
 
 def test_floats_round_but_never_to_infinity() -> None:
