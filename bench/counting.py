@@ -26,6 +26,11 @@ class CountingSink:
     batch: str
     starts: Mapping[TopicPartition, int]
 
+    @property
+    def one_store(self) -> bool:
+        """Nothing is stored."""
+        return False
+
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """Where this worker has counted up to."""
         return {

@@ -11,6 +11,7 @@ OncelyError
 │   ├── DataLost          records left the topic before they were read
 │   └── TooManyRejects    the reject budget is spent
 ├── Unavailable           a server did not answer; ask again later    exit 1, retried
+│   └── LedgerWentBack    rows and ledger are an older state; go on   exit 1, retried
 └── InvariantViolation    a defect in Oncely: nothing was committed   exit 1, never retried
 """
 
@@ -134,6 +135,22 @@ class Unavailable(OncelyError):
     """A broker or database did not answer or ended the session. Safe to try again."""
 
     retryable = True
+
+
+class LedgerWentBack(Unavailable):
+    """The database is an older state of itself, rows and ledger alike.
+
+    A failover to a replica that lagged behind, or a restore. What it has lost is read again from
+    the position that it has now.
+    """
+
+    def __init__(self, pipeline: str, what: str) -> None:
+        super().__init__(
+            f"pipeline {pipeline!r}: {what}: the database went back to an older state, rows and"
+            " ledger together (a failover to a replica that lagged behind, or a restore); going on"
+            " from there",
+            way_out="start again: the records that it has lost are read again",
+        )
 
 
 class InvariantViolation(OncelyError):

@@ -11,7 +11,7 @@ import pytest
 
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import Fenced, InvariantViolation, Unavailable
+from oncely.errors import Fenced, LedgerWentBack, Unavailable
 from oncely.runtimes.commit import commit
 from oncely.sinks.base import Chunk, Fence, PositionMoved, Written
 from oncely.sinks.sql.session import close_all
@@ -124,11 +124,12 @@ def test_work_that_was_done_beyond_the_position_is_left_out(place: Place) -> Non
     assert positions(place) == [(0, 12)]
 
 
-def test_a_chunk_ahead_of_the_ledger_is_a_defect_and_writes_nothing(place: Place) -> None:
+def test_a_chunk_ahead_of_the_ledger_writes_nothing(place: Place) -> None:
+    """The database has gone back, and rows with it: whoever opens again goes on from there."""
     sink, fence = ready(sink_to(place))
-    with pytest.raises(InvariantViolation, match=r"\[0, 5\) were not committed before"):
+    with pytest.raises(LedgerWentBack, match=r"\[0, 5\) were not committed before"):
         commit_all(sink, at_t0(5, numbered(5, 8)), fence)
-    with pytest.raises(InvariantViolation, match="no position in the ledger"):
+    with pytest.raises(LedgerWentBack, match="no position in the ledger"):
         commit_all(sink, chunk({T1: (0, numbered(0, 2))}), fence)
     assert ids(place) == []
     assert history(place) == []
@@ -227,7 +228,7 @@ def test_when_patience_ends_nothing_was_written(place: Place) -> None:
 
 def test_a_stranger_who_holds_no_epoch_changes_nothing(place: Place) -> None:
     sink, fence = ready(sink_to(place))
-    with pytest.raises(InvariantViolation, match="older than ours"):
+    with pytest.raises(LedgerWentBack, match="older than ours"):
         commit_all(sink, at_t0(0, numbered(0, 2)), Fence("p", fence.epoch + 1))
     assert ids(place) == []
 

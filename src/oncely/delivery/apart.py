@@ -57,6 +57,11 @@ class Apart:
         return self.records.needs
 
     @property
+    def one_store(self) -> bool:
+        """Records and positions are written apart."""
+        return False
+
+    @property
     def timed(self) -> bool:
         """Positions follow, or lead, the records."""
         return False

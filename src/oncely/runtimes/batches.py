@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import InvariantViolation, TooManyRejects
+from oncely.errors import TooManyRejects
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.chunks import Bounds
-from oncely.runtimes.commit import Outcome, commit
+from oncely.runtimes.commit import Outcome, behind, commit
 from oncely.runtimes.ledger_keeper import LedgerKeeper
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.task import OUTCOME_DDL, Budget, TaskPlan, read_outcomes, run
@@ -127,7 +127,8 @@ class PartitionCommit(LedgerKeeper[RowTransform]):
         for tp, range_ in ranges.items():
             at = entries[tp].position
             if at < read_to[tp]:
-                raise InvariantViolation(f"{tp}: tasks read up to {read_to[tp]}, ledger at {at}")
+                told = f"{tp}: tasks read up to {read_to[tp]}, ledger at {at}"
+                raise behind(self.sink, self.fence, told)
             if at < range_.end:
                 holes[tp] = OffsetRange(at, range_.end)
         if holes:

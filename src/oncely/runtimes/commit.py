@@ -18,7 +18,14 @@ from oncely.core import ledger
 from oncely.core.ledger import Ahead, Append, Decision, Entry, Gap, Skip, Trim, decide
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import DataLost, Fenced, InvariantViolation, Unavailable
+from oncely.errors import (
+    DataLost,
+    Fenced,
+    InvariantViolation,
+    LedgerWentBack,
+    OncelyError,
+    Unavailable,
+)
 from oncely.runtimes.backoff import Backoff
 from oncely.sinks.base import (
     BudgetSpent,
@@ -53,15 +60,17 @@ def commit(
 
     Raises:
         Fenced: a newer run holds the ledger.
-        DataLost, InvariantViolation: the range begins beyond the ledger's position.
+        DataLost, LedgerWentBack, InvariantViolation: the range begins beyond the ledger's
+            position.
         TooManyRejects: the reject budget is spent; nothing was written.
         Unavailable: the sink did not answer for as long as ``patience`` lasts.
     """
     while True:
         try:
             entries = _entries(sink, fence, chunk)
+            require_current(sink, fence, {tp: entries.get(tp) for tp in chunk.ranges})
             left = {
-                tp: _left(decide(_entry(entries, tp), range_, fence.epoch), fence, tp)
+                tp: _left(sink, decide(entries[tp], range_, fence.epoch), fence, tp)
                 for tp, range_ in chunk.ranges.items()
             }
             now = _first_parts(chunk, left)
@@ -95,7 +104,31 @@ def _entries(sink: Committer, fence: Fence, chunk: Chunk) -> Mapping[TopicPartit
     return sink.committed(fence) if late else entries
 
 
-def _left(decision: Decision, fence: Fence, tp: TopicPartition) -> tuple[OffsetRange, ...]:
+def require_current(
+    sink: Committer, fence: Fence, entries: Mapping[TopicPartition, Entry | None]
+) -> None:
+    """Refuse a ledger that knows nothing of our epoch, which it has given out itself.
+
+    Raises:
+        LedgerWentBack, InvariantViolation: some entry is missing or older.
+    """
+    for tp, entry in entries.items():
+        if entry is None:
+            raise behind(sink, fence, f"{tp} has no position in the ledger")
+        if entry.epoch < fence.epoch:
+            raise behind(
+                sink, fence, f"{tp}: the ledger's epoch is {entry.epoch}, and ours {fence.epoch}"
+            )
+
+
+def behind(sink: Committer, fence: Fence, what: str) -> OncelyError:
+    """The error for a ledger that does not know what this run has committed."""
+    return LedgerWentBack(fence.pipeline, what) if sink.one_store else InvariantViolation(what)
+
+
+def _left(
+    sink: Committer, decision: Decision, fence: Fence, tp: TopicPartition
+) -> tuple[OffsetRange, ...]:
     """What a decision leaves to be committed."""
     match decision:
         case Append(range_):
@@ -107,7 +140,7 @@ def _left(decision: Decision, fence: Fence, tp: TopicPartition) -> tuple[OffsetR
         case Gap(missing):
             raise DataLost(f"{tp}: offsets {missing} left the topic before they were read")
         case Ahead(missing):
-            raise InvariantViolation(f"{tp}: offsets {missing} were not committed before")
+            raise behind(sink, fence, f"{tp}: offsets {missing} were not committed before")
         case ledger.Fenced(epoch):
             raise Fenced(fence.pipeline, fence.epoch, epoch)
 
@@ -118,9 +151,3 @@ def _first_parts(chunk: Chunk, left: Mapping[TopicPartition, tuple[OffsetRange, 
     if first == chunk.ranges:
         return chunk
     return replace(chunk.keep({tp: (one,) for tp, one in first.items()}), ranges=first)
-
-
-def _entry(entries: Mapping[TopicPartition, Entry], tp: TopicPartition) -> Entry:
-    if tp not in entries:
-        raise InvariantViolation(f"{tp} has no position in the ledger")
-    return entries[tp]

@@ -14,7 +14,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoder
 from oncely.errors import Fenced, InvariantViolation, SourceMismatch, Unavailable
 from oncely.runtimes.backoff import Backoff
-from oncely.runtimes.commit import commit
+from oncely.runtimes.commit import commit, require_current
 from oncely.runtimes.letters import Rereader
 from oncely.runtimes.task import Budget
 from oncely.sinks.base import Chunk, Fence, Opened, Sink
@@ -75,6 +75,7 @@ class LedgerKeeper(Generic[AnyTransform]):
     def __post_init__(self) -> None:
         self._fence: Fence | None = None
         self._source: SourceIdentity | None = None
+        self._opened: tuple[TopicPartition, ...] = ()
         self._housekeeping = Housekeeping()
         self._records = self._rejects = 0
 
@@ -109,6 +110,7 @@ class LedgerKeeper(Generic[AnyTransform]):
         opened = self.sink.open(source, start, earliest, expected)
         self.sink = self.sink.bind()
         self._fence, self._source = opened.fence, source
+        self._opened = tuple(opened.positions)
         self._tidy(0)
         return opened
 
@@ -151,6 +153,9 @@ class LedgerKeeper(Generic[AnyTransform]):
         newest = max((entry.epoch for entry in entries.values()), default=self.fence.epoch)
         if newest > self.fence.epoch:
             raise Fenced(self.fence.pipeline, self.fence.epoch, newest)
+        if sink.one_store:
+            known = dict.fromkeys(self._opened, None) | entries
+            require_current(sink, self.fence, known)
         return entries
 
     def _tidy(self, added: int, *more: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from oncely.core.offsets import SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import Fenced, OncelyError, Unavailable, WrongInput
+from oncely.errors import OncelyError, Unavailable, WrongInput
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.batch_commit import stage_frame
 from oncely.runtimes.checkpoint import BatchRanges, Checkpoint
@@ -25,6 +25,7 @@ from oncely.runtimes.spark_errors import is_java, without_stack
 from oncely.sinks.base import Fence, PositionMoved, Publication, Written
 from oncely.sinks.sql.ledger import Registered
 from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.takeover import require_held
 from oncely.sources.spark_options import format_offsets
 
 if TYPE_CHECKING:
@@ -153,8 +154,7 @@ class PublishedBatches:
     def _is_published(self, query_id: str, batch_id: int, ranges: BatchRanges) -> bool:
         """Ask the ledger. It may be ahead of the checkpoint by the one batch Spark replays."""
         known = self.sink.registered()
-        if known.held_epoch != self.fence.epoch:
-            raise Fenced(self.fence.pipeline, self.fence.epoch, known.held_epoch)
+        require_held(known, self.fence)
         ids = self.topic_ids({tp.topic for tp in ranges.known})
         self.sink.same_topics(ids)
         if known.query_id == query_id and known.query_batch is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from oncely.core.ledger import Append, Entry, Skip, decide
+from oncely.core.ledger import Ahead, Append, Entry, Skip, decide
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import InvariantViolation, Unavailable
+from oncely.errors import InvariantViolation, LedgerWentBack, Unavailable
 from oncely.runtimes.backoff import Backoff
+from oncely.runtimes.commit import behind
 from oncely.sinks.base import Fence, PositionMoved, Publication, Sink, StagedRowsGone
 
 Entries = Callable[[Sink], Mapping[TopicPartition, Entry]]
@@ -24,6 +25,7 @@ def publish(sink: Sink, what: Publication, fence: Fence, entries: Entries) -> bo
         entries: reads the ledger, and raises Fenced when a newer run holds it.
 
     Raises:
+        LedgerWentBack: the ledger stands before the batch.
         InvariantViolation: the ledger holds some ranges of the batch and not others.
         StagedRowsGone: nothing was published; the batch can be repeated.
     """
@@ -31,14 +33,16 @@ def publish(sink: Sink, what: Publication, fence: Fence, entries: Entries) -> bo
     while True:
         try:
             known = entries(sink)
-            if _all_done(what.ranges, known, fence):
+            if _all_done(sink, what.ranges, known, fence):
                 return True
             sink.publish(what, known, fence)
         except PositionMoved:
             continue
         except StagedRowsGone:
-            if _all_done(what.ranges, entries(sink), fence):
+            if _all_done(sink, what.ranges, entries(sink), fence):
                 return True  # our own publication took them, and its answer was lost
+            raise
+        except LedgerWentBack:
             raise
         except Unavailable:
             patience.wait_or_raise()
@@ -47,6 +51,7 @@ def publish(sink: Sink, what: Publication, fence: Fence, entries: Entries) -> bo
 
 
 def _all_done(
+    sink: Sink,
     ranges: Mapping[TopicPartition, OffsetRange],
     entries: Mapping[TopicPartition, Entry],
     fence: Fence,
@@ -57,4 +62,7 @@ def _all_done(
         return False
     if all(isinstance(one, Skip) for one in decisions):
         return True
+    ahead = [one for one in decisions if isinstance(one, Ahead)]
+    if ahead:
+        raise behind(sink, fence, f"offsets {ahead[0].missing} were not committed before")
     raise InvariantViolation(f"a batch commit met a ledger that holds half of it: {decisions}")

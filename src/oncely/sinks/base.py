@@ -245,6 +245,14 @@ Reset = Callable[[Mapping[TopicPartition, Position]], Mapping[TopicPartition, Po
 class Committer(Protocol):
     """The half of a sink that tasks and workers use. Picklable; connects lazily."""
 
+    @property
+    def one_store(self) -> bool:
+        """True when records and positions can only go back together, in a failover or restore.
+
+        A ledger that is behind what was committed then tells where to go on. Otherwise records
+        are there that it does not know.
+        """
+
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """What has been committed; it may lag a little behind, as :meth:`commit` asks again."""
 

@@ -111,6 +111,11 @@ class FilesSink(LedgerInTopic):
         return frozenset()
 
     @property
+    def one_store(self) -> bool:
+        """Files stay when a topic loses records."""
+        return False
+
+    @property
     def timed(self) -> bool:
         """Positions move with the records."""
         return False

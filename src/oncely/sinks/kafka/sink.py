@@ -95,6 +95,11 @@ class KafkaSink(LedgerInTopic):
             topics.require_topics(self.cluster.asker, self.named_topics)
 
     @property
+    def one_store(self) -> bool:
+        """A partition may lose records alone."""
+        return False
+
+    @property
     def timed(self) -> bool:
         """Positions move with the records."""
         return False

@@ -95,6 +95,11 @@ class SqlSink:
         return frozenset()
 
     @property
+    def one_store(self) -> bool:
+        """The ledger stands in the database of the table."""
+        return True
+
+    @property
     def timed(self) -> bool:
         """Positions move with the rows."""
         return False

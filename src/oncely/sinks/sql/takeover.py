@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
-from oncely.errors import Fenced, InvariantViolation, TableMismatch
+from oncely.errors import Fenced, InvariantViolation, LedgerWentBack, TableMismatch
 from oncely.sinks.base import Fence, Opened, Reset
 from oncely.sinks.same_source import same_cluster, same_topics
 from oncely.sinks.sql.connection import Connection, Contention, TableName
@@ -145,10 +145,14 @@ def require_held(registered: Registered | None, fence: Fence) -> None:
 
     Raises:
         Fenced: a newer run has taken them.
+        LedgerWentBack: an older one has them again.
     """
     held = registered.held_epoch if registered else 0
-    if held != fence.epoch:
+    if held > fence.epoch:
         raise Fenced(fence.pipeline, fence.epoch, held)
+    if held < fence.epoch:
+        told = f"epoch {held} holds the ledger, though epoch {fence.epoch} has held it"
+        raise LedgerWentBack(fence.pipeline, told)
 
 
 def _locked(connection: Connection, ledger: Ledger) -> Registered:
