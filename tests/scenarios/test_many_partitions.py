@@ -11,6 +11,7 @@ import pytest
 
 from oncely.core.offsets import SourceIdentity, TopicPartition
 from oncely.local.kafka import Broker
+from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.sources.clients import make
 from tests.kafkatools import Topics, make_topics
 from tests.scenarios.zygote import Zygote
@@ -41,6 +42,14 @@ def test_a_limit_that_is_too_low_is_refused(zygote: Zygote, broker: Broker) -> N
     assert "ConfigError" in opened.error
     assert "ulimit -n" in opened.error
     assert topics.ledger not in broker.admin().list_topics(timeout=20).topics  # nothing was done
+
+
+def test_a_plan_says_that_the_limit_is_too_low(zygote: Zygote, broker: Broker) -> None:
+    topics = make_topics(broker)
+    planned = zygote.run(check_limited, topics, 64)
+    assert "ConfigError" in planned.error
+    assert "ulimit -n" in planned.error
+    assert not zygote.run(check_limited, topics, LIMIT).error
 
 
 @pytest.mark.long
@@ -74,3 +83,9 @@ def open_limited(topics: Topics, source: str, partitions: int, limit: int) -> An
     start = {TopicPartition(source, n): n for n in range(partitions)}
     identity = SourceIdentity("cluster-1", {source: "id-of-it"})
     return dict(sink.open(identity, lambda: start, start).positions), most
+
+
+def check_limited(topics: Topics, limit: int) -> None:
+    """What ``plan`` asks of the ledger topic, with so many file descriptors."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    TopicLedger(topics.sink().place, topics.rejects).check((), create=True)

@@ -46,7 +46,7 @@ from oncely.sinks.files.manifest import Contents, Manifest
 from oncely.sinks.files.names import is_mixed
 from oncely.sinks.files.parquet_file import ParquetFiles
 from oncely.sinks.files.paths import FileNames
-from oncely.sinks.files.words import ManifestFile, ScopeSchema, encode, path_key
+from oncely.sinks.files.words import ManifestFile, encode, path_key
 from oncely.sinks.kafka.cluster import Cluster
 from oncely.sinks.kafka.topics import largest_batch
 from oncely.sinks.kafka.transaction import Message
@@ -109,17 +109,15 @@ def compact(
         contents = manifest.look()
         size = largest_batch(cluster.asker, [table.manifest_topic])[table.manifest_topic]
         resets = cluster.look().resets
-        found = list(
-            bins(contents.files.values(), resets, target=table.target_file_size, largest=size)
-        )
-        inputs = [file for one in found for file in one]
+        found = list(bins(contents.files, resets, target=table.target_file_size, largest=size))
+        inputs = [path for one in found for path in one]
         if dry_run:
             return Compacted(
                 True,
                 len(inputs),
                 len(found),
-                sum(file.rows for file in inputs),
-                sum(file.bytes for file in inputs),
+                sum(contents.files[path].rows for path in inputs),
+                sum(contents.files[path].bytes for path in inputs),
                 0,
                 0,
                 len(contents.files) - len(inputs) + len(found),
@@ -136,7 +134,7 @@ def compact(
             len(gone),
             len(done),
             sum(file.rows for file in done),
-            sum(file.bytes for file in inputs if file.path in gone),
+            sum(contents.files[path].bytes for path in inputs if path in gone),
             sum(file.bytes for file in done),
             len(inputs) - len(gone) - len(work.kept),
             len(manifest.settled().files),
@@ -161,7 +159,7 @@ class _Compaction:
         """One new file for each bin; with them the store's clock before the first one."""
         since = self.table.store.now()
         self.leases.hold()
-        made = [self._write(one, contents.schemas[one[0].scope]) for one in together]
+        made = [self._write([contents.files[path] for path in one], contents) for one in together]
         self.table.store.durable()
         return [file for file in made if file is not None], since
 
@@ -173,12 +171,12 @@ class _Compaction:
             self.kept.add(file.path)
             return None
 
-    def _write(self, files: Bin, published: ScopeSchema) -> ManifestFile | None:
+    def _write(self, files: Sequence[ManifestFile], contents: Contents) -> ManifestFile | None:
         """The rows of the files, in order, with the published columns of their scope.
 
         None when fewer than two of them can have these columns.
         """
-        table = self.table
+        table, published = self.table, contents.schemas[files[0].scope]
         schema = arrow_schema_of(published.avro)
         with ThreadPoolExecutor(_FETCHES) as threads:
             found = threads.map(lambda file: self._rows(file, schema), files)
@@ -274,7 +272,7 @@ def _chunks(found: Sequence[Bin]) -> Iterator[Sequence[Bin]]:
         yield found[at : at + _TOGETHER]
 
 
-def _path(files: Bin, newest: ManifestFile, extension: str) -> str:
+def _path(files: Sequence[ManifestFile], newest: ManifestFile, extension: str) -> str:
     ranges = () if is_mixed(newest) else union(files)
     first = min(((one.topic, one.partition, one.start) for one in ranges), default=None)
     name = FileNames(newest.epoch, newest.batch, "compact").name(first, extension)
@@ -282,7 +280,7 @@ def _path(files: Bin, newest: ManifestFile, extension: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _span(files: Bin) -> tuple[str, str] | None:
+def _span(files: Sequence[ManifestFile]) -> tuple[str, str] | None:
     spans = [file.event_time for file in files if file.event_time]
     if not spans:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from oncely.core.offsets import TopicPartition
@@ -12,15 +12,15 @@ from oncely.files.overlaps import Resets, era
 from oncely.sinks.files.names import is_mixed, is_replayed
 from oncely.sinks.files.words import ManifestFile, SourceRange, encode
 
-Bin: TypeAlias = "list[ManifestFile]"
-"""Two or more files in the order of their rows, to be written as one."""
+Bin: TypeAlias = "list[str]"
+"""The paths of two or more files in the order of their rows, to be written as one."""
 
 _FRAME = 1_000  # bytes of a batch and a record round key and value
 _NUMBERS = 60  # bytes of a range in JSON, without its topic
 
 
 def bins(
-    files: Iterable[ManifestFile], resets: Resets, *, target: int, largest: int
+    files: Mapping[str, ManifestFile], resets: Resets, *, target: int, largest: int
 ) -> Iterator[Bin]:
     """Files of a directory that together have at most about ``target`` bytes.
 
@@ -35,15 +35,16 @@ def bins(
         target: bytes that a file should have.
         largest: bytes of a manifest message: the paths of a bin travel in one.
     """
-    groups: dict[tuple[object, ...], Bin] = defaultdict(list)
-    for file in files:
+    # Entries of files take 1.8 kB each: only what orders them is kept for all at a time.
+    groups: dict[tuple[object, ...], list[tuple[int, int, str]]] = defaultdict(list)
+    for file in files.values():
         if file.bytes * 2 < target:
             folder = file.path.rpartition("/")[0]
             kind = (is_mixed(file), is_replayed(file))
             key = (folder, file.scope, file.pipeline, era(file.epoch, resets), kind)
-            groups[key].append(file)
+            groups[key].append(in_order(file))
     for group in groups.values():
-        yield from _packed(sorted(group, key=in_order), target, largest)
+        yield from _packed((files[path] for *_, path in sorted(group)), target, largest)
 
 
 def in_order(file: ManifestFile) -> tuple[int, int, str]:
@@ -64,7 +65,7 @@ def union(files: Iterable[ManifestFile]) -> list[SourceRange]:
     ]
 
 
-def _packed(files: Sequence[ManifestFile], target: int, largest: int) -> Iterator[Bin]:
+def _packed(files: Iterable[ManifestFile], target: int, largest: int) -> Iterator[Bin]:
     packed: Bin = []
     size = length = 0
     for file in files:
@@ -75,7 +76,7 @@ def _packed(files: Sequence[ManifestFile], target: int, largest: int) -> Iterato
             packed = []
         if not packed:
             size, length = 0, entry
-        packed.append(file)
+        packed.append(file.path)
         size, length = size + file.bytes, length + _more(file)
     if len(packed) > 1:
         yield packed
