@@ -9,6 +9,7 @@ import signal
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -67,8 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # `make test` tries the same examples every time: its verdict is about the code. `make long` goes on
 # searching, and what it finds becomes a test of its own.
-hypothesis.settings.register_profile("same", derandomize=True)
-hypothesis.settings.register_profile("search", max_examples=1_000)
+# How long an example takes says nothing on a busy machine.
+_PATIENT: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+}
+hypothesis.settings.register_profile("same", derandomize=True, **_PATIENT)
+hypothesis.settings.register_profile("search", max_examples=1_000, **_PATIENT)
 hypothesis.settings.load_profile("same")
 
 Record = Sequence[object]  # (partition, key, value[, headers]); bytes, str or None

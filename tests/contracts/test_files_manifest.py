@@ -128,7 +128,7 @@ def test_settled_waits_for_an_open_transaction_and_look_does_not(own: Topics) ->
         waiting.join(0.5)
         assert waiting.is_alive()
         producer.commit_transaction(20)
-        waiting.join(15)
+        waiting.join(60)
         assert found == [["a", "b"]]
 
 
@@ -164,7 +164,7 @@ def test_a_file_is_not_shown_without_the_schema_that_it_names(own: Topics) -> No
         waiting.join(0.5)
         assert waiting.is_alive()
         schema.commit_transaction(20)
-        waiting.join(15)
+        waiting.join(60)
         assert found == [["s2"]]
 
 

@@ -91,7 +91,7 @@ except KeyboardInterrupt:
 def test_the_parent_ends_of_its_own_accord(tmp_path: Path) -> None:
     with _parent(tmp_path, "") as parent:
         children = _children(parent)
-        parent.wait(15)
+        parent.wait(60)
         assert not any(child.is_running() for child in children)  # it has waited for them
     assert _gone(children)
 
@@ -157,7 +157,7 @@ def test_what_the_server_has_started_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_exit_codes(tmp_path: Path) -> None:
-    assert _start(tmp_path, ["/bin/sh", "-c", "exit 7"]).wait(10) == 7
+    assert _start(tmp_path, ["/bin/sh", "-c", "exit 7"]).wait(60) == 7
     server = _start(tmp_path, _SERVER)
     assert server.wait(0) is None
     server.stop()

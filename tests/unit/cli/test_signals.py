@@ -20,12 +20,12 @@ def test_every_signal_is_heard_and_the_old_handlers_come_back() -> None:
         signals.nothing_in_hand = False
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(os.getpid(), number)
-            assert heard.acquire(timeout=5)
+            assert heard.acquire(timeout=60)
         # PySpark puts a handler of its own in place when a SparkContext starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signals.install()
         os.kill(os.getpid(), signal.SIGINT)
-        assert heard.acquire(timeout=5)
+        assert heard.acquire(timeout=60)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -36,8 +36,8 @@ def test_while_nothing_is_in_hand_a_signal_interrupts_once() -> None:
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), signal.SIGTERM) or signal.pause()
         os.kill(os.getpid(), signal.SIGTERM)  # heard, but what tidies up goes on
-        assert heard.acquire(timeout=5)
-        assert heard.acquire(timeout=5)
+        assert heard.acquire(timeout=60)
+        assert heard.acquire(timeout=60)
 
 
 def test_modules_beside_the_pipeline_file_can_be_imported(

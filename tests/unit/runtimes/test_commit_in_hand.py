@@ -41,7 +41,7 @@ class Memory:
         assert self.at_once == 1
         self.threads.add(threading.get_ident())
         self.begun.release()
-        assert self.go_on.acquire(timeout=10)
+        assert self.go_on.acquire(timeout=60)
         range_ = chunk.ranges[T0]
         if range_.start == self.fail_at:
             self.at_once -= 1
@@ -91,7 +91,7 @@ def test_the_next_chunk_is_read_while_one_is_committed() -> None:
     def batches() -> Any:
         yield batch(0)
         # More is asked for while the first chunk's commit has begun and has not ended.
-        assert sink.begun.acquire(timeout=10)
+        assert sink.begun.acquire(timeout=60)
         assert sink.order == []
         sink.go_on.release(1_000)
         yield batch(10)
