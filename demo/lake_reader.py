@@ -121,6 +121,8 @@ def read_manifest(brokers: str, topic: str) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for message in messages(brokers, topic, stable_ends(brokers, topic)):
         path = message.key().decode()
+        if path.startswith("["):  # the topic's owner
+            continue
         if message.value() is None:
             found.pop(path, None)
             continue

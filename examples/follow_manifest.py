@@ -26,6 +26,8 @@ def files(brokers: str, topic: str) -> dict[str, dict]:
             raise KafkaException(message.error())
         if message.error():
             return found
+        if message.key().startswith(b"["):  # about the topic itself: its owner
+            continue
         entry = json.loads(message.value()) if message.value() else None
         if entry and (entry["kind"], entry["version"]) != ("file", 1):
             raise ValueError(f"another form: {entry}")

@@ -16,9 +16,12 @@ from oncely.local.kafka import Broker
 from oncely.sinks.files.names import is_file
 from oncely.sinks.files.words import (
     ManifestFile,
+    ManifestOwner,
     ScopeSchema,
     encode,
+    owner_key,
     read_manifest,
+    read_owner,
     read_schema,
     schema_key,
 )
@@ -68,7 +71,7 @@ def test_it_sees_no_row_twice_where_tombstones_are_hidden(own: Lake) -> None:
 
 def test_the_documented_messages_are_ours() -> None:
     text = (repository() / "docs" / "MANIFEST.md").read_text()
-    file, schema = re.findall(r"```json\n(.*?)```", text, re.S)
+    file, schema, owner = re.findall(r"```json\n(.*?)```", text, re.S)
     path, found = read_manifest(json.loads(file)["path"].encode(), file.encode())
     assert found is not None
     assert json.loads(encode(found)) == json.loads(file)
@@ -77,9 +80,16 @@ def test_the_documented_messages_are_ours() -> None:
     assert known is not None
     assert json.loads(encode(known)) == json.loads(schema)
     assert len(known.id) == len(schema_id("")) == 16
+    owned = read_owner(owner_key("events"), owner.encode())
+    assert owned is not None
+    assert owned[1] is not None
+    assert json.loads(encode(owned[1])) == json.loads(owner)
 
 
-@pytest.mark.parametrize(("words", "title"), [(ManifestFile, "A file"), (ScopeSchema, "A schema")])
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [(ManifestFile, "A file"), (ScopeSchema, "A schema"), (ManifestOwner, "The owner")],
+)
 def test_every_field_is_documented(words: Any, title: str) -> None:
     text = (repository() / "docs" / "MANIFEST.md").read_text()
     (part,) = re.findall(rf"## {title}\n(.*?)\n## ", text, re.S)

@@ -106,6 +106,8 @@ class FilesWorld(TopicWorld):
         found: dict[str, dict[str, Any]] = {}
         for message in self.records(self.manifest) if self.exists(self.manifest) else []:
             path = message.key().decode()
+            if path.startswith("["):  # the topic's owner
+                continue
             if message.value() is None:
                 found.pop(path, None)
                 continue

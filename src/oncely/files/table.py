@@ -57,7 +57,7 @@ class Table:
         Raises:
             ConfigError: nothing was ever published.
         """
-        reader = Manifest(self.place, self.manifest_topic, self.schema_topic)
+        reader = Manifest(self.place, self.manifest_topic, self.schema_topic, self.store)
         reader.require()
         return reader
 

@@ -165,7 +165,8 @@ def _sorted(
     listed = sorted(stored, key=lambda one: one.path)
     others = _roots_below(listed)
     for one in listed:
-        if one.path in contents.files or one.path == owner.PATH:
+        named = one.path in contents.files or one.path in contents.others
+        if named or one.path == owner.PATH:
             continue
         removed = contents.removed.get(one.path)
         ours = is_file(one.path) or _PROBE.fullmatch(one.path) or limits_of(one.path)

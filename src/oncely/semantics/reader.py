@@ -47,6 +47,8 @@ def in_files(brokers: str, manifest: str, root: Path) -> Counter[int]:
     named: dict[str, Mapping[str, Any]] = {}
     for message in _messages(brokers, manifest):
         path, value = message.key().decode(), message.value()
+        if path.startswith("["):  # the topic's owner
+            continue
         if value is None:
             named.pop(path, None)
         else:

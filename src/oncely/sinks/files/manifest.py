@@ -15,9 +15,10 @@ names a schema that was never seen, that topic is read again, settled, which wai
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -27,11 +28,14 @@ import confluent_kafka as ck
 from oncely.errors import ConfigError, DataLost, SourceMismatch
 from oncely.sinks.files import snapshot
 from oncely.sinks.files.live import FIELDS, LiveFiles
+from oncely.sinks.files.store import Store
 from oncely.sinks.files.words import (
     ManifestFile,
+    ManifestOwner,
     Scope,
     ScopeSchema,
     read_manifest,
+    read_owner,
     read_schema,
     schema_key,
 )
@@ -40,6 +44,8 @@ from oncely.sinks.kafka.topic_log import TopicLog
 from oncely.sinks.kafka.topics import configured, identified
 from oncely.sources.clients import Asker, Trouble
 
+_logger = logging.getLogger("oncely.sinks.files")
+_SAMPLE = 3  # files of another pipeline that are looked for below the root
 _WORTH_KEEPING = 20_000  # messages that a command had to read
 
 
@@ -53,11 +59,28 @@ class Contents:
             producer's, where the topic has ``message.timestamp.type=CreateTime``). Only while the
             topic still holds the tombstone, or the message that replaced the file.
         schemas: the newest of each scope.
+        others: entries of other pipelines, whose files are below another root.
+        owners: who has claimed the topic, in the order of the log; the first one counts.
     """
 
     files: Mapping[str, ManifestFile] = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
     schemas: Mapping[Scope, ScopeSchema] = field(default_factory=dict)
+    others: Mapping[str, ManifestFile] = field(default_factory=dict)
+    owners: Sequence[ManifestOwner] = ()
+
+    @property
+    def owner(self) -> ManifestOwner | None:
+        """The pipeline and the root that the topic belongs to."""
+        return self.owners[0] if self.owners else None
+
+
+class _OwnerFound(Exception):
+    """Ends the reading of a log."""
+
+    def __init__(self, owner: ManifestOwner) -> None:
+        super().__init__(owner.pipeline)
+        self.owner = owner
 
 
 class Manifest:
@@ -66,15 +89,23 @@ class Manifest:
     Args:
         place: brokers, group and connection. The group is only named: nothing is committed to it.
         manifest_topic, schema_topic: their names.
+        store: the root. Entries of other pipelines than the place's own count only if their files
+            are there: earlier versions have let two roots write to one manifest. Without it all
+            entries count.
     """
 
-    def __init__(self, place: Place, manifest_topic: str, schema_topic: str) -> None:
-        self._place = place
+    def __init__(
+        self, place: Place, manifest_topic: str, schema_topic: str, store: Store | None = None
+    ) -> None:
+        self._place, self._store = place, store
         self.manifest_topic, self.schema_topic = manifest_topic, schema_topic
         self._asker = Asker(place.brokers, place.kafka, min(10.0, place.timeout))
         self._lock = threading.RLock()
         self._consumer: Any = None
         self._files = LiveFiles()
+        self._others: dict[str, LiveFiles] = {}  # by pipeline, where there is a store
+        self._owners: dict[str, ManifestOwner] = {}
+        self._told: set[str] = set()  # other pipelines that the log has been told of
         self._taken = 0  # messages of the manifest
         self._removed: dict[str, int] = {}
         self._schemas: dict[bytes, ScopeSchema] = {}
@@ -141,7 +172,11 @@ class Manifest:
     def _restore(self, found: snapshot.Snapshot | None) -> None:
         if found is None or found.manifest.last is None or found.schema.last is None:
             return
+        if found.pipeline != self._place.pipeline:
+            return
         self._files, self._removed = LiveFiles(found.files), found.removed
+        self._others = {name: LiveFiles(own) for name, own in found.others.items()}
+        self._owners = {one.pipeline: one for one in found.owners}
         self._schemas = {schema_key(one.scope): one for one in found.schemas}
         self._seen = set(found.seen)
         self._manifest.resume(found.manifest.last)
@@ -163,14 +198,42 @@ class Manifest:
                 list(self._schemas.values()),
                 sorted(self._seen),
                 FIELDS,
+                self._place.pipeline,
+                {name: own.packed for name, own in self._others.items()},
+                list(self._owners.values()),
             ),
         )
 
-    def schemas(self) -> Mapping[Scope, ScopeSchema]:
-        """The newest schema of each scope; waits for open transactions. Raises as above."""
+    def schemas(self, *, stable: bool = True) -> Mapping[Scope, ScopeSchema]:
+        """The newest schema of each scope; ``stable`` waits for open transactions.
+
+        Raises as above.
+        """
         with self._lock:
-            self._schema.read(self._connected, stable=True)
+            self._schema.read(self._connected, stable=stable)
             return {one.scope: one for one in self._schemas.values()}
+
+    def first_owner(self) -> ManifestOwner | None:
+        """The first record of an owner that committed readers see; reads no further than that.
+
+        It may have been taken back since: :meth:`look` knows.
+
+        Raises:
+            Unavailable: no answer.
+        """
+
+        def take(message: Any) -> None:
+            known = read_owner(message.key(), message.value())
+            if known is not None and known[1] is not None:
+                raise _OwnerFound(known[1])
+
+        with self._lock:
+            log = self._log(self.manifest_topic, "the manifest topic", take, lambda: None)
+            try:
+                log.read(self._connected, stable=False)
+            except _OwnerFound as found:
+                return found.owner
+            return None
 
     def require(self) -> tuple[str, str]:
         """Refuse a pipeline that has never run.
@@ -232,20 +295,56 @@ class Manifest:
             self._seen |= self._named  # seen now, or compacted away long ago
             self._named.clear()
             schemas = {one.scope: one for one in self._schemas.values()}
-            return Contents(self._files.copy(), dict(self._removed), schemas)
+            ours, others = self._divided()
+            owners = tuple(self._owners.values())
+            return Contents(ours, dict(self._removed), schemas, others, owners)
+
+    def _divided(self) -> tuple[LiveFiles, LiveFiles]:
+        """The entries whose files are below the root, and those of other pipelines."""
+        ours, others = self._files.copy(), LiveFiles()
+        for pipeline, files in self._others.items():
+            if not files or self._below_root(files):
+                ours.packed.update(files.packed)
+                continue
+            others.packed.update(files.packed)
+            if pipeline not in self._told:
+                self._told.add(pipeline)
+                _logger.warning(
+                    "the manifest topic %r has %s entries of pipeline %r with another root:"
+                    " passed over", self.manifest_topic, len(files), pipeline,
+                )  # fmt: skip
+        return ours, others
+
+    def _below_root(self, files: LiveFiles) -> bool:
+        """Whether files of another pipeline are in the store: names are unique."""
+        return self._store is None or any(map(self._store.exists, list(files)[-_SAMPLE:]))
 
     def _take_file(self, message: Any) -> None:
         self._taken += 1
+        if (owner := read_owner(message.key(), message.value())) is not None:
+            self._take_owner(*owner)
+            return
         path, found = read_manifest(message.key(), message.value())
         _, at = message.timestamp()
         for gone in [path] if found is None else found.replaces:
             # The first word on it counts: the tombstone follows the message that replaces.
-            if self._files.remove(gone) or gone not in self._removed:
+            if self._remove(gone) or gone not in self._removed:
                 self._removed[gone] = at
         if found is not None:
-            self._files.put(found)
+            if self._store is None or found.pipeline == self._place.pipeline:
+                self._files.put(found)
+            else:
+                self._others.setdefault(found.pipeline, LiveFiles()).put(found)
             self._named.add(found.schema)
             self._removed.pop(path, None)
+
+    def _remove(self, path: str) -> bool:
+        return any(one.remove(path) for one in (self._files, *self._others.values()))
+
+    def _take_owner(self, pipeline: str, owner: ManifestOwner | None) -> None:
+        self._owners.pop(pipeline, None)  # written again it stands where it was written last
+        if owner is not None:
+            self._owners[pipeline] = owner
 
     def _take_schema(self, message: Any) -> None:
         found = read_schema(message.key(), message.value())
@@ -257,6 +356,7 @@ class Manifest:
 
     def _forget_files(self) -> None:
         self._files, self._removed, self._named = LiveFiles(), {}, set()
+        self._others, self._owners = {}, {}
 
     def _forget_schemas(self) -> None:
         self._schemas, self._seen = {}, set()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.decode.avro_form import storable
+from oncely.decode.avro_form import arrow_schema_of, storable
 from oncely.decode.merging import CannotMerge, merge
 from oncely.errors import InvariantViolation, TableMismatch, check
 from oncely.sinks.base import (
@@ -35,6 +36,7 @@ from oncely.sinks.files.book import Book
 from oncely.sinks.files.form import Form
 from oncely.sinks.files.leases import Limits, StagingLeases
 from oncely.sinks.files.manifest import Manifest
+from oncely.sinks.files.manifest_owner import ManifestClaim
 from oncely.sinks.files.owner import Owner, claim, owner_of, require
 from oncely.sinks.files.partitions import check_types
 from oncely.sinks.files.publication import ManifestLoad, Topics, clock
@@ -127,14 +129,16 @@ class FilesSink(LedgerInTopic):
 
         Raises:
             ConfigError: naming what is wrong with the root, a topic or a key; also a root that
-                belongs to another manifest.
+                belongs to another manifest, or a manifest that belongs to another root.
         """
         settings.checked(self.place.producer)
-        self.store.check()
-        self._check_owner()
         self._check_columns()
+        self.store.check()
+        names = self.topics.manifest, self.topics.schema
+        own_topics.check_topics(self.cluster.asker, *names, create=self.create)
         if not self.create:
-            self._require_topics(create=False)
+            topics.require_topics(self.cluster.asker, [self.rejects_topic])
+        self._check_owner()
 
     def bind(self) -> FilesSink:
         """Look at everything, and create the topics that are missing and may be."""
@@ -145,8 +149,10 @@ class FilesSink(LedgerInTopic):
         return self
 
     def prepare(self) -> None:
-        """Create the topics that are missing, and read the schemas."""
+        """Create the topics that are missing, claim root and manifest, and read the schemas."""
         self.bind()
+        self._claimed()
+        self._claim_manifest()
         self._read_book()
 
     def open(
@@ -165,7 +171,9 @@ class FilesSink(LedgerInTopic):
         self.bind()
         outputs = self._claimed()
         done = self.take_over(source, self.target, start, earliest, expected, outputs=outputs)
-        # Only now: the run before is fenced, so the schemas that it has published are all there.
+        # Only now: the run before is fenced, and what it left open does not hide anything.
+        self._claim_manifest()
+        # The schemas that it has published are all there.
         self._read_book()
         return done
 
@@ -177,9 +185,15 @@ class FilesSink(LedgerInTopic):
         positions: Reset,
     ) -> Opened:
         """Take the next epoch and put positions elsewhere; see the port."""
-        return self.take_over(
-            source, self.target, start, earliest, None, positions, self._claimed(), retarget=True
+        self._require_topics(create=self.create)
+        with self._claim() as claim_:
+            claim_.check(moved=True)
+        outputs = self._claimed()
+        done = self.take_over(
+            source, self.target, start, earliest, None, positions, outputs, retarget=True
         )
+        self._claim_manifest(moved=True)
+        return done
 
     @property
     def target(self) -> str:
@@ -330,11 +344,36 @@ class FilesSink(LedgerInTopic):
         return {self.topics.manifest: ids.manifest, self.topics.schema: ids.schema}
 
     def _check_owner(self) -> None:
-        """Refuse a root that is another manifest's; one that is nobody's is claimed by ``open``."""
-        found = owner_of(self.store)
-        if found is not None:
-            there = topics.identified(self.cluster.asker, self.topics.manifest)
+        """Refuse a root that is another manifest's, and a manifest that is another root's.
+
+        What has no owner is claimed by ``open``.
+        """
+        there = topics.identified(self.cluster.asker, self.topics.manifest)
+        if owner_of(self.store) is not None:
             require(self.store, there[0] if there else "none yet")
+        if there is not None:
+            with self._claim() as claim_:
+                claim_.check()
+                self._check_known(claim_.manifest)
+
+    def _check_known(self, manifest: Manifest) -> None:
+        """Refuse a fixed schema that the files so far don't resolve to."""
+        absent = topics.missing(self.cluster.asker, [self.topics.schema])
+        if self.form.schema is not None and len(self.form.schema) and not absent:
+            known = manifest.schemas(stable=False).get(())
+            self._fixed(None if known is None else arrow_schema_of(known.avro))
+
+    def _claim_manifest(self, *, moved: bool = False) -> None:
+        """Have the manifest topic name this pipeline and root."""
+        with self._claim() as claim_:
+            claim_.take(moved=moved)
+
+    @contextmanager
+    def _claim(self) -> Iterator[ManifestClaim]:
+        """With a reader of its own, which does not keep the whole manifest in memory."""
+        names = self.topics.manifest, self.topics.schema
+        with Manifest(self.place, *names, self.store) as manifest:
+            yield ManifestClaim(self.cluster, manifest, self.store.url)
 
     def _check_columns(self) -> None:
         """Refuse columns that files can't hold, or that choose no directory.

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from oncely.sinks.files.live import FIELDS
-from oncely.sinks.files.words import ScopeSchema
+from oncely.sinks.files.words import ManifestOwner, ScopeSchema
 
 _logger = logging.getLogger("oncely.sinks.files")
 _CHECKSUM = 32  # bytes
@@ -54,6 +54,9 @@ class Snapshot(msgspec.Struct, frozen=True):
         files: packed, by path.
         removed, schemas, seen: as the reader of the manifest keeps them.
         fields: of a packed file.
+        pipeline: the reader's; it alone may use the snapshot.
+        others: files of other pipelines, packed, by pipeline and path.
+        owners: records of the topic's owner, in the order of the log.
     """
 
     taken: float
@@ -64,6 +67,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     schemas: list[ScopeSchema]
     seen: list[str]
     fields: list[str]
+    pipeline: str = ""
+    others: dict[str, dict[str, bytes]] = {}
+    owners: list[ManifestOwner] = []
 
 
 def load(folder: Path, ids: tuple[str, str], retention: float) -> Snapshot | None:

@@ -102,6 +102,15 @@ class Store:
         below(path)
         return self._again(f"open {path}", lambda place: place.open(path))
 
+    def exists(self, path: str) -> bool:
+        """Whether a file is there."""
+        below(path)
+        try:
+            self._again(f"look for {path}", lambda place: place.modified(path))
+        except NoSuchFile:
+            return False
+        return True
+
     def list(self) -> Iterator[Stored]:
         """All files below the root, in no order; what comes or goes meanwhile may be missing."""
         yield from self._again("list", lambda place: list(place.files()))

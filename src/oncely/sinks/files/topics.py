@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oncely.errors import ConfigError
-from oncely.sinks.kafka.topics import SEGMENTS, find_compacted
+from oncely.sinks.kafka.topics import SEGMENTS, find_compacted, missing
 from oncely.sources.clients import Asker
 
 _DAY = 86_400_000  # milliseconds
@@ -36,6 +36,19 @@ class TopicIds(NamedTuple):
     schema: str
 
 
+def check_topics(asker: Asker, manifest_topic: str, schema_topic: str, *, create: bool) -> None:
+    """Refuse topics that :func:`require_topics` would refuse; nothing is created.
+
+    Raises:
+        ConfigError, Unavailable: as there.
+    """
+    _two(manifest_topic, schema_topic)
+    absent = missing(asker, [manifest_topic, schema_topic]) if create else []
+    for key, name in (("manifest_topic", manifest_topic), ("schema_topic", schema_topic)):
+        if name not in absent:
+            _require(asker, f"sink.{key}", name, create=False)
+
+
 def require_topics(
     asker: Asker, manifest_topic: str, schema_topic: str, *, create: bool
 ) -> TopicIds:
@@ -51,16 +64,20 @@ def require_topics(
             ``create`` false, or has several partitions, or is not compacted, or deleted by age.
         Unavailable: no answer.
     """
+    _two(manifest_topic, schema_topic)
+    return TopicIds(
+        _require(asker, "sink.manifest_topic", manifest_topic, create=create),
+        _require(asker, "sink.schema_topic", schema_topic, create=create),
+    )
+
+
+def _two(manifest_topic: str, schema_topic: str) -> None:
     if manifest_topic == schema_topic:
         raise ConfigError(
             "sink.schema_topic",
             f"{schema_topic!r} is the manifest topic too; each needs one of its own",
             way_out=f"name another one, such as {manifest_topic + '.schema'!r}",
         )
-    return TopicIds(
-        _require(asker, "sink.manifest_topic", manifest_topic, create=create),
-        _require(asker, "sink.schema_topic", schema_topic, create=create),
-    )
 
 
 def _require(asker: Asker, key: str, name: str, *, create: bool) -> str:

@@ -6,6 +6,7 @@ The manifest topic has one partition and is compacted by path. It is an interfac
 | topic    | key                              | value                                     |
 |----------|----------------------------------|-------------------------------------------|
 | manifest | the file's path below the root   | :class:`ManifestFile`; null: no longer in |
+| manifest | ``["owner", pipeline]``          | :class:`ManifestOwner`; null: taken back  |
 | schema   | ``["schema", *scope]``           | :class:`ScopeSchema`                      |
 
 A scope is the values of those partition columns that are plain columns: records of one user
@@ -109,6 +110,20 @@ class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
     replaces: list[str] = []
 
 
+class ManifestOwner(msgspec.Struct, frozen=True, tag="owner", tag_field="kind"):
+    """The pipeline that a manifest topic belongs to; the first one in the log counts.
+
+    Attributes:
+        pipeline: its name.
+        root: the URL that paths are relative to.
+        version: of this form.
+    """
+
+    pipeline: str
+    root: str
+    version: int = VERSION
+
+
 class ScopeSchema(msgspec.Struct, frozen=True, tag="schema", tag_field="kind"):
     """The schema that every file of a scope resolves to.
 
@@ -130,12 +145,17 @@ def path_key(path: str) -> bytes:
     return path.encode()
 
 
+def owner_key(pipeline: str) -> bytes:
+    """The key of a pipeline's record as the owner; no path begins with a bracket."""
+    return msgspec.json.encode(["owner", pipeline])
+
+
 def schema_key(scope: Scope) -> bytes:
     """The key of a scope's schema message."""
     return msgspec.json.encode(["schema", *scope])
 
 
-def encode(what: ManifestFile | ScopeSchema | Receipt) -> bytes:
+def encode(what: ManifestFile | ManifestOwner | ScopeSchema | Receipt) -> bytes:
     """As JSON."""
     return msgspec.json.encode(what)
 
@@ -153,6 +173,24 @@ def read_manifest(key: bytes | None, value: bytes | None) -> tuple[str, Manifest
     if found.path != path:
         raise InvariantViolation(f"the manifest's message {path!r} names the file {found.path!r}")
     return path, found
+
+
+def read_owner(key: bytes | None, value: bytes | None) -> tuple[str, ManifestOwner | None] | None:
+    """A record of an owner: the pipeline, and the record, None when it was taken back.
+
+    Returns:
+        None for another message of the manifest topic.
+
+    Raises:
+        InvariantViolation: a record of a newer version.
+    """
+    if not (key or b"").startswith(b"["):
+        return None
+    try:
+        _, pipeline = msgspec.json.decode(key or b"", type=tuple[Literal["owner"], str])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+    return pipeline, _value(value, ManifestOwner) if value is not None else None
 
 
 def read_schema(key: bytes | None, value: bytes | None) -> ScopeSchema | None:
@@ -181,7 +219,7 @@ def _text(key: bytes | None) -> str:
         raise InvariantViolation(f"the manifest topic holds a foreign key: {key!r}") from None
 
 
-T = TypeVar("T", ManifestFile, ScopeSchema)
+T = TypeVar("T", ManifestFile, ManifestOwner, ScopeSchema)
 
 
 def _value(value: bytes, kind: type[T]) -> T:

@@ -1,0 +1,223 @@
+"""A manifest topic belongs to one pipeline and root; entries of others harm nobody."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncely.errors import ConfigError, TableMismatch
+from oncely.files.compact import compact
+from oncely.files.rows import rows
+from oncely.files.vacuum import vacuum
+from oncely.files.verify import verify
+from oncely.local.kafka import Broker
+from oncely.sinks.files import manifest_owner, owner
+from oncely.sinks.files.manifest import Contents
+from oncely.sinks.files.sink import FilesSink
+from oncely.sinks.files.words import ManifestFile, ManifestOwner, encode, owner_key
+from oncely.sinks.kafka import topics
+from tests.conftest import produce
+from tests.filestools import IDS, START, FilesPlace, make_place, open_sink, publish_all, stage, what
+from tests.laketools import Lake, events, lake
+from tests.manifesttools import a_file
+from tests.sinktools import SOURCE
+
+
+@pytest.fixture
+def place(broker: Broker, tmp_path: Path) -> FilesPlace:
+    return make_place(broker, tmp_path / "a")
+
+
+@pytest.fixture
+def copied(broker: Broker, tmp_path: Path, place: FilesPlace) -> FilesSink:
+    """The pipeline with another name and root, and the same manifest."""
+    other = make_place(broker, tmp_path / "b").sink()
+    return replace(other, topics=place.sink().topics)
+
+
+def publish(sink: FilesSink) -> None:
+    fence = open_sink(sink).fence
+    publish_all(sink, what(stage(sink.in_hand({}), fence)), fence)
+
+
+def contents(sink: FilesSink) -> Contents:
+    return sink.manifest.settled()
+
+
+def refused(sink: FilesSink, said: str) -> None:
+    """By ``plan`` and before a run (check), by a run itself (open); nothing is written."""
+    for call in (sink.check, sink.prepare, lambda: open_sink(sink)):
+        with pytest.raises(ConfigError, match=said):
+            call()
+    assert owner.owner_of(sink.store) is None
+    ledger = sink.place.ledger_topic
+    assert topics.missing(sink.cluster.asker, [ledger]) == [ledger]
+
+
+def test_a_second_root_on_a_manifest_is_refused(place: FilesPlace, copied: FilesSink) -> None:
+    ours = place.sink()
+    publish(ours)
+    assert contents(ours).owner == ManifestOwner(place.name, place.root.as_uri())
+    refused(copied, rf"sink\.manifest_topic: .* belongs to pipeline '{place.name}'")
+    publish(place.sink())  # a restart is no second root
+    assert place.ids() == IDS
+    assert len(contents(ours).owners) == 1
+
+
+def test_of_two_first_runs_at_the_same_moment_one_owns_the_manifest(
+    place: FilesPlace, copied: FilesSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+    write = manifest_owner.ManifestClaim._write
+
+    def together(claim: manifest_owner.ManifestClaim, owners: Any) -> None:
+        both.wait(30)  # both have seen a topic without an owner
+        write(claim, owners)
+
+    monkeypatch.setattr(manifest_owner.ManifestClaim, "_write", together)
+    came: dict[str, str] = {}
+
+    def start(sink: FilesSink) -> None:
+        try:
+            open_sink(sink)
+            came[sink.place.pipeline] = "opened"
+        except ConfigError as error:
+            came[sink.place.pipeline] = error.key
+
+    sinks = (place.sink(), copied)
+    threads = [threading.Thread(target=start, args=(sink,)) for sink in sinks]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert sorted(came.values()) == ["opened", "sink.manifest_topic"]
+    (owns,) = contents(sinks[0]).owners
+    assert came[owns.pipeline] == "opened"
+
+
+def test_a_claim_that_came_second_and_died_is_no_owner(
+    broker: Broker, place: FilesPlace, copied: FilesSink
+) -> None:
+    ours = place.sink()
+    open_sink(ours)
+    left = ManifestOwner(copied.place.pipeline, copied.store.url)
+    produce(broker, ours.topics.manifest, [(0, owner_key(left.pipeline), encode(left))])
+    refused(copied, "belongs to pipeline")
+    publish(place.sink())
+    assert place.ids() == IDS
+
+
+def test_files_that_were_moved_are_found_again_after_a_reset(
+    broker: Broker, place: FilesPlace
+) -> None:
+    ours = place.sink()
+    publish(ours)
+    there = place.root.with_name("moved")
+    place.root.rename(there)
+    moved = replace(place, root=there)
+    with pytest.raises(ConfigError, match=r"sink\.url: .*names files below") as no:
+        moved.sink().check()
+    assert "offsets reset" in no.value.way_out
+    moved.sink().reset(SOURCE, lambda: START, START, dict)
+    moved.sink().check()
+    open_sink(moved.sink())
+    assert contents(ours).owner == ManifestOwner(place.name, there.as_uri())
+    assert verify(moved.table()).problems == ()
+    place.root.mkdir()
+    with pytest.raises(TableMismatch):
+        open_sink(place.sink())
+
+
+# -- topics of earlier versions ------------------------------------------------------------
+
+
+@pytest.fixture
+def old(broker: Broker, tmp_path: Path) -> Lake:
+    """A table whose manifest has no owner."""
+    return lake(broker, tmp_path / "old", partition_by=("name",))
+
+
+def sink_of(own: Lake, place: FilesPlace, pipeline: str = "") -> FilesSink:
+    """A sink that goes on with a table."""
+    made, table = place.sink(), own.table
+    at = replace(made.place, pipeline=pipeline or table.place.pipeline)
+    names = replace(made.topics, manifest=table.manifest_topic, schema=table.schema_topic)
+    return replace(made, place=at, store=table.store, topics=names)
+
+
+def test_a_manifest_without_an_owner_is_adopted_at_the_next_start(
+    old: Lake, place: FilesPlace, copied: FilesSink
+) -> None:
+    old.publish([old.file([{"id": 1, "user": "a", "ts": 1}])])
+    other = replace(copied, topics=sink_of(old, place).topics)
+    refused(other, f"names 1 files of pipeline '{old.topics.name}'")
+    ours = sink_of(old, place)
+    ours.check()
+    assert contents(ours).owner is None
+    open_sink(ours)
+    assert contents(ours).owner == ManifestOwner(old.topics.name, old.table.store.url)
+    refused(other, "belongs to pipeline")
+
+
+def test_a_manifest_that_two_roots_have_written_to_goes_to_one_of_them(
+    old: Lake, place: FilesPlace, copied: FilesSink
+) -> None:
+    old.publish([old.file([{"id": 1, "user": "a", "ts": 1}]), a_file("x.avro", pipeline="b")])
+    ours = sink_of(old, place)
+    open_sink(ours)
+    assert contents(ours).owner is not None
+    other = replace(copied, topics=ours.topics, place=replace(copied.place, pipeline="b"))
+    refused(other, "belongs to pipeline")
+
+
+# -- entries of others ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(broker: Broker, tmp_path: Path) -> Lake:
+    return lake(broker, tmp_path / "own", max_staging_age=600.0)
+
+
+def theirs(own: Lake, broker: Broker, tmp_path: Path) -> ManifestFile:
+    """An entry of a pipeline with another root, which earlier versions let write here."""
+    other = lake(broker, tmp_path / "theirs")
+    file = other.file(events("ann", 100, 1))
+    own.publish([file])
+    return file
+
+
+def test_entries_of_another_root_are_passed_over(
+    own: Lake, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.batch_of(events("ann", 0, 2))
+    theirs(own, broker, tmp_path)
+    own.batch_of(events("ann", 2, 2))
+    _, parts = rows(own.table)
+    assert sorted(r["id"] for part in parts for r in part.to_pylist()) == [0, 1, 2, 3]
+    assert "passed over" in caplog.text
+    found = verify(own.table)
+    assert (found.problems, found.files) == ((), 2)
+    done = compact(own.table)
+    assert (done.inputs, done.outputs, done.rows) == (2, 1, 4)
+    assert vacuum(own.table).live == 1
+    assert verify(own.table).problems == ()
+
+
+def test_files_of_an_earlier_name_below_the_same_root_count(own: Lake) -> None:
+    """Versions without an owner let a pipeline be renamed and go on with its root."""
+    own.batch_of(events("ann", 0, 2))
+    renamed = own.with_(place=replace(own.table.place, pipeline="renamed"))
+    _, parts = rows(renamed.table)
+    assert sum(part.num_rows for part in parts) == 2
+
+
+def test_a_missing_file_of_our_own_is_told(own: Lake, broker: Broker, tmp_path: Path) -> None:
+    (file,) = own.batch_of(events("ann", 0, 2))
+    theirs(own, broker, tmp_path)
+    (own.root / file.path).unlink()
+    (problem,) = verify(own.table).problems
+    assert (problem.path, "not in the store" in problem.text) == (file.path, True)
