@@ -11,7 +11,7 @@ import pyarrow as pa
 from oncely.config import FilesSinkSettings, JsonDecode, PipelineSettings
 from oncely.decode.merging import Caps
 from oncely.pipeline.destination import Known, Replaying, SinkFacts, SinkPlan
-from oncely.pipeline.findings import Findings
+from oncely.pipeline.findings import Check, Findings
 from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.runtimes.probe import Slots
 from oncely.sinks.base import Reject
@@ -31,6 +31,10 @@ from oncely.sources.kafka import KafkaSource
 _PROBE = (
     "a probe was written below sink.url and removed: nothing else tells whether files may be"
     " written there"
+)
+_NESTED = (
+    "sink.partition_by: a point in a name is taken as part of it; members of objects can't be"
+    " partitioned by"
 )
 
 
@@ -102,10 +106,20 @@ class FilesDestination:
     def check(self, schema: pa.Schema) -> None:
         """Refuse a root that takes no files, columns that don't fit, and unfit topics."""
         with closing(self.sink(schema)) as sink:
-            sink.check()
-            if self._has_ledger:
-                self._topics.check(self.source.partitions(), create=self.given.create)
-                limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
+            for _, check in self._checks(sink):
+                check()
+
+    def _checks(self, sink: FilesSink) -> Iterator[Check]:
+        """What a run would refuse."""
+        given = self.given
+        yield "sink", sink.check
+        if not self._has_ledger:
+            return
+        partitions, create = self.source.partitions, given.create
+        yield "sink.ledger_topic", lambda: self._topics.check(partitions(), create=create)
+        yield "sink.url", lambda: self._topics.check_target(sink.target)
+        timeout = given.transaction_timeout
+        yield "sink.transaction_timeout", lambda: limits.check_timeout(sink.cluster.asker, timeout)
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and how many there are."""
@@ -137,14 +151,10 @@ class FilesDestination:
         """Look at root, topics and columns."""
         given, absent, facts = self.given, [], None
         with closing(self.ledger if schema is None else self.sink(schema)) as sink:
-            with findings.about("sink"):
-                sink.check()
-                notes.append(_PROBE)
-            if self._has_ledger:
-                with findings.about("sink.ledger_topic"):
-                    self._topics.check(self.source.partitions(), create=given.create)
-                with findings.about("sink.transaction_timeout"):
-                    limits.check_timeout(sink.cluster.asker, given.transaction_timeout)
+            findings.collect(self._checks(sink))
+            notes.append(_PROBE)
+            if self._inferred and any("." in one.column for one in sink.form.columns):
+                notes.append(_NESTED)
             with findings.about("sink.manifest_topic"):
                 absent = topics.missing(sink.cluster.asker, self._written)
                 columns = () if schema is None or self._inferred else tuple(

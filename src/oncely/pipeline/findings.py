@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from oncely.errors import ConfigError, OncelyError, WrongInput
 from oncely.secrets import redact
+
+Check = tuple[str, Callable[[], object]]
+"""The key of the pipeline file that a check is about, and the check, which raises what it finds.
+
+`plan` collects what the checks of a destination raise; a run makes the same ones before it starts,
+and ends at the first that raises."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,12 @@ class Findings:
             wrong = isinstance(error, WrongInput)
             # The error may come from a thread that does not know the pipeline's secrets.
             self._add(Problem(key, redact(message), redact(error.way_out), wrong))
+
+    def collect(self, checks: Iterable[Check]) -> None:
+        """Make all checks, and take what they raise as problems."""
+        for key, check in checks:
+            with self.about(key):
+                check()
 
     def add(self, key: str, message: str, way_out: str = "") -> None:
         """Note a problem."""

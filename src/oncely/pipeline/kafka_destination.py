@@ -16,7 +16,7 @@ import pyarrow as pa
 from oncely.config import KafkaSinkSettings, PipelineSettings
 from oncely.errors import ConfigError, OncelyError
 from oncely.pipeline.destination import Known, SinkFacts, SinkPlan
-from oncely.pipeline.findings import Findings
+from oncely.pipeline.findings import Check, Findings
 from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.runtimes.probe import Slots
 from oncely.sinks.base import Reject
@@ -99,15 +99,23 @@ class KafkaDestination:
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse another cluster, columns without a form, and topics that don't fit."""
-        self._same_cluster()
-        sink = self.sink(schema)
-        try:
-            sink.check()
-            if self._has_ledger:
-                self._topics.check(self.source.partitions(), create=self.given.create)
-                limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
-        finally:
-            sink.close()
+        with closing(self.sink(schema)) as sink:
+            for _, check in self._checks(sink):
+                check()
+
+    def _checks(self, sink: KafkaSink) -> Iterator[Check]:
+        """What a run would refuse; without columns only what needs none."""
+        given = self.given
+        yield "sink.brokers", self._same_cluster
+        if len(sink.form.schema):
+            yield "sink", sink.check
+        if not self._has_ledger:
+            return
+        partitions, create = self.source.partitions, given.create
+        yield "sink.ledger_topic", lambda: self._topics.check(partitions(), create=create)
+        yield "sink.topic", lambda: self._topics.check_target(sink.form.target)
+        timeout = given.transaction_timeout
+        yield "sink.transaction_timeout", lambda: limits.check_timeout(sink.cluster.asker, timeout)
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and how many there are."""
@@ -140,19 +148,9 @@ class KafkaDestination:
         slots: Slots | None,  # noqa: ARG002
     ) -> SinkPlan:
         """Look at cluster, topics and columns."""
-        with findings.about("sink.brokers"):
-            self._same_cluster()
         facts, absent = None, []
-        sink = self.ledger if schema is None else self.sink(schema)
-        try:
-            if schema is not None:
-                with findings.about("sink"):
-                    sink.check()
-            if self._has_ledger:
-                with findings.about("sink.ledger_topic"):
-                    self._topics.check(self.source.partitions(), create=self.given.create)
-                with findings.about("sink.transaction_timeout"):
-                    limits.check_timeout(sink.cluster.asker, self.given.transaction_timeout)
+        with closing(self.ledger if schema is None else self.sink(schema)) as sink:
+            findings.collect(self._checks(sink))
             with findings.about("sink.topic"):
                 absent = topics.missing(sink.cluster.asker, self._written)
                 facts = SinkFacts(
@@ -162,8 +160,6 @@ class KafkaDestination:
                     self.given.topic not in absent,
                     () if schema is None else tuple(self._columns(schema)),
                 )
-        finally:
-            sink.close()
         given = self.given
         commands = self._topics.commands(absent, [given.ledger_topic])
         out = [name for name in (given.topic, given.rejects) if name]

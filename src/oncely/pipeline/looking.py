@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 from oncely.errors import TableMismatch
 from oncely.pipeline.destination import Known
+from oncely.pipeline.findings import Check
 from oncely.sinks.sql.connection import Connection
 from oncely.sinks.sql.dead_letters import DeadLetters
 from oncely.sinks.sql.ledger import Ledger
 from oncely.sinks.sql.session import brief_session
 from oncely.sinks.sql.sink import SqlSink
+from oncely.sinks.sql.sqlite import Sqlite
 from oncely.sinks.sql.takeover import require_ledger, same_table
-from oncely.sinks.sql.target import inspect
+from oncely.sinks.sql.target import create_statement, inspect
 
 
 def look(sink: SqlSink) -> Known:
@@ -42,21 +44,43 @@ def look(sink: SqlSink) -> Known:
 
 
 def check_table(sink: SqlSink) -> None:
-    """Refuse a table that doesn't take the rows, and a missing one that we may not create.
+    """Make all :func:`checks`.
 
     Raises:
-        TableMismatch: names every column that doesn't fit, or the table that it is not.
+        WrongInput: the first thing that is wrong.
     """
     with session(sink) as connection:
-        if connection is None:
-            return
-        if sink.ledger_tables.exists(connection):
-            ledger = Ledger(sink.ledger_tables.as_found(connection))
-            same_table(ledger.registered(connection), sink.wanted.table, sink.pipeline)
-        elif not sink.create:
-            require_ledger(connection, sink.ledger_tables)
-        if not sink.create or sink.dialect.columns(connection, sink.wanted.table):
-            inspect(sink.dialect, connection, sink.wanted)
+        for _, check in checks(sink, connection):
+            check()
+
+
+def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
+    """What a run would refuse: the database file, the ledger, the table.
+
+    Args:
+        sink: without columns only those checks are made that need none.
+        connection: None where the database is a file that is still to be made.
+    """
+    if connection is None:
+        if isinstance(sink.dialect, Sqlite):
+            yield "sink.url", sink.dialect.require_creatable
+        return
+    tables, wanted, dialect = sink.ledger_tables, sink.wanted, sink.dialect
+    if not sink.create:
+        yield "sink.create", lambda: require_ledger(connection, tables)
+    if tables.exists(connection):
+        yield "sink.table", lambda: _same_table(sink, connection)
+    if not len(wanted.schema):
+        return
+    if not sink.create or dialect.columns(connection, wanted.table):
+        yield "sink.table", lambda: inspect(dialect, connection, wanted)
+    else:
+        yield "sink.table", lambda: create_statement(dialect, wanted)
+
+
+def _same_table(sink: SqlSink, connection: Connection) -> None:
+    ledger = Ledger(sink.ledger_tables.as_found(connection))
+    same_table(ledger.registered(connection), sink.wanted.table, sink.pipeline)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from oncely.sinks.sql.dialects import dialect_for
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
 from oncely.sinks.sql.replay import FIRST, Replay
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.takeover import require_ledger
 from oncely.sinks.sql.target import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
 
 _DRIVER_CONNECTIONS = 2  # one that commits, one for a moment that looks or opens
@@ -125,6 +124,7 @@ class SqlDestination:
                 ddl.append(create_statement(sink.dialect, sink.wanted))
         facts, left = None, None
         with findings.about("sink.url"), looking.session(sink) as connection:
+            findings.collect(looking.checks(sink, connection))
             target = None
             exists = bool(connection and sink.dialect.columns(connection, sink.wanted.table))
             if connection is not None:
@@ -133,9 +133,6 @@ class SqlDestination:
                 if schema is not None and (exists or not sink.create):
                     with findings.about("sink.table"):
                         target = inspect(sink.dialect, connection, sink.wanted)
-                with findings.about("sink.create"):
-                    if not sink.create:
-                        require_ledger(connection, sink.ledger_tables)
                 self._privileges(sink, connection, target, findings)
             facts = SinkFacts(
                 "table",

@@ -14,6 +14,7 @@ from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
 from oncely.sinks.kafka.foreign import refuse_foreign
 from oncely.sinks.kafka.limits import check_open_files
+from oncely.sinks.kafka.takeover import same_target
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,19 @@ class TopicLedger:
                 known = cluster.look().positions
             stamps = cluster.stamped_offsets(partitions, stable=False)
             refuse_foreign(stamps, known, self.place)
+
+    def check_target(self, target: str) -> None:
+        """Refuse another destination than the one that the ledger's positions speak of.
+
+        Raises:
+            TableMismatch: naming both.
+        """
+        with closing(Cluster(self.place)) as cluster:
+            if topics.missing(cluster.asker, [self.place.ledger_topic]):
+                return
+            known = cluster.look().pipeline
+        if known is not None:
+            same_target(known, target, self.place.pipeline)
 
     def commands(self, absent: Sequence[str], compacted: Sequence[str]) -> list[str]:
         """``kafka-topics`` for whoever may create what is missing."""

@@ -151,11 +151,16 @@ def stage_frame(sink: Stager, frame: DataFrame, fence: Any, batch_id: int) -> li
 
 
 def output_schema(session: Any, transform: Transform, schema: pa.Schema) -> pa.Schema:
-    """The columns that a Spark transform makes of the decoder's columns."""
+    """The columns that a Spark transform makes of the decoder's columns.
+
+    Raises:
+        ConfigError: its plan is not deterministic before a shuffle.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     nullable = pa.schema([field.with_nullable(True) for field in schema])
     made = transform(session.createDataFrame([], from_arrow_schema(nullable)))
+    refuse_non_deterministic(made)
     return to_arrow_schema(made.schema)
 
 

@@ -85,11 +85,11 @@ class _Namer(KillingProducer):
             self._killer.at(BEFORE)
         return self._inner.begin_transaction()
 
-    def produce(self, topic: str, *args: Any, **more: Any) -> None:
-        names = topic == self._topic
+    def produce(self, topic: str, value: Any, key: Any, **more: Any) -> None:
+        names = topic == self._topic and not key.startswith(b"[")  # no record of the topic's owner
         if names and not self._named and not self._killer.position_first:
             self._killer.at(BEFORE)
-        self._inner.produce(topic, *args, **more)
+        self._inner.produce(topic, value, key, **more)
         if names:
             self._named += 1
             self._records = True

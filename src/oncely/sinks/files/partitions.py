@@ -76,6 +76,9 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionColumn, ...]:
     return columns
 
 
+_NESTED = "name a top-level column; a transform can make one of a member"
+
+
 def check_types(schema: pa.Schema, columns: Sequence[PartitionColumn]) -> None:
     """A schema that is known at plan time has the columns, of types that can be partitioned by.
 
@@ -85,12 +88,16 @@ def check_types(schema: pa.Schema, columns: Sequence[PartitionColumn]) -> None:
     for one in columns:
         if one.column not in schema.names:
             raise ConfigError(
-                _KEY, f"no column {one.column!r}; there are {', '.join(schema.names)}"
+                _KEY,
+                f"no column {one.column!r}; there are {', '.join(schema.names)}",
+                way_out=_NESTED if "." in one.column else "",
             )
         arrow = schema.field(one.column).type
         problem = _no_value(arrow) if one.kind == "column" else no_event_time(arrow)
         if problem:
-            raise ConfigError(_KEY, f"column {one.column!r} {problem}")
+            nested = pa.types.is_nested(arrow)
+            way_out = _NESTED if nested else ""
+            raise ConfigError(_KEY, f"column {one.column!r} {problem}", way_out=way_out)
 
 
 @dataclass(frozen=True)

@@ -266,8 +266,8 @@ def same_target(old: Registered, target: str, name: str) -> None:
     """
     if old.target and old.target != target:
         raise TableMismatch(
-            f"sink.topic: it is {target!r}, and pipeline {name!r} has written to"
-            f" {old.target!r}: the new topic would begin where the old one ends",
+            f"the destination is {target!r}, and pipeline {name!r} has written to {old.target!r}:"
+            " the new one would begin where the old one ends",
             way_out="give the pipeline a new name to begin anew; if this is meant, `oncely"
             " offsets reset FILE --shift-by 0 --execute` says so",
         )

@@ -7,6 +7,7 @@ finds no file must fail, or each machine of a cluster would quietly write a file
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -75,6 +76,24 @@ class Sqlite:
         except sqlite3.Error as error:
             problem = f"sink.url: {self.path} can't be created: {error}"
             raise WrongInput(problem, way_out="the directory must exist and be writable") from None
+
+    def require_creatable(self) -> None:
+        """Refuse a path at which :meth:`create_database` could not make the file.
+
+        Raises:
+            WrongInput: the directory is missing, or not writable.
+        """
+        folder = Path(self.path).absolute().parent
+        problem = ""
+        if not folder.is_dir():
+            problem = f"there is no directory {folder}"
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            problem = f"this user may not write in the directory {folder}"
+        if problem:
+            raise WrongInput(
+                f"sink.url: {self.path} can't be created: {problem}",
+                way_out="the directory must exist and be writable",
+            )
 
     def _open(self, mode: str) -> sqlite3.Connection:
         if sqlite3.sqlite_version_info < _NEEDS:

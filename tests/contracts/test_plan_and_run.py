@@ -1,0 +1,133 @@
+"""What a run refuses, `plan` refuses before: both make one list of checks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from oncely.config import parse
+from oncely.errors import WrongInput
+from oncely.local.kafka import Broker
+from oncely.pipeline import Pipeline
+from oncely.sinks.files.words import encode, schema_key
+from tests.conftest import produce
+from tests.laketools import scope_schema
+
+Settings = dict[str, Any]
+COLUMNS = "id INT, user STRING, at STRUCT<place: STRING>"
+
+
+@pytest.fixture
+def settings(broker: Broker, tmp_path: Path) -> Callable[..., Settings]:
+    """A pipeline's settings; the same name and topics each time."""
+    name = uuid.uuid4().hex[:12]
+    broker.create_topic(name, 1)
+
+    def made(schema: str = COLUMNS, **sink: Any) -> Settings:
+        if sink["kind"] == "files":
+            sink = {"url": f"{tmp_path.as_uri()}/root", "manifest_topic": f"{name}.manifest"} | sink
+        if sink["kind"] != "sql":
+            sink |= {"ledger_topic": f"{name}.ledger"}
+        return {
+            "name": name,
+            "source": {"brokers": broker.bootstrap, "topics": [name]},
+            "decode": {"format": "json", "schema": schema},
+            "sink": sink,
+        }
+
+    return made
+
+
+def opened(settings: Settings) -> None:
+    """What a run does before its first batch."""
+    pipeline = Pipeline(parse(settings))
+    source = pipeline.source
+    sink = pipeline.sink(pipeline.row_schema())
+    try:
+        start = source.resolve_start("earliest")
+        sink.open(source.identity(), lambda: start, start)
+    finally:
+        sink.close()
+
+
+def refused(settings: Settings, key: str, said: str) -> None:
+    """By `plan`, before Spark is started, and by the opening itself."""
+    pipeline = Pipeline(parse(settings))
+    problems = {one.key: one.message for one in pipeline.plan(use_spark=False).problems}
+    assert said in problems.get(key, ""), problems
+    with pytest.raises(WrongInput):
+        pipeline.preflight()
+    with pytest.raises(WrongInput):
+        opened(settings)
+
+
+def fine(settings: Settings) -> None:
+    assert Pipeline(parse(settings)).plan(use_spark=False).problems == ()
+    Pipeline(parse(settings)).preflight()
+    opened(settings)
+    assert Pipeline(parse(settings)).plan(use_spark=False).problems == ()
+
+
+def test_another_table(settings: Callable[..., Settings], tmp_path: Path) -> None:
+    sql = {"kind": "sql", "url": f"sqlite:///{tmp_path}/rows.db"}
+    fine(settings("id INT", **sql, table="one"))
+    refused(settings("id INT", **sql, table="two"), "sink.table", "has written to 'one'")
+
+
+def test_a_folder_that_can_hold_no_database(
+    settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    sql = {"kind": "sql", "url": f"sqlite:///{tmp_path}/missing/rows.db", "table": "rows"}
+    refused(settings("id INT", **sql), "sink.url", "there is no directory")
+    (tmp_path / "missing").touch()
+    refused(settings("id INT", **sql), "sink.url", "there is no directory")
+
+
+def test_another_output_topic(broker: Broker, settings: Callable[..., Settings]) -> None:
+    one, two = f"one-{uuid.uuid4().hex[:8]}", f"two-{uuid.uuid4().hex[:8]}"
+    fine(settings(kind="kafka", topic=one))
+    refused(settings(kind="kafka", topic=two), "sink.topic", f"has written to '{one}'")
+
+
+def test_another_root(settings: Callable[..., Settings], tmp_path: Path) -> None:
+    fine(settings(kind="files"))
+    other = settings(kind="files", url=f"{tmp_path.as_uri()}/other")
+    refused(other, "sink.url", "has written to")
+    # A manifest of its own does not make it another pipeline.
+    refused(other | {"sink": other["sink"] | {"manifest_topic": f"{uuid.uuid4().hex}.manifest"}},
+            "sink.url", "has written to")  # fmt: skip
+
+
+def test_a_manifest_of_another_pipeline(settings: Callable[..., Settings], tmp_path: Path) -> None:
+    fine(settings(kind="files"))
+    copied = settings(kind="files", url=f"{tmp_path.as_uri()}/other") | {"name": "copied"}
+    refused(copied, "sink.manifest_topic", "belongs to pipeline")
+
+
+def test_columns_that_earlier_files_do_not_resolve_to(
+    broker: Broker, settings: Callable[..., Settings]
+) -> None:
+    before = settings("id INT", kind="files")
+    fine(before)
+    page = scope_schema(pa.schema([("id", pa.int64())]))
+    topic = before["sink"]["manifest_topic"].replace(".manifest", ".schema")
+    produce(broker, topic, [(0, schema_key(()), encode(page))])
+    fine(before)
+    now = settings("id STRING", kind="files")
+    refused(now, "sink", "decode.schema: id: it is BIGINT, found STRING")
+
+
+def test_a_manifest_topic_that_is_unfit(broker: Broker, settings: Callable[..., Settings]) -> None:
+    wide = f"{uuid.uuid4().hex}.manifest"
+    broker.create_topic(wide, 3, {"cleanup.policy": "compact"})
+    refused(settings(kind="files", manifest_topic=wide), "sink.manifest_topic", "3 partitions")
+
+
+@pytest.mark.parametrize("column", ["at", "at.place", "date(at)"])
+def test_a_partition_column_that_is_nested(settings: Callable[..., Settings], column: str) -> None:
+    refused(settings(kind="files", partition_by=[column]), "sink.partition_by", "'at")
