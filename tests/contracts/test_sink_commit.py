@@ -228,7 +228,7 @@ def test_when_patience_ends_nothing_was_written(place: Place) -> None:
 
 def test_a_stranger_who_holds_no_epoch_changes_nothing(place: Place) -> None:
     sink, fence = ready(sink_to(place))
-    with pytest.raises(LedgerWentBack, match="the ledger.s epoch is 1, and ours 2"):
+    with pytest.raises(LedgerWentBack, match=r"the ledger.s epoch is 1, and ours 2"):
         commit_all(sink, at_t0(0, numbered(0, 2)), Fence("p", fence.epoch + 1))
     assert ids(place) == []
 

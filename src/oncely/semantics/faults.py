@@ -18,7 +18,15 @@ import pyarrow as pa
 from confluent_kafka import Producer
 
 from oncely.semantics.cells import BEFORE, COMMIT, INSIDE, POSITION, RECORDS
-from oncely.sinks.sql.connection import Connection, Dialect, Params, Row, TableName, connect
+from oncely.sinks.sql.connection import (
+    Connection,
+    Dialect,
+    Params,
+    Row,
+    RowByRow,
+    TableName,
+    connect,
+)
 from oncely.sources.clients import Trouble, make
 
 ARRIVING = 10.0  # seconds for half of a commit's records to arrive
@@ -153,6 +161,11 @@ class _Session:
 
     def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
         self._inner.execute_many(sql, rows)
+
+    def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
+        """Rows, one by one."""
+        self._records = True
+        return self._inner.insert_each(into, rows)
 
     def check_constraints(self) -> None:
         self._inner.check_constraints()

@@ -7,7 +7,7 @@ point where a crash can fall.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -62,6 +62,25 @@ class Contention(Unavailable):
     """A deadlock, a serialization failure or a lock timeout: nothing is wrong with the rows."""
 
 
+@dataclass(frozen=True)
+class RowByRow:
+    """Where rows go one by one.
+
+    Attributes:
+        table: the destination.
+        staged: a table of the session, which holds the rows and the number of each.
+        create_staged: the statement that creates it.
+        number: the column of the numbers.
+        casts: per column, the table's type when the value travels as text.
+    """
+
+    table: TableName
+    staged: TableName
+    create_staged: str
+    number: str
+    casts: Mapping[str, str | None]
+
+
 class Connection(Protocol):
     """One session with the database. Not thread-safe; autocommit outside begin and commit."""
 
@@ -92,6 +111,17 @@ class Connection(Protocol):
 
         Raises:
             BadData: with the index of the refused row when the database tells it.
+            RowsDropped: a trigger has left rows out.
+        """
+
+    def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
+        """Insert ``rows`` one by one, in order; index and reason of those that are refused.
+
+        For rows of which many are refused: all of it happens in the database. In an open
+        transaction, which it leaves as if the refused rows had never been sent.
+
+        Raises:
+            BadData: a value can't even be sent; nothing is known of the other rows.
             RowsDropped: a trigger has left rows out.
         """
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from oncely.errors import WrongInput
 from oncely.sinks.sql.connection import BadData, Connection
 
 Insert = Callable[[pa.Table], None]
 Refuse = Callable[[int, str], None]
+InsertEach = Callable[[pa.Table], list[tuple[int, str]]]
 
 _SAVEPOINT = "SAVEPOINT oncely_rows"
 _UNDO = "ROLLBACK TO SAVEPOINT oncely_rows"
 _RELEASE = "RELEASE SAVEPOINT oncely_rows"
 _FIRST_WINDOW = 8_192
+_MANY = 16  # refused rows, from which on it is cheaper to insert the others one by one
 
 
 def insert_or_isolate(
@@ -29,6 +33,7 @@ def insert_or_isolate(
     rows: pa.Table,
     still_ours: Callable[[], None],
     refuse: Refuse,
+    insert_each: InsertEach | None = None,
 ) -> None:
     """Insert ``rows``; each row that the database refuses goes to ``refuse`` instead.
 
@@ -38,6 +43,7 @@ def insert_or_isolate(
             refusal: a unique key may be violated only because another attempt has written
             these very rows, and then they are no rejects but a replay.
         refuse: takes the row's index and the reason; may raise to stop (reject budget).
+        insert_each: writes rows one by one, and tells which were refused.
     """
     if not rows.num_rows:
         return
@@ -48,46 +54,88 @@ def insert_or_isolate(
     except BadData as error:
         connection.execute(_UNDO)
         still_ours()
-        _isolate(connection, insert, rows, error, still_ours, refuse)
+        isolation = _Isolation(connection, insert, rows, still_ours, refuse, insert_each)
+        isolation.run(error)
 
 
-def _isolate(
-    connection: Connection,
-    insert: Insert,
-    rows: pa.Table,
-    first: BadData,
-    still_ours: Callable[[], None],
-    refuse: Refuse,
-) -> None:
-    """Cut the rows at each refusal until what is refused is a single row.
+@dataclass
+class _Isolation:
+    """The rows are cut at each refusal until what is refused is a single row.
 
     A named line is believed only after that row was refused alone. The window of rows tried at
-    once halves on a refusal and doubles on success, so a few bad rows among many cost little
-    and many bad rows don't cost a whole chunk each.
+    once halves on a refusal and doubles on success, so a few bad rows among many cost little.
+    Where many are refused, the rest is inserted one by one in the database itself.
     """
-    window = _FIRST_WINDOW
-    parts = deque(_cut(0, rows.num_rows, first.line))
-    while parts:
-        start, stop = parts.popleft()
-        if stop - start > window:
-            parts.appendleft((start + window, stop))
-            stop = start + window
-        connection.execute(_SAVEPOINT)
-        try:
-            insert(rows.slice(start, stop - start))
-            connection.check_constraints()
-            connection.execute(_RELEASE)
-            # What a refusal cut off says nothing of a window: it would grow with every bad row.
-            window *= 2 if stop - start == window else 1
-        except BadData as error:
-            connection.execute(_UNDO)
-            connection.execute(_RELEASE)
-            still_ours()
-            if stop - start == 1:
-                refuse(start, error.reason)
+
+    connection: Connection
+    insert: Insert
+    rows: pa.Table
+    still_ours: Callable[[], None]
+    refuse: Refuse
+    insert_each: InsertEach | None
+    refused: int = 0
+
+    def run(self, first: BadData) -> None:
+        """Insert all rows but those that are refused."""
+        window = _FIRST_WINDOW
+        parts = deque(_cut(0, self.rows.num_rows, first.line))
+        while parts:
+            start, stop = parts.popleft()
+            if stop - start > window:
+                parts.appendleft((start + window, stop))
+                stop = start + window
+            if self.refused >= _MANY and self.insert_each is not None:
+                window = _FIRST_WINDOW
+                if self._one_by_one(start, stop):
+                    continue
+            error = self._try(start, stop)
+            if error is None:
+                # What a refusal cut off says nothing of a window: it would grow with every bad row.
+                window *= 2 if stop - start == window else 1
+            elif stop - start == 1:
+                self._refuse(start, error.reason)
             else:
                 window = max(1, window // 2)
                 parts.extendleft(reversed(_cut(start, stop, error.line)))
+
+    def _try(self, start: int, stop: int) -> BadData | None:
+        self.connection.execute(_SAVEPOINT)
+        try:
+            self.insert(self.rows.slice(start, stop - start))
+            self.connection.check_constraints()
+            self.connection.execute(_RELEASE)
+        except BadData as error:
+            self._undo()
+            self.still_ours()
+            return error
+        return None
+
+    def _one_by_one(self, start: int, stop: int) -> bool:
+        """False when the database can't do it: for this part and all others."""
+        if self.insert_each is None:
+            return False
+        self.connection.execute(_SAVEPOINT)
+        try:
+            refused = self.insert_each(self.rows.slice(start, stop - start))
+            self.connection.execute(_RELEASE)
+        except (BadData, WrongInput):
+            # A value that no table takes, or a user who may not make temporary tables.
+            self._undo()
+            self.insert_each = None
+            return False
+        if refused:
+            self.still_ours()
+        for row, reason in refused:
+            self._refuse(start + row, reason)
+        return True
+
+    def _undo(self) -> None:
+        self.connection.execute(_UNDO)
+        self.connection.execute(_RELEASE)
+
+    def _refuse(self, row: int, reason: str) -> None:
+        self.refused += 1
+        self.refuse(row, reason)
 
 
 def _cut(start: int, stop: int, line: int | None) -> list[tuple[int, int]]:

@@ -27,6 +27,7 @@ from oncely.sinks.sql.connection import (
     Contention,
     Params,
     Row,
+    RowByRow,
     RowsDropped,
     TableName,
 )
@@ -112,6 +113,22 @@ class PostgresConnection:
             stream.write(encoder.finish())
         return cursor.rowcount
 
+    def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
+        """Insert ``rows`` one by one, in a loop of the server's own."""
+        self.execute("DROP TABLE IF EXISTS _oncely_refused")
+        self.execute("CREATE TEMP TABLE _oncely_refused (n BIGINT, reason TEXT) ON COMMIT DROP")
+        self.execute(into.create_staged)
+        numbers = pa.array(range(rows.num_rows), pa.int64())
+        self.copy(into.staged, rows.append_column(into.number, numbers))
+        self.execute(_each_row(into))
+        self.execute(f"DROP TABLE {_quoted(into.staged.name)}")
+        refused = self.query("SELECT n, reason FROM _oncely_refused ORDER BY n")
+        self.execute("DROP TABLE _oncely_refused")
+        dropped = sum(1 for _, reason in refused if reason is None)
+        if dropped:
+            raise RowsDropped(into.table, rows.num_rows, rows.num_rows - dropped)
+        return refused
+
     def check_constraints(self) -> None:
         """Check deferred constraints now, then let later statements defer again."""
         _sorted_errors(
@@ -177,6 +194,48 @@ def _line(context: str | None, copied: str | None) -> int | None:
         return None
     named = re.search(rf"^COPY {re.escape(copied)}, line (\d+)", context or "", re.MULTILINE)
     return int(named.group(1)) - 1 if named else None
+
+
+def _each_row(into: RowByRow) -> str:
+    """A loop over the staged rows that notes what :func:`_sort` would take for bad data."""
+    table = ".".join(_quoted(part) for part in into.table if part)
+    names = ", ".join(_quoted(name) for name in into.casts)
+    values = ", ".join(
+        f"CAST(_oncely_row.{_quoted(name)} AS {cast})" if cast else f"_oncely_row.{_quoted(name)}"
+        for name, cast in into.casts.items()
+    )
+    number, limits = _quoted(into.number), ", ".join(f"'{one}'" for one in _LIMITS)
+    body = f"""
+DECLARE
+    _oncely_row record; _oncely_taken bigint;
+    _oncely_state text; _oncely_reason text; _oncely_detail text;
+BEGIN
+    SET CONSTRAINTS ALL IMMEDIATE;
+    FOR _oncely_row IN SELECT * FROM {_quoted(into.staged.name)} ORDER BY {number} LOOP
+        BEGIN
+            INSERT INTO {table} ({names}) VALUES ({values});
+            GET DIAGNOSTICS _oncely_taken = ROW_COUNT;
+            IF _oncely_taken <> 1 THEN
+                INSERT INTO _oncely_refused VALUES (_oncely_row.{number}, NULL);
+            END IF;
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS _oncely_state = RETURNED_SQLSTATE,
+                _oncely_reason = MESSAGE_TEXT, _oncely_detail = PG_EXCEPTION_DETAIL;
+            IF left(_oncely_state, 2) NOT IN ('22', '23') AND _oncely_state NOT IN ({limits}) THEN
+                RAISE;
+            END IF;
+            IF _oncely_detail <> '' THEN
+                _oncely_reason := _oncely_reason || ' (' || _oncely_detail || ')';
+            END IF;
+            INSERT INTO _oncely_refused VALUES (_oncely_row.{number}, _oncely_reason);
+        END;
+    END LOOP;
+    SET CONSTRAINTS ALL DEFERRED;
+END"""
+    tag = "$oncely$"
+    while tag in body:  # a name may hold any text
+        tag = f"{tag[:-1]}_$"
+    return f"DO {tag}{body}{tag}".replace("%", "%%")
 
 
 def _quoted(identifier: str) -> str:

@@ -318,18 +318,24 @@ class SqlSink:
         budget = _Budget(max_rejects)
         prepared = prepare(chunk, self.target, self.keep_source)
         budget.spend(prepared.rejections)
-        # Asked of the broker before the transaction begins: an idle one would be ended.
+        # Asked of the broker outside of transactions: an idle one would be ended, and holds locks.
+        # What the table refuses is written without in a transaction of its own.
         letters = _letters(chunk, prepared.rejections)
-        with (
-            session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours,
-            transaction(ours),
-        ):
-            done = self._write_rows(ours, prepared, budget, partial(still_ours, ours))
-            letters += _letters(chunk, done.rejections[len(prepared.rejections) :])
-            self.dead_letters.add(ours, letters, fence.epoch)
-            written = tally(chunk, done)
-            finish(ours, written)
-        return written
+        with session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours:
+            while True:
+                try:
+                    with transaction(ours):
+                        done = self._write_rows(ours, prepared, budget, partial(still_ours, ours))
+                        refused = list(done.rejections[len(prepared.rejections) :])
+                        if refused:
+                            raise _Refused
+                        self.dead_letters.add(ours, letters, fence.epoch)
+                        written = tally(chunk, done)
+                        finish(ours, written)
+                    return written
+                except _Refused:
+                    letters += _letters(chunk, refused)
+                    prepared = prepared.without(refused)
 
     def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
         """Write a task's rows into a table of its own; see the port."""
@@ -401,6 +407,10 @@ class SqlSink:
         """True when the ledger is not what a decision was made on."""
         now = self.ledger.entries(ours)
         return any(now.get(tp) != entries[tp] for tp in partitions)
+
+
+class _Refused(Exception):
+    """Rows of the open transaction were refused; it is undone."""
 
 
 class _Budget:

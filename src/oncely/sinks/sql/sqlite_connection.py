@@ -17,6 +17,7 @@ from oncely.sinks.sql.connection import (
     Contention,
     Params,
     Row,
+    RowByRow,
     RowsDropped,
     TableName,
 )
@@ -103,6 +104,16 @@ class SqliteConnection:
             if taken != batch.num_rows:
                 raise RowsDropped(table, batch.num_rows, taken)
             first += batch.num_rows
+
+    def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
+        """Insert ``rows`` one by one: a statement that fails leaves no trace of its own."""
+        refused = []
+        for at in range(rows.num_rows):
+            try:
+                self.copy(into.table, rows.slice(at, 1))
+            except BadData as error:
+                refused.append((at, error.reason))
+        return refused
 
     def _insert(self, statement: str, batch: pa.RecordBatch, first: int) -> int:
         at = -1  # the row that was bound last: the one an error speaks of

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from oncely.decode.base import Rejection
 from oncely.sinks.base import IntArray
-from oncely.sinks.sql.connection import Connection, Dialect, RowsDropped, TableName
+from oncely.sinks.sql.connection import Connection, Dialect, RowByRow, RowsDropped, TableName
 from oncely.sinks.sql.isolate import insert_or_isolate
 from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
 from oncely.sinks.sql.target import Target
 
 _STAGED = TableName(None, "_oncely_rows")
+_EACH = TableName(None, "_oncely_each")
 
 
 def write_rows(
@@ -49,7 +51,13 @@ def write_rows(
         if several:
             connection.execute("SAVEPOINT oncely_chunk")
         insert_or_isolate(
-            connection, lambda part: writer.insert(connection, part), now.rows, still_ours, refuse
+            connection,
+            partial(writer.insert, connection),
+            now.rows,
+            still_ours,
+            refuse,
+            # Of an upsert a row is more than one statement, and order decides.
+            None if target.keys else partial(writer.insert_each, connection),
         )
         prepared = now.without(list(bad.values())) if bad else now
         if not (several and bad):
@@ -116,6 +124,14 @@ class RowWriter:
             taken = connection.execute(f"{statement} ORDER BY {order}")
             if taken != rows.num_rows:
                 raise RowsDropped(self._target.table, rows.num_rows, taken)
+
+    def insert_each(self, connection: Connection, rows: pa.Table) -> list[tuple[int, str]]:
+        """Write ``rows`` one by one; index and reason of those that are refused."""
+        columns = staging_columns(self._dialect, self._target, ordered=False)
+        create = self._dialect.create_staging(_EACH, columns, temporary=True)
+        casts = {fit.name: fit.cast for fit in self._target.fits}
+        into = RowByRow(self._target.table, _EACH, create, ORDINAL, casts)
+        return connection.insert_each(into, rows)
 
 
 def staging_columns(dialect: Dialect, target: Target, *, ordered: bool) -> list[tuple[str, str]]:

@@ -1,0 +1,101 @@
+"""Where many records are refused the database does the work, and no lock waits for Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from oncely.decode.base import Rejection
+from oncely.sinks.base import Reject
+from oncely.sinks.sql.connection import RowsDropped
+from oncely.sinks.sql.session import close_all
+from tests.contracts.looking import create, history, ids, rejected
+from tests.sinktools import Place, at_t0, commit_all, numbered, ready, sink_to, with_faults
+
+RECORDS = 2_000
+
+
+class Calls:
+    """Counts calls to the database, and knows whether a transaction is open."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.open = False
+
+    def __call__(self, name: str, call: Callable[[], Any]) -> Any:
+        self.count += 1
+        if name in ("begin", "commit", "rollback"):
+            self.open = name == "begin"
+        return call()
+
+
+@pytest.mark.parametrize("good", [0, 2, 3], ids=["none", "every second", "every third"])
+def test_many_refused_rows_take_few_calls(place: Place, good: int) -> None:
+    """And each of the others is a row, in order."""
+    create(place, f"id bigint CHECK ({f'id % {good} = 0' if good else 'id < 0'}), name text")
+    sink, fence = ready(sink_to(place))
+    close_all()
+    calls = Calls()
+    commit_all(with_faults(sink, calls), at_t0(0, numbered(0, RECORDS)), fence)
+    kept = [n for n in range(RECORDS) if good and n % good == 0]
+    assert ids(place) == kept
+    assert place.sql("SELECT id FROM rows") == [(n,) for n in kept]
+    assert [offset for offset, _ in rejected(place)] == sorted({*range(RECORDS)} - {*kept})
+    assert all("check" in reason.lower() for _, reason in rejected(place))
+    assert history(place)[0][5:] == (RECORDS, len(kept), RECORDS - len(kept), 0)
+    assert calls.count < RECORDS / 5
+
+
+def test_a_key_twice_in_a_chunk_is_refused_the_second_time(place: Place) -> None:
+    create(place, "id bigint PRIMARY KEY, name text")
+    sink, fence = ready(sink_to(place))
+    twice = [replace(one, offset=n) for n, one in enumerate(2 * numbered(0, 500))]
+    commit_all(sink, at_t0(0, twice), fence)
+    assert ids(place) == list(range(500))
+    assert [offset for offset, _ in rejected(place)] == list(range(500, 1_000))
+
+
+def test_a_value_that_cannot_be_sent_among_many_refused_rows(on_postgres: Place) -> None:
+    """PostgreSQL takes no NUL in a text: such a row is refused before any table sees it."""
+    create(on_postgres, "id bigint CHECK (id % 2 = 0), name text")
+    sink, fence = ready(sink_to(on_postgres))
+    records = numbered(0, 300)
+    records[200] = replace(records[200], rows=({"id": 200, "name": "a\x00b"},))
+    commit_all(sink, at_t0(0, records), fence)
+    assert ids(on_postgres) == [n for n in range(0, 300, 2) if n != 200]
+    assert len(rejected(on_postgres)) == 151
+
+
+def test_a_trigger_that_drops_rows_among_many_refused_ones_stops(on_postgres: Place) -> None:
+    create(on_postgres, "id bigint CHECK (id % 2 = 0), name text")
+    sink, fence = ready(sink_to(on_postgres))
+    on_postgres.sql(
+        "CREATE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RETURN CASE WHEN NEW.id = 200 THEN NULL ELSE NEW END; END $$"
+    )
+    on_postgres.sql(
+        "CREATE TRIGGER leaves_out BEFORE INSERT ON rows FOR EACH ROW EXECUTE FUNCTION leave_out()"
+    )
+    with pytest.raises(RowsDropped):
+        commit_all(sink, at_t0(0, numbered(0, 300)), fence)
+    assert ids(on_postgres) == []
+
+
+def test_refused_records_are_read_from_kafka_while_no_transaction_is_open(place: Place) -> None:
+    create(place, "id bigint CHECK (id <> 3), name text")
+    sink, fence = ready(sink_to(place))
+    close_all()
+    calls = Calls()
+    asked: list[tuple[int, bool]] = []
+    what = at_t0(0, numbered(0, 5))
+
+    def letters(wanted: Sequence[Rejection]) -> list[Reject]:
+        asked.extend((one.record, calls.open) for one in wanted)
+        return what.dead_letters(wanted)
+
+    commit_all(with_faults(sink, calls), replace(what, dead_letters=letters), fence)
+    assert asked == [(3, False)]
+    assert ids(place) == [0, 1, 2, 4]
