@@ -10,7 +10,7 @@ import pytest
 
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, Unavailable, WrongInput
-from oncely.sinks.base import Fence, PositionMoved, Publication, Reject, Staged, Written
+from oncely.sinks.base import Fence, PositionMoved, Publication, QueryBatch, Reject, Staged, Written
 from oncely.sinks.sql.session import close_all
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.staging import publish, stage, staging_prefix, sweep
@@ -193,7 +193,8 @@ def test_a_batch_of_a_query_takes_effect_once_also_without_data(place: Place) ->
     def batch(number: int, query: str = "q") -> Publication:
         staged = stage(sink, fence, number, next(attempts), [rows(number, number + 1)])
         empty = {T0: OffsetRange(0, 0)}
-        return Publication(empty, {T0: Written(0, 0, 0, 0)}, [], [staged], (query, number))
+        done = {T0: Written(0, 0, 0, 0)}
+        return Publication(empty, done, [], [staged], QueryBatch(query, number, "plan"))
 
     publish(sink, batch(0), sink.entries(fence), fence)
     with pytest.raises(PositionMoved, match="published already"):

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from oncely.config import parse
+from oncely.core import events
 from oncely.errors import ConfigError, Stopped, Unavailable
 from oncely.pipeline import Pipeline
 from oncely.sinks.sql.connection import Connection, Dialect, connect
@@ -59,6 +60,18 @@ def test_group_by_join_and_union(make_world: Any, spark: Any) -> None:
     Pipeline(settings(world, "totals")).run("latest", spark=spark)
     expect_all(world)
     assert not leftovers(world)
+
+
+def test_the_rows_of_a_run_are_those_that_the_table_got(make_world: Any, spark: Any) -> None:
+    world: World = make_world(2)
+    world.publish(3_000, partitions=2)
+    heard: list[events.Event] = []
+    Pipeline(settings(world, "totals")).run("latest", spark=spark, listener=heard.append)
+    batches = [one for one in heard if isinstance(one, events.BatchCommitted)]
+    assert len(batches) > 1
+    assert sum(one.rows for one in batches) == world.count()
+    ranges = [one for one in heard if isinstance(one, events.RangeCommitted)]
+    assert sum(one.rows for one in ranges) == world.count()
 
 
 def expect_all(world: World) -> None:
@@ -131,6 +144,27 @@ def test_random_values_after_the_last_shuffle_are_fine(make_world: Any, spark: A
     world.publish(70, partitions=1)
     Pipeline(settings(world, "late_random")).run("latest", spark=spark)
     assert world.sql('SELECT sum("count") FROM rows') == [(70,)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        ("python", "exits_in_a_worker"),
+        ("spark", "exits_in_a_batch"),
+        ("spark", "exits_in_a_function"),
+    ],
+)
+def test_a_transform_that_exits_is_a_wrong_input(
+    make_world: Any, spark: Any, kind: str, function: str
+) -> None:
+    """It must not end the run by an exit code of its own: 3 says that a newer run is there."""
+    world: World = make_world(1)
+    world.publish(10, partitions=1)
+    transform = {kind: f"tests.scenarios.transforms:{function}"}
+    description = world.settings(transform=transform, sink={"keep_source": False})
+    with pytest.raises(ConfigError, match=f"transform.{kind}: .*sys.exit"):
+        Pipeline(parse(description)).run("latest", spark=spark)
+    assert world.sql('SELECT "position" FROM oncely_positions') == [(0,)]
 
 
 def test_a_row_that_the_table_refuses_stops_the_pipeline(make_world: Any, spark: Any) -> None:

@@ -155,7 +155,9 @@ def test_a_batch_that_spark_repeats_is_written_once(query: Query, spark: Any) ->
             assert offsets(query, last) == offsets(query, last - 1), "a batch without data"
             forget(query, ["commits", "offsets"], last)
             query.world.sql("DELETE FROM counted WHERE start > %s", max(before))
-            query.world.sql("UPDATE oncely_pipelines SET query_batch = %s", last - 1)
+            query.world.sql(
+                "UPDATE oncely_pipelines SET query_batch = %s, query_plan = NULL", last - 1
+            )
             last -= 1
         forget(query, ["commits"], last)
         run(query.order, spark)
@@ -206,6 +208,23 @@ def test_an_older_checkpoint_repeats_what_the_table_has(query: Query, spark: Any
     run(query.order | {"max_offsets": 200}, spark)
     assert newest(query, "commits") == 1
     assert_rows(query.world, 300)
+
+
+@pytest.mark.parametrize("query", [True], indirect=True)
+def test_a_query_with_state_repeats_only_the_very_batch(query: Query, spark: Any) -> None:
+    """Planned again with the same records, another watermark may close other windows."""
+    for _ in range(2):
+        publish(query.world, 0, 100)  # the second time they are late and move no watermark
+        run(query.order, spark)
+    assert newest(query, "commits") == 2, "two batches with data, one without between them"
+    forget(query, ["commits", "offsets"], 2)
+    with pytest.raises(StreamingQueryException, match=r"batch 2 .* planned again"):
+        run(query.order, spark)
+    for batch in (1, 2):
+        forget(query, ["commits", "offsets"], batch)
+    with pytest.raises(StreamingQueryException, match=r"batch 1 is older .* 2"):
+        run(query.order, spark)
+    assert_windows(query.world, 100)
 
 
 @both

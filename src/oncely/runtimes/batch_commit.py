@@ -93,6 +93,7 @@ class BatchCommit(LedgerKeeper[Transform]):
         staged = stage_frame(sink, self.transform(rows), self.fence, batch_id)
         what = Publication(ranges, written, rejects, staged)
         replayed = publish(sink, what, self.fence, self._entries)
+        written = what.counted(sum(one.rows for one in staged))
         self._tidy(len(ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
         self._count(sum(one.records for one in written.values()), len(rejects))
         return [Outcome(tp, ranges[tp], written[tp], replayed) for tp in sorted(ranges)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,14 @@ class Checkpoint:
                 ranges[tp] = OffsetRange(before.get(tp, first.get(tp, 0)), at)
         known = {tp: range_ for tp, range_ in ranges.items() if tp.topic not in twice}
         return BatchRanges(known, complete=not twice and None not in ends)
+
+    def plan(self, batch_id: int) -> str:
+        """A digest of the micro-batch's entry in the offset log.
+
+        Spark runs a batch again by the entry that is there. An entry that was lost and written
+        again has another time of planning, and so another digest.
+        """
+        return hashlib.sha256(self._read(f"offsets/{batch_id}").encode()).hexdigest()[:32]
 
     def _sources(self, batch_id: int) -> list[dict[TopicPartition, Position] | None]:
         """The ends of each source, None for one that is not Kafka."""

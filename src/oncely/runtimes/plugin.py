@@ -1,9 +1,10 @@
 """The sink for a streaming DataFrame that somebody already has.
 
 The query brings its own plan and its own checkpoint, so a batch's rows are published by batch
-commit and keyed twice: by the checkpoint's id and Spark's batch id, and by the Kafka offsets
-that the batch read. The first key also covers batches without new data (a watermark that has
-moved sends rows with an empty range); the second keeps history and lag tools truthful.
+commit and keyed twice: by the checkpoint's id, Spark's batch id and a digest of its plan, and by
+the Kafka offsets that the batch read. The first key also covers batches without new data (a
+watermark that has moved sends rows with an empty range); the second keeps history and lag tools
+truthful, and says whether a batch that was planned again has anything new.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from oncely.runtimes.batch_commit import stage_frame
 from oncely.runtimes.checkpoint import BatchRanges, Checkpoint
 from oncely.runtimes.ledger_keeper import Housekeeping
 from oncely.runtimes.spark_errors import is_java, without_stack
-from oncely.sinks.base import Fence, PositionMoved, Publication, Written
+from oncely.sinks.base import Fence, PositionMoved, Publication, QueryBatch, Written
 from oncely.sinks.sql.ledger import Registered
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.takeover import require_held
@@ -108,15 +109,16 @@ class PublishedBatches:
             raise BatchFailed(without_stack(error)) from None
 
     def _take_effect(self, frame: DataFrame, batch_id: int) -> None:
-        query_id = self.checkpoint.query_id()
+        plan = self.checkpoint.plan(batch_id)
+        query = QueryBatch(self.checkpoint.query_id(), batch_id, plan)
         ranges = self.checkpoint.ranges(batch_id)
         patience = Backoff()
         while True:
             try:
-                if self._is_published(query_id, batch_id, ranges):
+                if self._is_published(query, ranges):
                     self._only_remember(frame)
                     return
-                self._publish(frame, query_id, batch_id, ranges.known)
+                self._publish(frame, query, ranges.known)
             except PositionMoved:
                 continue
             except Unavailable:
@@ -141,53 +143,63 @@ class PublishedBatches:
     def _publish(
         self,
         frame: DataFrame,
-        query_id: str,
-        batch_id: int,
+        query: QueryBatch,
         ranges: Mapping[TopicPartition, OffsetRange],
     ) -> None:
-        staged = stage_frame(self.sink, frame, self.fence, batch_id)
+        staged = stage_frame(self.sink, frame, self.fence, query.batch_id)
         nothing = Written(0, 0, 0, 0)  # a query of somebody else does not tell what it has read
         written = dict.fromkeys(ranges, nothing)
-        what = Publication(ranges, written, (), staged, (query_id, batch_id))
+        what = Publication(ranges, written, (), staged, query)
         self.sink.publish(what, self.sink.entries(self.fence), self.fence)
 
-    def _is_published(self, query_id: str, batch_id: int, ranges: BatchRanges) -> bool:
+    def _is_published(self, query: QueryBatch, ranges: BatchRanges) -> bool:
         """Ask the ledger. It may be ahead of the checkpoint by the one batch Spark replays."""
         known = self.sink.registered()
         require_held(known, self.fence)
         ids = self.topic_ids({tp.topic for tp in ranges.known})
         self.sink.same_topics(ids)
-        if known.query_id == query_id and known.query_batch is not None:
-            if batch_id <= known.query_batch:
-                self._compare_published(batch_id, ranges)
+        if known.query_id == query.query_id and known.query_batch is not None:
+            if query.batch_id <= known.query_batch:
+                self._compare_published(query, known, ranges)
                 return True
-            if batch_id > known.query_batch + 1:
+            if query.batch_id > known.query_batch + 1:
                 raise self._other_checkpoint(
-                    f"batch {batch_id} follows, the ledger has only {known.query_batch}"
+                    f"batch {query.batch_id} follows, the ledger has only {known.query_batch}"
                 )
         else:
-            self._adopt(known, batch_id, ranges)
+            self._adopt(known, query.batch_id, ranges)
         self._compare_positions(ranges, ids)
         return False
 
-    def _compare_published(self, batch_id: int, ranges: BatchRanges) -> None:
+    def _compare_published(self, query: QueryBatch, known: Registered, ranges: BatchRanges) -> None:
         """A batch with the number of a published one must have read nothing beyond it.
 
         Spark plans a batch anew when the checkpoint has lost it: an older copy was restored, or
-        the host went down before the file system had written it. Then it may read further.
+        the host went down before the file system had written it. Then it may read further, and
+        where rows depend on state, or on more than Kafka's offsets, it may make other rows.
 
         Raises:
-            WrongInput: records of the batch are not published.
+            WrongInput: the batch is not the published one, or it has records beyond it.
         """
         entries = self.sink.entries(self.fence)
         for tp, range_ in sorted(ranges.known.items()):
             position = entries[tp].position if tp in entries else 0
             if range_.end > position and not range_.is_empty:
                 raise self._other_checkpoint(
-                    f"batch {batch_id} is published and was planned again, {tp} {range_} goes"
-                    f" beyond the ledger's position {position}",
+                    f"batch {query.batch_id} is published and was planned again, {tp} {range_}"
+                    f" goes beyond the ledger's position {position}",
                     ranges,
                 )
+        if ranges.complete and not self.stateful:
+            return
+        if query.batch_id < (known.query_batch or 0):
+            raise self._other_checkpoint(
+                f"batch {query.batch_id} is older than the last published, {known.query_batch}"
+            )
+        if known.query_plan not in (None, query.plan):
+            raise self._other_checkpoint(
+                f"batch {query.batch_id} is published and was planned again"
+            )
 
     def _adopt(self, known: Registered, batch_id: int, ranges: BatchRanges) -> None:
         """A checkpoint that the ledger has not met: fine for the first one, or when the offsets

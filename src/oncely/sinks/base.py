@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -199,6 +199,20 @@ class Staged:
     rows: int
 
 
+class QueryBatch(NamedTuple):
+    """A micro-batch of a streaming query that brings its own checkpoint.
+
+    Attributes:
+        query_id: the id of the checkpoint.
+        batch_id: Spark's number of the micro-batch.
+        plan: a digest of what Spark has planned, from the checkpoint's offset log.
+    """
+
+    query_id: str
+    batch_id: int
+    plan: str
+
+
 @dataclass(frozen=True)
 class Publication:
     """What the driver publishes in one transaction.
@@ -209,14 +223,14 @@ class Publication:
             shuffle belong to no partition: they are counted in the history of the first one.
         rejects: dead letters of the batch.
         staged: what the successful tasks left.
-        query: checkpoint id and batch id of a streaming query that brings its own checkpoint.
+        query: for a streaming query that brings its own checkpoint, its micro-batch.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
     written: Mapping[TopicPartition, Written]
     rejects: Sequence[Reject]
     staged: Sequence[Staged]
-    query: tuple[str, int] | None = None
+    query: QueryBatch | None = None
 
     def counted(self, rows: int) -> dict[TopicPartition, Written]:
         """What the history says of each range, the published rows at the first one."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.sinks.base import QueryBatch
 from oncely.sinks.sql.connection import Connection
 from oncely.sinks.sql.ledger_tables import LedgerTables
 
@@ -32,6 +33,7 @@ class Registered:
     query_batch: int | None = None
     held_epoch: int = 0
     held_by: str = ""
+    query_plan: str | None = None
 
 
 class Ledger:
@@ -67,7 +69,8 @@ class Ledger:
         """The pipeline's row, locked until the transaction's end when asked."""
         rows = connection.query(
             self._tables.sql(
-                "SELECT epoch, cluster_id, target, query_id, query_batch, held_epoch, held_by, run"
+                "SELECT epoch, cluster_id, target, query_id, query_batch, held_epoch, held_by,"
+                " query_plan, run"
                 " FROM {oncely_pipelines} WHERE pipeline = %s"
                 + (self._tables.dialect.for_update if lock else "")
             ),
@@ -99,13 +102,14 @@ class Ledger:
             (self._tables.beside.name, self._tables.pipeline),
         )
 
-    def note_query(self, connection: Connection, query_id: str, batch: int) -> None:
+    def note_query(self, connection: Connection, query: QueryBatch) -> None:
         """Remember the streaming query and micro-batch whose rows were published last."""
         connection.execute(
             self._tables.sql(
-                "UPDATE {oncely_pipelines} SET query_id = %s, query_batch = %s WHERE pipeline = %s"
+                "UPDATE {oncely_pipelines} SET query_id = %s, query_batch = %s, query_plan = %s"
+                " WHERE pipeline = %s"
             ),
-            (query_id, batch, self._tables.pipeline),
+            (*query, self._tables.pipeline),
         )
 
     # -- positions -------------------------------------------------------------------------

@@ -35,6 +35,7 @@ _DDL = (
     query_batch BIGINT,
     held_epoch BIGINT NOT NULL DEFAULT 0,
     held_by TEXT NOT NULL DEFAULT '',
+    query_plan TEXT,
     created_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP
 )""",
     """CREATE TABLE IF NOT EXISTS {oncely_positions} (

@@ -24,7 +24,14 @@ from oncely.errors import (
     WrongInput,
     check,
 )
-from oncely.sinks.base import Fence, PositionMoved, Publication, Staged, StagedRowsGone
+from oncely.sinks.base import (
+    Fence,
+    PositionMoved,
+    Publication,
+    QueryBatch,
+    Staged,
+    StagedRowsGone,
+)
 from oncely.sinks.sql.cast import cast_rows
 from oncely.sinks.sql.connection import (
     BadData,
@@ -123,7 +130,7 @@ def publish(
         transaction(ours),
     ):
         if what.query is not None:  # the pipeline's row first: a takeover locks in this order
-            _move_query(ours, sink, fence, *what.query)
+            _move_query(ours, sink, fence, what.query)
         ours.execute("SAVEPOINT oncely_publish")
         try:
             moved = _publish_rows(ours, sink.dialect, target, what.staged)
@@ -230,9 +237,7 @@ def _publish_upsert(
     return count
 
 
-def _move_query(
-    ours: Connection, sink: SqlSink, fence: Fence, query_id: str, batch_id: int
-) -> None:
+def _move_query(ours: Connection, sink: SqlSink, fence: Fence, query: QueryBatch) -> None:
     """For a query with a checkpoint of its own: its batch takes effect once, also without data.
 
     The pipeline's row is locked, so of two drivers that publish the same batch the second one
@@ -241,9 +246,10 @@ def _move_query(
     row = sink.ledger.registered(ours, lock=True)
     if row is None or row.held_epoch != fence.epoch:
         raise PositionMoved("a newer run holds the pipeline")
-    if row.query_id == query_id and row.query_batch is not None and row.query_batch >= batch_id:
-        raise PositionMoved(f"batch {batch_id} is published already")
-    sink.ledger.note_query(ours, query_id, batch_id)
+    published = row.query_batch if row.query_id == query.query_id else None
+    if published is not None and published >= query.batch_id:
+        raise PositionMoved(f"batch {query.batch_id} is published already")
+    sink.ledger.note_query(ours, query)
 
 
 def sweep(sink: SqlSink, fence: Fence, keep_batches_from: int | None = None) -> int:
