@@ -69,6 +69,11 @@ def test_its_ddl_is_enough_for_who_may_not_create(world: World, spark: Any) -> N
     assert again["source"]["offsets"] == 0
 
 
+def test_a_transform_that_prints_leaves_json_alone(world: World) -> None:
+    transform = {"python": "tests.scenarios.transforms:prints"}
+    assert oncely_json("plan", world.file(transform=transform))["can_run"]
+
+
 def test_the_screen_says_what_matters(world: World) -> None:
     said = oncely("plan", world.file()).stdout
     for one in ("exactly once, by partition commit", "it can run", "CREATE TABLE IF NOT EXISTS",

@@ -83,7 +83,7 @@ def _asking(modules: Sequence[str], hold: float):  # type: ignore[no-untyped-def
         for name in modules:
             try:
                 importlib.import_module(name)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 missing.append(f"{name}: {type(error).__name__}: {error}")
         if not any(one.startswith("oncely:") for one in missing):
             import importlib.metadata

@@ -9,9 +9,11 @@ from __future__ import annotations
 import atexit
 import importlib
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any, Protocol
 
 import duckdb
@@ -253,19 +255,47 @@ class PythonTransform:
 
 @cache
 def load_function(key: str, path: str) -> Callable[..., Any]:
-    """Import ``package.module:function``.
+    """Import ``package.module:function``; calls of the result are contained, too.
 
     Raises:
         ConfigError: it is not there; names ``key``.
     """
     module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+        with _contained(key, path):
+            function = getattr(importlib.import_module(module), name)
+    except OncelyError:
+        raise
     except Exception as error:  # the module may raise whatever it likes
         raise ConfigError(
             key,
             f"{path} can't be imported: {error}",
             way_out="put the module on PYTHONPATH, on every executor too",
+        ) from None
+
+    @wraps(function)
+    def contained(*arguments: Any) -> Any:
+        with _contained(key, path):
+            return function(*arguments)
+
+    return contained
+
+
+@contextmanager
+def _contained(key: str, path: str) -> Iterator[None]:
+    """Run code of the user's: it neither ends the process nor writes to our standard output.
+
+    Raises:
+        ConfigError: it called ``sys.exit``.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as error:
+        raise ConfigError(
+            key,
+            f"{path} called sys.exit({'' if error.code is None else repr(error.code)})",
+            way_out="raise an exception instead",
         ) from None
 
 

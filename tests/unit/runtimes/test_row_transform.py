@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -283,3 +284,35 @@ def test_a_function_that_fails_without_rows(python: Make) -> None:
 def test_a_function_that_is_not_there(path: str) -> None:
     with pytest.raises(ConfigError, match=r"transform.python: .* can't be imported"):
         PythonTransform(path).output(SCHEMA)
+
+
+@pytest.mark.parametrize("code", [3, 0, None, "bye"])
+def test_a_function_that_exits_is_a_wrong_input(python: Make, code: Any) -> None:
+    def exits(_: pa.RecordBatch) -> pa.RecordBatch:
+        sys.exit(code)
+
+    transform = python(exits)
+    with pytest.raises(ConfigError, match=r"transform.python: .*:function called sys\.exit"):
+        transform.output(SCHEMA)
+    with pytest.raises(ConfigError, match=r"transform.python: .*:function called sys\.exit"):
+        transform.apply(ROWS, RECORDS)
+
+
+def test_a_module_that_exits_when_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exits_at_import.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"exits_at_import:f called sys\.exit\(3\)"):
+        PythonTransform("exits_at_import:f").output(SCHEMA)
+
+
+def test_what_a_function_prints_goes_to_stderr(
+    python: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prints(batch: pa.RecordBatch) -> pa.RecordBatch:
+        print("rows:", batch.num_rows)
+        return batch
+
+    python(prints).apply(ROWS, RECORDS)
+    assert capsys.readouterr() == ("", "rows: 4\n")
