@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.scenarios.world import (
     World,
     assert_exactly_once,
     await_that,
+    command_of,
     jvm_of,
     produce,
     running,
@@ -138,6 +140,33 @@ def test_a_signal_while_spark_starts_ends_it_at_once(
         assert run.wait(60) == code, run.said
     assert "asked to stop before anything was done" in run.said
     assert not world.sql("SELECT to_regclass('oncely_pipelines')")[0][0]
+
+
+@pytest.mark.parametrize("sign", ["", "log4j", "NativeCodeLoader"])
+def test_a_signal_while_spark_starts_leaves_no_jvm(world: World, tmp_path: Path, sign: str) -> None:
+    """The JVM's process is there; its gateway comes up; within it a SparkContext is being made."""
+    file, spark_log = world.file(), tmp_path / "spark.log"
+
+    def jvms(pid: int) -> list[psutil.Process]:
+        commands = {one: command_of(one) for one in tree(pid) if one.name() == "java"}
+        return [
+            one
+            for one, command in commands.items()
+            if "deploy.SparkSubmit" in command and "launcher.Main" not in command
+        ]
+
+    with running(file, "--spark-log", str(spark_log)) as process:
+        run = Run(process, file.with_suffix(".log"))
+        (jvm,) = await_that(lambda: jvms(process.pid), "Spark's process")
+        await_that(lambda: sign in spark_log.read_text(), "a line of the JVM")
+        process.send_signal(signal.SIGTERM)
+        assert run.wait() == 0, run.said
+        try:
+            await_that(lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE, "end")
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                jvm.kill()
+    assert "asked to stop before anything was done" in run.said
 
 
 def test_a_run_that_is_fenced_ends_with_3(world: World, started: Run) -> None:

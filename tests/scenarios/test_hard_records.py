@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+from confluent_kafka import Producer
 from pyspark import cloudpickle
 
 from oncely.config import parse
 from oncely.decode.base import Decoded, Decoder
 from oncely.pipeline import Pipeline
-from tests.scenarios.world import World, assert_exactly_once, good, produce
+from tests.scenarios.world import World, assert_exactly_once, good, produce, run_to_end
 
 
 def test_a_huge_record(make_world: Any, spark: Any) -> None:
@@ -25,6 +26,31 @@ def test_a_huge_record(make_world: Any, spark: Any) -> None:
     Pipeline(parse(world.settings())).run("latest", spark=spark)
     assert_exactly_once(world)
     assert world.sql("SELECT length(pad) FROM rows WHERE id = 7000") == [(24 << 20,)]
+
+
+def test_records_that_are_much_larger_than_what_is_fetched(make_world: Any) -> None:
+    """A fetch of a few MB holds 512 MB of records, as much as the heap: they come in parts."""
+    world: World = make_world(1)
+    producer = Producer(
+        {
+            "bootstrap.servers": world.brokers,
+            "compression.type": "gzip",
+            "message.max.bytes": 100_000_000,
+            "batch.size": 16 << 20,
+            "linger.ms": 100,
+        }
+    )
+    for i in range(1_000):
+        producer.produce(world.topic, good(i, 512 << 10), partition=0)
+        if i % 20 == 0:
+            producer.flush(60)
+    assert producer.flush(60) == 0
+    file = world.file(
+        spark={"conf": {"spark.driver.memory": "512m"}},
+        transform={"sql": "SELECT id, grp FROM input"},
+    )
+    run_to_end(file, timeout=400)
+    assert_exactly_once(world)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ _LOCAL = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?")
 _CLUSTER = re.compile(r"(spark|k8s)://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")
 
 _OFFSETS = "the exact ranges of a batch are read from the checkpoint that Oncely makes"
-_REFUSED: Mapping[str, tuple[str, str]] = {
+REFUSED: Mapping[str, tuple[str, str]] = {
     "spark.master": ("it has a key of its own", "write it as master in [spark]"),
     "spark.app.name": ("it is the pipeline's name", "write it as name at the top of the file"),
     "spark.submit.deployMode": (
@@ -96,12 +96,18 @@ def conf_problems(conf: Mapping[str, object]) -> list[Problem]:
     return [problem for key, value in conf.items() for problem in _conf_problem(key, value)]
 
 
-def _conf_problem(key: str, value: object) -> list[Problem]:
-    for prefix, (reason, way_out) in _REFUSED_BELOW.items():
+def refusal(key: str) -> tuple[str, str] | None:
+    """Why a pipeline file may not have a setting, and the way out; None when it may."""
+    for prefix, refused in _REFUSED_BELOW.items():
         if key.startswith(prefix):
-            return [Problem(key, f"refused: {reason}", way_out)]
-    if key in _REFUSED:
-        reason, way_out = _REFUSED[key]
+            return refused
+    return REFUSED.get(key)
+
+
+def _conf_problem(key: str, value: object) -> list[Problem]:
+    refused = refusal(key)
+    if refused is not None:
+        reason, way_out = refused
         return [Problem(key, f"refused: {reason}", way_out)]
     if not key.startswith("spark."):
         return [Problem(key, "Spark reads no setting that does not begin with spark.",

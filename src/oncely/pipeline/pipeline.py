@@ -313,7 +313,8 @@ class Pipeline:
             until: ``"latest"`` ends when the last stable offsets of the start are committed.
             stop: how to ask for the end from another thread or a signal handler.
             listener: hears what happens.
-            spark: a session to use instead of one of our own.
+            spark: a session to use. By default the one that exists in this process; where there
+                is none, one of our own, which is stopped at the end.
 
         Returns:
             True when it ended by itself, with all of that committed; False when it was asked to

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from oncely.core import events
 from oncely.errors import OncelyError, Unavailable
+from oncely.pipeline.sessions import check_session
 from oncely.runtimes import session
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.spark import RunSettings, SparkRun
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
+_OUT_OF_MEMORY = 52  # Spark's own exit code
 _DYING = 1.0  # seconds: a call to a JVM fails a little before its process has ended
 
 
@@ -31,8 +33,11 @@ def run(
 ) -> bool:
     """See :meth:`oncely.pipeline.Pipeline.run`."""
     pipeline.preflight()
-    own = None if spark is not None else pipeline.start_spark()
-    started = spark or own
+    given = spark or session.existing()
+    if given is not None:
+        check_session(given, our_query=True)
+    own = None if given is not None else pipeline.start_spark()
+    started = given or own
     try:
         if started is None or stop.draining:
             return False
@@ -84,6 +89,12 @@ def _meaning(error: Exception) -> Exception:
     code = spark_has_died(error)
     if code is None:
         return error
+    if code == _OUT_OF_MEMORY:
+        return Unavailable(
+            "Spark's Java process has ended: it ran out of memory",
+            way_out='give it more, such as "spark.driver.memory" = "4g" in [spark.conf], and start'
+            " again: what is committed stays, the batch in hand is read again",
+        )
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
     return Unavailable(
         f"Spark's Java process has ended {how}",

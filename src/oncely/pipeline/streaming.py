@@ -15,6 +15,7 @@ from oncely.config.problems import explain, joined
 from oncely.core.offsets import SourceIdentity
 from oncely.errors import ConfigError
 from oncely.pipeline.looking import check_table, look
+from oncely.pipeline.sessions import check_session
 from oncely.runtimes.checkpoint import Checkpoint
 from oncely.runtimes.plugin import PublishedBatches, TopicIds, is_stateful, row_schema
 from oncely.sinks.sql.connection import Connect, connect
@@ -83,6 +84,7 @@ def write_stream(
         Unavailable: the database or the brokers don't answer.
     """
     _check(df, name)
+    check_session(df.sparkSession, our_query=False)
     settings = _sink_settings(
         url=url, table=table, mode=mode, keys=tuple(keys), version=version, create=create
     )

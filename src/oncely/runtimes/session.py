@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -17,9 +19,11 @@ from oncely.errors import Unavailable
 from oncely.sources.spark_options import REDACTION_REGEX
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _ROWS_AN_ARROW_BATCH = 20_000
+_BYTES_AN_ARROW_BATCH = 32 << 20
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -33,6 +37,7 @@ _DEFAULTS = {
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.sql.streaming.minBatchesToRetain": "4",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_AN_ARROW_BATCH),
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(_BYTES_AN_ARROW_BATCH),
     "spark.sql.execution.pandas.udf.buffer.size": str(256 << 10),  # between the JVM and Python
     # Renames by plain files: a third of a small batch's cost less than the default's checksums.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -46,7 +51,7 @@ _DEFAULTS = {
 def start(
     name: str, master: str, conf: Mapping[str, str], log: IO[bytes] | None = None
 ) -> SparkSession:
-    """Start Spark (or use the one that runs), with the Kafka connector on its class path.
+    """Start Spark (or use the session that exists), with the Kafka connector on its class path.
 
     Args:
         name: the pipeline, for Spark's application name.
@@ -60,9 +65,9 @@ def start(
     """
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
+    found = existing()
+    if found is not None:
+        return found
     java()  # PySpark looks for it in the same places, and does not say what it has found
     settings = {**_DEFAULTS, "spark.master": master, "spark.app.name": f"oncely {name}", **conf}
     if not master.startswith("local"):
@@ -74,9 +79,39 @@ def start(
     settings["spark.pyspark.python"] = os.environ["PYSPARK_PYTHON"] = python
     with _submitted(settings):
         _launch(log)
-        session = SparkSession.builder.getOrCreate()
+        try:
+            session = SparkSession.builder.getOrCreate()
+        except BaseException:  # a signal, too: a JVM that makes its SparkContext may not end
+            _end(patience=0.0)
+            raise
+    _ours.context = session.sparkContext
     session.sparkContext.setLogLevel(os.environ.get("ONCELY_SPARK_LOG", "ERROR"))
     return session
+
+
+@dataclass
+class _Ours:
+    """The SparkContext that :func:`start` has made, if any."""
+
+    context: SparkContext | None = None
+
+
+_ours = _Ours()
+
+
+def existing() -> SparkSession | None:
+    """The Spark session of this process, when there is one, whoever has made it."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    return SparkSession.builder.getOrCreate()
+
+
+def is_ours(session: SparkSession) -> bool:
+    """True for a session that :func:`start` has made."""
+    return _ours.context is not None and session.sparkContext is _ours.context
 
 
 def _launch(log: IO[bytes] | None) -> None:
@@ -84,6 +119,10 @@ def _launch(log: IO[bytes] | None) -> None:
 
     A signal to our process group (Ctrl-C, ``timeout``, a supervisor) then reaches us alone, and
     we end the JVM in order. It ends with us in any case: its standard input is a pipe to us.
+
+    A thread launches it, where no signal can interrupt it: PySpark would remove the folder in
+    which the JVM tells its port, and the JVM would fail there and go on without reading its
+    standard input, for ever.
 
     Raises:
         Unavailable: it ended before it answered.
@@ -93,15 +132,24 @@ def _launch(log: IO[bytes] | None) -> None:
     from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is not None:
-        return
+        if java_process() is None:
+            return  # somebody else has started the JVM, and us with it
+        _end(patience=20.0)  # of a session that was stopped: it can't take other settings
     output = {} if log is None else {"stdout": log, "stderr": log}
-    try:
-        gateway = launch_gateway(popen_kwargs={"start_new_session": True, **output})
-    except PySparkRuntimeError as error:
-        raise Unavailable(
-            f"Spark's Java process did not start: {error}", way_out="its log says why"
-        ) from None
-    SparkContext._ensure_initialized(gateway=gateway)
+    with ThreadPoolExecutor(1, "oncely-spark") as thread:
+        launched = thread.submit(launch_gateway, popen_kwargs={"start_new_session": True, **output})
+        try:
+            gateway = launched.result()
+            SparkContext._ensure_initialized(gateway=gateway)
+        except PySparkRuntimeError as error:
+            raise Unavailable(
+                f"Spark's Java process did not start: {error}", way_out="its log says why"
+            ) from None
+        except BaseException:  # a signal
+            with suppress(PySparkRuntimeError):
+                launched.result().proc.kill()
+                launched.result().proc.wait()
+            raise
 
 
 def java_process() -> subprocess.Popen[bytes] | None:
@@ -113,12 +161,23 @@ def java_process() -> subprocess.Popen[bytes] | None:
 
 
 def stop(session: SparkSession, patience: float = 20.0) -> None:
-    """Stop Spark and wait for its Java process, so that nothing of it outlives us."""
+    """Stop Spark and wait for its Java process, so that nothing of it outlives us.
+
+    A session that :func:`start` has not made is left alone.
+    """
+    if not is_ours(session):
+        return
+    with suppress(Exception):  # the JVM may be gone
+        session.stop()
+    _ours.context = None
+    _end(patience)
+
+
+def _end(patience: float) -> None:
+    """End the JVM and wait until it is gone."""
     from pyspark import SparkContext
 
     process = java_process()
-    with suppress(Exception):  # the JVM may be gone
-        session.stop()
     if process is None or process.stdin is None:
         return
     process.stdin.close()  # the JVM's sign to end
@@ -154,34 +213,3 @@ def _submitted(settings: Mapping[str, str]) -> Iterator[None]:
 def _escaped(value: str) -> str:
     """A value as java.util.Properties reads it back."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-
-
-_CHECKPOINTS = "oncely-checkpoints"
-
-
-def throwaway_checkpoint() -> Path:
-    """A new checkpoint directory, named by this process so that a later run can sweep it."""
-    root = Path(tempfile.gettempdir()) / f"{_CHECKPOINTS}-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root))
-
-
-def sweep_checkpoints() -> int:
-    """Remove what runs that were killed have left; a checkpoint holds nothing we rely on."""
-    root = Path(tempfile.gettempdir()) / f"{_CHECKPOINTS}-{os.getuid()}"
-    swept = 0
-    for left in root.glob("*-*"):
-        if not _alive(int(left.name.split("-")[0])):
-            shutil.rmtree(left, ignore_errors=True)
-            swept += 1
-    return swept
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

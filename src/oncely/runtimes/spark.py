@@ -9,7 +9,6 @@ for a first start, a restart and a retry alike.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -32,9 +31,9 @@ from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.batches import BatchRunner
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.offset_log import batch_ranges
-from oncely.runtimes.session import sweep_checkpoints, throwaway_checkpoint
 from oncely.runtimes.spark_errors import is_java, spark_error
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.throwaway import sweep_checkpoints, throwaway_checkpoint
 from oncely.secrets import in_scope, scope
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.spark_options import reader_options
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 5.0
+_FEW = 100  # records of a partition that are read without a look at their size
 _MISSING_TOPIC_TRIES = 4  # some 15 s
 
 
@@ -175,12 +175,11 @@ class SparkRun:
         """One query from its start to its end; True when it ended by itself."""
         self._failure, self._progress, self._ending, self._skipped = None, False, False, False
         self.mirror.start(positions)
-        checkpoint = throwaway_checkpoint()
         try:
-            query = self._start(positions, checkpoint, until_latest)
-            return self._watch(query) and not self._skipped
+            with throwaway_checkpoint() as checkpoint:
+                query = self._start(positions, checkpoint, until_latest)
+                return self._watch(query) and not self._skipped
         finally:
-            shutil.rmtree(checkpoint, ignore_errors=True)
             self.mirror.finish()
 
     def _start(
@@ -193,6 +192,7 @@ class SparkRun:
             kafka=self.source.kafka,
             max_records=self.settings.max_records_per_batch,
             headers="headers" in self.batches.columns,
+            largest_record=self._largest_record(positions),
         )
         reader = self.session.readStream.format("kafka")
         for key, value in options.items():
@@ -227,6 +227,21 @@ class SparkRun:
             pause = int(self.settings.trigger_seconds * 1000)
             writer = writer.trigger(processingTime=f"{pause} milliseconds")
         return writer.start()
+
+    def _largest_record(self, positions: Mapping[TopicPartition, Position]) -> int:
+        """Look at some of the records that the first batch will read, where there are many."""
+        ends = self.source.stable_end()
+        longest = self.settings.max_records_per_batch
+        ranges = {
+            tp: OffsetRange(at, min(ends[tp], at + longest))
+            for tp, at in positions.items()
+            if ends.get(tp, 0) - at > _FEW
+        }
+        try:
+            return self.source.largest_record(ranges)
+        except Unavailable as error:
+            log.debug("records were not looked at: %s", error.message)
+            return 0
 
     def _watch(self, query: StreamingQuery) -> bool:
         """Wait for the query's end; when asked to stop, let the batch in hand finish first.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from itertools import takewhile
 
-from oncely.errors import OncelyError, Unavailable, WrongInput
+from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 
 _LONGEST = 1_500
 _HEAD = 300
@@ -41,6 +41,18 @@ def spark_error(text: str) -> OncelyError:
         return WrongInput(
             f"an executor can't import what the pipeline needs: {missing[0]}",
             way_out="install it where the executors' Python finds it; `oncely plan` checks",
+        )
+    if ended := [line for line in lines if line.startswith("SystemExit")]:
+        return ConfigError(
+            "transform.spark",
+            f"a function of it called sys.exit in an executor ({ended[-1]})",
+            way_out="raise an exception instead",
+        )
+    if re.search(r"OutOfMemoryError|exited with code 52\b|code 137\b", text):
+        return Unavailable(
+            "Spark: an executor ran out of memory",
+            way_out='give it more, such as "spark.executor.memory" = "4g" in [spark.conf]; with a'
+            ' local master it is "spark.driver.memory"',
         )
     telling = [line for line in lines if re.match(r"([\w.]+\.)?\w+(Error|Exception)\b", line)]
     chosen = telling[-1] if telling else (lines or ["no message"])[0]

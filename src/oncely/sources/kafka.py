@@ -17,9 +17,10 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange
 from oncely.errors import ConfigError, TopicMissing, Unavailable
 from oncely.sources.clients import Asker
-from oncely.sources.records import KafkaRecord, RecordReader, first_timestamps
+from oncely.sources.records import KafkaRecord, RecordReader, first_sizes, first_timestamps
 from oncely.sources.start import Moment, Start
 
 _NO_SUCH_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
@@ -215,6 +216,24 @@ class KafkaSource:
             Unavailable: nothing came for ``timeout`` seconds.
         """
         return first_timestamps(self.brokers, self.kafka, positions, timeout)
+
+    def largest_record(
+        self, ranges: Mapping[TopicPartition, OffsetRange], *, timeout: float = 30.0
+    ) -> int:
+        """Bytes of the largest of some records of each range: its first, middle and last.
+
+        Raises as :meth:`timestamps_at` does.
+        """
+        largest = 0
+        for places in (
+            {tp: range_.start for tp, range_ in ranges.items()},
+            {tp: (range_.start + range_.end) // 2 for tp, range_ in ranges.items()},
+            {tp: range_.end - 1 for tp, range_ in ranges.items()},
+        ):
+            if places:
+                sizes = first_sizes(self.brokers, self.kafka, places, timeout)
+                largest = max(largest, *(size or 0 for size in sizes.values()))
+        return largest
 
     @property
     def _asking(self) -> Asker:

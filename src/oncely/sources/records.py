@@ -5,7 +5,7 @@ A consumer is given its partitions by hand: no group, no commits, no rebalances.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import confluent_kafka as ck
@@ -113,6 +113,27 @@ def first_timestamps(
     timeout: float,
 ) -> dict[TopicPartition, int | None]:
     """See :meth:`oncely.sources.kafka.KafkaSource.timestamps_at`."""
+    return _of_first_records(brokers, kafka, positions, timeout, _timestamp)
+
+
+def first_sizes(
+    brokers: str,
+    kafka: Mapping[str, object],
+    positions: Mapping[TopicPartition, Position],
+    timeout: float,
+) -> dict[TopicPartition, int | None]:
+    """Bytes of key and value of the next record in every partition; None where there is none."""
+    return _of_first_records(brokers, kafka, positions, timeout, _size)
+
+
+def _of_first_records(
+    brokers: str,
+    kafka: Mapping[str, object],
+    positions: Mapping[TopicPartition, Position],
+    timeout: float,
+    take: Callable[[Any], int | None],
+) -> dict[TopicPartition, int | None]:
+    """Take a number out of the next record in every partition; None where there is none."""
     found: dict[TopicPartition, int | None] = dict.fromkeys(positions)
     trouble = Trouble(brokers)
     own = _OWN | {"isolation.level": "read_committed"} | _SMALL
@@ -127,7 +148,7 @@ def first_timestamps(
             if tp in waiting:
                 waiting.discard(tp)
                 if message.error() is None:
-                    found[tp] = _timestamp(message)
+                    found[tp] = take(message)
                 consumer.incremental_unassign([ck.TopicPartition(*tp)])
     finally:
         consumer.close()
@@ -149,6 +170,10 @@ def _runs(offsets: Sequence[int]) -> Iterator[list[int]]:
 def _timestamp(message: Any) -> int | None:
     kind, timestamp_ms = message.timestamp()
     return None if kind == ck.TIMESTAMP_NOT_AVAILABLE else int(timestamp_ms)
+
+
+def _size(message: Any) -> int:
+    return sum(len(part) for part in (message.key(), message.value()) if part is not None)
 
 
 def _record(message: Any) -> KafkaRecord:

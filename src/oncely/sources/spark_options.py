@@ -17,10 +17,13 @@ REDACTION_REGEX = r"(?i)secret|password|token|credential|access[.]?key|keystore[
 """For Spark's ``spark.redaction.regex``: its own pattern does not know a private key in PEM, and
 the Kafka source writes all of its options into the log at level DEBUG."""
 
+_POLL_RECORDS = "kafka.max.poll.records"
+_POLL_BYTES = 16 << 20
+
 IN_BULK = {
     # The Java client's defaults (500 records a poll, 1 MB a fetch) are for consumers that do much
     # for each record; a task only copies it. A quarter more records a second, measured.
-    "kafka.max.poll.records": "10000",
+    _POLL_RECORDS: "10000",
     "kafka.max.partition.fetch.bytes": str(4 << 20),
     "kafka.receive.buffer.bytes": "-1",  # the system's own choice; the default is 64 KB at most
     # Having read up to the newest record, the client asks for more, and the broker answers nothing
@@ -28,7 +31,9 @@ IN_BULK = {
     # over: half a second for each partition, by default. Nobody is listening for more.
     "kafka.fetch.max.wait.ms": "10",
 }
-"""How our own queries fetch."""
+"""How our own queries fetch, where records are small: see :func:`reader_options`."""
+
+_JAVAS_POLL_RECORDS = 500
 
 _VERSION = "v1"
 _NOTHING_YET = "-"
@@ -42,6 +47,7 @@ def reader_options(
     kafka: Mapping[str, object] | None = None,
     max_records: int | None = None,
     headers: bool = False,
+    largest_record: int = 0,
 ) -> dict[str, str]:
     """Options for ``readStream.format("kafka")``.
 
@@ -54,6 +60,9 @@ def reader_options(
         kafka: librdkafka's keys, from ``[source.kafka]``.
         max_records: the most offsets that one micro-batch covers, over all partitions.
         headers: also read the records' headers.
+        largest_record: bytes of the largest record of a sample, decompressed. The Java client
+            holds all records of a poll in memory, and no setting of it bounds their bytes:
+            ``max.partition.fetch.bytes`` counts them compressed.
 
     Raises:
         ConfigError: naming ``source.kafka.<key>``.
@@ -69,6 +78,9 @@ def reader_options(
     if max_records is not None:
         options["maxOffsetsPerTrigger"] = str(max_records)
     options |= IN_BULK
+    a_poll = max(1, _POLL_BYTES // max(1, largest_record))
+    if a_poll < int(options.get(_POLL_RECORDS, _JAVAS_POLL_RECORDS)):
+        options[_POLL_RECORDS] = str(a_poll)
     options |= {f"kafka.{key}": value for key, value in security.java(kafka or {}).items()}
     # Last, so that nothing above can win over it.
     return options | {"kafka.isolation.level": "read_committed"}

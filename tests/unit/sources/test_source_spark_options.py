@@ -50,6 +50,13 @@ def test_how_much_is_fetched_at_once_is_the_users_choice() -> None:
     assert options["kafka.max.partition.fetch.bytes"] == "1000"
 
 
+def test_a_poll_holds_few_records_when_they_are_large() -> None:
+    """How large they are once decompressed: what is fetched at once may hold gigabytes."""
+    for largest, records in ((0, 10_000), (1_000, 10_000), (1 << 20, 16), (64 << 20, 1)):
+        options = reader_options("h:1", ["a"], {A0: 0}, largest_record=largest)
+        assert options["kafka.max.poll.records"] == str(records)
+
+
 def test_nothing_wins_over_the_guarantee() -> None:
     for key, value in (("failOnDataLoss", "false"), ("isolation.level", "read_uncommitted")):
         with pytest.raises(ConfigError, match=f"source.kafka.{key}"):

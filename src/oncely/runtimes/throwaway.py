@@ -1,0 +1,75 @@
+"""Checkpoint directories that live as long as one query does.
+
+Spark's offset log in them decides the ranges of a batch, so nobody else may write there: a
+directory has a random name in the folder for temporary files, mode 0700, and is held by a lock
+on a file in it. The lock, not a process id, tells a later run that the owner is dead: containers
+that share the folder have process ids of their own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PREFIX = "oncely-checkpoint-"
+_LEASE = "lease"
+
+
+@contextmanager
+def throwaway_checkpoint() -> Iterator[Path]:
+    """A new checkpoint directory, removed at the end."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lease = _lock(folder, wait=True)
+        if lease is not None:
+            break  # else a sweep was faster, and the directory is gone
+    try:
+        yield folder / "query"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lease)
+
+
+def sweep_checkpoints() -> int:
+    """Remove what runs that were killed have left; a checkpoint holds nothing we rely on."""
+    swept = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if not _is_ours(folder):
+            continue
+        lease = _lock(folder, wait=False)
+        if lease is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lease)
+            swept += 1
+    return swept
+
+
+def _is_ours(folder: Path) -> bool:
+    """True for a directory that this user has made and nobody else can write to."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    private = stat.S_IMODE(found.st_mode) == stat.S_IRWXU
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and private
+
+
+def _lock(folder: Path, *, wait: bool) -> int | None:
+    """Lock the directory's lease; None when it is held elsewhere, or gone once it was locked."""
+    lease = folder / _LEASE
+    with suppress(OSError):
+        held = os.open(lease, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if os.path.samestat(os.fstat(held), lease.stat()):
+                return held
+        except OSError:
+            pass
+        os.close(held)
+    return None

@@ -1,0 +1,92 @@
+"""A Spark session that exists, as in a notebook: it is used or refused, and never stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import repository
+from tests.scenarios.world import World, assert_exactly_once
+
+BEGIN = """
+import sys
+from pyspark.sql import SparkSession
+from oncely import ConfigError, Pipeline, write_stream
+
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+if sys.argv[2]:
+    builder = builder.config("spark.jars", sys.argv[2])
+spark = builder.getOrCreate()
+pipeline = Pipeline.from_file(sys.argv[1])
+
+def lives():
+    return spark.range(3).count() == 3
+
+def refused(key, function, *arguments, **more):
+    try:
+        function(*arguments, **more)
+    except ConfigError as error:
+        assert error.key == key, error
+        assert lives()
+        return error.way_out
+    raise AssertionError("it was not refused")
+"""
+
+WITHOUT_KAFKA = (
+    BEGIN
+    + """
+way_out = refused("spark", pipeline.run, "latest")
+assert "org.apache.spark:spark-sql-kafka-0-10_2.13:" in way_out, way_out
+spark.stop()
+assert pipeline.run("latest"), "a session of our own, when there is none"
+"""
+)
+
+WITH_KAFKA = (
+    BEGIN
+    + """
+key = "spark.sql.streaming.minBatchesToRetain"
+spark.conf.set(key, "1")
+refused(key, pipeline.run, "latest")
+refused(key, pipeline.run, "latest", spark=spark)
+rate = spark.readStream.format("rate").load()
+refused(key, write_stream, rate, name="r", url="sqlite:////nowhere", table="r", checkpoint="/no")
+spark.conf.unset(key)
+assert pipeline.run("latest")
+assert lives()
+"""
+)
+
+
+def run(program: str, world: World, folder: Path, jars: str) -> None:
+    file = folder / "notebook.py"
+    file.write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(file), str(world.file()), jars],
+        cwd=repository(),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_session_without_the_connector_is_refused_and_lives(
+    make_world: Any, tmp_path: Path
+) -> None:
+    world: World = make_world(2)
+    world.publish(100, partitions=2)
+    run(WITHOUT_KAFKA, world, tmp_path, "")
+    assert_exactly_once(world)
+
+
+def test_a_session_with_the_connector_is_used_and_lives(
+    make_world: Any, tmp_path: Path, spark_jars: str
+) -> None:
+    world: World = make_world(2)
+    world.publish(100, partitions=2)
+    run(WITH_KAFKA, world, tmp_path, spark_jars)
+    assert_exactly_once(world)
