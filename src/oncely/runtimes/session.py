@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROWS_AN_ARROW_BATCH = 20_000
-_BYTES_AN_ARROW_BATCH = 32 << 20
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -37,7 +36,6 @@ _DEFAULTS = {
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.sql.streaming.minBatchesToRetain": "4",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_AN_ARROW_BATCH),
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(_BYTES_AN_ARROW_BATCH),
     "spark.sql.execution.pandas.udf.buffer.size": str(256 << 10),  # between the JVM and Python
     # Renames by plain files: a third of a small batch's cost less than the default's checksums.
     "spark.sql.streaming.checkpointFileManagerClass": (

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 5.0
+_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_ARROW_BATCH = str(32 << 20)
+_LARGE = 1_000  # bytes
 _FEW = 100  # records of a partition that are read without a look at their size
 _MISSING_TOPIC_TRIES = 4  # some 15 s
 
@@ -185,6 +189,7 @@ class SparkRun:
     def _start(
         self, positions: Mapping[TopicPartition, Position], checkpoint: Any, until_latest: bool
     ) -> StreamingQuery:
+        largest = self._largest_record(positions)
         options = reader_options(
             self.source.brokers,
             self.source.topics,
@@ -192,7 +197,7 @@ class SparkRun:
             kafka=self.source.kafka,
             max_records=self.settings.max_records_per_batch,
             headers="headers" in self.batches.columns,
-            largest_record=self._largest_record(positions),
+            largest_record=largest,
         )
         reader = self.session.readStream.format("kafka")
         for key, value in options.items():
@@ -226,7 +231,8 @@ class SparkRun:
         else:
             pause = int(self.settings.trigger_seconds * 1000)
             writer = writer.trigger(processingTime=f"{pause} milliseconds")
-        return writer.start()
+        with _arrow_batches_bounded(self.session, largest):
+            return writer.start()
 
     def _largest_record(self, positions: Mapping[TopicPartition, Position]) -> int:
         """Look at some of the records that the first batch will read, where there are many."""
@@ -377,6 +383,25 @@ class SparkRun:
             SourceMismatch: cluster or topic ids differ from those at the start.
         """
         self.batches.same_source(self.source.identity())
+
+
+@contextmanager
+def _arrow_batches_bounded(session: SparkSession, largest_record: int) -> Iterator[None]:
+    """Bound the bytes of Arrow batches for a query that is started meanwhile.
+
+    Only where records are large: Spark then adds up what a batch holds after each row. A query
+    has a copy of the session's settings, made when it starts.
+    """
+    before = session.conf.get(_ARROW_BYTES, None)
+    if largest_record > _LARGE:
+        session.conf.set(_ARROW_BYTES, _ARROW_BATCH)
+    try:
+        yield
+    finally:
+        if before is None:
+            session.conf.unset(_ARROW_BYTES)
+        else:
+            session.conf.set(_ARROW_BYTES, before)
 
 
 def _tries(error: OncelyError, epoch: int | None) -> int:
