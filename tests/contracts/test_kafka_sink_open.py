@@ -17,6 +17,7 @@ from oncely.local.kafka import Broker
 from oncely.runtimes.commit import commit
 from oncely.sinks.base import Chunk, PositionMoved
 from oncely.sinks.kafka.form import Form
+from oncely.sinks.kafka.settling import Settling
 from oncely.sinks.kafka.words import Stamped, stamp
 from tests.kafkatools import Topics, make_topics, open_sink, ready
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, at_t0, chunk, commit_all, impatient, numbered
@@ -65,6 +66,31 @@ def test_an_older_run_is_fenced(topics: Topics) -> None:
 def test_the_run_that_holds_the_ledger_may_open_again(topics: Topics) -> None:
     sink, fence = ready(topics.sink())
     assert open_sink(sink, expected=fence.epoch).fence.epoch == 2
+
+
+class Died(BaseException):
+    """A process ends here."""
+
+
+def test_a_run_goes_on_and_opens_again_after_a_rival_died_with_an_epoch_alone(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, fence = ready(topics.sink())
+    commit_all(old, at_t0(0, numbered(0, 3)), fence)
+
+    def dies(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as rival:
+        rival.setattr(Settling, "settle", dies)
+        with pytest.raises(Died):
+            open_sink(topics.sink())
+    commit_all(old, at_t0(3, numbered(3, 6)), fence)
+    old.add_partitions({T1: 0}, SOURCE, fence)
+    again = open_sink(old, expected=fence.epoch)
+    assert (again.fence.epoch, again.positions) == (3, {T0: 6, T1: 0})
+    commit_all(old, at_t0(6, numbered(6, 9)), again.fence)
+    assert topics.ids() == list(range(9))
 
 
 @pytest.mark.parametrize(
