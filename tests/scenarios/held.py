@@ -83,7 +83,7 @@ def running_held(file: Path, *arguments: str) -> Iterator[Child]:
         yield process
 
 
-def held(pid: int, timeout: float = 90) -> psutil.Process:
+def held(pid: int, timeout: float = 300) -> psutil.Process:
     """Wait for the halt that was asked for: the worker that stands inside its transaction."""
 
     def stopped() -> psutil.Process | None:

@@ -46,7 +46,7 @@ class Moment:
 
 @contextlib.contextmanager
 def inside_a_commit(
-    world: World, pid: int, publish: Callable[[], object], timeout: float = 120
+    world: World, pid: int, publish: Callable[[], object], timeout: float = 300
 ) -> Iterator[Moment]:
     """Stop the pipeline below ``pid`` inside a COPY; what the block leaves of it goes on.
 

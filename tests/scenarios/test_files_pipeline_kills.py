@@ -27,7 +27,7 @@ from tests.scenarios.world import await_that, jvm_of, kill_tree
 MANY = 2_000
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, spark: Any) -> None:
     with Broker(tmp_path / "kafka") as broker:
         topic = broker.create_topic("events", 4)
@@ -53,7 +53,7 @@ def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, sp
             hurt(driver.pid, "commit", restart)
             hurt(driver.pid, "write", lambda worker: jvm_of(driver.pid).kill())
             kill_tree(driver.pid, signal.SIGCONT)
-            assert driver.wait(60) == 1
+            assert driver.wait(180) == 1
         for word in ("write", "commit"):
             with running_held(file) as driver:
                 hurt(driver.pid, word, lambda _: kill_tree(driver.pid))
@@ -78,7 +78,7 @@ def test_two_drivers_and_a_zombie(make_files_world: Callable[..., FilesWorld], s
         assert assert_exactly_once(world) == MANY
         world.publish(MANY, first=MANY)
         kill_tree(old.pid, signal.SIGCONT)
-        assert old.wait(60) == 3
+        assert old.wait(180) == 3
         Pipeline(parse(world.settings())).run("latest", spark=spark)
     assert assert_exactly_once(world) == 2 * MANY
     await_that(lambda: not world.held_back(world.manifest), "the end of all transactions")

@@ -28,7 +28,7 @@ from tests.scenarios.world import (
 )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_everything_is_hurt_in_turn(tmp_path: Path) -> None:
     with Broker(tmp_path / "kafka") as broker, Postgres(settings={"autovacuum": "off"}) as postgres:
         topic = broker.create_topic("hurt", 4)
@@ -51,12 +51,12 @@ def test_everything_is_hurt_in_turn(tmp_path: Path) -> None:
             hurt(driver.pid, lambda moment: postgres.restart("immediate"))
             hurt(driver.pid, lambda moment: (broker.kill(), broker.start()))
             hurt(driver.pid, lambda moment: jvm_of(driver.pid).kill())
-            assert driver.wait(60) == 1
+            assert driver.wait(180) == 1
         with running(file) as driver:
             hurt(driver.pid, lambda moment: kill_tree(driver.pid))
         with running(file, "--until", "latest") as driver:
             hurt(driver.pid, lambda moment: driver.send_signal(signal.SIGTERM))
-            assert driver.wait(60) == 1, "not everything was committed"
+            assert driver.wait(180) == 1, "not everything was committed"
         run_to_end(file)
         assert_exactly_once(world)
 
@@ -79,6 +79,6 @@ def test_a_second_sigterm_ends_now(make_world: Callable[..., World]) -> None:
         )
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
     run_to_end(file)
     assert_exactly_once(world)

@@ -116,7 +116,7 @@ ERRORS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "no broker": ({"BROKERS": "127.0.0.1:1"}, {}, "no answer from 127.0.0.1:1"),
     "no such column": (
         {},
-        {"transform": {"sql": "SELECT '${CANARY_QUERY}' AS a, ${CANARY_OTHER} FROM input"}},
+        {"transform": {"sql": "SELECT '${CANARY_QUERY}' AS a, nope FROM input"}},
         "transform.sql",
     ),
     "an unknown key": ({}, {"sink": {"tabel": "${CANARY_OTHER}"}}, "sink.tabel"),

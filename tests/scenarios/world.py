@@ -299,7 +299,7 @@ def child(module: list[str], file: Path, env: Mapping[str, str]) -> Iterator[Chi
             process.wait(30)
 
 
-def run_to_end(file: Path, *, expect: int = 0, timeout: float = 120) -> None:
+def run_to_end(file: Path, *, expect: int = 0, timeout: float = 300) -> None:
     """`oncely run --until latest` as a child, to its end."""
     with running(file, "--until", "latest") as process:
         code = process.wait(timeout)
@@ -337,7 +337,7 @@ def jvm_of(pid: int) -> psutil.Process:
     return next(p for p in tree(pid) if p.name() == "java")
 
 
-def await_that(condition: Callable[[], Any], what: str, timeout: float = 60) -> Any:
+def await_that(condition: Callable[[], Any], what: str, timeout: float = 180) -> Any:
     """Poll until the condition holds; its value."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
