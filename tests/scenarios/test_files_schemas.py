@@ -11,6 +11,7 @@ import pytest
 from oncely import files
 from oncely.config import parse
 from oncely.pipeline import Pipeline
+from oncely.runtimes.range_commit import RangeCommit
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once
 
 Make = Callable[..., FilesWorld]
@@ -88,6 +89,41 @@ def test_tasks_that_contradict_each_other_agree(
     assert {one.partition.partition for one in found.listed} == {2, 3}
     assert all("x: it is STRING" in one.reason for one in found.listed)
     assert fields(world.schemas()[("ann",)])["y"] == ["null", "double"]
+    assert_exactly_once(world)
+    assert_files_resolve(world)
+
+
+TASKS = 4
+
+
+@pytest.mark.parametrize("layout", ["per_partition", "clustered"])
+def test_only_ranges_of_contradicting_tasks_are_staged_again(
+    make_files_world: Make, spark: Any, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """Each task contradicts all before it, in a column that only shows when they are settled."""
+    monkeypatch.setattr("oncely.runtimes.range_commit.OFFSETS_A_TASK", 1)  # a task for each
+    staged: list[int] = []
+    stage = RangeCommit._stage
+
+    def counted(self: Any, *given: Any) -> Any:
+        staged.append(len(given[3]))
+        return stage(self, *given)
+
+    monkeypatch.setattr(RangeCommit, "_stage", counted)
+    world = make_files_world(TASKS, infer=True)
+    world.overrides["sink"] = {"max_rejects": "100%", "layout": layout}
+    ids = iter(range(1_000))
+    for task in range(TASKS):
+        texts = [{f"f{before}": "text"} for before in range(task)]
+        world.publish_values(events(ids, "ann", *texts, {f"f{task}": 1}), partition=task)
+    pipeline = run(world, spark)
+    assert staged == ([TASKS, TASKS - 1, TASKS - 2] if layout == "per_partition" else [TASKS] * 3)
+    assert len(world.rows()) == TASKS
+    found = pipeline.rejects()
+    assert found.total == TASKS * (TASKS - 1) // 2
+    assert all("it is BIGINT, found STRING" in one.reason for one in found.listed)
+    schema = fields(world.schemas()[("ann",)])
+    assert all(schema[f"f{task}"] == ["null", "long"] for task in range(TASKS))
     assert_exactly_once(world)
     assert_files_resolve(world)
 

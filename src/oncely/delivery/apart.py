@@ -7,7 +7,7 @@ decide, commit. Only what "commit" does differs, and with it what a crash in its
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self, cast
 
@@ -152,7 +152,7 @@ class Apart:
         """Begin a task's staging, of a sink whose tasks stage ranges."""
         return cast(RangeSink, self.records).staging(fence, batch_id, attempt)
 
-    def agree(self, staged: Sequence[Staged]) -> bool:
+    def agree(self, staged: Staged) -> bool:
         """Settle what each task could only guess, of such a sink."""
         return cast(RangeSink, self.records).agree(staged)
 

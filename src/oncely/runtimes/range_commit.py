@@ -37,8 +37,10 @@ from oncely.sinks.base import Publication, RangeSink, Reject, Sink, Staged, Writ
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ROUNDS = 20
-"""Each round that tasks disagree settles what they disagreed on; more means a defect."""
+_ROUNDS = (None, None, 1)
+"""How many tasks may stage in each round. Nearly always one round does. Tasks that contradict
+others stage again, by what the others have found; and those that contradict each other then, too,
+leave their ranges to one task, which contradicts nobody."""
 
 
 @dataclass
@@ -59,20 +61,39 @@ class RangeCommit(LedgerKeeper[RowTransform]):
     def run(
         self, frame: DataFrame, batch_id: int, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> list[Outcome]:
-        """Stage, check, publish; once more when the tasks have disagreed."""
+        """Stage, check, publish."""
         sink = self.sink.in_hand(ranges)
-        for _ in range(_ROUNDS):
-            answers = self._stage(sink, frame, batch_id, ranges)
-            staged = [one.staged for one in answers if one.staged is not None]
-            if not _ranged(sink).agree(staged):
+        answers = self._agreed(sink, frame, batch_id, ranges)
+        staged = [one.staged for one in answers if one.staged is not None]
+        what = self._publication(ranges, answers, staged)
+        replayed = publish(sink, what, self.fence, self._entries)
+        self._tidy(len(ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
+        done = what.written.values()
+        self._count(sum(one.records for one in done), sum(one.rejects for one in done))
+        return [Outcome(tp, ranges[tp], what.written[tp], replayed) for tp in sorted(ranges)]
+
+    def _agreed(
+        self,
+        sink: Sink,
+        frame: DataFrame,
+        batch_id: int,
+        ranges: Mapping[TopicPartition, OffsetRange],
+    ) -> list[Answer]:
+        """The answers of tasks that agree; ranges of those that don't are staged again."""
+        agreed: list[Answer] = []
+        left = ranges
+        for tasks in _ROUNDS:
+            answers = self._stage(sink, frame, batch_id, left, tasks)
+            fits = [one.staged is None or _ranged(sink).agree(one.staged) for one in answers]
+            against = [one for one, fit in zip(answers, fits, strict=True) if not fit]
+            if not against:
+                return sorted([*agreed, *answers], key=_order)
+            if self.layout == "clustered":  # a file may hold rows of any task: all stage again
                 continue
-            what = self._publication(ranges, answers, staged)
-            replayed = publish(sink, what, self.fence, self._entries)
-            self._tidy(len(ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
-            done = what.written.values()
-            self._count(sum(one.records for one in done), sum(one.rejects for one in done))
-            return [Outcome(tp, ranges[tp], what.written[tp], replayed) for tp in sorted(ranges)]
-        raise InvariantViolation(f"the tasks of batch {batch_id} have disagreed {_ROUNDS} times")
+            agreed += [one for one, fit in zip(answers, fits, strict=True) if fit]
+            left = {tp: ranges[tp] for one in against for tp in one.read}
+            frame = _only(frame, left)
+        raise InvariantViolation(f"the tasks of batch {batch_id} disagree: one task alone, too")
 
     def _stage(
         self,
@@ -80,8 +101,9 @@ class RangeCommit(LedgerKeeper[RowTransform]):
         frame: DataFrame,
         batch_id: int,
         ranges: Mapping[TopicPartition, OffsetRange],
+        most: int | None = None,
     ) -> list[Answer]:
-        """One job; its answers in the order of what was read."""
+        """One job, of so many tasks at most; its answers in the order of what was read."""
         clustered = self.layout == "clustered"
         plan = RangePlan(
             sink=_ranged(sink),
@@ -96,7 +118,8 @@ class RangeCommit(LedgerKeeper[RowTransform]):
             buckets=self.buckets if clustered else 0,
         )
         offsets = sum(range_.end - range_.start for range_ in ranges.values())
-        frame = frame.coalesce(max(1, min(len(ranges), -(-offsets // OFFSETS_A_TASK))))
+        tasks = max(1, min(len(ranges), -(-offsets // OFFSETS_A_TASK)))
+        frame = frame.coalesce(most or tasks)
         if clustered:
             packets = frame.mapInArrow(carried(partial(send_ranges, plan)), PACKET_DDL)
             together = packets.repartition(self.buckets, packets["bucket"])
@@ -106,7 +129,7 @@ class RangeCommit(LedgerKeeper[RowTransform]):
         else:
             done = frame.mapInArrow(carried(partial(stage_ranges, plan)), ANSWER_DDL)
         answers = read_answers(row[0] for row in done.collect())
-        return sorted(answers, key=lambda one: sorted(one.read))
+        return sorted(answers, key=_order)
 
     def _publication(
         self,
@@ -147,6 +170,21 @@ class RangeCommit(LedgerKeeper[RowTransform]):
                 ),
             )
         return Publication(ranges, written, rejects, staged)
+
+
+def _order(answer: Answer) -> list[TopicPartition]:
+    return sorted(answer.read)
+
+
+def _only(frame: DataFrame, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
+    """The records of these topic-partitions."""
+    from pyspark.sql.functions import col, lit
+
+    wanted = lit(False)
+    for tp in ranges:
+        topic = col("topic") == tp.topic if "topic" in frame.columns else lit(True)
+        wanted = wanted | (topic & (col("partition") == tp.partition))
+    return frame.where(wanted)
 
 
 def _ranged(sink: Sink) -> RangeSink:

@@ -431,14 +431,16 @@ class Sink(Committer, Stager, Protocol):
 class RangeSink(Sink, RangeStager, Protocol):
     """A sink whose tasks stage whole ranges, without a Spark transform."""
 
-    def agree(self, staged: Sequence[Staged]) -> bool:
-        """Settle what each task could only guess, before anything is published.
+    def agree(self, staged: Staged) -> bool:
+        """Settle what a task could only guess, before anything is published.
 
         Args:
-            staged: what the tasks left, in the order of what they have read.
+            staged: what it left. Tasks are asked about in the order of what they have read.
 
         Returns:
-            False when tasks have disagreed: the batch is staged again, by a sink that knows more.
+            False when the task has contradicted earlier ones: what it has read is staged again,
+            by a sink that knows more. One task that stages alone, by a sink that knows what all
+            others have found, contradicts nobody.
         """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -26,22 +26,22 @@ class Book:
     known: dict[Scope, pa.Schema] = field(default_factory=dict)
     published: dict[Scope, str] = field(default_factory=dict)
 
-    def agree(self, receipts: Iterable[Receipt], caps: Caps) -> bool:
-        """Take in what tasks have found, in their order.
+    def agree(self, receipt: Receipt, caps: Caps) -> bool:
+        """Take in the schemas that a task has found.
 
         Returns:
-            False when a task contradicts one that comes before it: its word is not taken, and
-            when it stages again by this book, it will see that itself.
+            False when one of them contradicts what is known: then none is taken, since the task's
+            records will be judged again, and what a rejected one has taught must not be known.
         """
-        agreed = True
-        for receipt in receipts:
-            found = {id_: arrow_schema_of(avro) for id_, avro in receipt.schemas.items()}
-            for scope, id_ in receipt.grown:
-                try:
-                    self.known[scope] = _merged(self.known.get(scope), found[id_], caps)
-                except CannotMerge:
-                    agreed = False
-        return agreed
+        found = {id_: arrow_schema_of(avro) for id_, avro in receipt.schemas.items()}
+        try:
+            self.known |= {
+                scope: _merged(self.known.get(scope), found[id_], caps)
+                for scope, id_ in receipt.grown
+            }
+        except CannotMerge:
+            return False
+        return True
 
     def take(self, pages: Mapping[Scope, ScopeSchema]) -> None:
         """Take in what the schema topic says now.

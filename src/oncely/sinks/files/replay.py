@@ -91,7 +91,7 @@ class Tried:
         load = self.sink.load
         load.ready()
         receipts = [read_receipt(self.staged.name)] if self.staged.name else []
-        if not self.sink.agree([self.staged]):
+        if not self.sink.agree(self.staged):
             raise StagedRowsGone("schemas were widened meanwhile; the letters are tried again")
         found: dict[str, Sequence[Message]] = {}
         for topic, messages in load.messages(receipts, self.fence, ()):

@@ -237,10 +237,11 @@ class FilesSink(LedgerInTopic):
 
     # -- the driver: a batch ---------------------------------------------------------------
 
-    def agree(self, staged: Sequence[Staged]) -> bool:
-        """Merge the schemas that tasks have found; see :class:`oncely.sinks.base.RangeSink`."""
-        receipts = [read_receipt(one.name) for one in staged if one.name]
-        return self._book.agree(receipts, self.form.caps)
+    def agree(self, staged: Staged) -> bool:
+        """Merge the schemas that a task has found; see :class:`oncely.sinks.base.RangeSink`."""
+        if staged.name is None:  # packets of contradicting tasks
+            return False
+        return self._book.agree(read_receipt(staged.name), self.form.caps)
 
     def publish(
         self, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
