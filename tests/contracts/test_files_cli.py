@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from oncely.cli import files
+from oncely.cli import files, schemas
 from oncely.cli.app import app
 from oncely.errors import ConfigError, WrongInput
 from oncely.local.kafka import Broker
@@ -122,3 +122,18 @@ def test_a_pipeline_of_another_kind(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["files", command, str(file)])
         assert isinstance(done.exception, ConfigError), done.exception
         assert "sink.kind: pipeline 'p' writes to 'sql', not to files" in str(done.exception)
+
+
+def test_schema_show(own: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "table_of", lambda _: own.table)
+
+    def show(*words: str) -> Result:
+        return CliRunner().invoke(app, ["files", "schema", "show", "pipeline.toml", *words])
+
+    (found,) = json.loads(show("--json").stdout)["schemas"]
+    assert (found["scope"], found["files"]) == ([], 4)
+    assert [one["name"] for one in found["avro"]["fields"]] == ["id", "user", "ts"]
+    assert "BIGINT" in show().stdout
+    refused = show("--scope", "id=7")
+    assert isinstance(refused.exception, WrongInput)
+    assert "scopes have user" in str(refused.exception)

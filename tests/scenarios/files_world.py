@@ -123,6 +123,9 @@ class FilesWorld(TopicWorld):
         for message in self.records(f"{self.name}.schema"):
             kind, *scope = json.loads(message.key())
             assert kind == "schema"
+            if message.value() is None:
+                found.pop(tuple(scope), None)
+                continue
             found[tuple(scope)] = json.loads(json.loads(message.value())["avro"])
         return found
 

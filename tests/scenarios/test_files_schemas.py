@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,9 +11,14 @@ import pytest
 
 from oncely import files
 from oncely.config import parse
+from oncely.errors import WrongInput
+from oncely.files.schema_reset import reset_schema
+from oncely.files.table import table_of
+from oncely.files.verify import verify
 from oncely.pipeline import Pipeline
 from oncely.runtimes.range_commit import RangeCommit
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once
+from tests.scenarios.world import produce
 
 Make = Callable[..., FilesWorld]
 HOUR = "2026-03-01T07:00:00Z"
@@ -126,6 +132,36 @@ def test_only_ranges_of_contradicting_tasks_are_staged_again(
     assert all(schema[f"f{task}"] == ["null", "long"] for task in range(TASKS))
     assert_exactly_once(world)
     assert_files_resolve(world)
+
+
+def test_a_schema_is_reset_to_what_its_files_hold(world: FilesWorld, spark: Any) -> None:
+    ids = iter(range(100))
+    world.publish_values(events(ids, "ann", {"n": 1}))
+    world.publish_values(events(ids, "bob", {"n": "text"}))
+    pipeline = run(world, spark)
+    learned = world.schemas()
+    # As a version published it that learned from records which it rejected.
+    wrong = {"name": "amount", "type": ["null", "string"], "default": None}
+    avro = json.dumps({**learned[("ann",)], "fields": [*learned[("ann",)]["fields"], wrong]})
+    page = {"kind": "schema", "version": 1, "id": "0" * 16, "scope": ["ann"], "avro": avro}
+    produce(
+        world.brokers, f"{world.name}.schema", [(0, b'["schema","ann"]', json.dumps(page).encode())]
+    )
+    planned = reset_schema(pipeline, ["ann"], execute=False)
+    assert planned.changes == [("amount", "STRING", "")]
+    assert "amount" in fields(world.schemas()[("ann",)])
+    done = reset_schema(pipeline, ["ann"], execute=True)
+    assert (done.changes, done.files) == (planned.changes, 1)
+    assert fields(world.schemas()[("ann",)]) == fields(learned[("ann",)])
+    assert world.schemas()[("bob",)] == learned[("bob",)]
+    world.publish_values(events(ids, "ann", {"amount": 5}))
+    run(world, spark)
+    assert fields(world.schemas()[("ann",)])["amount"] == ["null", "long"]
+    assert_exactly_once(world)
+    assert_files_resolve(world)
+    assert not verify(table_of(pipeline)).problems
+    with pytest.raises(WrongInput, match="carl"):
+        reset_schema(pipeline, ["carl"], execute=True)
 
 
 def test_poison_is_a_dead_letter(world: FilesWorld, spark: Any) -> None:

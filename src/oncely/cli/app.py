@@ -315,6 +315,48 @@ def files_vacuum(
     vacuum_files(file, dry_run=dry_run, as_json=as_json)
 
 
+schema = typer.Typer(help="The schemas that were inferred, by scope.", no_args_is_help=True)
+files.add_typer(schema, name="schema")
+
+Scope = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="The scope's value of a partition column, as `show` has it; NAME alone: no value.",
+    ),
+]
+
+
+@schema.command("show")
+def files_schema_show(
+    file: File,
+    scope: Scope = None,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Show the published schema of each scope, or of one."""
+    from oncely.cli.schemas import show_schemas
+
+    show_schemas(file, scope or [], as_json)
+
+
+@schema.command("reset")
+def files_schema_reset(
+    file: File,
+    scope: Scope = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Learn the schema of a scope anew from the rows of its files; stop the pipeline first.
+
+    A column is forgotten when no row has a value in it. Whatever still runs is fenced.
+    """
+    from oncely.cli.schemas import reset_scope
+
+    reset_scope(file, scope or [], execute=execute, as_json=as_json)
+
+
 @app.command()
 def semantics(
     sink: Annotated[

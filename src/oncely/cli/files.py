@@ -1,4 +1,4 @@
-"""``oncely files list|read|verify|compact|vacuum``."""
+"""``oncely files list|read|verify|compact|vacuum``; ``schema`` is in :mod:`oncely.cli.schemas`."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
             screen.note(f"kept: {count:,} that {why}")
 
 
-def chosen(where: Sequence[str]) -> dict[str, str | None]:
+def chosen(where: Sequence[str], option: str = "--where") -> dict[str, str | None]:
     """``NAME=VALUE`` as a mapping; ``NAME`` alone stands for no value.
 
     Raises:
@@ -158,8 +158,8 @@ def chosen(where: Sequence[str]) -> dict[str, str | None]:
         name, equals, value = one.partition("=")
         if not name or name in found:
             raise WrongInput(
-                f"--where {one}: " + ("it was given before" if name else "it names no column"),
-                way_out="write --where NAME=VALUE, once for each partition column",
+                f"{option} {one}: " + ("it was given before" if name else "it names no column"),
+                way_out=f"write {option} NAME=VALUE, once for each partition column",
             )
         found[name] = value if equals else None
     return found

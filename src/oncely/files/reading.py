@@ -63,6 +63,11 @@ def read_as(store: Store, file: Named, schema: pa.Schema, rounding: Allowed) -> 
         ) from None
 
 
+def own_rows(store: Store, file: Named) -> pa.Table:
+    """A file's rows with the file's own columns. Raises as :func:`rows_of`."""
+    return decoded(_fetched(store, file), file.format)
+
+
 def rows_of(store: Store, file: Named, schema: pa.Schema, *, rounding: bool = False) -> pa.Table:
     """A file's rows with these columns.
 
@@ -78,6 +83,16 @@ def rows_of(store: Store, file: Named, schema: pa.Schema, *, rounding: bool = Fa
         InvariantViolation: its own columns don't resolve to these.
         Unavailable: the store does not answer.
     """
+    data = _fetched(store, file)
+    try:
+        return resolved(decoded(data, file.format), schema, rounding=rounding)
+    except Rounding as error:
+        raise Rounding(f"{file.path}: {error.message}") from None
+    except InvariantViolation as error:
+        raise InvariantViolation(f"{file.path}: {error.message}") from None
+
+
+def _fetched(store: Store, file: Named) -> bytes:
     try:
         data = store.read(file.path)
     except NoSuchFile as error:
@@ -92,9 +107,4 @@ def rows_of(store: Store, file: Named, schema: pa.Schema, *, rounding: bool = Fa
             f"{file.path}: its SHA-256 is {found}, and {file.sha256} was published: it was changed",
             way_out="restore it from a copy; `oncely files verify` tells what else was changed",
         )
-    try:
-        return resolved(decoded(data, file.format), schema, rounding=rounding)
-    except Rounding as error:
-        raise Rounding(f"{file.path}: {error.message}") from None
-    except InvariantViolation as error:
-        raise InvariantViolation(f"{file.path}: {error.message}") from None
+    return data

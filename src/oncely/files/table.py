@@ -112,15 +112,8 @@ def table_of(pipeline: str | Path | Pipeline) -> Table:
     """
     if not isinstance(pipeline, Pipeline):
         pipeline = Pipeline.from_file(pipeline)
-    settings = pipeline.settings
-    if not isinstance(settings.sink, FilesSinkSettings):
-        raise ConfigError(
-            "sink.kind",
-            f"pipeline {settings.name!r} writes to {settings.sink.kind!r}, not to files",
-            way_out='name the file of a pipeline with sink.kind = "files"',
-        )
-    given = settings.sink
-    destination = FilesDestination(settings, given, pipeline.source, pipeline.kafka_connect)
+    destination = destination_of(pipeline)
+    given = destination.given
     return Table(
         destination.place,
         given.store,
@@ -131,3 +124,19 @@ def table_of(pipeline: str | Path | Pipeline) -> Table:
         given.target_file_size,
         given.max_staging_age,
     )
+
+
+def destination_of(pipeline: Pipeline) -> FilesDestination:
+    """Where a pipeline writes whose sink is files.
+
+    Raises:
+        ConfigError: the sink is another one.
+    """
+    settings = pipeline.settings
+    if not isinstance(settings.sink, FilesSinkSettings):
+        raise ConfigError(
+            "sink.kind",
+            f"pipeline {settings.name!r} writes to {settings.sink.kind!r}, not to files",
+            way_out='name the file of a pipeline with sink.kind = "files"',
+        )
+    return FilesDestination(settings, settings.sink, pipeline.source, pipeline.kafka_connect)

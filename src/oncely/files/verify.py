@@ -25,6 +25,7 @@ from oncely.files.schemas import resolved
 from oncely.files.table import Table
 from oncely.files.times import instant
 from oncely.sinks.files.event_time import NO_TIME
+from oncely.sinks.files.held import held_schema
 from oncely.sinks.files.manifest import Contents
 from oncely.sinks.files.names import is_file
 from oncely.sinks.files.partitions import PartitionColumn, split
@@ -157,7 +158,7 @@ class _Look:
             return
         schema = arrow_schema_of(published.avro)
         for name in rows.column_names:
-            if name not in schema.names:
+            if name not in schema.names and held_schema(rows.select([name])):
                 yield f"its column {name!r} is not in the published schema"
         try:
             resolved(rows, schema)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from oncely.decode.schema import type_name
 from oncely.errors import InvariantViolation
+from oncely.sinks.files.held import held
 
 _PAIR = ["key", "value"]
 
@@ -86,13 +87,15 @@ class _Recast:
         old = array.type
         if old.equals(to):
             return array
-        if pa.types.is_null(old):
+        if array.null_count == len(array):
             return pa.nulls(len(array), to)
         if pa.types.is_struct(to) and pa.types.is_struct(old):
             return self._struct(array, to)
         if pa.types.is_list(to) and (_is_list(old) or pa.types.is_map(old)):
             return self._list(array, to)
         if pa.types.is_nested(to) or pa.types.is_nested(old):
+            if held("", array) is None:  # what a reset of the schema has forgotten
+                return pa.nulls(len(array), to)
             raise InvariantViolation(f"{self.path}: {old} can't become {to}")
         return self._leaf(array, to)
 
@@ -123,7 +126,7 @@ class _Recast:
         old = {array.type.field(i).name: i for i in range(array.type.num_fields)}
         fields = [to.field(i) for i in range(to.num_fields)]
         for name in set(old) - {self.found_by(f.name) for f in fields}:
-            if not pa.types.is_null(array.type.field(old[name]).type):
+            if held(name, array.flatten()[old[name]]) is not None:
                 raise InvariantViolation(f"the schema has lost {self.path}.{name}")
         inside = [
             # field() keeps what lies below a null struct; the mask hides it all the same.

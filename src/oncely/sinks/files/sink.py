@@ -18,9 +18,9 @@ import pyarrow as pa
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.decode.avro_form import arrow_schema_of, storable
+from oncely.decode.avro_form import arrow_schema_of, schema_id, storable
 from oncely.decode.merging import CannotMerge, merge
-from oncely.errors import InvariantViolation, TableMismatch, check
+from oncely.errors import Fenced, InvariantViolation, TableMismatch, Unavailable, check
 from oncely.sinks.base import (
     Chunk,
     Fence,
@@ -35,19 +35,22 @@ from oncely.sinks.files import topics as own_topics
 from oncely.sinks.files.book import Book
 from oncely.sinks.files.form import Form
 from oncely.sinks.files.leases import Limits, StagingLeases
-from oncely.sinks.files.manifest import Manifest
+from oncely.sinks.files.manifest import Contents, Manifest
 from oncely.sinks.files.manifest_owner import ManifestClaim
 from oncely.sinks.files.owner import Owner, claim, owner_of, require
 from oncely.sinks.files.partitions import check_types
 from oncely.sinks.files.publication import ManifestLoad, Topics, clock
 from oncely.sinks.files.store import Store
 from oncely.sinks.files.task import FilesTask
-from oncely.sinks.files.words import read_receipt
+from oncely.sinks.files.words import Scope, ScopeSchema, encode, read_receipt, schema_key
 from oncely.sinks.kafka import settings, topics
 from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.ledger import LedgerInTopic
 from oncely.sinks.kafka.publishing import Publisher
+from oncely.sinks.kafka.transaction import Message
 from oncely.sinks.kafka.words import Mode
+
+_TRIES = 5
 
 
 @dataclass
@@ -194,6 +197,42 @@ class FilesSink(LedgerInTopic):
         )
         self._claim_manifest(moved=True)
         return done
+
+    def replace_schema(
+        self, scope: Scope, learned: Callable[[Contents], str | None], fence: Fence
+    ) -> None:
+        """Publish another schema for a scope in place of the one that it has, in one transaction.
+
+        ``init`` ends and fences whoever was about to publish. A run that opens from here on
+        initialises the same id before it reads the schemas: it reads this one, or ends us.
+
+        Args:
+            scope: whose.
+            learned: makes the schema of what the topics hold; None: the scope begins anew.
+            fence: of the epoch that was taken for it.
+
+        Raises:
+            Fenced: a newer run has opened; nothing was published.
+            Unavailable: nobody knows; it can be repeated.
+        """
+        size = self._largest([self.topics.schema]).values()
+        for left in reversed(range(_TRIES)):
+            try:
+                with self.cluster.transaction(self.place.words.publisher, size) as writer:
+                    writer.init()
+                    now = self.cluster.settled().pipeline
+                    if now is None or now.epoch != fence.epoch:
+                        raise Fenced(fence.pipeline, fence.epoch, now.epoch if now else 0)
+                    avro = learned(self.manifest.settled())
+                    value = avro and encode(ScopeSchema(schema_id(avro), scope, avro))
+                    writer.begin()
+                    writer.send(self.topics.schema, [Message(value or None, schema_key(scope))])
+                    writer.commit()
+            except Unavailable:  # an old run has tried to publish, or no answer came
+                if not left:
+                    raise
+                continue
+            return
 
     @property
     def target(self) -> str:

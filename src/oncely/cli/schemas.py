@@ -1,0 +1,83 @@
+"""``oncely files schema show`` and ``oncely files schema reset``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from oncely.cli import screen
+from oncely.cli.files import chosen
+from oncely.cli.tables import LEFT, RIGHT, show
+from oncely.decode.avro_form import arrow_schema_of
+from oncely.decode.schema import type_name
+from oncely.errors import WrongInput
+from oncely.files.schema_reset import SchemaReset, reset_schema
+from oncely.files.table import Table, table_of
+from oncely.pipeline import Pipeline
+from oncely.sinks.files.words import Scope
+
+
+def show_schemas(file: Path, scope: Sequence[str], as_json: bool) -> None:
+    """Print the columns of one scope, or of all."""
+    table = table_of(file)
+    contents = table.look()
+    counts = Counter(one.scope for one in contents.files.values())
+    wanted = contents.schemas if not scope else [_scope(table, scope)]
+    found = {one: contents.schemas[one] for one in wanted if one in contents.schemas}
+    if as_json:
+        shown = [
+            {"scope": list(one), "files": counts[one], "id": page.id, "avro": json.loads(page.avro)}
+            for one, page in found.items()
+        ]
+        screen.show_json({"schemas": shown})
+        return
+    rows = (
+        (_shown(one), counts[one], field.name, type_name(field.type))
+        for one, page in found.items()
+        for field in arrow_schema_of(page.avro)
+    )
+    show([("scope", LEFT), ("files", RIGHT), ("column", LEFT), ("type", LEFT)], rows)
+
+
+def reset_scope(file: Path, scope: Sequence[str], *, execute: bool, as_json: bool) -> None:
+    """Print what a reset would do, or do it."""
+    pipeline = Pipeline.from_file(file)
+    done = reset_schema(pipeline, _scope(table_of(pipeline), scope), execute=execute)
+    if as_json:
+        screen.show_json(done.as_json())
+        return
+    show([("column", LEFT), ("was", LEFT), ("is now", LEFT)], _changes(done))
+    screen.out.print(
+        f"\nthe scope has {done.files:,} files; columns that their rows have values in stay"
+    )
+    if done.epoch is None:
+        screen.out.print("a dry run: nothing was written. Add --execute to do it")
+    else:
+        screen.out.print(f"reset with epoch {done.epoch}; whatever still ran is fenced")
+
+
+def _changes(done: SchemaReset) -> list[tuple[str, str, str]]:
+    return [(name, was, now or "forgotten") for name, was, now in done.changes]
+
+
+def _scope(table: Table, given: Sequence[str]) -> Scope:
+    """The scope that ``--scope NAME=VALUE`` names.
+
+    Raises:
+        WrongInput: other columns than the table's scopes have.
+    """
+    names = [level.column for level in table.levels if level.kind == "column"]
+    values = chosen(given, "--scope")
+    if not set(values) <= set(names) or (values and set(values) != set(names)):
+        raise WrongInput(
+            f"--scope: it names {', '.join(values)}, and scopes have {', '.join(names) or 'none'}",
+            way_out="write --scope NAME=VALUE once for each of them, values as `oncely files"
+            " schema show` shows them; NAME alone: no value",
+        )
+    return tuple(values[name] for name in names) if values else ()
+
+
+def _shown(scope: Scope) -> str:
+    return json.dumps(list(scope), ensure_ascii=False)

@@ -1,0 +1,213 @@
+"""The schema of a scope replaced in one transaction: fenced, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from oncely.core.ranges import OffsetRange
+from oncely.decode.avro_form import arrow_schema_of, avro_schema_of, large
+from oncely.errors import Fenced
+from oncely.local.kafka import Broker
+from oncely.sinks.base import Chunk, Fence, Publication, Written
+from oncely.sinks.files.conform import conform
+from oncely.sinks.files.held import held_schema
+from oncely.sinks.files.manifest import Contents
+from oncely.sinks.files.sink import FilesSink
+from oncely.sources.clients import make
+from tests.filestools import FilesPlace, make_place, open_sink, publish_all
+from tests.sinktools import T0
+
+ANN = ("ann",)
+ANEW = avro_schema_of(pa.schema({"name": pa.string(), "id": pa.int64()}))
+
+
+@pytest.fixture
+def place(broker: Broker, tmp_path: Path) -> FilesPlace:
+    return make_place(broker, tmp_path)
+
+
+def chunk(records: Sequence[Mapping[str, Any]], start: int) -> Chunk:
+    values = pa.array([json.dumps({"name": "ann", **one}).encode() for one in records])
+    numbers = np.arange(len(records))
+    return Chunk(
+        {T0: OffsetRange(start, start + len(records))}, (T0,), np.zeros(len(records), np.int32),
+        numbers + start, pa.table({"value": values.cast(pa.binary())}), numbers, None,
+        np.array([], np.int64), (), lambda _: [],
+    )  # fmt: skip
+
+
+def write(sink: FilesSink, fence: Fence, start: int, *records: Mapping[str, Any]) -> list[int]:
+    """Stage and publish a batch; indices of the records that were refused."""
+    task = sink.staging(fence, start, 0)
+    refused = [one.record for one in task.add(chunk(records, start))]
+    staged = task.finish()
+    assert sink.agree(staged)
+    ranges = {T0: OffsetRange(start, start + len(records))}
+    written = {T0: Written(len(records), staged.rows, 0, 0)}
+    publish_all(sink, Publication(ranges, written, (), [staged]), fence)
+    return refused
+
+
+def published(place: FilesPlace) -> dict[str, Any] | None:
+    found = place.world.schemas().get(ANN)
+    return {one["name"]: one["type"] for one in found["fields"]} if found else None
+
+
+def as_rows_hold(sink: FilesSink) -> Callable[[Contents], str | None]:
+    def learned(contents: Contents) -> str | None:
+        assert contents.files
+        return ANEW
+
+    return learned
+
+
+def polluted(place: FilesPlace) -> FilesSink:
+    sink = place.sink(None)
+    fence = open_sink(sink).fence
+    assert write(sink, fence, 0, {"id": 1}) == []
+    # What versions before this one learned from a record that they rejected.
+    wrong = avro_schema_of(
+        pa.schema({"name": pa.string(), "id": pa.int64(), "amount": pa.string()})
+    )
+    sink.replace_schema(ANN, lambda _: wrong, fence)
+    return sink
+
+
+def test_a_run_that_opens_afterwards_learns_anew(place: FilesPlace) -> None:
+    with_wrong = polluted(place)
+    fence = open_sink(with_wrong).fence
+    assert write(with_wrong, fence, 1, {"id": 2, "amount": 5}) == [0]
+    command = place.sink(None)
+    command.replace_schema(ANN, as_rows_hold(command), open_sink(command).fence)
+    assert published(place) == {"name": ["null", "string"], "id": ["null", "long"]}
+    run = place.sink(None)
+    fence = open_sink(run).fence
+    assert write(run, fence, 2, {"id": 3, "amount": 5}) == []
+    assert published(place) is not None
+    assert (published(place) or {})["amount"] == ["null", "long"]
+    assert place.ids() == [1, 3]
+    for one in (with_wrong, command, run):
+        one.close()
+
+
+def test_a_run_that_was_open_is_fenced_and_undoes_nothing(place: FilesPlace) -> None:
+    run = polluted(place)
+    old = open_sink(run).fence
+    command = place.sink(None)
+    command.replace_schema(ANN, as_rows_hold(command), open_sink(command).fence)
+    with pytest.raises(Fenced):
+        write(run, old, 1, {"id": 2, "amount": "text"})
+    assert "amount" not in (published(place) or {})
+    run.close()
+    command.close()
+
+
+@pytest.mark.parametrize("at", ["before", "within"])
+def test_a_run_that_opens_meanwhile_wins(place: FilesPlace, at: str) -> None:
+    polluted(place).close()
+    command, run = place.sink(None), place.sink(None)
+    fence = open_sink(command).fence
+    if at == "before":
+        open_sink(run)
+
+    def learned(_: Contents) -> str | None:
+        if at == "within":
+            open_sink(run)
+        return ANEW
+
+    with pytest.raises(Fenced):
+        command.replace_schema(ANN, learned, fence)
+    assert "amount" in (published(place) or {})
+    run.close()
+    command.close()
+
+
+class Killed(BaseException):
+    """Nobody catches it."""
+
+
+CALLS = ["init_transactions", "begin_transaction", "produce", "commit_transaction"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_it_has_taken_effect_or_not(place: FilesPlace, call: str, after: bool) -> None:
+    polluted(place).close()
+    armed: list[bool] = []
+
+    class Dying:
+        def __init__(self, producer: Any) -> None:
+            self._producer = producer
+
+        def __getattr__(self, name: str) -> Any:
+            inner = getattr(self._producer, name)
+            if name != call or not armed:
+                return inner
+
+            def dies(*given: Any, **named: Any) -> Any:
+                if after:
+                    inner(*given, **named)
+                raise Killed
+
+            return dies
+
+    def connect(kind: Any, *given: Any, **config: Any) -> Any:
+        made = make(kind, *given, **config)
+        return Dying(made) if "transactional.id" in config else made
+
+    command = place.sink(None, kafka=connect)
+    fence = open_sink(command).fence
+    armed.append(True)
+    with pytest.raises(Killed):
+        command.replace_schema(ANN, lambda _: ANEW, fence)
+    armed.clear()
+    run = place.sink(None)
+    fence = open_sink(run).fence  # which ends what was left open
+    done = call == "commit_transaction" and after
+    assert ("amount" in (published(place) or {})) is not done
+    assert write(run, fence, 1, {"id": 2, "amount": 5}) == ([] if done else [0])
+    run.close()
+
+
+def test_a_scope_without_files_begins_anew(place: FilesPlace) -> None:
+    sink = polluted(place)
+    sink.replace_schema(ANN, lambda _: None, open_sink(sink).fence)
+    assert published(place) is None
+    sink.close()
+
+
+def test_what_rows_hold() -> None:
+    rows = pa.table(
+        {
+            "a": pa.array([None, None], pa.string()),
+            "n": pa.array([1, None], pa.int64()),
+            "big": pa.array([2**53 + 1, None], pa.int64()),
+            "s": pa.array([{"x": None, "y": 1}, None], pa.struct({"x": BIG, "y": BIG})),
+            "e": pa.array([{"x": None}, None], pa.struct({"x": BIG})),
+            "l": pa.array([[], [None]], pa.list_(BIG)),
+            "m": pa.array(
+                [[{"x": None, "y": "t"}], []], pa.list_(pa.struct({"x": BIG, "y": TEXT}))
+            ),
+        }
+    )
+    found = held_schema(rows)
+    assert found == pa.schema(
+        [("n", BIG), large("big"), ("s", pa.struct({"y": BIG})),
+         ("m", pa.list_(pa.struct({"y": TEXT})))]
+    )  # fmt: skip
+    assert "beyond_double" in avro_schema_of(found)
+    # What is forgotten may come back as another type; files that hold nothing of it resolve.
+    other = pa.schema([("a", BIG), *found, ("e", TEXT), ("l", TEXT)])
+    kept = conform(rows, arrow_schema_of(avro_schema_of(other)))
+    assert kept.select(["a", "e", "l"]).to_pylist() == [{"a": None, "e": None, "l": None}] * 2
+    assert kept["m"].to_pylist() == [[{"y": "t"}], []]
+
+
+BIG, TEXT = pa.int64(), pa.string()
