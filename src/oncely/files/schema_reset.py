@@ -22,7 +22,7 @@ import pyarrow as pa
 from oncely.decode.avro_form import arrow_schema_of, avro_schema_of
 from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import type_name
-from oncely.errors import InvariantViolation, Stopped, WrongInput
+from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.files.reading import Named, own_rows
 from oncely.files.table import Table, destination_of, table_of
 from oncely.pipeline import Pipeline
@@ -80,7 +80,7 @@ def reset_schema(pipeline: Pipeline, scope: Sequence[str | None], *, execute: bo
         execute: without it nothing is written.
 
     Raises:
-        WrongInput: there is no such scope; or the ledger belongs to another topic or cluster.
+        WrongInput: there is no such scope; the pipeline has no ledger; or the ledger belongs to another topic or cluster.
         Fenced: another run opened at the same moment; nothing has changed.
         DataLost: a file of the scope is not what was published.
         Unavailable: a server does not answer.
@@ -90,6 +90,12 @@ def reset_schema(pipeline: Pipeline, scope: Sequence[str | None], *, execute: bo
         planned = _planned(table, manifest.settled(), wanted)
     if not execute:
         return planned
+    if pipeline.settings.offsets.store != "ledger":
+        raise ConfigError(
+            "offsets.store",
+            "without a ledger nothing fences a run that still knows the old schema",
+            way_out="give the pipeline a new name, root and topics",
+        )
     source = pipeline.source
     with closing(destination_of(pipeline).ledger) as sink:
         opened = sink.open(
