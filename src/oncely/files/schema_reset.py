@@ -80,7 +80,8 @@ def reset_schema(pipeline: Pipeline, scope: Sequence[str | None], *, execute: bo
         execute: without it nothing is written.
 
     Raises:
-        WrongInput: there is no such scope; the pipeline has no ledger; or the ledger belongs to another topic or cluster.
+        WrongInput: there is no such scope; the pipeline has no ledger, or one of another topic or
+            cluster.
         Fenced: another run opened at the same moment; nothing has changed.
         DataLost: a file of the scope is not what was published.
         Unavailable: a server does not answer.
