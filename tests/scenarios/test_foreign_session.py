@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,7 @@ def run(program: str, world: World, folder: Path, jars: str) -> None:
     done = subprocess.run(
         [sys.executable, str(file), str(world.file()), jars],
         cwd=repository(),
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},  # as in a notebook of this venv
         capture_output=True,
         text=True,
         timeout=400,
