@@ -11,10 +11,11 @@ from oncely.pipeline.findings import Check
 from oncely.sinks.sql.connection import Connection
 from oncely.sinks.sql.dead_letters import DeadLetters
 from oncely.sinks.sql.ledger import Ledger
+from oncely.sinks.sql.same_table import check_known_table
 from oncely.sinks.sql.session import brief_session
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.sqlite import Sqlite
-from oncely.sinks.sql.takeover import require_ledger, same_table
+from oncely.sinks.sql.takeover import require_ledger
 from oncely.sinks.sql.target import create_statement, inspect
 
 
@@ -68,19 +69,13 @@ def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
     tables, wanted, dialect = sink.ledger_tables, sink.wanted, sink.dialect
     if not sink.create:
         yield "sink.create", lambda: require_ledger(connection, tables)
-    if tables.exists(connection):
-        yield "sink.table", lambda: _same_table(sink, connection)
+    yield "sink.table", lambda: check_known_table(connection, tables)
     if not len(wanted.schema):
         return
     if not sink.create or dialect.columns(connection, wanted.table):
         yield "sink.table", lambda: inspect(dialect, connection, wanted)
     else:
         yield "sink.table", lambda: create_statement(dialect, wanted)
-
-
-def _same_table(sink: SqlSink, connection: Connection) -> None:
-    ledger = Ledger(sink.ledger_tables.as_found(connection))
-    same_table(ledger.registered(connection), sink.wanted.table, sink.pipeline)
 
 
 @contextmanager

@@ -212,6 +212,15 @@ class Dialect(Protocol):
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
         """The table's columns in order; empty when there is no such table."""
 
+    def identity(self, connection: Connection, table: TableName) -> str | None:
+        """What tells the table from others of its name; None: there is no such table.
+
+        The same text for all tables where the database has no such thing.
+        """
+
+    def not_durable(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
+        """Why its rows would not survive with the ledger's, and the way out; None: they do."""
+
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets that a unique constraint or index makes unique."""
 

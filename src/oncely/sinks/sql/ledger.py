@@ -24,6 +24,8 @@ class Registered:
         query_id, query_batch: streaming query and micro-batch published last, or None.
         held_epoch: the epoch that holds the positions: the only one that may commit.
         held_by: the run that it was given to; empty when not known.
+        target_identity, ledger_identity: tell the table, and the one that holds the positions,
+            from others of the same name; None in a row of an earlier version.
     """
 
     epoch: int
@@ -34,6 +36,8 @@ class Registered:
     held_epoch: int = 0
     held_by: str = ""
     query_plan: str | None = None
+    target_identity: str | None = None
+    ledger_identity: str | None = None
 
 
 class Ledger:
@@ -41,6 +45,11 @@ class Ledger:
 
     def __init__(self, tables: LedgerTables) -> None:
         self._tables = tables
+
+    @property
+    def tables(self) -> LedgerTables:
+        """What the statements are about."""
+        return self._tables
 
     # -- the pipeline's row ----------------------------------------------------------------
 
@@ -70,9 +79,8 @@ class Ledger:
         rows = connection.query(
             self._tables.sql(
                 "SELECT epoch, cluster_id, target, query_id, query_batch, held_epoch, held_by,"
-                " query_plan, run"
-                " FROM {oncely_pipelines} WHERE pipeline = %s"
-                + (self._tables.dialect.for_update if lock else "")
+                " query_plan, target_identity, ledger_identity, run FROM {oncely_pipelines}"
+                " WHERE pipeline = %s" + (self._tables.dialect.for_update if lock else "")
             ),
             (self._tables.pipeline,),
         )
@@ -102,6 +110,16 @@ class Ledger:
             (self._tables.beside.name, self._tables.pipeline),
         )
 
+    def note_table(self, connection: Connection, target: str | None, ledger: str | None) -> None:
+        """Remember the identities of the table and of the ledger's positions."""
+        connection.execute(
+            self._tables.sql(
+                "UPDATE {oncely_pipelines} SET target_identity = %s, ledger_identity = %s"
+                " WHERE pipeline = %s"
+            ),
+            (target, ledger, self._tables.pipeline),
+        )
+
     def note_query(self, connection: Connection, query: QueryBatch) -> None:
         """Remember the streaming query and micro-batch whose rows were published last."""
         connection.execute(
@@ -113,6 +131,19 @@ class Ledger:
         )
 
     # -- positions -------------------------------------------------------------------------
+
+    def begun(self, connection: Connection) -> bool:
+        """Whether the pipeline has a position, or has published a query's batch."""
+        of_pipeline = (self._tables.pipeline,) * 2
+        return bool(
+            connection.query(
+                self._tables.sql(
+                    "SELECT 1 FROM {oncely_pipelines} WHERE pipeline = %s AND (query_id IS NOT NULL"
+                    " OR EXISTS (SELECT 1 FROM {oncely_positions} WHERE pipeline = %s))"
+                ),
+                of_pipeline,
+            )
+        )
 
     def topic_ids(self, connection: Connection) -> dict[str, str]:
         """The id of each topic that the pipeline has a position in; unknown ones are left out.

@@ -22,7 +22,8 @@ from collections.abc import Mapping, Set
 
 from oncely.sinks.sql.connection import Connection, Dialect, TableName
 
-TABLES = ("oncely_pipelines", "oncely_positions", "oncely_ranges", "oncely_rejects")
+POSITIONS = "oncely_positions"
+TABLES = ("oncely_pipelines", POSITIONS, "oncely_ranges", "oncely_rejects")
 
 _DDL = (
     """CREATE TABLE IF NOT EXISTS {oncely_pipelines} (
@@ -36,6 +37,8 @@ _DDL = (
     held_epoch BIGINT NOT NULL DEFAULT 0,
     held_by TEXT NOT NULL DEFAULT '',
     query_plan TEXT,
+    target_identity TEXT,
+    ledger_identity TEXT,
     created_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP
 )""",
     """CREATE TABLE IF NOT EXISTS {oncely_positions} (

@@ -96,8 +96,7 @@ class PostgresConnection:
             RowsDropped: a trigger has left rows out.
         """
         columns = ", ".join(_quoted(name) for name in rows.column_names)
-        target = ".".join(_quoted(part) for part in table if part)
-        statement = f"COPY {target} ({columns}) FROM STDIN WITH (FORMAT binary)"
+        statement = f"COPY {_regclass(table)} ({columns}) FROM STDIN WITH (FORMAT binary)"
         taken = _sorted_errors(lambda: self._send(statement, rows), copied=table.name)
         if taken != rows.num_rows:
             raise RowsDropped(table, rows.num_rows, taken)
@@ -238,6 +237,11 @@ END"""
     return f"DO {tag}{body}{tag}".replace("%", "%%")
 
 
+def _regclass(table: TableName) -> str:
+    """The name as ``to_regclass`` takes it."""
+    return ".".join(_quoted(part) for part in table if part)
+
+
 def _quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
@@ -343,12 +347,39 @@ class Postgres:
             " a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a'"
             " FROM pg_attribute a WHERE a.attrelid = to_regclass(%s)"
             " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-            (".".join(_quoted(part) for part in table if part),),
+            (_regclass(table),),
         )
         return [
             Column(name, kind, bool(notnull and not filled and not generated), bool(generated))
             for name, kind, notnull, filled, generated in rows
         ]
+
+    def identity(self, connection: Connection, table: TableName) -> str | None:
+        """The OID, which a table keeps until it is dropped."""
+        ((oid,),) = connection.query("SELECT to_regclass(%s)::oid::text", (_regclass(table),))
+        return None if oid is None else str(oid)
+
+    def not_durable(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
+        """UNLOGGED and foreign tables, also as partitions."""
+        name = _regclass(table)
+        rows = connection.query(
+            "SELECT c.oid::regclass::text, c.relkind = 'f' FROM pg_class c WHERE c.oid IN"
+            " (SELECT to_regclass(%s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%s)))"
+            " AND (c.relkind = 'f' OR c.relpersistence <> 'p') ORDER BY 1 LIMIT 1",
+            (name, name),
+        )
+        if not rows:
+            return None
+        ((found, foreign),) = rows
+        if foreign:
+            return (
+                f"{found} is a foreign table: its rows are not in the transaction of the positions",
+                "write to a table of this database, and copy from there",
+            )
+        return (
+            f"{found} is UNLOGGED: a crash of the server empties it, and the positions stay",
+            f"`ALTER TABLE {found} SET LOGGED`",
+        )
 
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets of valid, full, immediate unique indexes: what ON CONFLICT can infer."""
@@ -358,7 +389,7 @@ class Postgres:
             " WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indisvalid"
             " AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL"
             " GROUP BY i.indexrelid",
-            (".".join(_quoted(part) for part in table if part),),
+            (_regclass(table),),
         )
         return [frozenset(names) for (names,) in rows]
 

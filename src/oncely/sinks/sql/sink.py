@@ -37,6 +37,7 @@ from oncely.sinks.sql.history import History
 from oncely.sinks.sql.ledger import Ledger, Registered
 from oncely.sinks.sql.ledger_tables import LedgerTables
 from oncely.sinks.sql.prepare import Prepared, prepare
+from oncely.sinks.sql.same_table import check_known_table
 from oncely.sinks.sql.session import brief_session, session, transaction
 from oncely.sinks.sql.target import Target, Wanted, inspect
 from oncely.sinks.sql.write import write_rows
@@ -128,10 +129,8 @@ class SqlSink:
         if self.create:
             self.dialect.create_database()
         with brief_session(self.dialect, "open", self.connect) as setup:
-            if self.ledger_tables.exists(setup):
-                self._prepare_ledger(setup)
-                # Before the table is created; asked again under the pipeline's lock.
-                takeover.same_table(self.ledger.registered(setup), self.wanted.table, self.pipeline)
+            # Before anything is created; asked again under the pipeline's lock.
+            check_known_table(setup, self.ledger_tables)
             self._prepare(setup)
             opener = takeover.Opener(self.run, expected, self.wanted.table)
             fence = takeover.take_epoch(setup, self.ledger_tables, source, opener)
@@ -293,11 +292,6 @@ class SqlSink:
             self.dialect.create_database()
         with brief_session(self.dialect, "open", self.connect) as setup:
             self._prepare(setup)
-
-    def _prepare_ledger(self, setup: Connection) -> None:
-        if self.create:
-            takeover.create_ledger(setup, self.ledger_tables)
-        takeover.require_ledger(setup, self.ledger_tables)
 
     def _prepare(self, setup: Connection) -> None:
         if self.create:

@@ -181,6 +181,16 @@ class Sqlite:
             for name, type_, notnull, filled, pk, hidden in rows
         ]
 
+    def identity(self, connection: Connection, table: TableName) -> str | None:
+        """Nothing in SQLite tells a table from another one of its name and stays over VACUUM."""
+        there = connection.query(
+            "SELECT 1 FROM pragma_table_list(%s) WHERE schema = 'main'", (table.name,)
+        )
+        return "unknown" if there else None
+
+    def not_durable(self, connection: Connection, table: TableName) -> None:
+        """A file's tables are all alike."""
+
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets of full unique indexes, and the primary key, which may have no index."""
         columns = connection.query(

@@ -37,6 +37,7 @@ from oncely.sinks.sql.dead_letters import DeadLetters
 from oncely.sinks.sql.history import History
 from oncely.sinks.sql.ledger import Ledger, Registered
 from oncely.sinks.sql.ledger_tables import LedgerTables
+from oncely.sinks.sql.same_table import check_same_table, note_table
 from oncely.sinks.sql.session import application_name, application_prefix, transaction
 from oncely.sinks.sql.target import Wanted, create_statement, inspect
 
@@ -125,7 +126,7 @@ def take_epoch(
     Raises:
         Fenced: another run has taken the positions since this one held them.
         SourceMismatch: the ledger belongs to another cluster or topic.
-        TableMismatch: the pipeline has written to another table.
+        TableMismatch: the pipeline has written to another table; or its table is missing.
     """
     ledger = Ledger(tables)
     with transaction(connection):
@@ -134,7 +135,7 @@ def take_epoch(
         same_cluster(registered.cluster_id, source, tables.pipeline)
         same_topics(ledger.topic_ids(connection), source, tables.pipeline)
         if opener.table is not None:
-            same_table(registered, opener.table, tables.pipeline)
+            check_same_table(connection, ledger, registered)
         fence = Fence(tables.pipeline, ledger.next_epoch(connection, opener.run))
         opener.require_turn(registered, fence)
     return fence
@@ -160,23 +161,6 @@ def _locked(connection: Connection, ledger: Ledger) -> Registered:
     if registered is None:
         raise InvariantViolation("a pipeline that was registered has no row")
     return registered
-
-
-def same_table(registered: Registered | None, table: TableName, pipeline: str) -> None:
-    """Compare the table with the one that the ledger's positions speak of.
-
-    Names are enough: the ledger stands in the table's own schema.
-
-    Raises:
-        TableMismatch: another one, which would begin in the middle of the topic.
-    """
-    if registered is not None and registered.target != table.name:
-        raise TableMismatch(
-            f"sink.table: it is {table.name!r}, and pipeline {pipeline!r} has written to"
-            f" {registered.target!r}: the new table would begin where the old one ends",
-            way_out="give the pipeline a new name to begin anew; if this is meant (the table was"
-            " renamed), `oncely offsets reset FILE --shift-by 0 --execute` says so",
-        )
 
 
 def take_positions(
@@ -222,10 +206,14 @@ def _settle(
 ) -> Opened:
     ledger = Ledger(tables)
     with transaction(connection):
-        opener.require_turn(_locked(connection, ledger), fence)
+        registered = _locked(connection, ledger)
+        opener.require_turn(registered, fence)
         ledger.take_positions(connection, fence.epoch, opener.run)
         if opener.table is None:
             ledger.retarget(connection)
+        else:
+            check_same_table(connection, ledger, registered)
+        note_table(connection, ledger, accept=opener.table is None)
         known = ledger.entries(connection)
         first_start = not known
         wanted = dict(start()) if first_start else dict(earliest)

@@ -76,12 +76,25 @@ def create_statement(dialect: Dialect, wanted: Wanted) -> str:
     return dialect.translate(f"CREATE TABLE IF NOT EXISTS {name} (\n" + ",\n".join(lines) + "\n)")
 
 
+def require_durable(dialect: Dialect, connection: Connection, table: TableName) -> None:
+    """Refuse a table whose rows would not take effect, or be lost, with the ledger's.
+
+    Raises:
+        TableMismatch: names the table, or its partition.
+    """
+    found = dialect.not_durable(connection, table)
+    if found is not None:
+        problem, way_out = found
+        raise TableMismatch(f"sink.table: {problem}", way_out=way_out)
+
+
 def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     """Compare the table with what is wanted.
 
     Raises:
         TableMismatch: names every column that doesn't fit, and the way out.
     """
+    require_durable(dialect, connection, wanted.table)
     columns = dialect.columns(connection, wanted.table)
     if not columns:
         raise TableMismatch(
