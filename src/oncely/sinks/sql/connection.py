@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from oncely.errors import Stopped, Unavailable
+from oncely.errors import Stopped, TableMismatch, Unavailable
 
 Params = Sequence[object]
 Row = tuple[Any, ...]
@@ -55,6 +55,17 @@ class RowsDropped(Stopped):
             " database drops rows without a word; nothing was written",
             way_out="look for a BEFORE INSERT trigger that returns NULL (or RAISE(IGNORE));"
             " filter in the transform instead, where what is left out is counted",
+        )
+
+
+class TableAltered(TableMismatch):
+    """The table is not what the run has bound its rows to; nothing was written."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"{problem}: the table was altered while the run was up; nothing was written",
+            way_out="start again: a run looks at the table's types when it begins, and"
+            " `oncely plan` tells whether they take the rows",
         )
 
 
@@ -211,6 +222,11 @@ class Dialect(Protocol):
 
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
         """The table's columns in order; empty when there is no such table."""
+
+    def column_types(
+        self, connection: Connection, table: TableName
+    ) -> tuple[str | None, dict[str, str]]:
+        """The table's :meth:`identity` and its columns' types, by one statement."""
 
     def identity(self, connection: Connection, table: TableName) -> str | None:
         """What tells the table from others of its name; None: there is no such table.

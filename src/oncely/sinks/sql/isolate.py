@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from oncely.errors import WrongInput
+from oncely.errors import TableMismatch, WrongInput
 from oncely.sinks.sql.connection import BadData, Connection
 
 Insert = Callable[[pa.Table], None]
@@ -41,7 +41,8 @@ def insert_or_isolate(
         insert: writes a slice of the rows in the open transaction.
         still_ours: raises ``PositionMoved`` when the ledger has moved. Asked after every
             refusal: a unique key may be violated only because another attempt has written
-            these very rows, and then they are no rejects but a replay.
+            these very rows, and then they are no rejects but a replay. Raises, too, when the
+            table is no longer what the rows are for.
         refuse: takes the row's index and the reason; may raise to stop (reject budget).
         insert_each: writes rows one by one, and tells which were refused.
     """
@@ -51,6 +52,10 @@ def insert_or_isolate(
     try:
         insert(rows)
         connection.check_constraints()
+    except TableMismatch:
+        connection.execute(_UNDO)
+        still_ours()
+        raise
     except BadData as error:
         connection.execute(_UNDO)
         still_ours()

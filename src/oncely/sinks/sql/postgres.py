@@ -29,6 +29,7 @@ from oncely.sinks.sql.connection import (
     Row,
     RowByRow,
     RowsDropped,
+    TableAltered,
     TableName,
 )
 from oncely.sinks.sql.postgres_types import column_type, fit, refuse_too_early
@@ -160,7 +161,7 @@ def _sort(error: psycopg.Error, copied: str | None) -> Exception:
     state = error.sqlstate or ""
     text = redact((error.diag.message_primary or str(error)).strip())
     if state == "22P03":  # our encoding, not a record: the table was altered under the run
-        return TableMismatch(f"PostgreSQL: {text}: the table's types have changed")
+        return TableAltered(f"PostgreSQL: {text}")
     if state[:2] in ("22", "23") or state in _LIMITS:
         return BadData(_reason(error, text), _line(error.diag.context, copied))
     if state[:2] == "40" or state == "55P03":
@@ -353,6 +354,18 @@ class Postgres:
             Column(name, kind, bool(notnull and not filled and not generated), bool(generated))
             for name, kind, notnull, filled, generated in rows
         ]
+
+    def column_types(
+        self, connection: Connection, table: TableName
+    ) -> tuple[str | None, dict[str, str]]:
+        """OID and types, of an unknown age unless the transaction holds a lock of the table."""
+        rows = connection.query(
+            "SELECT a.attrelid::text, a.attname, format_type(a.atttypid, a.atttypmod)"
+            " FROM pg_attribute a WHERE a.attrelid = to_regclass(%s)"
+            " AND a.attnum > 0 AND NOT a.attisdropped",
+            (_regclass(table),),
+        )
+        return (rows[0][0] if rows else None), {name: type_ for _, name, type_ in rows}
 
     def identity(self, connection: Connection, table: TableName) -> str | None:
         """The OID, which a table keeps until it is dropped."""

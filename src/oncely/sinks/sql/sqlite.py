@@ -181,6 +181,13 @@ class Sqlite:
             for name, type_, notnull, filled, pk, hidden in rows
         ]
 
+    def column_types(
+        self, connection: Connection, table: TableName
+    ) -> tuple[str | None, dict[str, str]]:
+        """Nobody alters a table while a transaction holds the only lock."""
+        types = {column.name: column.type for column in self.columns(connection, table)}
+        return self.identity(connection, table), types
+
     def identity(self, connection: Connection, table: TableName) -> str | None:
         """Nothing in SQLite tells a table from another one of its name and stays over VACUUM."""
         there = connection.query(

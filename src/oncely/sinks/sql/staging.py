@@ -43,7 +43,7 @@ from oncely.sinks.sql.connection import (
 )
 from oncely.sinks.sql.prepare import DELETED, ORDINAL
 from oncely.sinks.sql.session import session, transaction
-from oncely.sinks.sql.target import Target
+from oncely.sinks.sql.target import Target, check_unaltered
 from oncely.sinks.sql.write import insert_select, quoted, staging_columns, upsert
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ def publish(
             ours.execute("ROLLBACK TO SAVEPOINT oncely_publish")
             if entries is not None and sink.ledger_moved(ours, what.ranges, entries):
                 raise PositionMoved("published meanwhile") from None
+            check_unaltered(sink.dialect, ours, target)
             if isinstance(error, BadData):
                 raise _refused(error.reason) from None
             raise StagedRowsGone(f"a staging table is gone: {error.message}") from None
@@ -190,6 +191,7 @@ def _publish_rows(
         count = _publish_upsert(ours, dialect, target, list(rows))
     else:
         count = sum(_publish_append(ours, dialect, target, *one) for one in rows.items())
+    check_unaltered(dialect, ours, target)
     ours.check_constraints()
     for name in rows:
         ours.execute(f"DROP TABLE {name}")

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from oncely.errors import TableMismatch
-from oncely.sinks.sql.connection import Column, ColumnFit, Connection, Dialect, TableName
+from oncely.sinks.sql.connection import (
+    Column,
+    ColumnFit,
+    Connection,
+    Dialect,
+    TableAltered,
+    TableName,
+)
 
 SOURCE_COLUMNS = pa.schema(
     [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
@@ -44,6 +51,7 @@ class Target:
     Attributes:
         fits: per written column, how its values are sent.
         types: per written column, the table's own type.
+        identity: what tells the table from others of its name.
     """
 
     table: TableName
@@ -51,6 +59,7 @@ class Target:
     types: tuple[str, ...]
     keys: tuple[str, ...] = ()
     version: str | None = None
+    identity: str | None = None
 
     @property
     def columns(self) -> list[str]:
@@ -123,7 +132,29 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
         )
     fits = tuple(_fit(dialect, by_name[field.name], field) for field in wanted.schema)
     types = tuple(by_name[field.name].type for field in wanted.schema)
-    return Target(wanted.table, fits, types, wanted.keys, wanted.version)
+    identity = dialect.identity(connection, wanted.table)
+    return Target(wanted.table, fits, types, wanted.keys, wanted.version, identity)
+
+
+def check_unaltered(dialect: Dialect, connection: Connection, target: Target) -> None:
+    """Compare the table with what the rows were encoded for.
+
+    A binary COPY takes any eight bytes for a column of eight. The caller's transaction has written
+    to the table, so it holds a lock of it and the types stay what they are until COMMIT.
+
+    Raises:
+        TableAltered: a column that is written has another type, or the table is another one.
+    """
+    identity, types = dialect.column_types(connection, target.table)
+    changed = [
+        f"column {name!r} was {bound} and is {types.get(name, 'gone')}"
+        for name, bound in zip(target.columns, target.types, strict=True)
+        if types.get(name) != bound
+    ]
+    if identity != target.identity:
+        changed.insert(0, "it was dropped and made again")
+    if changed:
+        raise TableAltered(f"sink.table: {target.table}: {'; '.join(changed)}")
 
 
 def _fit(dialect: Dialect, column: Column, field: pa.Field) -> ColumnFit:

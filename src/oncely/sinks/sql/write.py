@@ -13,7 +13,7 @@ from oncely.sinks.base import IntArray
 from oncely.sinks.sql.connection import Connection, Dialect, RowByRow, RowsDropped, TableName
 from oncely.sinks.sql.isolate import insert_or_isolate
 from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
-from oncely.sinks.sql.target import Target
+from oncely.sinks.sql.target import Target, check_unaltered
 
 _STAGED = TableName(None, "_oncely_rows")
 _EACH = TableName(None, "_oncely_each")
@@ -29,6 +29,9 @@ def write_rows(
 ) -> Prepared:
     """Write the rows; refused ones become rejections, each with all rows of its record.
 
+    Rows that were encoded for other types than the table has are not written, and what the table
+    refuses of them is no rejection (:func:`check_unaltered`).
+
     Where a record has several rows (unnest) and one is refused, its other rows may stand in the
     transaction already. Then everything is undone and written again without that record.
 
@@ -38,6 +41,16 @@ def write_rows(
     writer = RowWriter(dialect, target)
     writer.begin(connection, prepared.rows)
     several = _have_several_rows(prepared.row_record)
+
+    compared = False
+
+    def still_right() -> None:
+        nonlocal compared
+        still_ours()
+        if not compared:
+            check_unaltered(dialect, connection, target)
+            compared = True
+
     while True:
         bad: dict[int, Rejection] = {}
         now = prepared
@@ -54,7 +67,7 @@ def write_rows(
             connection,
             partial(writer.insert, connection),
             now.rows,
-            still_ours,
+            still_right,
             refuse,
             # Of an upsert a row is more than one statement, and order decides.
             None if target.keys else partial(writer.insert_each, connection),
@@ -62,6 +75,7 @@ def write_rows(
         prepared = now.without(list(bad.values())) if bad else now
         if not (several and bad):
             writer.end(connection)
+            check_unaltered(dialect, connection, target)
             return prepared
         connection.execute("ROLLBACK TO SAVEPOINT oncely_chunk")
 
