@@ -153,7 +153,9 @@ class SqlSink:
         if self.create:
             self.dialect.create_database()
         with brief_session(self.dialect, "reset", self.connect) as setup:
-            self._prepare_ledger(setup)
+            if self.create:
+                takeover.create_ledger(setup, self.ledger_tables)
+            takeover.require_ledger(setup, self.ledger_tables)
             opener = takeover.Opener(self.run, expected=None, table=None)
             fence = takeover.take_epoch(setup, self.ledger_tables, source, opener)
             return takeover.take_positions(
