@@ -24,6 +24,7 @@ def own(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake
     made.batch_of(events("ann", 0, 3), events("bob", 3, 2))
     made.batch_of(events("ann", 5, 1), events(None, 6, 1))
     made.topics.reader().settled()
+    monkeypatch.setattr(files, "opened", lambda file: file)
     monkeypatch.setattr(files, "table_of", lambda _: made.table)
     return made
 
@@ -125,6 +126,7 @@ def test_a_pipeline_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_schema_show(own: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "opened", lambda file: file)
     monkeypatch.setattr(schemas, "table_of", lambda _: own.table)
 
     def show(*words: str) -> Result:

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from oncely.cli import screen
 from oncely.cli.files import chosen
+from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, RIGHT, show
 from oncely.decode.avro_form import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import WrongInput
 from oncely.files.schema_reset import SchemaReset, reset_schema
 from oncely.files.table import Table, table_of
-from oncely.pipeline import Pipeline
 from oncely.sinks.files.words import Scope
 
 
 def show_schemas(file: Path, scope: Sequence[str], as_json: bool) -> None:
     """Print the columns of one scope, or of all."""
-    table = table_of(file)
+    table = table_of(opened(file))
     contents = table.look()
     counts = Counter(one.scope for one in contents.files.values())
     wanted = contents.schemas if not scope else [_scope(table, scope)]
@@ -43,7 +43,7 @@ def show_schemas(file: Path, scope: Sequence[str], as_json: bool) -> None:
 
 def reset_scope(file: Path, scope: Sequence[str], *, execute: bool, as_json: bool) -> None:
     """Print what a reset would do, or do it."""
-    pipeline = Pipeline.from_file(file)
+    pipeline = opened(file)
     done = reset_schema(pipeline, _scope(table_of(pipeline), scope), execute=execute)
     if as_json:
         screen.show_json(done.as_json())
