@@ -6,6 +6,7 @@ import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -18,7 +19,7 @@ from oncely.runtimes.commit import commit
 from oncely.sinks.base import Chunk, PositionMoved
 from oncely.sinks.kafka.form import Form
 from oncely.sinks.kafka.settling import Settling
-from oncely.sinks.kafka.words import Stamped, stamp
+from oncely.sinks.kafka.words import Stamped, encode, stamp
 from tests.kafkatools import Topics, make_topics, open_sink, ready
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, at_t0, chunk, commit_all, impatient, numbered
 
@@ -128,6 +129,71 @@ def test_a_reset_takes_another_output_topic_over(topics: Topics, broker: Broker)
     assert (topics.ids(), other.ids()) == ([0, 1, 2], [3, 4])
     with pytest.raises(TableMismatch, match=topics.output):  # it is the old one now
         open_sink(topics.sink())
+
+
+@pytest.mark.parametrize("made_again", [False, True], ids=["deleted", "made again"])
+def test_an_output_topic_that_was_deleted_is_refused(
+    topics: Topics, broker: Broker, made_again: bool
+) -> None:
+    """What was written there is gone; the new one would begin in the middle of the source."""
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    broker.delete_topic(topics.output)
+    if made_again:
+        broker.create_topic(topics.output)
+    with pytest.raises(TableMismatch, match=f"'{topics.output}' was deleted") as refused:
+        open_sink(topics.sink())
+    assert "offsets reset" in refused.value.way_out
+    there = topics.output in broker.admin().list_topics(timeout=20).topics
+    assert there == made_again
+    # The way out that it names.
+    opened = topics.sink().reset(SOURCE, lambda: {T0: 0}, {T0: 0}, lambda _: {T0: 1})
+    assert opened.positions == {T0: 1}
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(1, numbered(1, 5)), fence)
+    assert topics.ids() == [1, 2, 3, 4]
+
+
+def test_a_deleted_output_topic_of_an_earlier_version_is_refused(
+    topics: Topics, broker: Broker
+) -> None:
+    """Its ledger record has no topic ids, but says where records went."""
+    ready(topics.sink())
+    as_before(topics, outputs={})
+    assert open_sink(topics.sink()).positions == {T0: 0}
+    as_before(topics, outputs={})
+    broker.delete_topic(topics.output)
+    with pytest.raises(TableMismatch, match=f"'{topics.output}' was deleted"):
+        open_sink(topics.sink())
+
+
+def test_messages_of_others_in_the_ledger_topic_are_passed_over_and_told_once(
+    topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    foreign: list[tuple[bytes, bytes | None]] = [  # a compacted topic takes none without a key
+        (b"", b"{}"), (b"no JSON", b"no JSON"), (b"[1,2]", b"{}"), (b"{}", b"x"),
+        (b'["position"]', b"x"), (b'["position","someone-else","t",0]', b"no JSON"),
+        (b'["pipeline",["p"]]', b"x"), (b"\xff\xfe", None),
+    ]  # fmt: skip
+    for key, value in foreign:
+        put(topics, key, value)
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+    assert topics.ids() == list(range(5))
+    told = [one for one in caplog.records if "another program" in one.getMessage()]
+    assert len(told) == 1
+    assert topics.ledger in told[0].getMessage()
+
+
+def test_a_record_of_ours_in_the_ledger_topic_that_cant_be_read_is_refused(topics: Topics) -> None:
+    """Passed over, the position before it would be taken for the newest."""
+    sink, _ = ready(topics.sink())
+    put(topics, sink.place.words.position_key(T0), b"no JSON")
+    with pytest.raises(Stopped, match=r"'position'.*'t', 0") as refused:
+        open_sink(topics.sink())
+    assert refused.value.way_out
 
 
 def test_a_group_offset_that_is_gone_is_restored(topics: Topics, broker: Broker) -> None:
@@ -348,6 +414,28 @@ def test_runs_that_open_at_the_same_time(topics: Topics) -> None:
             commit_all(topics.sink(), at_t0(0, numbered(0, 2)), one.fence)
     commit_all(topics.sink(), at_t0(0, numbered(0, 2)), newest.fence)
     assert topics.ids() == [0, 1]
+
+
+def as_before(topics: Topics, **changes: object) -> None:
+    """Write the pipeline's record as an earlier version would have."""
+    sink = topics.sink()
+    known = sink.cluster.settled().pipeline
+    assert known is not None
+    put(topics, sink.place.words.pipeline_key(), encode(msgspec.structs.replace(known, **changes)))
+
+
+def put(topics: Topics, key: bytes, value: bytes | None) -> None:
+    """Write to the ledger topic, as another program."""
+    refused: list[object] = []
+    producer = Producer({"bootstrap.servers": topics.bootstrap})
+    producer.produce(
+        topics.ledger,
+        value,
+        key,
+        on_delivery=lambda error, _: refused.extend([error] * bool(error)),
+    )
+    assert producer.flush(20) == 0
+    assert not refused
 
 
 def with_group(topics: Topics, metadata: Stamped | str, at: int | None = None) -> None:

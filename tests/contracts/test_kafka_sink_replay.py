@@ -340,7 +340,9 @@ def test_without_the_second_reading_letters_are_doubled_and_it_is_seen(
 ) -> None:
     """The mistake itself: what was read before ``init`` is taken for where replays stand."""
     monkeypatch.setattr(
-        "oncely.sinks.kafka.replay._Portion.began", property(lambda _: Anything()), raising=True
+        "oncely.sinks.kafka.dead_letters.Standing.compared",
+        property(lambda _: Anything()),
+        raising=True,
     )
     with_a_rival(six)
     assert six.ids() == sorted([*range(4), *range(4, 10), *range(4, 10)])

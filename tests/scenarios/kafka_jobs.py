@@ -20,7 +20,7 @@ from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sources.clients import make
 from tests.kafkatools import Topics, open_sink
 from tests.replaytools import judging, replayed
-from tests.sinktools import T0, T1, Rec, at_t0, chunk, numbered
+from tests.sinktools import SOURCE, T0, T1, Rec, at_t0, chunk, numbered
 
 LAST = 20
 BAD = 13
@@ -107,6 +107,15 @@ def open_and_die(topics: Topics, at: int, when: str) -> list[str]:
     """Open; at the ``at``-th call to a producer the process dies."""
     calls = Calls(at, when, kill_self)
     open_sink(hooked(topics.sink(), calls), START)
+    return calls.names
+
+
+def reset_and_die(
+    topics: Topics, to: dict[TopicPartition, int], at: int, when: str, only: str
+) -> list[str]:
+    """A person resets; at the ``at``-th call to a producer the process dies."""
+    calls = Calls(at, when, kill_self, only)
+    hooked(topics.sink(), calls).reset(SOURCE, lambda: START, START, lambda _: to)
     return calls.names
 
 

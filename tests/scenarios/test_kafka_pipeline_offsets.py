@@ -61,7 +61,7 @@ def test_positions_lag_and_reset(world: TopicWorld, spark: Any) -> None:
     done = oncely_json("offsets", "reset", world.file(), "--shift-by", "-10")
     assert (done["executed"], world.positions()) == (False, {0: 50, 1: 50})
     done = oncely_json("offsets", "reset", world.file(), "--shift-by", "-10", "--execute")
-    assert (done["executed"], done["epoch"]) == (True, 2)
+    assert (done["executed"], done["epoch"]) == (True, 3)
     assert world.positions() == world.shown() == {0: 40, 1: 40}
     run(world, spark)
     assert len(world.ids()) == 140, "20 were written again"
@@ -71,7 +71,7 @@ def test_positions_lag_and_reset(world: TopicWorld, spark: Any) -> None:
 
 def test_a_reset_before_the_first_start(world: TopicWorld, spark: Any) -> None:
     done = oncely_json("offsets", "reset", world.file(), "--to-offset", "45", "--execute")
-    assert done["epoch"] == 1
+    assert done["epoch"] == 2
     assert not world.records()
     run(world, spark)
     assert len(world.ids()) == 10

@@ -11,7 +11,9 @@ from confluent_kafka import Consumer, TopicPartition
 from oncely.config import parse
 from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
+from oncely.pipeline.offsets import reset
 from oncely.sinks.kafka.words import Stamped, stamp
+from oncely.sources.reset import ToEarliest
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
 
@@ -146,3 +148,17 @@ def test_a_longer_timeout_than_the_broker_allows(world: TopicWorld, elsewhere: B
     assert "transaction.max.timeout.ms" in refused.stderr
     nothing_was_written(there)
     assert planned(there, sink={"transaction_timeout": "30 seconds"}) == {}
+
+
+def test_an_output_topic_that_was_deleted(world: TopicWorld, broker: Broker) -> None:
+    """`run` would not make it again, and `plan` says so before."""
+    world.make_output()
+    reset(Pipeline(parse(world.settings())), ToEarliest(), execute=True)
+    assert planned(world) == {}
+    broker.delete_topic(world.output)
+    found = planned(world)
+    assert f"'{world.output}' was deleted since" in found["sink.ledger_topic"]
+    broker.create_topic(world.output)
+    found = planned(world)
+    assert f"'{world.output}' was deleted and made again since" in found["sink.ledger_topic"]
+    assert not world.records()

@@ -106,6 +106,14 @@ class Apart:
         """Give new partitions their position."""
         self.positions.add_partitions(positions, source, fence)
 
+    def leader_epochs(self, fence: Fence) -> Mapping[TopicPartition, int]:
+        """Noted where positions live."""
+        return self.positions.leader_epochs(fence)
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
+        """Note them where positions live."""
+        self.positions.note_leader_epochs(epochs, fence)
+
     def tidy(self, fence: Fence) -> None:
         """Housekeeping where positions live."""
         self.positions.tidy(fence)

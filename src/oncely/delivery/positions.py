@@ -64,6 +64,12 @@ class Positions(Protocol):
             Unavailable: nobody knows whether they were moved.
         """
 
+    def leader_epochs(self, fence: Fence) -> Mapping[TopicPartition, int]:
+        """As :meth:`oncely.sinks.base.Sink.leader_epochs`."""
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
+        """As :meth:`oncely.sinks.base.Sink.note_leader_epochs`."""
+
     def tidy(self, fence: Fence) -> None:
         """Housekeeping between batches."""
 
@@ -121,6 +127,14 @@ class LedgerPositions:
     ) -> None:
         """Move positions by compare-and-set."""
         self.sink.move(ranges, entries, fence, written, kind)
+
+    def leader_epochs(self, fence: Fence) -> Mapping[TopicPartition, int]:
+        """What the ledger has noted."""
+        return self.sink.leader_epochs(fence)
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
+        """Note them in the ledger."""
+        self.sink.note_leader_epochs(epochs, fence)
 
     def tidy(self, fence: Fence) -> None:
         """The ledger's own housekeeping."""
@@ -223,6 +237,13 @@ class StorePositions:
                 raise PositionMoved(str(tp))
             moved[tp] = replace(now, position=advance(entries[tp], [range_]))
         self.store.save(moved)
+
+    def leader_epochs(self, fence: Fence) -> Mapping[TopicPartition, int]:  # noqa: ARG002
+        """A store keeps none."""
+        return {}
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
+        """A store keeps none."""
 
     def tidy(self, fence: Fence) -> None:
         """A store has nothing to tidy."""

@@ -115,8 +115,7 @@ class FilesDestination:
         yield "sink", sink.check
         if not self._has_ledger:
             return
-        partitions, create = self.source.partitions, given.create
-        yield "sink.ledger_topic", lambda: self._topics.check(partitions(), create=create)
+        yield "sink.ledger_topic", self._check_ledger
         yield "sink.url", lambda: self._topics.check_target(sink.target)
         timeout = given.transaction_timeout
         yield "sink.transaction_timeout", lambda: limits.check_timeout(sink.cluster.asker, timeout)
@@ -193,6 +192,11 @@ class FilesDestination:
     @property
     def _topics(self) -> TopicLedger:
         return TopicLedger(self.place, self.given.rejects)
+
+    def _check_ledger(self) -> None:
+        """Refuse a ledger topic, a group or a manifest that this pipeline can't go on with."""
+        outputs = (self.given.manifest_topic, self.given.schemas)
+        self._topics.check(self.source.partitions(), outputs, create=self.given.create)
 
     @property
     def _has_ledger(self) -> bool:

@@ -111,8 +111,7 @@ class KafkaDestination:
             yield "sink", sink.check
         if not self._has_ledger:
             return
-        partitions, create = self.source.partitions, given.create
-        yield "sink.ledger_topic", lambda: self._topics.check(partitions(), create=create)
+        yield "sink.ledger_topic", self._check_ledger
         yield "sink.topic", lambda: self._topics.check_target(sink.form.target)
         timeout = given.transaction_timeout
         yield "sink.transaction_timeout", lambda: limits.check_timeout(sink.cluster.asker, timeout)
@@ -192,6 +191,11 @@ class KafkaDestination:
                 "sink.schema_file", f"can't be read: {error}", way_out="name an .avsc file"
             ) from None
         return AvroValue(text, given.schema_id)
+
+    def _check_ledger(self) -> None:
+        """Refuse a ledger topic, a group or an output topic that this pipeline can't go on with."""
+        named = [self.given.topic] if self.given.topic else []
+        self._topics.check(self.source.partitions(), named, create=self.given.create)
 
     @property
     def _has_ledger(self) -> bool:

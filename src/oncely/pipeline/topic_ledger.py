@@ -14,7 +14,8 @@ from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
 from oncely.sinks.kafka.foreign import refuse_foreign
 from oncely.sinks.kafka.limits import check_open_files
-from oncely.sinks.kafka.takeover import same_target
+from oncely.sinks.kafka.takeover import same_outputs, same_target
+from oncely.sinks.kafka.words import View
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class TopicLedger:
         return Known(
             view.pipeline.epoch,
             view.pipeline.cluster,
-            {tp: moved.position for tp, moved in view.positions.items()},
+            view.begins,
             view.pipeline.topic_ids,
             waiting,
         )
@@ -52,24 +53,29 @@ class TopicLedger:
         with self._letters() as letters:
             return letters.survey(limit)
 
-    def check(self, partitions: Collection[TopicPartition], *, create: bool) -> None:
+    def check(
+        self, partitions: Collection[TopicPartition], outputs: Collection[str], *, create: bool
+    ) -> None:
         """Refuse a ledger topic that is unfit, or missing though it may not be created.
 
         Also a limit of open files that is too low for transactions.
 
         Args:
             partitions: the source's; a group with another pipeline's positions is refused.
+            outputs: topics that must be the ones that were written to.
             create: the ledger topic may be created.
         """
         with closing(Cluster(self.place)) as cluster:
             check_open_files(cluster.asker)
-            name = self.place.ledger_topic
-            known: Collection[TopicPartition] = ()
+            name, view = self.place.ledger_topic, View()
             if not create or not topics.missing(cluster.asker, [name]):
                 topics.require_ledger(cluster.asker, name, create=False)
-                known = cluster.look().positions
+                view = cluster.look()
             stamps = cluster.stamped_offsets(partitions, stable=False)
-            refuse_foreign(stamps, known, self.place)
+            refuse_foreign(stamps, view.positions, self.place)
+            if view.pipeline is not None:
+                ids = topics.ids(cluster.asker, outputs)
+                same_outputs(view.pipeline, ids, self.place.pipeline)
 
     def check_target(self, target: str) -> None:
         """Refuse another destination than the one that the ledger's positions speak of.

@@ -57,6 +57,12 @@ class BatchRunner(Protocol):
     def positions(self) -> dict[TopicPartition, Position]:
         """The ledger's positions, read now."""
 
+    def leader_epochs(self) -> Mapping[TopicPartition, int]:
+        """The source's leader epochs that the ledger has noted."""
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Note them."""
+
     def add_partitions(
         self, positions: Mapping[TopicPartition, Position], source: SourceIdentity
     ) -> None:

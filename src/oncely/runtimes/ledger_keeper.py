@@ -138,6 +138,14 @@ class LedgerKeeper(Generic[AnyTransform]):
         """Give partitions that were found while running their position."""
         self.sink.add_partitions(positions, source, self.fence)
 
+    def leader_epochs(self) -> Mapping[TopicPartition, int]:
+        """The source's leader epochs that the ledger has noted."""
+        return self.sink.leader_epochs(self.fence)
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Note them."""
+        self.sink.note_leader_epochs(epochs, self.fence)
+
     def record_gaps(self, gaps: Mapping[TopicPartition, OffsetRange]) -> None:
         """Move positions over lost ranges and keep those in the history."""
         lost = Chunk.of_nothing(gaps)

@@ -32,6 +32,7 @@ from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.batches import BatchRunner
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.offset_log import batch_ranges
+from oncely.runtimes.same_log import SameLog
 from oncely.runtimes.spark_errors import is_java, spark_error
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.throwaway import sweep_checkpoints, throwaway_checkpoint
@@ -91,6 +92,7 @@ class SparkRun:
         self._failure: BaseException | None = None
         self._in_batch = threading.Lock()
         self._progress = self._ending = self._skipped = False
+        self._same_log = SameLog(self.source, self.batches)
 
     def run(self, *, until_latest: bool) -> bool:
         """Run until asked to stop, or until what was readable at the start is committed.
@@ -152,6 +154,8 @@ class SparkRun:
         gaps = {
             tp: OffsetRange(at, marks[tp].low) for tp, at in positions.items() if at < marks[tp].low
         }
+        self._same_log.forget()
+        self._same_log.check(lambda: {tp: at for tp, at in positions.items() if tp not in gaps})
         return positions | self._settle_gaps(gaps)
 
     def _settle_gaps(
@@ -329,6 +333,7 @@ class SparkRun:
         ranges = self._plan(checkpoint, batch_id)
         if not ranges:
             return
+        self._same_log.check(self.batches.positions)
         self.listener(events.BatchPlanned(batch_id, ranges))
         outcomes = self.batches.run(frame, batch_id, ranges)
         self._same_source()
@@ -367,6 +372,7 @@ class SparkRun:
             earliest = self.source.earliest()
             added = {tp: at for tp, at in earliest.items() if tp not in known}
             self.batches.add_partitions(added, self.source.identity())
+            self._same_log.forget()
             for tp, at in sorted(added.items()):
                 self.listener(events.PartitionAdded(tp, at))
         try:

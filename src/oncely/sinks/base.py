@@ -403,6 +403,16 @@ class Sink(Committer, Stager, Protocol):
             Fenced: a newer run has opened.
         """
 
+    def leader_epochs(self, fence: Fence) -> Mapping[TopicPartition, int]:
+        """The leader epochs of the source that were noted; a reset forgets those it moves."""
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
+        """Note leader epochs, each no older than the record before the partition's position.
+
+        Raises:
+            Fenced: a newer run has opened.
+        """
+
     def tidy(self, fence: Fence) -> None:
         """Housekeeping between batches; may fail, and is tried again later."""
 

@@ -22,6 +22,7 @@ from oncely.errors import ConfigError, TopicMissing, Unavailable
 from oncely.sources.clients import Asker
 from oncely.sources.records import KafkaRecord, RecordReader, first_sizes, first_timestamps
 from oncely.sources.start import Moment, Start
+from oncely.sources.truncation import truncated
 
 _NO_SUCH_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
 
@@ -125,6 +126,25 @@ class KafkaSource:
         stable = self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
         high = self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), committed=False)
         return {tp: Watermarks(low[tp], stable[tp], high[tp]) for tp in partitions}
+
+    def leader_epochs(self) -> dict[TopicPartition, int]:
+        """The leader epoch of every partition, as it is now; unknown ones are left out.
+
+        Raises as :meth:`identity` does.
+        """
+        latest = dict.fromkeys(self.partitions(), OffsetSpec.latest())
+        answers = self._list_offsets(latest, committed=False)
+        return {
+            TopicPartition(tp.topic, tp.partition): answer.leader_epoch
+            for tp, answer in answers.items()
+            if answer.leader_epoch is not None and answer.leader_epoch >= 0
+        }
+
+    def truncated(
+        self, positions: Mapping[TopicPartition, tuple[Position, int]], *, timeout: float = 30.0
+    ) -> dict[TopicPartition, str]:
+        """See :func:`oncely.sources.truncation.truncated`."""
+        return truncated(self.brokers, self.kafka, positions, timeout)
 
     def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
         """The first record at or after a time, in every partition; its end when there is none.
@@ -263,21 +283,26 @@ class KafkaSource:
     def _offsets(
         self, wanted: Mapping[TopicPartition, OffsetSpec], *, committed: bool = True
     ) -> dict[TopicPartition, Position]:
+        answers = self._list_offsets(wanted, committed=committed)
+        return {
+            TopicPartition(tp.topic, tp.partition): answer.offset for tp, answer in answers.items()
+        }
+
+    def _list_offsets(
+        self, wanted: Mapping[TopicPartition, OffsetSpec], *, committed: bool
+    ) -> dict[Any, Any]:
         level = (
             ck.IsolationLevel.READ_COMMITTED if committed else ck.IsolationLevel.READ_UNCOMMITTED
         )
         request = {ck.TopicPartition(*tp): spec for tp, spec in wanted.items()}
         if not request:
             return {}
-        answers = self._asking.one(
+        return self._asking.one(
             "look up offsets",
             lambda client, wait: client.list_offsets(
                 request, isolation_level=level, request_timeout=wait
             ),
         )
-        return {
-            TopicPartition(tp.topic, tp.partition): answer.offset for tp, answer in answers.items()
-        }
 
 
 def _is_missing(answer: object) -> bool:

@@ -192,9 +192,7 @@ class FilesSink(LedgerInTopic):
         with self._claim() as claim_:
             claim_.check(moved=True)
         outputs = self._claimed()
-        done = self.take_over(
-            source, self.target, start, earliest, None, positions, outputs, retarget=True
-        )
+        done = self.take_over(source, self.target, start, earliest, None, positions, outputs)
         self._claim_manifest(moved=True)
         return done
 

@@ -8,6 +8,7 @@ fences whoever was about to move it, and only then asks where it stands.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -28,6 +29,8 @@ from oncely.sinks.kafka.topic_log import TopicLog
 from oncely.sinks.kafka.transaction import Transaction
 from oncely.sinks.kafka.words import Stamped, Standing, View, Words, read_stamp
 from oncely.sources.clients import Asker, Trouble, make, sort_error
+
+log = logging.getLogger(__name__)
 
 READER: Mapping[str, object] = {
     "enable.auto.commit": False,
@@ -117,6 +120,7 @@ class Cluster:
         # Not the lock above: it is held until transactions end, whose threads ask for the consumer.
         self._connecting = threading.Lock()
         self._view = View()
+        self._told = False  # of messages that are no ledger records
         self._log = TopicLog(
             place.ledger_topic,
             "the ledger topic",
@@ -312,7 +316,15 @@ class Cluster:
             return self._view.copy()
 
     def _take(self, message: Any) -> None:
-        self.place.words.take(self._view, message.key(), message.value())
+        ours = self.place.words.take(self._view, message.key(), message.value())
+        if not ours and not self._told:
+            self._told = True
+            log.warning(
+                "the ledger topic %s holds messages of another program, the first at offset %d;"
+                " they are passed over",
+                self.place.ledger_topic,
+                message.offset(),
+            )
 
     def _forget(self) -> None:
         self._view = View()

@@ -19,7 +19,7 @@ from oncely.sinks.kafka import takeover, topics
 from oncely.sinks.kafka.cluster import Cluster, LedgerCopy, Place
 from oncely.sinks.kafka.limits import check_open_files
 from oncely.sinks.kafka.settling import Settling
-from oncely.sinks.kafka.words import Mode
+from oncely.sinks.kafka.words import Mode, from_tree
 
 
 class _Worker:
@@ -108,10 +108,8 @@ class LedgerInTopic:
         start: Callable[[], Mapping[TopicPartition, Position]],
         earliest: Mapping[TopicPartition, Position],
         expected: int | None,
-        reset: Reset = lambda _: {},
+        reset: Reset | None = None,
         outputs: Mapping[str, str] = MappingProxyType({}),
-        *,
-        retarget: bool = False,
     ) -> Opened:
         """Take the next epoch; see :class:`oncely.sinks.kafka.takeover.Takeover`."""
         check_open_files(self.cluster.asker)
@@ -127,7 +125,6 @@ class LedgerInTopic:
             reset,
             self.mode,
             outputs,
-            retarget,
         ).open()
 
     def add_partitions(
@@ -141,6 +138,15 @@ class LedgerInTopic:
         Settling(self.cluster, fence, source, self.mode).settle(positions, {})
         # Whoever reads the ledger from here on finds them: no open transaction hides them.
         self.cluster.settled()
+
+    def leader_epochs(self, fence: Fence) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's
+        """What the pipeline's record has noted; an open transaction must not hide the newest."""
+        known = self.cluster.settled().pipeline
+        return from_tree(known.leaders) if known else {}
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
+        """Note them in the pipeline's record."""
+        takeover.note_leader_epochs(self.cluster, epochs, fence)
 
     def tidy(self, fence: Fence) -> None:
         """Nothing to do: Kafka compacts the ledger topic."""

@@ -9,6 +9,11 @@ crash before the commit leaves every letter waiting, a crash after it none of th
 whose answer was lost is settled by asking again; and of two replays at once the one that has
 initialised last commits, the other one finds the position moved.
 
+A reset voids letters, so what is compared holds the resets too. A reset initialises the id of
+replays between the transaction that voids them and the first position that it moves. A replay
+that has found no reset thus commits before that, as if it had been there before the reset, or is
+fenced.
+
 The pipeline itself may run beside it: it appends letters, and no position of its own is touched.
 """
 
@@ -260,7 +265,7 @@ class Replay:
         with self._cluster.transaction(self._output.replayer, sizes.values()) as writer:
             writer.init()
             now = self._letters.stand(certain=True)
-            if now is None or (now.topic_id, now.positions) != portion.began:
+            if now is None or now.compared != portion.standing.compared:
                 raise PositionMoved(rejects)
             writer.begin()
             messages = {} if what.passed is None else what.passed.messages()
@@ -303,10 +308,6 @@ class _Portion:
     standing: Standing
     letters: tuple[DeadLetter, ...]
     after: Mapping[TopicPartition, Position]
-
-    @property
-    def began(self) -> tuple[str, Mapping[TopicPartition, Position]]:
-        return self.standing.topic_id, self.standing.positions
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from oncely.sinks.base import Fence, PositionMoved
 from oncely.sinks.kafka.cluster import Cluster, newer
 from oncely.sinks.kafka.limits import TOGETHER
 from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
-from oncely.sinks.kafka.words import Mode, Moved, PutBack, Standing, encode, stamp
+from oncely.sinks.kafka.words import Mode, Moved, Standing, encode, stamp
 
 _TRIES = 5
 
@@ -92,23 +92,10 @@ class Settling:
         """One transaction that moves nothing and changes epoch and mode."""
         taken = {tp: self._taken(tp, at) for tp, at in positions.items()}
         writer.begin()
-        self._void_letters(writer, positions)
         write_moves(self.cluster, writer, taken)
         writer.commit()
         for tp, moved in taken.items():
             self.cluster.remember(tp, moved.entry)
-
-    def _void_letters(
-        self, writer: Transaction, positions: Mapping[TopicPartition, Position]
-    ) -> None:
-        """Records from a forced position on are read again: older dead letters of them are void."""
-        place, epoch = self.cluster.place, self.fence.epoch
-        forced = {tp: at for tp, at in positions.items() if tp in self.forced}
-        records = [
-            Message(encode(PutBack(at)), place.words.reset_key(tp, epoch))
-            for tp, at in forced.items()
-        ]
-        writer.send(place.ledger_topic, records)
 
     def _settle_group(
         self, group: Mapping[str, Positions]

@@ -34,6 +34,7 @@ from oncely.sinks.kafka.messages import Encoded, encode
 from oncely.sinks.kafka.sender import Sender
 from oncely.sinks.kafka.settling import refuse_moved, together, write_moves
 from oncely.sinks.kafka.staging import Staging, staged_batches
+from oncely.sinks.kafka.takeover import same_outputs
 from oncely.sinks.kafka.transaction import Transaction
 from oncely.sinks.kafka.words import Mode, Moved
 
@@ -114,6 +115,7 @@ class KafkaSink(LedgerInTopic):
         Raises as :meth:`check` does.
         """
         self.check()
+        self._refuse_deleted()
         topics.require_topics(self.cluster.asker, self.named_topics, create=self.create)
         self._limits = topics.largest_batch(self.cluster.asker, self.named_topics)
         return self
@@ -131,7 +133,8 @@ class KafkaSink(LedgerInTopic):
             Stopped: the pipeline has written before, and its position is nowhere to be found.
         """
         self.bind()
-        return self.take_over(source, self.form.target, start, earliest, expected)
+        target, outputs = self.form.target, self._outputs()
+        return self.take_over(source, target, start, earliest, expected, outputs=outputs)
 
     def reset(
         self,
@@ -144,8 +147,9 @@ class KafkaSink(LedgerInTopic):
 
         ``positions`` is asked when the old run is fenced, with where it has really ended.
         """
+        topics.require_topics(self.cluster.asker, self.named_topics, create=self.create)
         return self.take_over(
-            source, self.form.target, start, earliest, None, positions, retarget=True
+            source, self.form.target, start, earliest, None, positions, self._outputs()
         )
 
     def commit(
@@ -336,6 +340,26 @@ class KafkaSink(LedgerInTopic):
             done.filtered,
         )
         write_moves(self.cluster, writer, {part.tp: moved})
+
+    def _outputs(self) -> dict[str, str]:
+        """The id of the topic that all records go to."""
+        named = [self.form.topic] if self.form.topic else []
+        return {name: id_ for name, id_ in topics.ids(self.cluster.asker, named).items() if id_}
+
+    def _refuse_deleted(self) -> None:
+        """Refuse to make a topic again that was written to; whoever asks for a reset may.
+
+        Raises:
+            TableMismatch: naming the topic.
+        """
+        topic, asker = self.form.topic, self.cluster.asker
+        if topic is None or not topics.missing(asker, [topic]):
+            return
+        if topics.missing(asker, [self.place.ledger_topic]):
+            return
+        known = self.cluster.look().pipeline
+        if known is not None:
+            same_outputs(known, {topic: None}, self.place.pipeline)
 
     def _largest(self, names: Sequence[str]) -> dict[str, int]:
         """``max.message.bytes`` of topics, asked once in a process; missing ones are left out."""

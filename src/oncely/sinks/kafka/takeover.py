@@ -22,12 +22,23 @@ does not grow with the partitions.
 A crash after 2 and before 3 leaves the old run unharmed: it commits, and opens again. One within 3
 leaves some positions at the old epoch and some at the new one. The old run is fenced at the latter;
 the next ``open`` begins at 1 and keeps what is pending.
+
+A reset is such a takeover, after which nobody else moves a position, and then:
+
+5. Where positions are put is decided, and written in one transaction of the pipeline's own id,
+   with the records that void older dead letters. From here on the reset takes effect, whole.
+6. Another takeover puts them there in its step 3, and notes the reset as done in its step 4.
+
+The step 1 of that one initialises the ids of replays: a replay that has compared before 5 is
+fenced or has committed, so it came before the reset; one that compares later finds the reset. A
+crash after 5 leaves a reset that the next ``open`` finishes in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -43,10 +54,20 @@ from oncely.sinks.kafka.cluster import Cluster, newer
 from oncely.sinks.kafka.foreign import refuse_foreign
 from oncely.sinks.kafka.settling import Settling, together
 from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
-from oncely.sinks.kafka.words import Mode, Registered, Standing, View, by_topic, encode
+from oncely.sinks.kafka.words import (
+    Mode,
+    PutBack,
+    Registered,
+    Standing,
+    View,
+    by_topic,
+    encode,
+    from_tree,
+)
 from oncely.sinks.same_source import same_cluster, same_topics
 
 _TRIES = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,10 +79,9 @@ class Takeover:
         source: cluster and topic ids as they are now.
         run: the run's own name, by which it finds an epoch whose answer was lost.
         target: where records go.
-        retarget: they may have gone elsewhere so far: a person says where to go on (a reset),
-            which holds for the topic that the file names then.
         start, earliest, expected: as in the port.
-        reset: puts positions elsewhere.
+        reset: puts positions elsewhere; None: they stay. A person who says where to go on says so
+            for the target that the file names, and records may have gone elsewhere so far.
         mode: by which ids this run will move positions.
         outputs: topic ids of output topics that must still be the ones that were written to.
     """
@@ -73,13 +93,12 @@ class Takeover:
     start: Callable[[], Mapping[TopicPartition, Position]]
     earliest: Mapping[TopicPartition, Position]
     expected: int | None = None
-    reset: Reset = lambda _: {}
+    reset: Reset | None = None
     mode: Mode = "partition"
     outputs: Mapping[str, str] = field(default_factory=dict)
-    retarget: bool = False
 
     def open(self) -> Opened:
-        """All four steps.
+        """All steps.
 
         Raises:
             Fenced, SourceMismatch, TableMismatch: as the port says.
@@ -88,15 +107,28 @@ class Takeover:
             Unavailable: no answer, or rivals without end.
         """
         self._check(self.cluster.look())  # before anybody is disturbed
+        opened = self._retried(self._take)
+        if self.reset is None:
+            return opened
+        # Asked once, whatever is tried again: the answer may depend on where positions stand.
+        targets = dict(self.reset(opened.positions))
+        self._retried(lambda: self._note_reset(opened.fence, targets))
+        # Within an epoch positions only grow, so they are moved in the next one; unless another
+        # run has opened since, which has moved them.
+        return replace(self, reset=None, expected=opened.fence.epoch).open()
+
+    def _retried(self, step: Callable[[], T]) -> T:
+        """Do it again when a rival is doing the same."""
         last: InstanceFenced | None = None
         for _ in range(_TRIES):
             try:
-                return self._try()
-            except InstanceFenced as error:  # a rival is doing the same
+                return step()
+            except InstanceFenced as error:
                 last = error
         raise last or InvariantViolation("a loop that returns or raises has ended")
 
-    def _try(self) -> Opened:
+    def _take(self) -> Opened:
+        """Steps 1 to 4, and what is left of a reset that was begun."""
         words = self.cluster.place.words
         partitions = self._partitions()
         # A replay too may have left a transaction open, which hides what follows in the ledger;
@@ -109,9 +141,9 @@ class Takeover:
             tp: found[tp].position if tp in found else at
             for tp, at in _flat(registered, found).items()
         }
-        moved = dict(self.reset(positions))
-        settling = Settling(self.cluster, fence, self.source, self.mode, frozenset(moved))
-        settled = settling.settle(positions | moved, found)
+        begun = from_tree(registered.resetting)
+        settling = Settling(self.cluster, fence, self.source, self.mode, frozenset(begun))
+        settled = settling.settle(positions | begun, found)
         self._note_settled(registered, settled)
         return Opened(fence, settled, first)
 
@@ -154,12 +186,14 @@ class Takeover:
                 self.run,
                 self.source.cluster_id,
                 {**(old.topic_ids if old else {}), **self.source.topic_ids},
-                self.target,
+                old.target if old and self.reset else self.target,
                 by_topic(pending),
                 _names(found),
-                {**(old.outputs if old else {}), **self.outputs},
+                {**(old.outputs if old else {}), **({} if self.reset else self.outputs)},
+                old.resetting if old else {},
+                old.leaders if old else {},
             )
-            self._write(opener, registered)
+            _write(self.cluster, opener, registered)
         return registered, found, first
 
     def _found(
@@ -183,7 +217,7 @@ class Takeover:
         self, old: Registered | None, found: Mapping[TopicPartition, Standing], first: bool
     ) -> dict[TopicPartition, Position]:
         """Where partitions begin that have no position: decided once, and kept."""
-        decided = self.start() if first and not old else _tree(old.pending) if old else {}
+        decided = self.start() if first and not old else from_tree(old.pending) if old else {}
         wanted = {**self.earliest, **decided}
         return {tp: at for tp, at in wanted.items() if tp not in found}
 
@@ -223,9 +257,9 @@ class Takeover:
         if old is None:
             return
         self._same_source(old.cluster, old.topic_ids)
-        if not self.retarget:
+        if self.reset is None:
             same_target(old, self.target, self._name)
-            same_outputs(old.outputs, self.outputs, self._name)
+            same_outputs(old, self.outputs, self._name)
         # A rival that was given an epoch and has taken no position has changed nothing yet. Should
         # it come alive later, it finds the epoch of whoever opened again, and is fenced.
         held = max((one.epoch for one in view.positions.values()), default=old.epoch)
@@ -239,27 +273,81 @@ class Takeover:
     # -- step 4 ----------------------------------------------------------------------------
 
     def _note_settled(self, registered: Registered, settled: Iterable[TopicPartition]) -> None:
+        names = [*settled, *_tree_names(registered.settled)]
+        self._note(registered.epoch, pending={}, settled=_names(names), resetting={})
+
+    # -- step 5 ----------------------------------------------------------------------------
+
+    def _note_reset(self, fence: Fence, targets: Mapping[TopicPartition, Position]) -> None:
+        """The reset takes effect, or nothing of it."""
         words = self.cluster.place.words
-        with self.cluster.transaction(words.opener) as opener:
+        # A replay that is under way would hide the end of the ledger.
+        together(self._initialise, [words.publisher, words.replayer])
+        known = self.cluster.registered().pipeline
+        noted = from_tree(known.leaders) if known else {}
+        # The log is taken as it is now: no leader epoch of what was read before counts.
+        leaders = {tp: one for tp, one in noted.items() if tp not in targets}
+        voided = [
+            Message(encode(PutBack(at)), words.reset_key(tp, fence.epoch))
+            for tp, at in sorted(targets.items())
+        ]
+        self._note(
+            fence.epoch, voided, target=self.target, outputs=dict(self.outputs),
+            resetting=by_topic(targets), leaders=by_topic(leaders),
+        )  # fmt: skip
+
+    # -- the pipeline's record ---------------------------------------------------------------
+
+    def _note(self, epoch: int, beside: Sequence[Message] = (), **changes: Any) -> None:
+        """Change the pipeline's record, and write what belongs to it in the same transaction.
+
+        Raises:
+            Fenced: a newer run has opened.
+        """
+        with self.cluster.transaction(self.cluster.place.words.opener) as opener:
             opener.init()
             now = self.cluster.settled().pipeline
-            if now is None or now.epoch != registered.epoch or now.run != self.run:
-                raise Fenced(self._name, registered.epoch, now.epoch if now else 0)
-            done = msgspec.structs.replace(
-                now, pending={}, settled=_names([*settled, *_tree_names(now.settled)])
-            )
-            self._write(opener, done)
-
-    def _write(self, opener: Transaction, registered: Registered) -> None:
-        place = self.cluster.place
-        opener.begin()
-        record = Message(encode(registered), place.words.pipeline_key())
-        opener.send(place.ledger_topic, [record])
-        opener.commit()
+            if now is None or now.epoch != epoch or now.run != self.run:
+                raise Fenced(self._name, epoch, now.epoch if now else 0)
+            done = msgspec.structs.replace(now, **changes)
+            _write(self.cluster, opener, done, beside)
 
     @property
     def _name(self) -> str:
         return self.cluster.place.pipeline
+
+
+def note_leader_epochs(
+    cluster: Cluster, epochs: Mapping[TopicPartition, int], fence: Fence
+) -> None:
+    """Note the source's leader epochs in the pipeline's record.
+
+    The positions tell whether the run is fenced, not that record: an opener may have died before
+    it took one.
+
+    Raises:
+        Fenced: a newer run holds a position.
+        InstanceFenced: a rival is opening.
+    """
+    with cluster.transaction(cluster.place.words.opener) as opener:
+        opener.init()
+        view = cluster.settled()
+        newest = max((one.epoch for one in view.positions.values()), default=0)
+        if view.pipeline is None or newest > fence.epoch:
+            raise Fenced(fence.pipeline, fence.epoch, newest)
+        leaders = by_topic(from_tree(view.pipeline.leaders) | dict(epochs))
+        _write(cluster, opener, msgspec.structs.replace(view.pipeline, leaders=leaders))
+
+
+def _write(
+    cluster: Cluster, opener: Transaction, registered: Registered, beside: Sequence[Message] = ()
+) -> None:
+    """The pipeline's record, and what belongs to it, in one transaction."""
+    place = cluster.place
+    opener.begin()
+    record = Message(encode(registered), place.words.pipeline_key())
+    opener.send(place.ledger_topic, [record, *beside])
+    opener.commit()
 
 
 def same_target(old: Registered, target: str, name: str) -> None:
@@ -277,30 +365,34 @@ def same_target(old: Registered, target: str, name: str) -> None:
         )
 
 
-def same_outputs(known: Mapping[str, str], now: Mapping[str, str], name: str) -> None:
-    """Refuse output topics that were deleted and made again.
+def same_outputs(old: Registered, now: Mapping[str, str | None], name: str) -> None:
+    """Refuse output topics that were deleted, and those that were made again since.
+
+    Args:
+        old: what the ledger says.
+        now: the topics' ids; None for one that is not there.
+        name: the pipeline's.
 
     Raises:
         TableMismatch: naming the topic.
     """
     for topic, id_ in sorted(now.items()):
-        if known.get(topic, id_) != id_:
+        was_there = topic in old.outputs or topic == old.target
+        if (id_ is None and was_there) or (id_ is not None and old.outputs.get(topic, id_) != id_):
+            again = "" if id_ is None else " and made again"
             raise TableMismatch(
-                f"{topic!r} was deleted and made again since pipeline {name!r} wrote to it: what"
-                " it named is gone",
+                f"{topic!r} was deleted{again} since pipeline {name!r} wrote to it: what was"
+                " written there is gone, and the pipeline would go on in the middle",
                 way_out="restore the topic; or give the pipeline a new name, and a new place to"
-                " write to, to begin anew",
+                " write to, to begin anew; into a topic of records `oncely offsets reset` says"
+                " where to begin, and makes the topic",
             )
 
 
 def _flat(
     registered: Registered, found: Mapping[TopicPartition, Standing]
 ) -> dict[TopicPartition, Position]:
-    return {tp: entry.position for tp, entry in found.items()} | _tree(registered.pending)
-
-
-def _tree(tree: Mapping[str, Mapping[int, int]]) -> dict[TopicPartition, Position]:
-    return {TopicPartition(t, n): at for t, own in tree.items() for n, at in own.items()}
+    return {tp: entry.position for tp, entry in found.items()} | from_tree(registered.pending)
 
 
 def _names(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

@@ -45,6 +45,13 @@ def identified(asker: Asker, name: str) -> tuple[str, int] | None:
     return None if found is None else (str(found.topic_id), len(found.partitions))
 
 
+def ids(asker: Asker, names: Iterable[str]) -> dict[str, str | None]:
+    """The ids of topics; None for one that is not there."""
+    wanted = sorted(set(names))
+    found = _descriptions(asker, wanted) if wanted else {}
+    return {name: str(found[name].topic_id) if name in found else None for name in wanted}
+
+
 def _descriptions(asker: Asker, names: Iterable[str]) -> dict[str, Any]:
     wanted = ck.TopicCollection(sorted(set(names)))
     answers = asker.ask(

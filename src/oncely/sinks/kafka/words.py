@@ -28,7 +28,7 @@ import msgspec
 
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, TopicPartition
-from oncely.errors import InvariantViolation
+from oncely.errors import Stopped
 
 _STAMP = "oncely"
 
@@ -71,6 +71,9 @@ class Registered(msgspec.Struct, frozen=True):
         pending: where partitions begin that have no position yet; decided once.
         settled: partitions that have had a position, by topic.
         outputs: topic ids of those output topics that must not be made anew.
+        resetting: where a reset puts positions that was begun and is not done yet.
+        leaders: leader epochs of the source's partitions, each no older than the record before
+            the position.
     """
 
     epoch: int
@@ -81,6 +84,8 @@ class Registered(msgspec.Struct, frozen=True):
     pending: dict[str, dict[int, int]]
     settled: dict[str, list[int]]
     outputs: dict[str, str] = {}
+    resetting: dict[str, dict[int, int]] = {}
+    leaders: dict[str, dict[int, int]] = {}
 
 
 class PutBack(msgspec.Struct, frozen=True):
@@ -116,6 +121,12 @@ class View:
         """As it is now, whatever is read later."""
         resets = {tp: dict(known) for tp, known in self.resets.items()}
         return View(self.pipeline, dict(self.positions), resets, dict(self.replayed))
+
+    @property
+    def begins(self) -> dict[TopicPartition, Position]:
+        """Where the next run begins: it first finishes a reset that was begun."""
+        now = {tp: moved.position for tp, moved in self.positions.items()}
+        return now | (from_tree(self.pipeline.resetting) if self.pipeline else {})
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position."""
@@ -188,34 +199,53 @@ class Words:
             not stamped.pipeline and group in (named_after, replay_group(named_after))
         )
 
-    def take(self, view: View, key: bytes | None, value: bytes | None) -> None:
+    def take(self, view: View, key: bytes | None, value: bytes | None) -> bool:
         """Apply one record of the ledger topic; those of other pipelines are passed over.
 
+        Returns:
+            False for a message that is no ledger record at all, which is passed over, too.
+
         Raises:
-            InvariantViolation: a record that is none of ours.
+            Stopped: a record of this pipeline that can't be read: another program has written it.
         """
         try:
-            match msgspec.json.decode(key or b""):
-                case ["pipeline", name] if name == self.pipeline:
+            known = msgspec.json.decode(key or b"")
+        except msgspec.DecodeError:
+            return False
+        match known:
+            case [str(), str(name), *_]:
+                if name == self.pipeline:
+                    self._take_ours(view, known, value)
+                return True
+        return False
+
+    def _take_ours(self, view: View, key: list[object], value: bytes | None) -> None:
+        try:
+            match key:
+                case ["pipeline", _]:
                     view.pipeline = msgspec.json.decode(value, type=Registered) if value else None
-                case ["position", name, str(topic), int(number)] if name == self.pipeline:
+                case ["position", _, str(topic), int(number)]:
                     tp = TopicPartition(topic, number)
                     if value:
                         view.positions[tp] = msgspec.json.decode(value, type=Moved)
                     else:
                         view.positions.pop(tp, None)
                 case _ if value:
-                    self._take_letters(view, msgspec.json.decode(key or b""), value)
+                    self._take_letters(view, key, value)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise InvariantViolation(f"the ledger topic holds a foreign record: {error}") from None
+            raise Stopped(
+                f"the ledger topic holds a record under {key} that Oncely has not written: {error}",
+                way_out="write the last good value of that key once more behind it (the topic holds"
+                " it until it is compacted), and find out who else writes to the topic",
+            ) from None
 
     def _take_letters(self, view: View, key: object, value: bytes) -> None:
         """Apply what decides which dead letters still wait."""
         match key:
-            case ["reset", name, str(topic), int(number), int(epoch)] if name == self.pipeline:
+            case ["reset", _, str(topic), int(number), int(epoch)]:
                 led_to = msgspec.json.decode(value, type=PutBack).position
                 view.resets.setdefault(TopicPartition(topic, number), {})[epoch] = led_to
-            case ["replayed", name, str(topic), int(number)] if name == self.pipeline:
+            case ["replayed", _, str(topic), int(number)]:
                 tp = TopicPartition(topic, number)
                 view.replayed[tp] = msgspec.json.decode(value, type=Replayed)
 
@@ -269,12 +299,17 @@ def read_stamp(offset: Position, metadata: str | None) -> Stamped | None:
     return None
 
 
-def by_topic(partitions: Mapping[TopicPartition, Position]) -> dict[str, dict[int, int]]:
+def by_topic(partitions: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
     """Positions as a tree, for JSON."""
     tree: dict[str, dict[int, int]] = {}
     for tp, at in sorted(partitions.items()):
         tree.setdefault(tp.topic, {})[tp.partition] = at
     return tree
+
+
+def from_tree(tree: Mapping[str, Mapping[int, int]]) -> dict[TopicPartition, Position]:
+    """What :func:`by_topic` has made a tree of."""
+    return {TopicPartition(t, n): at for t, own in tree.items() for n, at in own.items()}
 
 
 def encode(record: Moved | Registered | PutBack | Replayed) -> bytes:

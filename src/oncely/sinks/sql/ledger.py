@@ -253,12 +253,38 @@ class Ledger:
         )
         return changed == 1
 
+    def leader_epochs(self, connection: Connection) -> dict[TopicPartition, int]:
+        """The source's leader epochs, where they were noted."""
+        rows = connection.query(
+            self._tables.sql(
+                'SELECT topic, "partition", leader_epoch FROM {oncely_positions}'
+                " WHERE pipeline = %s AND leader_epoch IS NOT NULL"
+            ),
+            (self._tables.pipeline,),
+        )
+        return {TopicPartition(topic, number): int(noted) for topic, number, noted in rows}
+
+    def note_leader_epochs(
+        self, connection: Connection, epochs: Mapping[TopicPartition, int], epoch: int
+    ) -> None:
+        """Note leader epochs at positions that are still at our ``epoch``."""
+        connection.execute_many(
+            self._tables.sql(
+                "UPDATE {oncely_positions} SET leader_epoch = %s WHERE pipeline = %s"
+                ' AND topic = %s AND "partition" = %s AND epoch = %s'
+            ),
+            [(of, self._tables.pipeline, *tp, epoch) for tp, of in sorted(epochs.items())],
+        )
+
     def put(self, connection: Connection, partition: TopicPartition, at: Position) -> None:
-        """Put a position where a person wants it, whatever it is now."""
+        """Put a position where a person wants it, whatever it is now.
+
+        The log is taken as it is then: no leader epoch of what was read before counts.
+        """
         connection.execute(
             self._tables.sql(
-                'UPDATE {oncely_positions} SET "position" = %s WHERE pipeline = %s'
-                ' AND topic = %s AND "partition" = %s'
+                'UPDATE {oncely_positions} SET "position" = %s, leader_epoch = NULL'
+                ' WHERE pipeline = %s AND topic = %s AND "partition" = %s'
             ),
             (at, self._tables.pipeline, *partition),
         )

@@ -48,6 +48,7 @@ _DDL = (
     "position" BIGINT NOT NULL,
     epoch BIGINT NOT NULL,
     topic_id TEXT NOT NULL,
+    leader_epoch BIGINT,
     PRIMARY KEY (pipeline, topic, "partition")
 )""",
     """CREATE TABLE IF NOT EXISTS {oncely_ranges} (

@@ -203,6 +203,19 @@ class SqlSink:
         with self._holding_the_pipeline(fence) as ours:
             self.ledger.add_positions(ours, positions, source.topic_ids, fence.epoch)
 
+    def leader_epochs(self, fence: Fence) -> dict[TopicPartition, int]:
+        """What was noted beside the positions."""
+        with session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours:
+            return self.ledger.leader_epochs(ours)
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
+        """Note them beside positions that are ours; a newer run is noticed by the next commit."""
+        with (
+            session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours,
+            transaction(ours),
+        ):
+            self.ledger.note_leader_epochs(ours, epochs, fence.epoch)
+
     def close(self) -> None:
         """Sessions end with their process, or are ended by whoever takes over."""
 

@@ -1,0 +1,100 @@
+"""A log that was cut and has grown again beyond the position is refused, whatever keeps positions.
+
+A broker that comes back with an empty disk stands for an unclean leader election: its log begins
+anew, under a later leader epoch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncely.config import parse
+from oncely.core.offsets import TopicPartition
+from oncely.errors import SourceMismatch
+from oncely.local.kafka import Broker
+from oncely.pipeline import Pipeline
+from oncely.sources.kafka import KafkaSource
+from tests.scenarios.topic_world import TopicWorld
+from tests.scenarios.world import World
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Broker]:
+    """A broker that may be stopped and lose its disk."""
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture
+def topic(own: Broker) -> str:
+    return own.create_topic(f"topic-{uuid.uuid4().hex[:12]}")
+
+
+def come_back(broker: Broker, *empty: str) -> None:
+    """Stop and start; these topics' first partitions lose their logs."""
+    broker.stop()
+    for topic in empty:
+        shutil.rmtree(broker.directory / "data" / f"{topic}-0")
+    broker.start()
+
+
+def test_where_a_log_was_cut_is_told_by_the_leader_epoch(own: Broker, topic: str) -> None:
+    tp = TopicPartition(topic, 0)
+    world = World(own.bootstrap, "", topic, Path())
+    world.publish(20, partitions=1)
+    with KafkaSource(own.bootstrap, [topic]) as source:
+        epoch = source.leader_epochs()[tp]
+        assert source.truncated({}) == {}
+        for at in (0, 7, 20):
+            assert source.truncated({tp: (at, epoch)}) == {}
+        come_back(own)
+        world.publish(20, partitions=1)
+        assert source.leader_epochs()[tp] > epoch
+        for at in (0, 7, 20):
+            assert source.truncated({tp: (at, epoch)}) == {}
+        epoch = source.leader_epochs()[tp]
+        come_back(own, topic)
+        world.publish(60, partitions=1)
+        assert source.truncated({tp: (0, epoch)}) == {}
+        for at in (1, 40, 60):
+            assert tp in source.truncated({tp: (at, epoch)})
+        assert source.truncated({tp: (40, source.leader_epochs()[tp])}) == {}
+
+
+@pytest.mark.parametrize("kind", ["sql", "kafka"])
+def test_a_topic_that_went_back_and_grew_again_is_refused(
+    own: Broker, topic: str, kind: str, database: str, spark: Any, tmp_path: Path
+) -> None:
+    world: Any = (World if kind == "sql" else TopicWorld)(
+        own.bootstrap, database if kind == "sql" else "", topic, tmp_path
+    )
+    seen = world.count if kind == "sql" else lambda: len(world.ids())
+    pipeline = Pipeline(parse(world.settings()))
+    world.publish(20, partitions=1)
+    pipeline.run("latest", spark=spark)
+    come_back(own)  # in order: the log is whole
+    world.publish(20, partitions=1, first=20)
+    pipeline.run("latest", spark=spark)
+    assert seen() == 40
+    come_back(own, topic)
+    world.publish(60, partitions=1, first=1_000)
+    for _ in range(2):
+        with pytest.raises(SourceMismatch, match=f"{topic}-0: the topic has gone back"):
+            pipeline.run("latest", spark=spark)
+    assert seen() == 40
+    reset_to(pipeline, 40)  # the way out: a person says where to go on
+    pipeline.run("latest", spark=spark)
+    assert seen() == 60
+
+
+def reset_to(pipeline: Pipeline, offset: int) -> None:
+    from oncely.pipeline.offsets import reset
+    from oncely.sources.reset import ToOffset
+
+    assert reset(pipeline, ToOffset(offset), execute=True).epoch

@@ -1,0 +1,93 @@
+"""Ledger records and stamps of group offsets: ours, of others, and of earlier versions."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oncely.core.offsets import TopicPartition
+from oncely.errors import Stopped
+from oncely.sinks.kafka.cluster import Cluster, Place
+from oncely.sinks.kafka.words import Stamped, View, Words, read_stamp, stamp
+
+T0 = TopicPartition("t", 0)
+WORDS = Words("p")
+FOREIGN = [None, b"", b"no JSON", b"[1,2]", b"{}", b'["position"]', b'["pipeline",["p"]]', b"\xff"]
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+@pytest.mark.parametrize("value", [None, b"", b"no JSON", b"{}"])
+def test_messages_that_are_no_ledger_records_change_nothing(
+    key: bytes | None, value: bytes | None
+) -> None:
+    view = View()
+    assert not WORDS.take(view, key, value)
+    assert view == View()
+
+
+def test_records_of_another_pipeline_and_of_kinds_to_come_are_passed_over() -> None:
+    view = View()
+    for key in (["position", "other", "t", 0], ["pipeline", "other"], ["to come", "p", 7]):
+        assert WORDS.take(view, json.dumps(key).encode(), b"no JSON" if "other" in key else None)
+    assert view == View()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [WORDS.pipeline_key(), WORDS.position_key(T0), WORDS.reset_key(T0, 1), WORDS.replayed_key(T0)],
+)
+def test_a_record_of_ours_that_cant_be_read_names_its_key(key: bytes) -> None:
+    for value in (b"no JSON", b"{}"):
+        with pytest.raises(Stopped, match="that Oncely has not written") as refused:
+            WORDS.take(View(), key, value)
+        assert refused.value.way_out
+
+
+def test_foreign_messages_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster(Place("127.0.0.1:1", "p", "g", "ledger"))
+    with caplog.at_level(logging.WARNING, "oncely.sinks.kafka.cluster"):
+        for offset in (3, 4, 5):
+            message: Any = SimpleNamespace(
+                key=lambda: b"no JSON", value=lambda: b"x", offset=lambda at=offset: at
+            )
+            cluster._take(message)
+    cluster.close()
+    (told,) = caplog.messages
+    assert "ledger" in told
+    assert "offset 3" in told
+
+
+def test_a_stamp_says_whose_it_is() -> None:
+    for mode in ("partition", "batch"):
+        known = Stamped(7, 3, "c", "id", mode)  # type: ignore[arg-type]
+        text = stamp(known, "p")
+        assert len(text) < 4096
+        found = read_stamp(7, text)
+        assert found == Stamped(7, 3, "c", "id", mode, "p")  # type: ignore[arg-type]
+        assert found is not None
+        assert WORDS.owns(found, "any")
+        assert not Words("q").owns(found, "oncely-q")
+
+
+def test_stamps_of_the_first_version_are_read_and_believed_in_the_pipelines_own_group() -> None:
+    partition = read_stamp(7, '["oncely",3,"c","id"]')
+    batch = read_stamp(7, '["oncely",3,"c","id","batch"]')
+    assert partition == Stamped(7, 3, "c", "id")
+    assert batch == Stamped(7, 3, "c", "id", "batch")
+    for one in (partition, batch):
+        assert one is not None
+        groups = ("oncely-p", "oncely-p.replay", "oncely-q", "p", "shared")
+        assert [WORDS.owns(one, group) for group in groups] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [None, "", "x", "{}", "[]", '["oncely"]', '["oncely",1,"c"]', '["oncely",1,"c","t","other"]',
+     '["oncely",1,"c","t","other","p"]', '["oncely",1,"c","t","batch",7]', '["other",1,"c","t"]'],
+)  # fmt: skip
+def test_other_metadata_is_no_stamp(metadata: str | None) -> None:
+    assert read_stamp(7, metadata) is None
