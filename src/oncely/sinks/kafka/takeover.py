@@ -115,7 +115,8 @@ class Takeover:
         self._retried(lambda: self._note_reset(opened.fence, targets))
         # Within an epoch positions only grow, so they are moved in the next one; unless another
         # run has opened since, which has moved them.
-        return replace(self, reset=None, expected=opened.fence.epoch).open()
+        finishing = replace(self, reset=None, expected=opened.fence.epoch)
+        return finishing._retried(finishing._take)
 
     def _retried(self, step: Callable[[], T]) -> T:
         """Do it again when a rival is doing the same."""
