@@ -116,6 +116,7 @@ def sink_to(
     version: str | None = None,
     keep_source: bool = False,
     create: bool = True,
+    may_round: bool = False,
     connect: Connect = connect,
 ) -> SqlSink:
     """A sink as the driver makes it, not opened."""
@@ -128,7 +129,7 @@ def sink_to(
                 ("kafka_offset", pa.int64()),
             ]
         )
-    wanted = Wanted(place.table(table), schema, tuple(keys), version)
+    wanted = Wanted(place.table(table), schema, tuple(keys), version, may_round)
     return SqlSink(pipeline, place.dialect, wanted, keep_source, create, connect=connect)
 
 

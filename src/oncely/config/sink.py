@@ -34,6 +34,7 @@ class SqlSinkSettings(Section):
         version: column that keeps an older row from replacing a newer one, or None.
         create: create the table when it is missing.
         keep_source: also write topic, partition and offset of each row.
+        rounding: whether values may lose digits that their columns do not keep.
         max_rejects: beyond it the pipeline stops.
         connect_timeout: seconds to wait for a connection.
     """
@@ -50,6 +51,7 @@ class SqlSinkSettings(Section):
     version: str | None = None
     create: bool = True
     keep_source: bool = False
+    rounding: Literal["refuse", "allow"] = "refuse"
     max_rejects: Annotated[
         InstanceOf[RejectBudget],
         BeforeValidator(parse_budget),

@@ -66,7 +66,9 @@ class SqlDestination:
         return SqlSink(
             pipeline=self.settings.name,
             dialect=dialect_for(given.url.get_secret_value(), given.connect_timeout),
-            wanted=Wanted(given.table, schema, tuple(given.keys), given.version),
+            wanted=Wanted(
+                given.table, schema, tuple(given.keys), given.version, given.rounding == "allow"
+            ),
             keep_source=given.keep_source,
             create=given.create,
             connect=self.connect,

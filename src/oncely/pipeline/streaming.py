@@ -43,6 +43,7 @@ def write_stream(
     keys: Sequence[str] = (),
     version: str | None = None,
     create: bool = True,
+    rounding: Literal["refuse", "allow"] = "refuse",
     trigger: Mapping[str, Any] | None = None,
     output_mode: Literal["append", "update", "complete"] = "append",
     brokers: str | None = None,
@@ -66,6 +67,7 @@ def write_stream(
         keys: columns that identify a row in an upsert.
         version: column that keeps an older row from replacing a newer one.
         create: create the table and the ledger's tables when they are missing.
+        rounding: whether values may lose digits that their columns do not keep.
         trigger: arguments of ``DataStreamWriter.trigger``, such as ``{"availableNow": True}``.
         output_mode: Spark's output mode.
         brokers: ``host:port`` of the topics that are read; when given, cluster and topic ids are
@@ -86,7 +88,13 @@ def write_stream(
     _check(df, name)
     check_session(df.sparkSession, our_query=False)
     settings = _sink_settings(
-        url=url, table=table, mode=mode, keys=tuple(keys), version=version, create=create
+        url=url,
+        table=table,
+        mode=mode,
+        keys=tuple(keys),
+        version=version,
+        create=create,
+        rounding=rounding,
     )
     sink = _sink(name, settings, row_schema(df), connect)
     check_table(sink)
@@ -132,7 +140,9 @@ def _sink(name: str, settings: SqlSinkSettings, schema: pa.Schema, connect: Conn
     return SqlSink(
         pipeline=name,
         dialect=dialect_for(settings.url.get_secret_value(), settings.connect_timeout),
-        wanted=Wanted(settings.table, schema, settings.keys, settings.version),
+        wanted=Wanted(
+            settings.table, schema, settings.keys, settings.version, settings.rounding == "allow"
+        ),
         create=settings.create,
         connect=connect,
     )

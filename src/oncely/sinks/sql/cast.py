@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from itertools import islice
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,6 +30,8 @@ def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict
 
 
 def _cast(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
+    if fit.scale is not None:
+        column = _without_rounding(column, fit, fit.scale, bad)
     if column.type == fit.arrow_type:
         return column
     if pa.types.is_nested(column.type) and pa.types.is_string(fit.arrow_type):
@@ -54,6 +57,57 @@ def _without_overflow(
     for row in pc.indices_nonzero(lost.fill_null(False)).to_pylist():
         bad.setdefault(row, f"column {fit.name!r}: {column[row]} is out of range for real")
     return pc.if_else(lost, pa.scalar(None, column.type), column)
+
+
+def _without_rounding(
+    column: pa.ChunkedArray, fit: ColumnFit, scale: int, bad: dict[int, str]
+) -> pa.ChunkedArray:
+    """Floats with more digits than the column keeps, which the server would round."""
+    within = not pa.types.is_floating(column.type)
+    floats = pc.list_flatten(column) if within else column
+    lost = pc.indices_nonzero(would_round(floats, scale))
+    if not len(lost):
+        return column
+    rows = pc.list_parent_indices(column).take(lost) if within else lost
+    for at, row in zip(lost.to_pylist(), rows.to_pylist(), strict=True):
+        bad.setdefault(
+            row,
+            f"column {fit.name!r}: {floats[at].cast(pa.string())} would be rounded to {fit.cast};"
+            ' sink.rounding = "allow" permits it',
+        )
+    keep = pa.array(~np.isin(np.arange(len(column)), rows.to_numpy()))
+    return pc.if_else(keep, column, pa.scalar(None, column.type))
+
+
+def would_round(floats: pa.ChunkedArray, scale: int) -> pa.ChunkedArray:
+    """Which floats have more than ``scale`` digits after the point, in their shortest text.
+
+    One that equals the float next to its own rounded value has no more. That is asked of all at
+    once, and of the others the text: far from zero the arithmetic of doubles is not exact.
+    """
+    wide = floats.cast(pa.float64())
+    small = pc.less(pc.abs(pc.multiply(wide, 10.0 ** max(scale, 0))), _EXACT)
+    rounded = pc.round(pc.if_else(small, wide, 0.0), scale)  # of others it overflows
+    exact = pc.and_(small, pc.equal(rounded.cast(floats.type, safe=False), floats))
+    unsure = pc.indices_nonzero(pc.invert(exact).fill_null(False)).to_numpy()
+    found = np.zeros(len(floats), dtype=bool)
+    texts = floats.take(pa.array(unsure)).cast(pa.string()).to_pylist()
+    found[unsure] = [_digits(text) > scale for text in texts]
+    return pa.chunked_array([pa.array(found)])
+
+
+_EXACT = 2.0**49
+
+
+def _digits(text: str) -> int:
+    """Digits after the point that are not zeros at its end; NaN and infinity have none."""
+    number = decimal.Decimal(text)
+    if not number.is_finite() or not number:
+        return -_NO_DIGITS
+    return -int(number.normalize().as_tuple().exponent)
+
+
+_NO_DIGITS = 1_000
 
 
 def _cast_one_by_one(

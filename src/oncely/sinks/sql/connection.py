@@ -165,11 +165,16 @@ class ColumnFit:
         name: the column.
         arrow_type: what the values are cast to before they are sent.
         cast: the table's type when the value must travel as text and be cast by the server.
+        rounds: the column keeps fewer digits than values of the declared type may have.
+        scale: digits after the point that the column keeps of a float, or None for all; whether
+            a value has more is not known before.
     """
 
     name: str
     arrow_type: pa.DataType
     cast: str | None = None
+    rounds: bool = False
+    scale: int | None = None
 
 
 class Dialect(Protocol):

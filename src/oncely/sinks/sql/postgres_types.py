@@ -8,6 +8,7 @@ table and is cast by the server, which knows the rules.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +32,8 @@ _NATIVE: dict[str, pa.DataType] = {
     "timestamp without time zone": pa.timestamp("us"),
     "timestamp with time zone": pa.timestamp("us", "UTC"),
 }
-_TYPMOD = re.compile(r"\(([\d,]+)\)")
+_TYPMOD = re.compile(r"\(([\d,-]+)\)")
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
 def column_type(arrow_type: pa.DataType) -> str:
@@ -86,6 +88,45 @@ _BY_ARROW: dict[pa.DataType, str] = {
 def fit(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
     """How values of ``arrow_type`` reach ``column``, or None when that would lose meaning."""
     base = _TYPMOD.sub("", column.type)
+    found = _fit(column, base, arrow_type)
+    return found and _with_loss(found, column.type, base.removesuffix("[]"), arrow_type)
+
+
+def _with_loss(found: ColumnFit, column_type: str, base: str, arrow_type: pa.DataType) -> ColumnFit:
+    """The fit, with what PostgreSQL would round without a word."""
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        arrow_type = arrow_type.value_type
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if base == "real":
+        return replace(found, rounds=bool(pa.types.is_float64(arrow_type)))
+    keeps = _TYPMOD.search(column_type)
+    if keeps is None or base not in _ROUNDED:
+        return found
+    scale = int(keeps[1].rpartition(",")[2]) if base != "numeric" or "," in keeps[1] else 0
+    if pa.types.is_floating(arrow_type):
+        return replace(found, scale=scale)
+    return replace(found, rounds=_digits(arrow_type) > scale)
+
+
+def _digits(arrow_type: pa.DataType) -> int:
+    """How many digits after the point, or the second, values may have."""
+    if pa.types.is_decimal(arrow_type):
+        return int(arrow_type.scale)
+    if pa.types.is_timestamp(arrow_type) or pa.types.is_time(arrow_type):
+        return _DIGITS[arrow_type.unit]
+    return 0
+
+
+_ROUNDED = {
+    "numeric",
+    "time without time zone",
+    "timestamp without time zone",
+    "timestamp with time zone",
+}
+
+
+def _fit(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None:
     if pa.types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
     if pa.types.is_null(arrow_type) and base not in _NATIVE:

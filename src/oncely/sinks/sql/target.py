@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -36,12 +36,14 @@ class Wanted:
         schema: the rows' columns, ``keep_source`` columns included.
         keys: columns that identify a row in an upsert; empty for append.
         version: column that guards an upsert against older values, or None.
+        may_round: values may lose digits that a column does not keep.
     """
 
     table: TableName
     schema: pa.Schema
     keys: tuple[str, ...] = ()
     version: str | None = None
+    may_round: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,10 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
             way_out="change decode.schema, add a transform, or alter the table",
         )
     fits = tuple(_fit(dialect, by_name[field.name], field) for field in wanted.schema)
+    if wanted.may_round:
+        fits = tuple(replace(fit, rounds=False, scale=None) for fit in fits)
+    else:
+        _refuse_rounding(wanted, by_name, fits)
     types = tuple(by_name[field.name].type for field in wanted.schema)
     identity = dialect.identity(connection, wanted.table)
     return Target(wanted.table, fits, types, wanted.keys, wanted.version, identity)
@@ -155,6 +161,27 @@ def check_unaltered(dialect: Dialect, connection: Connection, target: Target) ->
         changed.insert(0, "it was dropped and made again")
     if changed:
         raise TableAltered(f"sink.table: {target.table}: {'; '.join(changed)}")
+
+
+def _refuse_rounding(wanted: Wanted, columns: dict[str, Column], fits: Sequence[ColumnFit]) -> None:
+    """Refuse columns that keep fewer digits than the declared types have.
+
+    Raises:
+        TableMismatch: names every such column.
+    """
+    found = [
+        f"column {fit.name!r} is {columns[fit.name].type}, the pipeline gives"
+        f" {wanted.schema.field(fit.name).type}"
+        for fit in fits
+        if fit.rounds
+    ]
+    if found:
+        raise TableMismatch(
+            f"sink.table: values would be rounded on their way into {wanted.table}:\n    - "
+            + "\n    - ".join(found),
+            way_out="give the columns more digits; or declare or cast what they keep; or"
+            ' sink.rounding = "allow"',
+        )
 
 
 def _fit(dialect: Dialect, column: Column, field: pa.Field) -> ColumnFit:
