@@ -34,7 +34,7 @@ class TableName(NamedTuple):
 
 
 class BadData(Exception):
-    """The database refused a value or a row (SQLSTATE class 22 or 23).
+    """The database refused a value or a row (SQLSTATE class 22, 23 or 44).
 
     Attributes:
         line: index of the refused row among the rows that were sent, or None when not told.

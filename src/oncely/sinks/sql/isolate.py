@@ -1,7 +1,7 @@
 """Rows that the database refuses are found and set aside; the others are written.
 
 All of it happens inside the commit's transaction, under savepoints, so that rejects and rows
-still take effect together. Only SQLSTATE classes 22 and 23 come here (``BadData``): a full
+still take effect together. Only SQLSTATE classes 22, 23 and 44 come here (``BadData``): a full
 disk or a deadlock says nothing about a row.
 """
 

@@ -17,7 +17,7 @@ import pgpq
 import psycopg
 import pyarrow as pa
 
-from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
+from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.secrets import Secrets, redact
 from oncely.sinks.sql.connection import (
     BadData,
@@ -43,12 +43,53 @@ T = TypeVar("T")
 # must be seen, or its rows would look like violations of ours.
 _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED;"
-    " SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '60s'"
+    " SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '60s';"
+    " SELECT pg_is_in_recovery()"
 )
 _COPY_BYTES = 1 << 20
-# A text too long for its index, JSON too deep for the stack: one value alone is at fault, and
-# would be tried for ever if it were no reject.
-_LIMITS = ("54000", "54001")
+# The SQLSTATEs, or classes of them, of a value or row that is refused. 44 is the CHECK OPTION of
+# a view. 54000 and 54001, a text too long for its index and JSON too deep for the stack, would
+# be tried for ever if they were no reject.
+_DATA = ("22", "23", "44", "54000", "54001")
+_PLAN = "`oncely plan` prints the DDL"
+_POLICY = "if row-level security refuses the rows, use a role with BYPASSRLS or change the policy"
+_ROUTINE = (Stopped, "correct the trigger or function that raised it")
+_LEDGER_HOLDS = "the pipeline continues from its ledger"
+# What no retry can correct, by SQLSTATE or by class. All else is Unavailable.
+_PERMANENT: dict[str, tuple[type[OncelyError], str]] = {
+    "09": _ROUTINE,
+    "0A": (WrongInput, f"write to a table that supports the statement; {_POLICY}"),
+    "0L": (WrongInput, "check the roles and their grants"),
+    "0P": (WrongInput, "check the roles and their grants"),
+    "21": (
+        WrongInput,
+        "two records have keys that differ, and that the unique index takes for equal (letter"
+        " case, a trigger that changes them): make them equal in the transform, or change"
+        " sink.keys; otherwise correct the subquery in the trigger or policy",
+    ),
+    "27": _ROUTINE,
+    "28": (WrongInput, "check user, password and role in sink.url"),
+    "2B": (WrongInput, "drop the dependent objects first"),
+    "2F": _ROUTINE,
+    "38": _ROUTINE,
+    "39": _ROUTINE,
+    "3D": (WrongInput, "check the database in sink.url"),
+    "3F000": (TableMismatch, _PLAN),
+    "42": (WrongInput, "`oncely plan` compares the table with the rows"),
+    "42501": (
+        WrongInput,
+        f"grant it, or create the tables that `plan` prints; {_POLICY}",
+    ),
+    "42703": (TableMismatch, _PLAN),
+    "42804": (TableMismatch, _PLAN),
+    "42P01": (TableMismatch, _PLAN),
+    "54": (WrongInput, "the table or the rows exceed a limit of the server: use fewer columns"),
+    "55000": (WrongInput, "the table does not take this statement: a view, or a publication"),
+    "F0": (WrongInput, "correct the server's configuration files"),
+    "P0": _ROUTINE,
+    "XX001": (Stopped, f"restore the database; {_LEDGER_HOLDS}"),
+    "XX002": (Stopped, f"REINDEX, or restore the database; {_LEDGER_HOLDS}"),
+}
 _SETUP_LOCK = 0x0ECE_1E  # any constant: it serialises CREATE TABLE IF NOT EXISTS, which races
 
 
@@ -59,8 +100,19 @@ class PostgresConnection:
         self._session = session
 
     def begin(self) -> None:
-        """Start a transaction with bounded waiting for locks."""
-        _sorted_errors(lambda: self._session.execute(_BEGIN))
+        """Start a transaction with bounded waiting for locks.
+
+        Raises:
+            Unavailable: the server is a standby. It refuses some statements as not supported
+                (0A000), which a primary refuses for good.
+        """
+        if _sorted_errors(lambda: _last_row(self._session.execute(_BEGIN))) == (True,):
+            self.rollback()
+            raise Unavailable(
+                "PostgreSQL: the server is a standby, which takes no writes",
+                way_out="wait for the failover to end, or let sink.url reach the primary"
+                " (target_session_attrs=read-write)",
+            )
 
     def commit(self) -> None:
         """End the transaction.
@@ -143,6 +195,13 @@ class PostgresConnection:
             self._session.close()
 
 
+def _last_row(cursor: psycopg.Cursor[Row]) -> Row | None:
+    """The row of the last of several statements."""
+    while cursor.nextset():
+        pass
+    return cursor.fetchone()
+
+
 def _rows_a_message(rows: pa.Table) -> int:
     """Rows whose encoding stays near a megabyte, so that a chunk is not held twice."""
     rows_a_megabyte = _COPY_BYTES * max(1, int(rows.num_rows)) // max(1, int(rows.nbytes))
@@ -162,20 +221,14 @@ def _sort(error: psycopg.Error, copied: str | None) -> Exception:
     text = redact((error.diag.message_primary or str(error)).strip())
     if state == "22P03":  # our encoding, not a record: the table was altered under the run
         return TableAltered(f"PostgreSQL: {text}")
-    if state[:2] in ("22", "23") or state in _LIMITS:
+    if state[:2] in _DATA or state in _DATA:
         return BadData(_reason(error, text), _line(error.diag.context, copied))
     if state[:2] == "40" or state == "55P03":
         return Contention(f"PostgreSQL: {text}")
-    if state in ("42P01", "42703", "3F000", "42804"):
-        return TableMismatch(f"PostgreSQL: {text}", way_out="`oncely plan` prints the DDL")
-    if state == "P0001":  # RAISE EXCEPTION in somebody's trigger: it means what it says
-        return Stopped(f"PostgreSQL: {text}", way_out="mend the trigger or function that raised it")
-    if state == "42501":
-        return WrongInput(
-            f"PostgreSQL: {text}", way_out="grant it, or create the tables that `plan` prints"
-        )
-    if state[:2] == "42":
-        return WrongInput(f"PostgreSQL: {text}")
+    permanent = _PERMANENT.get(state) or _PERMANENT.get(state[:2])
+    if permanent is not None:
+        kind, way_out = permanent
+        return kind(f"PostgreSQL: {text}", way_out=way_out)
     return Unavailable(f"PostgreSQL: {text}" if text else "PostgreSQL ended the session")
 
 
@@ -204,7 +257,7 @@ def _each_row(into: RowByRow) -> str:
         f"CAST(_oncely_row.{_quoted(name)} AS {cast})" if cast else f"_oncely_row.{_quoted(name)}"
         for name, cast in into.casts.items()
     )
-    number, limits = _quoted(into.number), ", ".join(f"'{one}'" for one in _LIMITS)
+    number, data = _quoted(into.number), ", ".join(f"'{state}'" for state in _DATA)
     body = f"""
 DECLARE
     _oncely_row record; _oncely_taken bigint;
@@ -221,7 +274,7 @@ BEGIN
         EXCEPTION WHEN OTHERS THEN
             GET STACKED DIAGNOSTICS _oncely_state = RETURNED_SQLSTATE,
                 _oncely_reason = MESSAGE_TEXT, _oncely_detail = PG_EXCEPTION_DETAIL;
-            IF left(_oncely_state, 2) NOT IN ('22', '23') AND _oncely_state NOT IN ({limits}) THEN
+            IF left(_oncely_state, 2) NOT IN ({data}) AND _oncely_state NOT IN ({data}) THEN
                 RAISE;
             END IF;
             IF _oncely_detail <> '' THEN

@@ -1,0 +1,136 @@
+"""Errors of PostgreSQL that trying again can't mend end the run at once, with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+import pytest
+
+from oncely.core.ledger import Entry
+from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
+from oncely.local.postgres import Postgres
+from oncely.sinks.sql.connection import BadData, Contention
+from oncely.sinks.sql.session import close_all
+from tests.contracts.looking import create, ids, rejected
+from tests.sinktools import (
+    T0,
+    Place,
+    at_t0,
+    commit_all,
+    numbered,
+    postgres_place,
+    ready,
+    rec,
+    sink_to,
+)
+
+MEANINGS: dict[type[Exception], str] = {
+    WrongInput: "0A000 0L000 0P000 21000 28000 2BP01 3D000 42501 42601 42883 54011 55000 F0000",
+    TableMismatch: "3F000 42P01 42703 42804",
+    Stopped: "09000 27000 2F005 38001 39000 P0001 P0002 P0003 P0004 XX001 XX002",
+    BadData: "22012 23505 44000 54000 54001",
+    Contention: "40001 40P01 55P03",
+    Unavailable: "08006 25006 53100 53300 55006 57014 57P01 58030 XX000",
+}
+
+
+@pytest.mark.parametrize("kind", MEANINGS, ids=lambda kind: kind.__name__)
+def test_each_sqlstate_means_one_thing(on_postgres: Place, kind: type[Exception]) -> None:
+    with closing(on_postgres.dialect.connect("test")) as session:
+        for state in MEANINGS[kind].split():
+            with pytest.raises(kind) as caught:
+                session.execute(
+                    f"DO $$ BEGIN RAISE EXCEPTION 'because' USING ERRCODE = '{state}'; END $$"
+                )
+            assert type(caught.value) is kind, state
+            assert "because" in str(caught.value)
+            if isinstance(caught.value, OncelyError):
+                assert not isinstance(caught.value, WrongInput | Stopped) or caught.value.way_out
+
+
+@pytest.fixture
+def guarded(on_postgres: Place) -> Iterator[Place]:
+    """The same schema for a role without privileges beyond it, which row-level security binds."""
+    role = f"role_{on_postgres.schema}"
+    on_postgres.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'pw'")
+    on_postgres.sql(f"GRANT ALL ON SCHEMA {on_postgres.schema} TO {role}")
+    parts = urlsplit(on_postgres.url)
+    server = parts.netloc.rpartition("@")[2]
+    yield replace(on_postgres, url=urlunsplit(parts._replace(netloc=f"{role}:pw@{server}")))
+    on_postgres.sql(f"DROP OWNED BY {role}")
+    on_postgres.sql(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys", "says"),
+    [
+        ("id bigint, name text", (), "COPY FROM not supported with row-level security"),
+        ("id bigint PRIMARY KEY, name text", ("id",), "violates row-level security policy"),
+    ],
+    ids=["append", "upsert"],
+)
+def test_row_level_security_is_refused_at_once(
+    on_postgres: Place, guarded: Place, columns: str, keys: tuple[str, ...], says: str
+) -> None:
+    on_postgres.sql(f"CREATE TABLE rows ({columns})")
+    on_postgres.sql("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
+    on_postgres.sql("CREATE POLICY few ON rows USING (id < 2) WITH CHECK (id < 2)")
+    on_postgres.sql(f"GRANT ALL ON rows TO role_{on_postgres.schema}")
+    sink, fence = ready(sink_to(guarded, keys=keys))
+    with pytest.raises(WrongInput, match=says) as caught:
+        commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+    assert "BYPASSRLS" in caught.value.way_out
+    assert ids(on_postgres) == []
+    assert rejected(on_postgres) == []
+
+
+def test_keys_that_only_the_index_takes_for_equal(on_postgres: Place) -> None:
+    """Class 21: ON CONFLICT DO UPDATE may not affect a row twice."""
+    create(on_postgres, "name text PRIMARY KEY, id bigint")
+    on_postgres.sql(
+        "CREATE FUNCTION lower_name() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN NEW.name := lower(NEW.name); RETURN NEW; END $$"
+    )
+    on_postgres.sql(
+        "CREATE TRIGGER lowers BEFORE INSERT ON rows FOR EACH ROW EXECUTE FUNCTION lower_name()"
+    )
+    sink, fence = ready(sink_to(on_postgres, keys=["name"]))
+    both = [rec(0, id=0, name="a"), rec(1, id=1, name="A")]
+    with pytest.raises(WrongInput, match="a second time") as caught:
+        commit_all(sink, at_t0(0, both, keys=["name"]), fence)
+    assert "sink.keys" in caught.value.way_out
+    assert ids(on_postgres) == []
+
+
+def test_rows_that_a_view_s_check_option_refuses_are_rejects(on_postgres: Place) -> None:
+    """Class 44 speaks of a row, as a CHECK of the table does."""
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    create(on_postgres, "id bigint, name uuid", "kept")
+    on_postgres.sql("CREATE VIEW rows AS SELECT * FROM kept WHERE id < 3 WITH CHECK OPTION")
+    sink, fence = ready(sink_to(on_postgres, schema))
+    records = [rec(n, id=n, name=f"6d0f0a4e-0000-4000-8000-{n:012}") for n in range(40)]
+    commit_all(sink, at_t0(0, records, schema), fence)
+    assert ids(on_postgres) == [0, 1, 2]
+    assert [offset for offset, _ in rejected(on_postgres)] == list(range(3, 40))
+
+
+def test_a_standby_is_waited_for() -> None:
+    """It refuses unlogged tables by 0A000, which a primary refuses for good."""
+    with Postgres() as server:
+        place = postgres_place(server.url())
+        sink, fence = ready(sink_to(place))
+        server.stop()
+        (server.directory / "data" / "standby.signal").touch()
+        server.start()
+        close_all()
+        with pytest.raises(Unavailable, match="is a standby") as caught:
+            sink.commit(at_t0(0, numbered(0, 5)), {T0: Entry(0, fence.epoch)}, fence)
+        assert "target_session_attrs" in caught.value.way_out
+        place.sql("SELECT pg_promote()")
+        commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+        assert ids(place) == list(range(5))
+        close_all()
