@@ -32,6 +32,7 @@ from oncely.sinks.sql.connection import (
     TableAltered,
     TableName,
 )
+from oncely.sinks.sql.postgres_session import WatchedSession
 from oncely.sinks.sql.postgres_types import column_type, fit, refuse_too_early
 
 log = logging.getLogger(__name__)
@@ -319,19 +320,17 @@ class Postgres:
     def connect(self, application: str) -> Connection:
         """Open a session recognisable by its ``application_name``."""
         try:
-            return PostgresConnection(
-                psycopg.connect(
-                    self.url,
-                    autocommit=True,
-                    application_name=application,
-                    connect_timeout=self.connect_timeout_seconds,
-                    prepare_threshold=None,  # prepared statements break behind PgBouncer
-                    # A host that is gone without a word is noticed within a minute.
-                    keepalives_idle=30,
-                    keepalives_interval=10,
-                    keepalives_count=3,
-                    tcp_user_timeout=30_000,
-                )
+            session = WatchedSession.connect(
+                self.url,
+                autocommit=True,
+                application_name=application,
+                connect_timeout=self.connect_timeout_seconds,
+                prepare_threshold=None,  # prepared statements break behind PgBouncer
+                # A host that is gone without a word is noticed within a minute.
+                keepalives_idle=30,
+                keepalives_interval=10,
+                keepalives_count=3,
+                tcp_user_timeout=30_000,
             )
         except psycopg.ProgrammingError as error:
             raise WrongInput(
@@ -342,6 +341,8 @@ class Postgres:
             secrets = self._secrets
             said = secrets.redact(str(error))
             raise _refused(said, secrets.redact(self.endpoint)) from None
+        session.url, session.connect_timeout_seconds = self.url, self.connect_timeout_seconds
+        return PostgresConnection(session)
 
     @property
     def _secrets(self) -> Secrets:
