@@ -78,6 +78,32 @@ def test_tombstone_then_insert(place: Place) -> None:
     assert rows(place) == [(1, 2, "new")]
 
 
+def test_a_tombstone_whose_key_cannot_be_cast_is_a_reject(place: Place) -> None:
+    """The transform casts the keys of rows; the key of a tombstone is cast to their type."""
+    sink, fence = plain(place)
+    commit_all(sink, upserts(0, [rec(n, id=n) for n in range(4)]), fence)
+    keys = pa.table({"id": ["1", "one", None, "2", "99999999999999999999"]})
+    what = upserts(4, [rec(4, id=7), *(gone(n, id=0) for n in range(5, 10)), rec(10, id=8)])
+    commit_all(sink, replace(what, deletes=keys), fence)
+    assert [row[0] for row in rows(place)] == [0, 3, 7, 8]
+    assert place.sql('SELECT "offset", reason FROM oncely_rejects ORDER BY 1') == [
+        (6, "column 'id': one is not int64"),
+        (7, "sink.keys: column 'id' is null"),
+        (9, "column 'id': 99999999999999999999 is not int64"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"other": [1]}, {"id": [[1]]}], ids=["another name", "another kind"]
+)
+def test_tombstones_without_the_keys_of_the_rows_are_refused(
+    place: Place, keys: dict[str, list[object]]
+) -> None:
+    sink, fence = plain(place)
+    with pytest.raises(TableMismatch, match="a tombstone's key"):
+        commit_all(sink, replace(upserts(0, [gone(0, id=1)]), deletes=pa.table(keys)), fence)
+
+
 def test_insert_then_tombstone(place: Place) -> None:
     sink, fence = plain(place)
     commit_all(sink, upserts(0, [rec(0, id=1, v=1), gone(1, id=1), rec(2, id=2)]), fence)

@@ -37,6 +37,15 @@ def _cast(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.Ch
     if pa.types.is_nested(column.type) and pa.types.is_string(fit.arrow_type):
         literal = _as_array if (fit.cast or "").endswith("[]") else _as_json
         return pa.chunked_array([literal(column, fit.name, bad)], pa.string())
+    return cast_values(column, fit, bad)
+
+
+def cast_values(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
+    """Cast by Arrow; a value that can't be cast is null, and its row and reason are in ``bad``.
+
+    Raises:
+        pa.ArrowNotImplementedError: no value of the column's type can be cast.
+    """
     if pa.types.is_float32(fit.arrow_type) and pa.types.is_float64(column.type):
         column = _without_overflow(column, fit, bad)
     try:

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from oncely.decode.base import Rejection
 from oncely.errors import TableMismatch
 from oncely.sinks.base import Chunk, IntArray
-from oncely.sinks.sql.cast import cast_rows
+from oncely.sinks.sql.cast import cast_rows, cast_values
+from oncely.sinks.sql.connection import ColumnFit
 from oncely.sinks.sql.target import Target
 
 ORDINAL = "_oncely_ord"
@@ -52,14 +53,18 @@ def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Prepared:
     if keep_source:
         rows = _with_source(chunk)
     deleted = np.zeros(len(row_record), dtype=np.int64)
+    bad_keys: dict[int, str] = {}
     if target.keys and chunk.deletes is not None and len(chunk.delete_record):
-        deletes = _keys_like_rows(chunk.deletes, rows.schema, target)
+        deletes, bad_keys = _keys_like_rows(chunk.deletes, rows.schema, target)
         rows = pa.concat_tables([rows, deletes], promote_options="default")
         row_record = np.concatenate([row_record, chunk.delete_record])
         deleted = np.concatenate([deleted, np.ones(len(chunk.delete_record), dtype=np.int64)])
         order = np.argsort(row_record, kind="stable")
         rows, row_record, deleted = rows.take(pa.array(order)), row_record[order], deleted[order]
+        now_at = np.argsort(order)[-len(chunk.delete_record) :]
+        bad_keys = {int(now_at[row]): reason for row, reason in bad_keys.items()}
     cast, bad = cast_rows(rows, target.fits)
+    bad |= bad_keys
     if target.keys:
         _refuse_missing_keys(cast, deleted, target, bad)
         cast = cast.append_column(ORDINAL, pa.array(np.arange(len(row_record))))
@@ -68,19 +73,28 @@ def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Prepared:
     return prepared.without(_rejections(row_record, bad)) if bad else prepared
 
 
-def _keys_like_rows(deletes: pa.Table, rows: pa.Schema, target: Target) -> pa.Table:
+def _keys_like_rows(
+    deletes: pa.Table, rows: pa.Schema, target: Target
+) -> tuple[pa.Table, dict[int, str]]:
     """Tombstones bypass the transform, so their keys may have other types than the rows' keys.
+
+    Returns:
+        The keys in the types of the rows, and for each tombstone whose key can't be cast the
+        reason.
 
     Raises:
         TableMismatch: the transform has renamed a key or made another kind of value of it.
     """
+    bad: dict[int, str] = {}
     try:
-        return deletes.select(target.keys).cast(pa.schema([rows.field(k) for k in target.keys]))
-    except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        fits = [ColumnFit(key, rows.field(key).type) for key in target.keys]
+        keys = [cast_values(deletes.column(fit.name), fit, bad) for fit in fits]
+    except (KeyError, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise TableMismatch(
             f"sink.keys: a tombstone's key does not fit the transformed rows: {error}",
             way_out="let the transform pass the key columns through as they are",
         ) from None
+    return pa.table(keys, schema=pa.schema([rows.field(key) for key in target.keys])), bad
 
 
 def _with_source(chunk: Chunk) -> pa.Table:
