@@ -147,7 +147,10 @@ def limit(contest: Contest) -> int:
             only_topic=contest.workload.topic,
         )
         rows = frame.mapInArrow(partial(run, plan), OUTCOME_DDL).collect()
-        counted += sum(one.written.rows for one in read_outcomes(tuple(row) for row in rows))
+        outcomes, error = read_outcomes(tuple(row) for row in rows)
+        if error is not None:
+            raise error
+        counted += sum(one.written.rows for one in outcomes)
 
     # The same plan, so it also reads as ours does.
     contest.drain(["partition", "offset", "value"], count, more=IN_BULK)

@@ -18,7 +18,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.delivery.apart import Apart
 from oncely.delivery.positions import StorePositions
 from oncely.errors import Fenced, SourceMismatch, TooManyRejects, Unavailable
-from oncely.sinks.base import Chunk, Written
+from oncely.sinks.base import Chunk, RejectCount, Written
 from oncely.stores.base import OffsetStore
 from oncely.stores.file import FileStore
 from tests.deliverytools import (
@@ -237,6 +237,14 @@ def test_the_first_start_and_the_later_ones(shelf: Shelf) -> None:
     assert second.positions == {T0: 17, T1: 3}
     moved = positions.reset(SOURCE, never, {T0: 2, T1: 4}, lambda at: {T0: at[T0] - 10})
     assert (moved.fence.epoch, moved.positions) == (3, {T0: 7, T1: 3})
+
+
+def test_a_store_keeps_no_count_of_rejects(shelf: Shelf) -> None:
+    """Each process counts for itself."""
+    positions = StorePositions(shelf.make("p"), "p")
+    fence = positions.open(SOURCE, lambda: {T0: 17}, {T0: 2}, None).fence
+    positions.note_rejects(RejectCount("10", 1_000, 4), fence)
+    assert positions.open(SOURCE, never, {T0: 2}, None).counted == RejectCount()
 
 
 def never() -> Any:

@@ -111,7 +111,7 @@ class FilesSinkSettings(Section):
         target_file_size: bytes; what a task has more of goes into several files.
         max_staging_age: seconds that files may wait to be published; nothing younger is vacuumed.
         create: create topics that are missing.
-        max_rejects: beyond it the pipeline stops.
+        max_rejects: beyond it the pipeline stops; counted over restarts.
         transaction_timeout: seconds after which the broker gives a transaction up.
         kafka: further keys of the producer, by librdkafka's names.
         s3: for ``s3://``.

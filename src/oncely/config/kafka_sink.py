@@ -74,7 +74,7 @@ class KafkaSinkSettings(Section):
         rejects_topic: where dead letters go; ``<topic>.rejects`` by default.
         ledger_topic: the compacted topic of positions and epochs; pipelines may share one.
         create: create the ledger topic, and topics to write to, when they are missing.
-        max_rejects: beyond it the pipeline stops.
+        max_rejects: beyond it the pipeline stops; counted over restarts.
         transaction_timeout: seconds after which the broker gives a transaction up.
         staging: Spark transforms: where tasks leave records until the driver publishes them, a URL
             (``s3://…``) or an absolute path that driver and executors reach; None: a folder of

@@ -35,7 +35,7 @@ class SqlSinkSettings(Section):
         create: create the table when it is missing.
         keep_source: also write topic, partition and offset of each row.
         rounding: whether values may lose digits that their columns do not keep.
-        max_rejects: beyond it the pipeline stops.
+        max_rejects: beyond it the pipeline stops; counted over restarts.
         connect_timeout: seconds to wait for a connection.
     """
 

@@ -27,6 +27,7 @@ from oncely.sinks.base import (
     Publication,
     RangeKind,
     RangeSink,
+    RejectCount,
     Reset,
     Sink,
     Staged,
@@ -113,6 +114,10 @@ class Apart:
     def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
         """Note them where positions live."""
         self.positions.note_leader_epochs(epochs, fence)
+
+    def note_rejects(self, count: RejectCount, fence: Fence) -> None:
+        """Note them where positions live."""
+        self.positions.note_rejects(count, fence)
 
     def tidy(self, fence: Fence) -> None:
         """Housekeeping where positions live."""

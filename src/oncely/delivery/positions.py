@@ -10,7 +10,16 @@ from oncely.core.ledger import Entry, advance
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced
-from oncely.sinks.base import Fence, Halves, Opened, PositionMoved, RangeKind, Reset, Written
+from oncely.sinks.base import (
+    Fence,
+    Halves,
+    Opened,
+    PositionMoved,
+    RangeKind,
+    RejectCount,
+    Reset,
+    Written,
+)
 from oncely.sinks.same_source import same_cluster, same_topics
 from oncely.stores.base import OffsetStore, Stored
 
@@ -69,6 +78,9 @@ class Positions(Protocol):
 
     def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
         """As :meth:`oncely.sinks.base.Sink.note_leader_epochs`."""
+
+    def note_rejects(self, count: RejectCount, fence: Fence) -> None:
+        """As :meth:`oncely.sinks.base.Sink.note_rejects`."""
 
     def tidy(self, fence: Fence) -> None:
         """Housekeeping between batches."""
@@ -135,6 +147,10 @@ class LedgerPositions:
     def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
         """Note them in the ledger."""
         self.sink.note_leader_epochs(epochs, fence)
+
+    def note_rejects(self, count: RejectCount, fence: Fence) -> None:
+        """Note it in the ledger."""
+        self.sink.note_rejects(count, fence)
 
     def tidy(self, fence: Fence) -> None:
         """The ledger's own housekeeping."""
@@ -244,6 +260,9 @@ class StorePositions:
 
     def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
         """A store keeps none."""
+
+    def note_rejects(self, count: RejectCount, fence: Fence) -> None:
+        """A store keeps none: each process counts for itself."""
 
     def tidy(self, fence: Fence) -> None:
         """A store has nothing to tidy."""

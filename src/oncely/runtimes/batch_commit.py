@@ -41,6 +41,7 @@ from oncely.runtimes.staging_task import (
 )
 from oncely.secrets import carried
 from oncely.sinks.base import (
+    RAISE_BUDGET,
     Opened,
     Publication,
     Reject,
@@ -94,8 +95,8 @@ class BatchCommit(LedgerKeeper[Transform]):
         what = Publication(ranges, written, rejects, staged)
         replayed = publish(sink, what, self.fence, self._entries)
         written = what.counted(sum(one.rows for one in staged))
-        self._tidy(len(ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
         self._count(sum(one.records for one in written.values()), len(rejects))
+        self._tidy(len(ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
         return [Outcome(tp, ranges[tp], written[tp], replayed) for tp in sorted(ranges)]
 
     def _set_aside(
@@ -123,7 +124,7 @@ class BatchCommit(LedgerKeeper[Transform]):
             raise TooManyRejects(
                 f"sink.max_rejects: {rejected:,} records of this batch can't be decoded;"
                 f" reasons of the first {min(rejected, _LOOKED_AT):,}",
-                way_out="mend decode; or raise sink.max_rejects to keep them",
+                way_out=f"mend decode; or {RAISE_BUDGET}",
                 refused=_refused(bad),
             )
         rejects = self._letters([tuple(row) for row in bad.collect()]) if rejected else []

@@ -22,7 +22,7 @@ from oncely.runtimes.ledger_keeper import LedgerKeeper
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.task import OUTCOME_DDL, Budget, TaskPlan, read_outcomes, run
 from oncely.secrets import carried
-from oncely.sinks.base import Chunk, Fence, Opened
+from oncely.sinks.base import RAISE_BUDGET, Chunk, Fence, Opened
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,6 +71,9 @@ class BatchRunner(Protocol):
     def record_gaps(self, gaps: Mapping[TopicPartition, OffsetRange]) -> None:
         """Move positions over lost ranges and keep those in the history."""
 
+    def finish(self) -> None:
+        """The run has ended in order; never raises."""
+
     def run(
         self, frame: DataFrame, batch_id: int, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> list[Outcome]:
@@ -106,14 +109,18 @@ class PartitionCommit(LedgerKeeper[RowTransform]):
         offsets = sum(range_.end - range_.start for range_ in ranges.values())
         tasks = max(1, min(len(ranges), -(-offsets // OFFSETS_A_TASK)))
         rows = frame.coalesce(tasks).mapInArrow(carried(partial(run, plan)), OUTCOME_DDL).collect()
-        outcomes = read_outcomes(tuple(row) for row in rows)
-        if not self.sink.timed:
-            self._close_holes(ranges, outcomes)
+        outcomes, error = read_outcomes(tuple(row) for row in rows)
         records = sum(one.written.records for one in outcomes)
         rejects = sum(one.written.rejects for one in outcomes)
+        self._count(records, rejects)
+        if isinstance(error, TooManyRejects):  # other tasks, and earlier chunks, have committed
+            self._tidy(len(outcomes))
+        if error is not None:
+            raise error
+        if not self.sink.timed:
+            self._close_holes(ranges, outcomes)
         self._tidy(len(outcomes) + len(ranges))  # holes are ranges of their own
         _check_budget(budget, records, rejects)
-        self._count(records, rejects)
         return outcomes
 
     def _close_holes(
@@ -149,11 +156,11 @@ def _check_budget(budget: Budget, records: int, rejects: int) -> None:
     Raises:
         TooManyRejects: tasks that ran side by side have spent the budget together.
     """
-    left = budget.left(records, rejects)
-    if left is not None and left < 0:
+    left = budget.left(records, 0)
+    if left is not None and rejects > left:
         raise TooManyRejects(
             f"sink.max_rejects: {budget.rejects + rejects} of {budget.records + records}"
             " records were rejected; they are kept, and the pipeline stops here",
             way_out="`oncely rejects list` shows them: mend decode, transform or table and replay"
-            " them; or raise it",
+            f" them; or {RAISE_BUDGET}",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Generic, TypeVar
 
@@ -12,12 +12,12 @@ from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoder
-from oncely.errors import Fenced, InvariantViolation, SourceMismatch, Unavailable
+from oncely.errors import Fenced, InvariantViolation, OncelyError, SourceMismatch, Unavailable
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.commit import commit, require_current
 from oncely.runtimes.letters import Rereader
 from oncely.runtimes.task import Budget
-from oncely.sinks.base import Chunk, Fence, Opened, Sink
+from oncely.sinks.base import Chunk, Fence, Opened, RejectCount, Sink
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class LedgerKeeper(Generic[AnyTransform]):
         decoder: of the records.
         transform: of the decoded rows.
         topics: what is read.
-        max_rejects_share: the greatest share of rejects among the run's records, or None.
-        max_rejects_count: the greatest number of rejects of the run, or None.
+        max_rejects_share: the greatest share of rejects among the records, or None.
+        max_rejects_count: the greatest number of rejects, or None.
     """
 
     sink: Sink
@@ -77,7 +77,7 @@ class LedgerKeeper(Generic[AnyTransform]):
         self._source: SourceIdentity | None = None
         self._opened: tuple[TopicPartition, ...] = ()
         self._housekeeping = Housekeeping()
-        self._records = self._rejects = 0
+        self._counted = self._noted = RejectCount()
 
     @property
     def fence(self) -> Fence:
@@ -109,6 +109,11 @@ class LedgerKeeper(Generic[AnyTransform]):
         """Take the ledger and bind the sink to its destination as it is now."""
         opened = self.sink.open(source, start, earliest, expected)
         self.sink = self.sink.bind()
+        if self._fence is None:  # a run that opens again goes on counting
+            setting = self._budget().setting
+            self._noted = opened.counted
+            same = opened.counted.setting == setting
+            self._counted = opened.counted if same else RejectCount(setting)
         self._fence, self._source = opened.fence, source
         self._opened = tuple(opened.positions)
         self._tidy(0)
@@ -168,13 +173,42 @@ class LedgerKeeper(Generic[AnyTransform]):
 
     def _tidy(self, added: int, *more: Callable[[], object]) -> None:
         """Housekeeping after a batch that has added so many rows to the history."""
-        self._housekeeping.do(lambda: self.sink.tidy(self.fence), added, *more)
+        self._housekeeping.do(lambda: self.sink.tidy(self.fence), added, self._note_rejects, *more)
+
+    def finish(self) -> None:
+        """The run has ended in order: note the records of batches without rejects, too."""
+        if self._counted.rejects and self._limited:
+            try:
+                self._note()
+            except OncelyError as error:
+                log.warning("the count of rejects is not noted: %s", error.message)
+
+    @property
+    def _limited(self) -> bool:
+        return self._budget().left(0, 0) is not None
 
     def _budget(self) -> Budget:
         """What the batches so far have left of the rejects that are allowed."""
-        return Budget(self.max_rejects_share, self.max_rejects_count, self._records, self._rejects)
+        counted = self._counted
+        return Budget(
+            self.max_rejects_share, self.max_rejects_count, counted.records, counted.rejects
+        )
 
     def _count(self, records: int, rejects: int) -> None:
-        """Count a batch that has taken effect."""
-        self._records += records
-        self._rejects += rejects
+        """Count a batch that has taken effect, or that part of it that has."""
+        counted = self._counted
+        self._counted = replace(
+            counted, records=counted.records + records, rejects=counted.rejects + rejects
+        )
+
+    def _note_rejects(self) -> None:
+        """Note the count when there are more rejects, or a changed setting has begun it anew."""
+        noted, counted = self._noted, self._counted
+        more = self._limited and noted.rejects != counted.rejects
+        if (more or noted.setting != counted.setting) and (noted.rejects or counted.rejects):
+            self._note()
+
+    def _note(self) -> None:
+        if self._noted != self._counted:
+            self.sink.note_rejects(self._counted, self.fence)
+            self._noted = self._counted

@@ -32,7 +32,7 @@ from oncely.runtimes.range_task import (
 )
 from oncely.runtimes.row_transform import RowTransform
 from oncely.secrets import carried
-from oncely.sinks.base import Publication, RangeSink, Reject, Sink, Staged, Written
+from oncely.sinks.base import RAISE_BUDGET, Publication, RangeSink, Reject, Sink, Staged, Written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,9 +67,9 @@ class RangeCommit(LedgerKeeper[RowTransform]):
         staged = [one.staged for one in answers if one.staged is not None]
         what = self._publication(ranges, answers, staged)
         replayed = publish(sink, what, self.fence, self._entries)
-        self._tidy(len(ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
         done = what.written.values()
         self._count(sum(one.records for one in done), sum(one.rejects for one in done))
+        self._tidy(len(ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
         return [Outcome(tp, ranges[tp], what.written[tp], replayed) for tp in sorted(ranges)]
 
     def _agreed(
@@ -163,7 +163,7 @@ class RangeCommit(LedgerKeeper[RowTransform]):
         if left is not None and len(rejects) > left:
             raise TooManyRejects(
                 f"sink.max_rejects: {len(rejects):,} records of this batch can't be written",
-                way_out="mend decode or transform; or raise sink.max_rejects to keep them",
+                way_out=f"mend decode or transform; or {RAISE_BUDGET}",
                 refused=Refused.of(
                     [one.reason for one in rejects],
                     lambda chosen: [rejects[at].refused for at in chosen],

@@ -110,7 +110,9 @@ class SparkRun:
             try:
                 positions = self._open(epoch)
                 epoch = self.batches.fence.epoch
-                return self._query(positions, until_latest)
+                done = self._query(positions, until_latest)
+                self.batches.finish()
+                return done
             except OncelyError as error:
                 if self._progress:
                     backoff.reset()

@@ -57,8 +57,8 @@ class Budget:
         share: the greatest share of rejects among all records, or None; exact, because 29 of
             100 is within 29%.
         count: the greatest number of rejects, or None.
-        records: records of this run before the batch.
-        rejects: rejects of this run before the batch.
+        records: records that were counted before the batch.
+        rejects: rejects that were counted before the batch.
     """
 
     share: Fraction | None = None
@@ -69,12 +69,17 @@ class Budget:
     JUDGED_FROM = 1_000
     """A share of a handful of records says nothing: it is judged as if of at least so many."""
 
+    @property
+    def setting(self) -> str:
+        """The budget as text, exact."""
+        return str(self.share if self.count is None else self.count)
+
     def left(self, more_records: int, more_rejects: int) -> int | None:
         """Rejects that may still be added after ``more_records`` and ``more_rejects``."""
         limits = [] if self.count is None else [self.count]
         if self.share is not None and self.share < 1:
             limits.append(int(max(self.records + more_records, self.JUDGED_FROM) * self.share))
-        return min(limits) - self.rejects - more_rejects if limits else None
+        return max(0, min(limits) - self.rejects - more_rejects) if limits else None
 
 
 @dataclass(frozen=True)
@@ -229,11 +234,14 @@ def _batch(values: tuple[object, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_OUTCOME)
 
 
-def read_outcomes(rows: Iterable[tuple[object, ...]]) -> list[Outcome]:
+def read_outcomes(
+    rows: Iterable[tuple[object, ...]],
+) -> tuple[list[Outcome], OncelyError | None]:
     """The outcome rows of a job, back as values.
 
-    Raises:
-        OncelyError: what a task answered instead of an outcome; Fenced before anything else.
+    Returns:
+        What has taken effect, and what a task answered instead of an outcome; Fenced before
+        anything else.
     """
     outcomes: list[Outcome] = []
     errors: list[OncelyError] = []
@@ -249,9 +257,8 @@ def read_outcomes(rows: Iterable[tuple[object, ...]]) -> list[Outcome]:
                     bool(replayed),
                 )
             )
-    if errors:
-        raise max(errors, key=lambda e: (e.exit_code == 3, not e.retryable))
-    return outcomes
+    worst = max(errors, key=lambda e: (e.exit_code == 3, not e.retryable), default=None)
+    return outcomes, worst
 
 
 def _int(value: object) -> int:

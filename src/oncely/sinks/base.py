@@ -36,12 +36,31 @@ class Fence:
 
 
 @dataclass(frozen=True)
+class RejectCount:
+    """What has been counted against ``sink.max_rejects``, over restarts of the pipeline.
+
+    Attributes:
+        setting: the budget that it is counted against, as text; empty when nothing was noted.
+        records: records that were read.
+        rejects: those of them that were rejected.
+    """
+
+    setting: str = ""
+    records: int = 0
+    rejects: int = 0
+
+
+@dataclass(frozen=True)
 class Opened:
-    """The answer to ``open``: this run's fence, and a position for every partition."""
+    """The answer to ``open``: this run's fence, and a position for every partition.
+
+    ``counted`` is the count of rejects that was noted last; empty where none is kept.
+    """
 
     fence: Fence
     positions: Mapping[TopicPartition, Position]
     first_start: bool
+    counted: RejectCount = RejectCount()
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,12 @@ class Reject:
         return RefusedRecord(*self.partition, self.offset, self.stage, self.reason, value)
 
 
+RAISE_BUDGET = (
+    "raise sink.max_rejects to keep them: rejects are counted over restarts, and a changed"
+    " sink.max_rejects begins a new count"
+)
+
+
 class BudgetSpent(TooManyRejects):
     """Raised by a sink: more records would be rejected than it may add; nothing was written.
 
@@ -80,7 +105,7 @@ class BudgetSpent(TooManyRejects):
         super().__init__(
             f"sink.max_rejects: {len(rejections):,} or more records of one commit can't be"
             " written, and fewer rejects are left",
-            way_out=f"mend {mend}; or raise sink.max_rejects to keep them",
+            way_out=f"mend {mend}; or {RAISE_BUDGET}",
         )
 
     def about(self, chunk: Chunk) -> TooManyRejects:
@@ -411,6 +436,14 @@ class Sink(Committer, Stager, Protocol):
 
         Raises:
             Fenced: a newer run has opened.
+        """
+
+    def note_rejects(self, count: RejectCount, fence: Fence) -> None:
+        """Keep the count for the next run's ``open``; a reset forgets it.
+
+        Raises:
+            Fenced: a newer run has opened; nothing was noted.
+            Unavailable: nobody knows; it can be noted again.
         """
 
     def tidy(self, fence: Fence) -> None:

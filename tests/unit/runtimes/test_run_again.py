@@ -46,7 +46,7 @@ class Scripted(SparkRun):
 
 
 def scripted(*failures: tuple[str, OncelyError]) -> Scripted:
-    batches: Any = SimpleNamespace(fence=SimpleNamespace(epoch=1))
+    batches: Any = SimpleNamespace(fence=SimpleNamespace(epoch=1), finish=lambda: None)
     nothing: Any = None
     settings = RunSettings("p", "earliest", "fail", 0, 1_000, retries=6)
     return Scripted(nothing, nothing, batches, settings, nothing, HurriedStop(), failures=failures)

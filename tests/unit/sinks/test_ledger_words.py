@@ -7,12 +7,14 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from oncely.core.offsets import TopicPartition
 from oncely.errors import Stopped
+from oncely.sinks.base import RejectCount
 from oncely.sinks.kafka.cluster import Cluster, Place
-from oncely.sinks.kafka.words import Stamped, View, Words, read_stamp, stamp
+from oncely.sinks.kafka.words import Stamped, View, Words, encode, read_stamp, stamp
 
 T0 = TopicPartition("t", 0)
 WORDS = Words("p")
@@ -91,3 +93,17 @@ def test_stamps_of_the_first_version_are_read_and_believed_in_the_pipelines_own_
 )  # fmt: skip
 def test_other_metadata_is_no_stamp(metadata: str | None) -> None:
     assert read_stamp(7, metadata) is None
+
+
+def test_the_record_of_a_version_that_kept_no_count_is_read() -> None:
+    view = View()
+    old = {
+        "epoch": 3, "run": "r", "cluster": "c", "topic_ids": {"t": "id"}, "target": "out",
+        "pending": {}, "settled": {"t": [0]},
+    }  # fmt: skip
+    assert WORDS.take(view, WORDS.pipeline_key(), json.dumps(old).encode())
+    assert view.pipeline is not None
+    assert view.pipeline.counted == RejectCount()
+    noted = msgspec.structs.replace(view.pipeline, counted=RejectCount("1/100", 1_000, 4))
+    assert WORDS.take(view, WORDS.pipeline_key(), encode(noted))
+    assert view.pipeline == noted

@@ -14,7 +14,7 @@ from typing import Any
 
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
-from oncely.sinks.base import Fence, Opened, Reset
+from oncely.sinks.base import Fence, Opened, RejectCount, Reset
 from oncely.sinks.kafka import takeover, topics
 from oncely.sinks.kafka.cluster import Cluster, LedgerCopy, Place
 from oncely.sinks.kafka.limits import check_open_files
@@ -147,6 +147,10 @@ class LedgerInTopic:
     def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:
         """Note them in the pipeline's record."""
         takeover.note_leader_epochs(self.cluster, epochs, fence)
+
+    def note_rejects(self, count: RejectCount, fence: Fence) -> None:
+        """Note the count in the pipeline's record."""
+        takeover.note_rejects(self.cluster, count, fence)
 
     def tidy(self, fence: Fence) -> None:
         """Nothing to do: Kafka compacts the ledger topic."""

@@ -49,7 +49,7 @@ from oncely.errors import (
     Stopped,
     TableMismatch,
 )
-from oncely.sinks.base import Fence, Opened, Reset
+from oncely.sinks.base import Fence, Opened, RejectCount, Reset
 from oncely.sinks.kafka.cluster import Cluster, newer
 from oncely.sinks.kafka.foreign import refuse_foreign
 from oncely.sinks.kafka.settling import Settling, together
@@ -145,8 +145,9 @@ class Takeover:
         begun = from_tree(registered.resetting)
         settling = Settling(self.cluster, fence, self.source, self.mode, frozenset(begun))
         settled = settling.settle(positions | begun, found)
-        self._note_settled(registered, settled)
-        return Opened(fence, settled, first)
+        # Only now: until its positions were taken, the old run may have noted another count.
+        counted = self._note_settled(registered, settled).counted
+        return Opened(fence, settled, first, counted)
 
     # -- step 1 ----------------------------------------------------------------------------
 
@@ -193,6 +194,7 @@ class Takeover:
                 {**(old.outputs if old else {}), **({} if self.reset else self.outputs)},
                 old.resetting if old else {},
                 old.leaders if old else {},
+                old.counted if old else RejectCount(),
             )
             _write(self.cluster, opener, registered)
         return registered, found, first
@@ -273,9 +275,11 @@ class Takeover:
 
     # -- step 4 ----------------------------------------------------------------------------
 
-    def _note_settled(self, registered: Registered, settled: Iterable[TopicPartition]) -> None:
+    def _note_settled(
+        self, registered: Registered, settled: Iterable[TopicPartition]
+    ) -> Registered:
         names = [*settled, *_tree_names(registered.settled)]
-        self._note(registered.epoch, pending={}, settled=_names(names), resetting={})
+        return self._note(registered.epoch, pending={}, settled=_names(names), resetting={})
 
     # -- step 5 ----------------------------------------------------------------------------
 
@@ -294,13 +298,16 @@ class Takeover:
         ]
         self._note(
             fence.epoch, voided, target=self.target, outputs=dict(self.outputs),
-            resetting=by_topic(targets), leaders=by_topic(leaders),
+            resetting=by_topic(targets), leaders=by_topic(leaders), counted=RejectCount(),
         )  # fmt: skip
 
     # -- the pipeline's record ---------------------------------------------------------------
 
-    def _note(self, epoch: int, beside: Sequence[Message] = (), **changes: Any) -> None:
+    def _note(self, epoch: int, beside: Sequence[Message] = (), **changes: Any) -> Registered:
         """Change the pipeline's record, and write what belongs to it in the same transaction.
+
+        Returns:
+            The record as it is now.
 
         Raises:
             Fenced: a newer run has opened.
@@ -312,6 +319,7 @@ class Takeover:
                 raise Fenced(self._name, epoch, now.epoch if now else 0)
             done = msgspec.structs.replace(now, **changes)
             _write(self.cluster, opener, done, beside)
+        return done
 
     @property
     def _name(self) -> str:
@@ -321,7 +329,22 @@ class Takeover:
 def note_leader_epochs(
     cluster: Cluster, epochs: Mapping[TopicPartition, int], fence: Fence
 ) -> None:
-    """Note the source's leader epochs in the pipeline's record.
+    """Note the source's leader epochs in the pipeline's record. Raises as :func:`_note_as_run`."""
+
+    def noted(old: Registered) -> Registered:
+        leaders = by_topic(from_tree(old.leaders) | dict(epochs))
+        return msgspec.structs.replace(old, leaders=leaders)
+
+    _note_as_run(cluster, fence, noted)
+
+
+def note_rejects(cluster: Cluster, count: RejectCount, fence: Fence) -> None:
+    """Note the count of rejects in the pipeline's record. Raises as :func:`_note_as_run`."""
+    _note_as_run(cluster, fence, lambda old: msgspec.structs.replace(old, counted=count))
+
+
+def _note_as_run(cluster: Cluster, fence: Fence, noted: Callable[[Registered], Registered]) -> None:
+    """Change the pipeline's record as the run that holds the positions.
 
     The positions tell whether the run is fenced, not that record: an opener may have died before
     it took one.
@@ -336,8 +359,7 @@ def note_leader_epochs(
         newest = max((one.epoch for one in view.positions.values()), default=0)
         if view.pipeline is None or newest > fence.epoch:
             raise Fenced(fence.pipeline, fence.epoch, newest)
-        leaders = by_topic(from_tree(view.pipeline.leaders) | dict(epochs))
-        _write(cluster, opener, msgspec.structs.replace(view.pipeline, leaders=leaders))
+        _write(cluster, opener, noted(view.pipeline))
 
 
 def _write(

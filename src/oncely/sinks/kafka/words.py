@@ -29,6 +29,7 @@ import msgspec
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, TopicPartition
 from oncely.errors import Stopped
+from oncely.sinks.base import RejectCount
 
 _STAMP = "oncely"
 
@@ -74,6 +75,7 @@ class Registered(msgspec.Struct, frozen=True):
         resetting: where a reset puts positions that was begun and is not done yet.
         leaders: leader epochs of the source's partitions, each no older than the record before
             the position.
+        counted: the count of rejects.
     """
 
     epoch: int
@@ -86,6 +88,7 @@ class Registered(msgspec.Struct, frozen=True):
     outputs: dict[str, str] = {}
     resetting: dict[str, dict[int, int]] = {}
     leaders: dict[str, dict[int, int]] = {}
+    counted: RejectCount = RejectCount()
 
 
 class PutBack(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.sinks.base import QueryBatch
+from oncely.sinks.base import QueryBatch, RejectCount
 from oncely.sinks.sql.connection import Connection
 from oncely.sinks.sql.ledger_tables import LedgerTables
 
@@ -128,6 +128,27 @@ class Ledger:
                 " WHERE pipeline = %s"
             ),
             (*query, self._tables.pipeline),
+        )
+
+    def counted(self, connection: Connection) -> RejectCount:
+        """The count of rejects that was noted last."""
+        rows = connection.query(
+            self._tables.sql(
+                "SELECT max_rejects, counted_records, counted_rejects FROM {oncely_pipelines}"
+                " WHERE pipeline = %s"
+            ),
+            (self._tables.pipeline,),
+        )
+        return RejectCount(*rows[0]) if rows else RejectCount()
+
+    def note_rejects(self, connection: Connection, count: RejectCount) -> None:
+        """Note the count of rejects."""
+        connection.execute(
+            self._tables.sql(
+                "UPDATE {oncely_pipelines} SET max_rejects = %s, counted_records = %s,"
+                " counted_rejects = %s WHERE pipeline = %s"
+            ),
+            (count.setting, count.records, count.rejects, self._tables.pipeline),
         )
 
     # -- positions -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ nullable or has a constant default. Tables of an earlier version get it at the n
 default until then (:meth:`LedgerTables.as_found`).
 
     oncely_pipelines   one row a pipeline: the epoch given out last, the one that holds the
-                       positions, the Kafka cluster, the table
+                       positions, the Kafka cluster, the table, the count of rejects
     oncely_positions   one row a topic-partition: position and the epoch that may move it
     oncely_ranges      the history: each committed range, old neighbours joined
     oncely_rejects     dead letters
@@ -39,6 +39,9 @@ _DDL = (
     query_plan TEXT,
     target_identity TEXT,
     ledger_identity TEXT,
+    max_rejects TEXT NOT NULL DEFAULT '',
+    counted_records BIGINT NOT NULL DEFAULT 0,
+    counted_rejects BIGINT NOT NULL DEFAULT 0,
     created_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP
 )""",
     """CREATE TABLE IF NOT EXISTS {oncely_positions} (

@@ -25,6 +25,7 @@ from oncely.sinks.base import (
     Publication,
     RangeKind,
     Reject,
+    RejectCount,
     Reset,
     Staged,
     Written,
@@ -215,6 +216,11 @@ class SqlSink:
             transaction(ours),
         ):
             self.ledger.note_leader_epochs(ours, epochs, fence.epoch)
+
+    def note_rejects(self, count: RejectCount, fence: Fence) -> None:
+        """Note the count in the pipeline's row; see the port."""
+        with self._holding_the_pipeline(fence) as ours:
+            self.ledger.note_rejects(ours, count)
 
     def close(self) -> None:
         """Sessions end with their process, or are ended by whoever takes over."""

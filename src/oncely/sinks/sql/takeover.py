@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, LedgerWentBack, TableMismatch
-from oncely.sinks.base import Fence, Opened, Reset
+from oncely.sinks.base import Fence, Opened, RejectCount, Reset
 from oncely.sinks.same_source import same_cluster, same_topics
 from oncely.sinks.sql.connection import Connection, Contention, TableName
 from oncely.sinks.sql.dead_letters import DeadLetters
@@ -211,6 +211,7 @@ def _settle(
         ledger.take_positions(connection, fence.epoch, opener.run)
         if opener.table is None:
             ledger.retarget(connection)
+            ledger.note_rejects(connection, RejectCount())
         else:
             check_same_table(connection, ledger, registered)
         note_table(connection, ledger, accept=opener.table is None)
@@ -224,7 +225,8 @@ def _settle(
         moved = dict(reset(positions))
         _put(connection, tables, moved, fence.epoch)
         positions |= moved
-    return Opened(fence, positions, first_start)
+        counted = ledger.counted(connection)
+    return Opened(fence, positions, first_start, counted)
 
 
 def _put(

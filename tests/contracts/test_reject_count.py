@@ -1,0 +1,151 @@
+"""The reject budget is spent once, however often the pipeline is started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oncely.core.ranges import OffsetRange
+from oncely.errors import Fenced, TooManyRejects
+from oncely.runtimes import task
+from oncely.runtimes.batches import PartitionCommit
+from oncely.runtimes.commit import Outcome
+from oncely.runtimes.ledger_keeper import LedgerKeeper
+from oncely.sinks.base import RejectCount, Written
+from tests import kafkatools
+from tests.deliverytools import apart
+from tests.sinktools import KINDS, SCHEMA, SOURCE, T0, T1, Place, sink_to
+
+Make = Callable[[], Any]
+_START = {T0: 0, T1: 0}
+_DECODER: Any = SimpleNamespace(schema=SCHEMA, needs=frozenset())
+
+
+@pytest.fixture(params=[*KINDS, "kafka", "at least once"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Sinks of one pipeline, each as a process of its own makes it."""
+    if request.param == "kafka":
+        return kafkatools.make_topics(request.getfixturevalue("broker")).sink
+    if request.param == "postgresql":
+        on_postgres = request.getfixturevalue("on_postgres")
+        return lambda: sink_to(on_postgres)
+    place = request.getfixturevalue("on_sqlite")
+    return lambda: sink_to(place) if request.param == "sqlite" else apart(sink_to(place))
+
+
+def started(make: Make, most: int) -> LedgerKeeper[Any]:
+    """A run whose pipeline file allows so many rejects."""
+    nothing: Any = None
+    run = LedgerKeeper[Any](make(), nothing, _DECODER, None, ("t",), None, most)
+    run.open(SOURCE, lambda: _START, _START, None)
+    return run
+
+
+def batch(run: LedgerKeeper[Any], records: int, rejects: int) -> None:
+    """What every way of committing does when a batch has taken effect."""
+    run._count(records, rejects)
+    run._tidy(0)
+
+
+def left(run: LedgerKeeper[Any]) -> int | None:
+    return run._budget().left(0, 0)
+
+
+def counted(make: Make) -> RejectCount:
+    """What the ledger tells the next run."""
+    return make().open(SOURCE, lambda: _START, _START).counted  # type: ignore[no-any-return]
+
+
+def test_a_run_that_is_started_again_goes_on_counting(make: Make) -> None:
+    for spent in range(3):
+        run = started(make, 10)
+        assert left(run) == 10 - 4 * spent
+        batch(run, 1_000, 4)
+    assert left(run) == 0  # tasks side by side have spent more
+    assert left(started(make, 10)) == 0
+    assert counted(make) == RejectCount("10", 3_000, 12)
+
+
+def test_a_changed_setting_begins_a_new_count(make: Make) -> None:
+    batch(started(make, 10), 1_000, 7)
+    assert left(started(make, 20)) == 20
+    assert counted(make) == RejectCount("20")
+    assert left(started(make, 10)) == 10
+
+
+def test_a_reset_begins_a_new_count(make: Make) -> None:
+    batch(started(make, 10), 1_000, 7)
+    moved = make().reset(SOURCE, lambda: _START, _START, lambda _: {T0: 0})
+    assert moved.counted == RejectCount()
+    assert left(started(make, 10)) == 10
+
+
+def test_a_run_that_is_fenced_notes_nothing(make: Make) -> None:
+    old = started(make, 10)
+    new = started(make, 10)
+    batch(new, 1_000, 3)
+    with pytest.raises(Fenced):
+        batch(old, 1_000, 9)
+    old.finish()
+    assert counted(make) == RejectCount("10", 1_000, 3)
+
+
+def test_records_without_rejects_are_noted_when_the_run_ends(make: Make) -> None:
+    """Not with each batch; and a run that is killed forgets them, which makes no budget larger."""
+    run = started(make, 10)
+    batch(run, 1_000, 1)
+    noting, run.sink = run.sink, SimpleNamespace(tidy=lambda _: None)  # type: ignore[assignment]
+    batch(run, 5_000, 0)
+    run.sink = noting
+    run.finish()
+    assert counted(make) == RejectCount("10", 6_000, 1)
+
+
+def test_a_run_that_opens_again_keeps_what_it_has_counted(make: Make) -> None:
+    run = started(make, 10)
+    run._count(1_000, 4)
+    run.open(SOURCE, lambda: _START, _START, run.fence.epoch)
+    assert left(run) == 6
+    assert left(started(make, 10)) == 6
+
+
+def test_tables_of_an_earlier_version_have_counted_nothing(place: Place) -> None:
+    run = started(lambda: sink_to(place), 10)
+    batch(run, 1_000, 4)
+    for column in ("max_rejects", "counted_records", "counted_rejects"):
+        place.sql(f"ALTER TABLE oncely_pipelines DROP COLUMN {column}")
+    run = started(lambda: sink_to(place), 10)
+    assert left(run) == 10
+    batch(run, 1_000, 4)
+    assert left(started(lambda: sink_to(place), 10)) == 6
+
+
+class Job:
+    """A frame whose job answers with these rows."""
+
+    def __init__(self, answers: Sequence[Any]) -> None:
+        self._rows = [tuple(one.to_pylist()[0].values()) for one in answers]
+
+    def coalesce(self, _: int) -> Job:
+        return self
+
+    def mapInArrow(self, *_: Any) -> Job:
+        return self
+
+    def collect(self) -> list[Any]:
+        return self._rows
+
+
+def test_what_was_committed_beside_the_stop_is_counted(make: Make) -> None:
+    """A task stops at the budget; another one, and earlier chunks, have added rejects."""
+    nothing: Any = None
+    run = PartitionCommit(make(), nothing, _DECODER, nothing, ("t",), None, 10)
+    run.open(SOURCE, lambda: _START, _START, None)
+    done = Outcome(T0, OffsetRange(0, 100), Written(100, 94, 6, 0))
+    job: Any = Job([task._row(done), task._error_row(TooManyRejects("enough"))])
+    with pytest.raises(TooManyRejects, match="enough"):
+        run.run(job, 0, {T0: OffsetRange(0, 100), T1: OffsetRange(0, 100)})
+    assert counted(make) == RejectCount("10", 100, 6)
