@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from oncely.decode.base import Rejection
@@ -13,7 +14,7 @@ from oncely.sinks.base import Reject
 from oncely.sinks.sql.connection import RowsDropped
 from oncely.sinks.sql.session import close_all
 from tests.contracts.looking import create, history, ids, rejected
-from tests.sinktools import Place, at_t0, commit_all, numbered, ready, sink_to, with_faults
+from tests.sinktools import Place, at_t0, commit_all, numbered, ready, rec, sink_to, with_faults
 
 RECORDS = 2_000
 
@@ -59,14 +60,66 @@ def test_a_key_twice_in_a_chunk_is_refused_the_second_time(place: Place) -> None
 
 
 def test_a_value_that_cannot_be_sent_among_many_refused_rows(on_postgres: Place) -> None:
-    """PostgreSQL takes no NUL in a text: such a row is refused before any table sees it."""
-    create(on_postgres, "id bigint CHECK (id % 2 = 0), name text")
-    sink, fence = ready(sink_to(on_postgres))
-    records = numbered(0, 300)
-    records[200] = replace(records[200], rows=({"id": 200, "name": "a\x00b"},))
-    commit_all(sink, at_t0(0, records), fence)
+    """PostgreSQL has no time before 4714 BC: such a row is refused before any table sees it."""
+    schema = pa.schema([("id", pa.int64()), ("x", pa.int64())])
+    create(on_postgres, "id bigint CHECK (id % 2 = 0), x timestamp")
+    sink, fence = ready(sink_to(on_postgres, pa.schema([schema[0], ("x", pa.timestamp("us"))])))
+    records = [rec(n, id=n, x=-(2**62) if n == 200 else n) for n in range(300)]
+    what = at_t0(0, records, schema)
+    times = what.rows.set_column(1, "x", what.rows["x"].cast(pa.timestamp("us")))
+    commit_all(sink, replace(what, rows=times), fence)
     assert ids(on_postgres) == [n for n in range(0, 300, 2) if n != 200]
     assert len(rejected(on_postgres)) == 151
+
+
+TEXTS = ["a", "a\x00b", None, "", "\x00", "a\\u0000"]
+JSON = [r'{"a": "b"}', r'"\u0000"', None, r'"\\u0000"', r'{"\\\u0000": 1}', '[\n"a\\u0000"]']
+
+
+@pytest.mark.parametrize("keys", [(), ("id",)], ids=["append", "upsert"])
+@pytest.mark.parametrize(
+    ("type_", "arrow", "values", "good"),
+    [
+        ("text", pa.string(), TEXTS, {0, 2, 3, 5}),
+        ("jsonb", pa.string(), JSON, {0, 2, 3}),
+        ("json", pa.string(), [*JSON, "\x00"], {0, 1, 2, 3, 4, 5}),
+        ("jsonb", pa.struct([("a", pa.string())]), [{"a": one} for one in TEXTS], {0, 2, 3, 5}),
+        ("text[]", pa.list_(pa.string()), [["a", one] for one in TEXTS], {0, 2, 3, 5}),
+        ("text[]", pa.large_list(pa.string()), [[], None, ["\x00", "\x00"]], {0, 1}),
+        ("varchar(9)", pa.dictionary(pa.int8(), pa.string()), TEXTS, {0, 2, 3, 5}),
+        ("uuid", pa.string(), [None, "6d0f0a4e-0000-4000-8000-000000000001\x00"], {0}),
+    ],
+    ids=[
+        "text", "jsonb", "json", "struct", "list", "large list", "dictionary", "uuid",
+    ],
+)  # fmt: skip
+def test_many_nuls_take_few_calls(
+    on_postgres: Place,
+    keys: tuple[str, ...],
+    type_: str,
+    arrow: pa.DataType,
+    values: list[Any],
+    good: set[int],
+) -> None:
+    """PostgreSQL names no row where it casts a text, and none of an upsert goes one by one."""
+    create(on_postgres, f"id bigint{' PRIMARY KEY' if keys else ''}, x {type_}")
+    schema = pa.schema([("id", pa.int64()), ("x", arrow)])
+    sink, fence = ready(sink_to(on_postgres, schema, keys=keys))
+    close_all()
+    calls = Calls()
+    count = 40 * len(values)
+    column = pa.array([values[n % len(values)] for n in range(count)], arrow)
+    what = at_t0(0, [rec(n, id=n) for n in range(count)], schema.remove(1))
+    # Chunks and slices, as batches of a Kafka fetch are.
+    halves = pa.chunked_array([column[:7], column[7:], column[:0]])
+    commit_all(
+        with_faults(sink, calls), replace(what, rows=what.rows.append_column("x", halves)), fence
+    )
+    kept = [n for n in range(count) if n % len(values) in good]
+    assert ids(on_postgres) == kept
+    assert [offset for offset, _ in rejected(on_postgres)] == sorted({*range(count)} - {*kept})
+    assert calls.count < 30
+    assert all("NUL (0x00)" in reason for _, reason in rejected(on_postgres))
 
 
 def test_a_trigger_that_drops_rows_among_many_refused_ones_stops(on_postgres: Place) -> None:

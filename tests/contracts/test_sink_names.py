@@ -114,8 +114,9 @@ def test_copy_s_error_names_the_line_whatever_the_table_s_name(
         copies.extend(["copy"] * (call == "copy"))
         return go()
 
+    on_postgres.sql(f"ALTER TABLE {quoted(name)} ADD CHECK ({quoted(name)} <> 300)")
     close_all()
-    records = [row(name, at, "a\x00b" if at == 300 else "x") for at in range(1000)]
+    records = [row(name, at) for at in range(1000)]
     commit_all(with_faults(sink, counting), at_t0(0, records, hostile_schema(name)), fence)
     assert len(copies) == 5  # the last one in a transaction without the refused row
     assert on_postgres.sql('SELECT "offset" FROM oncely_rejects') == [(300,)]

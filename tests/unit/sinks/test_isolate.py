@@ -149,3 +149,15 @@ def test_nothing_to_insert_asks_nothing() -> None:
     fake = Fake(set(), tells=True)
     assert isolate(fake, 0) == {}
     assert (fake.inserts, fake.savepoints) == (0, [])
+
+
+def test_progress_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At a level that a worker process without a configuration of logging shows."""
+    monkeypatch.setattr("oncely.sinks.sql.isolate._SECONDS_A_LINE", 0.0)
+    with caplog.at_level("WARNING", logger="oncely"):
+        isolate(Fake({3, 700}, tells=False), 1_000)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "isolating refused rows: 0 of 1000 rows done, 0 refused"
+    assert lines[-1].endswith("2 refused")

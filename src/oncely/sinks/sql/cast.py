@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.sinks.sql.connection import ColumnFit
+from oncely.sinks.sql.nul import rows_with_nul
 
 
 def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict[int, str]]:
@@ -25,7 +26,7 @@ def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict
         one the reason. The caller rejects those rows and must not write them.
     """
     bad: dict[int, str] = {}
-    columns = [_cast(rows.column(fit.name), fit, bad) for fit in fits]
+    columns = [_without_nul(_cast(rows.column(fit.name), fit, bad), fit, bad) for fit in fits]
     return pa.table(columns, names=[fit.name for fit in fits]), bad
 
 
@@ -84,7 +85,19 @@ def _without_rounding(
             f"column {fit.name!r}: {floats[at].cast(pa.string())} would be rounded to {fit.cast};"
             ' sink.rounding = "allow" permits it',
         )
-    keep = pa.array(~np.isin(np.arange(len(column)), rows.to_numpy()))
+    return _null_at(column, rows.to_numpy())
+
+
+def _without_nul(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
+    """Texts that the database refuses, where it may not tell which row holds them."""
+    found = rows_with_nul(column, fit)
+    for row, reason in found.items():
+        bad.setdefault(row, reason)
+    return _null_at(column, np.array(list(found))) if found else column
+
+
+def _null_at(column: pa.ChunkedArray, rows: np.ndarray) -> pa.ChunkedArray:
+    keep = pa.array(~np.isin(np.arange(len(column)), rows))
     return pc.if_else(keep, column, pa.scalar(None, column.type))
 
 

@@ -7,14 +7,18 @@ disk or a deadlock says nothing about a row.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from oncely.errors import TableMismatch, WrongInput
 from oncely.sinks.sql.connection import BadData, Connection
+
+log = logging.getLogger(__name__)
 
 Insert = Callable[[pa.Table], None]
 Refuse = Callable[[int, str], None]
@@ -24,6 +28,7 @@ _SAVEPOINT = "SAVEPOINT oncely_rows"
 _UNDO = "ROLLBACK TO SAVEPOINT oncely_rows"
 _RELEASE = "RELEASE SAVEPOINT oncely_rows"
 _FIRST_WINDOW = 8_192
+_SECONDS_A_LINE = 10.0  # between lines of the log
 _MANY = 16  # refused rows, from which on it is cheaper to insert the others one by one
 
 
@@ -79,6 +84,7 @@ class _Isolation:
     refuse: Refuse
     insert_each: InsertEach | None
     refused: int = 0
+    logged: float = field(default_factory=time.monotonic)
 
     def run(self, first: BadData) -> None:
         """Insert all rows but those that are refused."""
@@ -86,6 +92,7 @@ class _Isolation:
         parts = deque(_cut(0, self.rows.num_rows, first.line))
         while parts:
             start, stop = parts.popleft()
+            self._log_progress(start)
             if stop - start > window:
                 parts.appendleft((start + window, stop))
                 stop = start + window
@@ -102,6 +109,18 @@ class _Isolation:
             else:
                 window = max(1, window // 2)
                 parts.extendleft(reversed(_cut(start, stop, error.line)))
+
+    def _log_progress(self, done: int) -> None:
+        """Log a line every few seconds: where no row is named, isolation may take minutes.
+
+        A warning, because a Python worker of Spark logs no less.
+        """
+        now = time.monotonic()
+        if now - self.logged < _SECONDS_A_LINE:
+            return
+        self.logged = now
+        text = "isolating refused rows: %d of %d rows done, %d refused"
+        log.warning(text, done, self.rows.num_rows, self.refused)
 
     def _try(self, start: int, stop: int) -> BadData | None:
         self.connection.execute(_SAVEPOINT)

@@ -99,12 +99,6 @@ def values(column: pa.Array, name: str) -> list[object]:
     return list(column.to_pylist())
 
 
-def _text(column: pa.Array, name: str) -> list[object]:
-    """SQLite keeps a NUL in a text, and its own functions end the text there."""
-    _refuse(pc.match_substring(column, "\x00"), name, "a NUL byte in a text")
-    return list(column.to_pylist())
-
-
 def _float(column: pa.Array, name: str) -> list[object]:
     """SQLite binds NaN as NULL without a word."""
     _refuse(pc.is_nan(column), name, "SQLite has no NaN")
@@ -141,7 +135,6 @@ def _time(column: pa.Array, _name: str) -> list[object]:
 _ENCODERS: tuple[
     tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, str], list[object]]], ...
 ] = (
-    (pa.types.is_string, _text),
     (pa.types.is_floating, _float),
     (pa.types.is_timestamp, _timestamp),
     (pa.types.is_date, _date),
