@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.errors import InvariantViolation, TooManyRejects, check
+from oncely.errors import InvariantViolation, check
 from oncely.refused import Refused
 from oncely.runtimes.batches import OFFSETS_A_TASK
 from oncely.runtimes.chunks import Bounds
@@ -29,10 +29,11 @@ from oncely.runtimes.range_task import (
     send_ranges,
     stage_packets,
     stage_ranges,
+    too_many,
 )
 from oncely.runtimes.row_transform import RowTransform
 from oncely.secrets import carried
-from oncely.sinks.base import RAISE_BUDGET, Publication, RangeSink, Reject, Sink, Staged, Written
+from oncely.sinks.base import Publication, RangeSink, Reject, Sink, Staged, Written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,8 +83,10 @@ class RangeCommit(LedgerKeeper[RowTransform]):
         """The answers of tasks that agree; ranges of those that don't are staged again."""
         agreed: list[Answer] = []
         left = ranges
+        # A batch has no more records than offsets, and more records never lower the budget.
+        max_rejects = self._budget().left(_offsets(ranges), 0)
         for tasks in _ROUNDS:
-            answers = self._stage(sink, frame, batch_id, left, tasks)
+            answers = self._stage(sink, frame, batch_id, left, tasks, max_rejects)
             fits = [one.staged is None or _ranged(sink).agree(one.staged) for one in answers]
             against = [one for one, fit in zip(answers, fits, strict=True) if not fit]
             if not against:
@@ -101,7 +104,8 @@ class RangeCommit(LedgerKeeper[RowTransform]):
         frame: DataFrame,
         batch_id: int,
         ranges: Mapping[TopicPartition, OffsetRange],
-        most: int | None = None,
+        most: int | None,
+        max_rejects: int | None,
     ) -> list[Answer]:
         """One job, of so many tasks at most; its answers in the order of what was read."""
         clustered = self.layout == "clustered"
@@ -116,9 +120,9 @@ class RangeCommit(LedgerKeeper[RowTransform]):
             only_topic=self._only_topic,
             bounds=self.bounds,
             buckets=self.buckets if clustered else 0,
+            max_rejects=max_rejects,
         )
-        offsets = sum(range_.end - range_.start for range_ in ranges.values())
-        tasks = max(1, min(len(ranges), -(-offsets // OFFSETS_A_TASK)))
+        tasks = max(1, min(len(ranges), -(-_offsets(ranges) // OFFSETS_A_TASK)))
         frame = frame.coalesce(most or tasks)
         if clustered:
             packets = frame.mapInArrow(carried(partial(send_ranges, plan)), PACKET_DDL)
@@ -161,19 +165,18 @@ class RangeCommit(LedgerKeeper[RowTransform]):
         records = sum(one.records for one in written.values())
         left = self._budget().left(records, 0)
         if left is not None and len(rejects) > left:
-            raise TooManyRejects(
-                f"sink.max_rejects: {len(rejects):,} records of this batch can't be written",
-                way_out=f"mend decode or transform; or {RAISE_BUDGET}",
-                refused=Refused.of(
-                    [one.reason for one in rejects],
-                    lambda chosen: [rejects[at].refused for at in chosen],
-                ),
-            )
+            reasons = [one.reason for one in rejects]
+            sample = Refused.of(reasons, lambda chosen: [rejects[at].refused for at in chosen])
+            raise too_many(f"{len(rejects):,}", sample)
         return Publication(ranges, written, rejects, staged)
 
 
 def _order(answer: Answer) -> list[TopicPartition]:
     return sorted(answer.read)
+
+
+def _offsets(ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+    return sum(range_.end - range_.start for range_ in ranges.values())
 
 
 def _only(frame: DataFrame, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,12 +24,14 @@ import pyarrow as pa
 from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoder, Rejection
-from oncely.errors import OncelyError
+from oncely.errors import OncelyError, TooManyRejects
+from oncely.refused import Refused, RefusedRecord
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.letters import Rereader, dead_letters
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.task import careful_decode, with_topic
 from oncely.sinks.base import (
+    RAISE_BUDGET,
     Chunk,
     Fence,
     IntArray,
@@ -78,12 +80,15 @@ class RangePlan:
     bounds: Bounds = field(default_factory=Bounds)
     buckets: int = 0
     """Into how many parts rows are shuffled; 0: the task stages them itself."""
+    max_rejects: int | None = None
+    """The most rejects that the whole batch may have; a task that has more needs no other task
+    to know that the batch is refused."""
 
 
 def stage_ranges(plan: RangePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Stage the task's own records; yield one answer."""
     task = _begin(plan)
-    tally = _Tally()
+    tally = _Tally(plan.max_rejects)
 
     def work() -> Answer:
         for chunk in _chunks(plan, batches):
@@ -96,7 +101,7 @@ def stage_ranges(plan: RangePlan, batches: Iterator[pa.RecordBatch]) -> Iterator
 def send_ranges(plan: RangePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Before a shuffle: yield the rows in packets, each for a bucket, and one answer."""
     task = _begin(plan)
-    tally = _Tally()
+    tally = _Tally(plan.max_rejects)
     try:
         for chunk in _chunks(plan, batches):
             packets, refused = task.pack(chunk, plan.buckets)
@@ -156,6 +161,15 @@ def read_answers(rows: Iterable[Any]) -> list[Answer]:
     return found
 
 
+def too_many(count: str, refused: Refused) -> TooManyRejects:
+    """The error that refuses a batch of which so many records are rejects."""
+    return TooManyRejects(
+        f"sink.max_rejects: {count} records of this batch can't be written",
+        way_out=f"mend decode or transform; or {RAISE_BUDGET}",
+        refused=refused,
+    )
+
+
 def _begin(plan: RangePlan) -> StagingTask:
     from pyspark import TaskContext
 
@@ -194,14 +208,21 @@ def _answer(what: Answer | Exception) -> pa.RecordBatch:
 class _Tally:
     """Adds up what became of a task's chunks."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_rejects: int | None) -> None:
+        self._max_rejects = max_rejects
         self._read: dict[TopicPartition, OffsetRange] = {}
         self._written: dict[TopicPartition, Counter[str]] = {}
         self._rejects: list[Reject] = []
 
     def add(self, chunk: Chunk, refused: list[Rejection]) -> None:
-        """Count a chunk of which the sink has refused some records."""
+        """Count a chunk of which the sink has refused some records.
+
+        Raises:
+            TooManyRejects: more than the batch may have. The chunk's are not kept: what a task
+                holds, and sends to the driver, is bounded by the budget.
+        """
         rejections = [*chunk.rejections, *refused]
+        self._check_budget(chunk, rejections)
         self._rejects += chunk.dead_letters(rejections) if rejections else []
         rejected = np.zeros(chunk.records, dtype=bool)
         rejected[[one.record for one in rejections]] = True
@@ -212,6 +233,20 @@ class _Tally:
         kept[rows] = True
         for index, tp in enumerate(chunk.partitions):
             self._count(tp, chunk, chunk.partition == index, rejected, kept, rows)
+
+    def _check_budget(self, chunk: Chunk, more: Sequence[Rejection]) -> None:
+        kept = self._rejects
+        count = len(kept) + len(more)
+        if self._max_rejects is None or count <= self._max_rejects:
+            return
+
+        def records(chosen: Sequence[int]) -> list[RefusedRecord]:
+            own = [more[at - len(kept)] for at in chosen if at >= len(kept)]
+            before = [kept[at].refused for at in chosen if at < len(kept)]
+            return before + (chunk.refused_records(own) if own else [])
+
+        reasons = [one.reason for one in kept] + [one.reason for one in more]
+        raise too_many(f"{count:,} or more", Refused.of(reasons, records))
 
     def _count(
         self,

@@ -166,15 +166,17 @@ class Chunk:
 
     def refused(self, rejections: Sequence[Rejection]) -> Refused:
         """Reasons and a sample of refused records; without values where Kafka does not answer."""
+        return Refused.of(
+            [one.reason for one in rejections],
+            lambda chosen: self.refused_records([rejections[at] for at in chosen]),
+        )
 
-        def records(chosen: Sequence[int]) -> list[RefusedRecord]:
-            why = [rejections[at] for at in chosen]
-            try:
-                return [one.refused for one in self.dead_letters(why)]
-            except OncelyError:
-                return [self._unread(one) for one in why]
-
-        return Refused.of([one.reason for one in rejections], records)
+    def refused_records(self, rejections: Sequence[Rejection]) -> list[RefusedRecord]:
+        """Refused records as the error shows them; without values where Kafka does not answer."""
+        try:
+            return [one.refused for one in self.dead_letters(rejections)]
+        except OncelyError:
+            return [self._unread(one) for one in rejections]
 
     def _unread(self, why: Rejection) -> RefusedRecord:
         tp = self.partitions[self.partition[why.record]]

@@ -19,7 +19,7 @@ from oncely.decode.merging import Caps
 from oncely.runtimes import range_commit
 from oncely.runtimes.range_commit import RangeCommit
 from oncely.runtimes.range_task import Answer
-from oncely.sinks.base import Chunk, Fence, Staged
+from oncely.sinks.base import Chunk, Fence, RejectCount, Staged
 from oncely.sinks.files.book import Book
 from oncely.sinks.files.form import Form
 from oncely.sinks.files.store import Store
@@ -46,9 +46,10 @@ class Staging(RangeCommit):
         self.folder, self.records = folder, records
         self.rounds: list[list[TopicPartition]] = []
         self.attempts = count()
+        self._counted = RejectCount()
 
     def _stage(self, sink: Any, *given: Any) -> list[Answer]:
-        _, batch_id, ranges, most = given
+        _, batch_id, ranges, most, _ = given
         self.rounds.append(sorted(ranges))
         known = dict(sink.book.known)
         groups = [sorted(ranges)] if most == 1 else [[tp] for tp in sorted(ranges)]

@@ -1,0 +1,164 @@
+"""Rejects of tasks that stage ranges: how many travel to the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from oncely.core.offsets import TopicPartition
+from oncely.core.ranges import OffsetRange
+from oncely.decode.base import Decoded, Rejection
+from oncely.errors import TooManyRejects
+from oncely.refused import SAMPLE
+from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.range_commit import RangeCommit
+from oncely.runtimes.row_transform import Unchanged
+from oncely.sinks.base import Chunk, Fence, Staged
+
+T0 = TopicPartition("t", 0)
+RECORDS, A_CHUNK, ALLOWED = 1_000, 100, 250
+LAYOUTS = pytest.mark.parametrize("layout", ["per_partition", "clustered"])
+
+
+class AllBad:
+    """A decoder that rejects every record."""
+
+    schema = pa.schema([("id", pa.int64())])
+    needs = frozenset[str]()
+
+    def decode(self, records: pa.Table) -> Decoded:
+        refused = [Rejection(at, "decode", "not JSON") for at in range(records.num_rows)]
+        return Decoded(self.schema.empty_table(), pa.array([], pa.int64()), refused)
+
+
+class NoRows:
+    """The sink and its tasks: nothing arrives there."""
+
+    needs = frozenset[str]()
+
+    def staging(self, fence: Fence, batch_id: int, attempt: int) -> NoRows:
+        return self
+
+    def add(self, chunk: Chunk) -> list[Rejection]:
+        return []
+
+    def pack(self, chunk: Chunk, buckets: int) -> tuple[list[Any], list[Rejection]]:
+        return [], []
+
+    def finish(self) -> Staged:
+        return Staged(None, 0)
+
+    def abandon(self) -> None:
+        pass
+
+    def agree(self, staged: Staged) -> bool:
+        return True
+
+
+@dataclass
+class Reread:
+    """Counts the records that are read again for dead letters."""
+
+    count: int = 0
+
+    def fetch(self, partition: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Any]:
+        self.count += len(offsets)
+        return {}
+
+
+@dataclass
+class Frame:
+    """Spark's DataFrame of one partition, as far as it is used."""
+
+    batches: Sequence[pa.RecordBatch]
+
+    def mapInArrow(
+        self, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _: str
+    ) -> Frame:
+        return Frame(list(work(iter(self.batches))))
+
+    def select(self, *names: str) -> Frame:
+        return Frame([batch.select(names) for batch in self.batches])
+
+    def coalesce(self, _: int) -> Frame:
+        return self
+
+    def repartition(self, *_: object) -> Frame:
+        return self
+
+    def __getitem__(self, _: str) -> None:
+        return None
+
+    def collect(self) -> list[tuple[bytes]]:
+        return [(one,) for batch in self.batches for one in batch["answer"].to_pylist()]
+
+
+def bad_records() -> Frame:
+    return Frame(
+        [
+            pa.record_batch(
+                {
+                    "partition": pa.array([0] * A_CHUNK, pa.int32()),
+                    "offset": pa.array(range(start, start + A_CHUNK), pa.int64()),
+                    "value": pa.array([b"bad"] * A_CHUNK, pa.binary()),
+                }
+            )
+            for start in range(0, RECORDS, A_CHUNK)
+        ]
+    )
+
+
+def opened(reread: Reread, layout: str, **budget: Any) -> RangeCommit:
+    made = RangeCommit(
+        cast(Any, NoRows()),
+        cast(Any, reread),
+        cast(Any, AllBad()),
+        Unchanged(),
+        ("t",),
+        bounds=Bounds(records=A_CHUNK),
+        layout=cast(Any, layout),
+        **budget,
+    )
+    made._fence = Fence("p", 1)
+    return made
+
+
+def answers(commit: RangeCommit, planned: int = RECORDS) -> list[Any]:
+    sink, frame = cast(Any, commit.sink), cast(Any, bad_records())
+    return commit._agreed(sink, frame, 0, {T0: OffsetRange(0, planned)})
+
+
+@LAYOUTS
+def test_a_task_beyond_the_budget_of_the_batch_sends_a_sample(layout: str) -> None:
+    reread = Reread()
+    with pytest.raises(TooManyRejects, match="300 or more records") as caught:
+        answers(opened(reread, layout, max_rejects_count=ALLOWED))
+    assert reread.count <= ALLOWED + SAMPLE
+    refused = caught.value.refused
+    assert refused is not None
+    assert refused.reasons == (("not JSON", 300),)
+    assert [one.offset for one in refused.records] == list(range(SAMPLE))
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    ("planned", "budget"),
+    [
+        (RECORDS, {}),
+        (RECORDS, {"max_rejects_count": RECORDS}),
+        # A share is of the whole batch, of which other tasks may have read the rest.
+        (10 * RECORDS, {"max_rejects_share": Fraction(1, 10)}),
+    ],
+    ids=["unlimited", "count", "share"],
+)
+def test_rejects_that_the_budget_may_hold_all_travel(
+    layout: str, planned: int, budget: Mapping[str, Any]
+) -> None:
+    reread = Reread()
+    found = answers(opened(reread, layout, **budget), planned)
+    assert sum(len(one.rejects) for one in found) == reread.count == RECORDS
