@@ -67,6 +67,9 @@ class OneCheckpoint:
     def query_id(self) -> str:
         return "query"
 
+    def plan(self, batch_id: int) -> str:
+        return f"plan of batch {batch_id}"
+
     def ranges(self, batch_id: int) -> BatchRanges:
         at = LONG + batch_id
         return BatchRanges({T0: OffsetRange(at, at + 1)}, complete=True)

@@ -15,7 +15,7 @@ from oncely.errors import Fenced, TableMismatch, Unavailable
 from oncely.runtimes.checkpoint import BatchRanges
 from oncely.runtimes.commit import commit
 from oncely.runtimes.plugin import PublishedBatches
-from oncely.sinks.base import Chunk, Fence
+from oncely.sinks.base import Chunk, Fence, QueryBatch
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     SOURCE,
@@ -136,7 +136,7 @@ def _gap(start: int, end: int) -> Chunk:
 def _publish_nothing(sink: SqlSink, fence: Fence) -> None:
     """What a batch of somebody's query asks first."""
     batches = PublishedBatches(sink, fence, None, lambda _: {}, stateful=False)  # type: ignore[arg-type]
-    assert not batches._is_published("query", 0, BatchRanges({}, complete=True))
+    assert not batches._is_published(QueryBatch("query", 0, "plan"), BatchRanges({}, complete=True))
 
 
 @pytest.fixture
