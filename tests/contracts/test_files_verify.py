@@ -77,7 +77,8 @@ def test_columns_that_don_t_resolve(own: Lake) -> None:
     text = pa.schema([("id", pa.string()), *list(COLUMNS)[1:]])
     rows = [{**row, "id": "x"} for row in events("ann", 0, 1)]
     more = pa.schema([*COLUMNS, ("more", pa.string())])
-    own.publish([own.file(rows, text), own.file(events("ann", 0, 1), more)])
+    held = [{**row, "more": "x"} for row in events("ann", 0, 1)]
+    own.publish([own.file(rows, text), own.file(held, more)])
     found = problems(own)
     assert any("don't resolve to the published schema: id" in one for one in found)
     assert any("column 'more' is not in the published schema" in one for one in found)

@@ -88,4 +88,4 @@ def open_limited(topics: Topics, source: str, partitions: int, limit: int) -> An
 def check_limited(topics: Topics, limit: int) -> None:
     """What ``plan`` asks of the ledger topic, with so many file descriptors."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    TopicLedger(topics.sink().place, topics.rejects).check((), create=True)
+    TopicLedger(topics.sink().place, topics.rejects).check((), (), create=True)

@@ -161,7 +161,9 @@ def output_schema(session: Any, transform: Transform, schema: pa.Schema) -> pa.S
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     nullable = pa.schema([field.with_nullable(True) for field in schema])
-    made = transform(session.createDataFrame([], from_arrow_schema(nullable)))
+    # Of an RDD: Spark would fold a plan over a list without rows, and its shuffles with it.
+    nothing = session.sparkContext.emptyRDD()
+    made = transform(session.createDataFrame(nothing, from_arrow_schema(nullable)))
     refuse_non_deterministic(made)
     return to_arrow_schema(made.schema)
 

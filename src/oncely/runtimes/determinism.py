@@ -39,7 +39,7 @@ def refuse_non_deterministic(frame: DataFrame) -> None:
 def _nodes(plan: Any) -> Iterator[Any]:
     """The operators of a physical plan, also inside an adaptive one."""
     if plan.getClass().getSimpleName() == "AdaptiveSparkPlanExec":
-        plan = plan.inputPlan()
+        plan = plan.initialPlan()  # with exchanges, which its input plan lacks
     yield plan
     children = plan.children()
     for i in range(children.length()):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from oncely.core.offsets import Position, TopicPartition
-from oncely.errors import SourceMismatch
+from oncely.errors import SourceMismatch, Unavailable
 
 
 class Log(Protocol):
@@ -49,10 +49,11 @@ class SameLog:
     def __init__(self, log: Log, notes: Notes) -> None:
         self._log, self._notes = log, notes
         self._known: dict[TopicPartition, int] | None = None
+        self._noted: dict[TopicPartition, int] | None = None
 
     def forget(self) -> None:
         """Ask the ledger again: it was opened, or partitions were added."""
-        self._known = None
+        self._known = self._noted = None
 
     def check(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
         """Refuse a log that was cut before a position; asked before tasks read.
@@ -69,8 +70,9 @@ class SameLog:
         now = self._log.leader_epochs()
         if now == self._known:
             return
-        noted = self._notes.leader_epochs()
-        at = positions()
+        if self._noted is None:
+            self._noted = dict(self._notes.leader_epochs())
+        noted, at = self._noted, positions()
         changed = {tp: one for tp, one in now.items() if tp in at and noted.get(tp) != one}
         asked = {tp: (at[tp], noted[tp]) for tp in changed if tp in noted}
         for tp, why in sorted(self._log.truncated(asked).items()):
@@ -81,6 +83,14 @@ class SameLog:
                 " unclean leader election does this (unclean.leader.election.enable), or a broker"
                 " that has lost its disk",
             )
-        if changed:
-            self._notes.note_leader_epochs(changed)
+        try:
+            if changed:
+                self._notes.note_leader_epochs(changed)
+        except Unavailable:
+            # A position without an epoch is not compared. One that moves on under an older epoch
+            # would be refused later, though its log is whole.
+            if asked:
+                raise
+            return
+        noted |= changed
         self._known = now

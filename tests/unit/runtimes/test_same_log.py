@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from oncely.core.offsets import Position, TopicPartition
-from oncely.errors import SourceMismatch
+from oncely.errors import SourceMismatch, Unavailable
 from oncely.runtimes.same_log import SameLog
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -21,6 +21,7 @@ class World:
         self.cut: dict[TopicPartition, str] = {}
         self.asked: list[dict[TopicPartition, tuple[Position, int]]] = []
         self.notes = 0
+        self.hidden = False
         self.log = SameLog(_Log(self), _Ledger(self))
 
 
@@ -46,6 +47,8 @@ class _Ledger:
         return self._world.noted
 
     def note_leader_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
+        if self._world.hidden:
+            raise Unavailable("an open transaction hides the end")
         self._world.notes += 1
         self._world.noted |= epochs
 
@@ -88,3 +91,21 @@ def test_a_partition_without_a_position_is_noted_when_it_has_one() -> None:
     world.log.forget()
     world.log.check(lambda: {T0: 5, T1: 0})
     assert world.noted == {T0: 4, T1: 7}
+
+
+def test_a_first_note_that_gets_no_answer_is_made_with_a_later_batch() -> None:
+    world = World({T0: 4})
+    world.hidden = True
+    world.log.check(lambda: {T0: 0})
+    assert world.noted == {}
+    world.hidden = False
+    world.log.check(lambda: {T0: 5})
+    assert world.noted == {T0: 4}
+
+
+def test_no_position_moves_on_under_an_older_epoch() -> None:
+    world = World({T0: 4})
+    world.log.check(lambda: {T0: 0})
+    world.now, world.hidden = {T0: 5}, True
+    with pytest.raises(Unavailable):
+        world.log.check(lambda: {T0: 5})

@@ -310,6 +310,10 @@ class Cluster:
         """First offset of the ledger topic, and its high watermark or last stable offset."""
         return self._log.bounds(stable=stable)
 
+    def hides_its_end(self) -> bool:
+        """True while an open transaction hides the end of the ledger topic."""
+        return self.bounds(stable=False)[1] < self.bounds(stable=True)[1]
+
     def _read(self, *, stable: bool) -> View:
         with self._reading:
             self._log.read(self._connected, stable=stable)

@@ -140,8 +140,13 @@ class LedgerInTopic:
         self.cluster.settled()
 
     def leader_epochs(self, fence: Fence) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's
-        """What the pipeline's record has noted; an open transaction must not hide the newest."""
-        known = self.cluster.settled().pipeline
+        """What the pipeline's record has noted.
+
+        It is asked for after `open` or `add_partitions`, which have read the ledger topic to its
+        end, and only a newer run has changed the record since. So it does not wait for open
+        transactions of other pipelines.
+        """
+        known = self.cluster.look().pipeline
         return from_tree(known.leaders) if known else {}
 
     def note_leader_epochs(self, epochs: Mapping[TopicPartition, int], fence: Fence) -> None:

@@ -36,6 +36,7 @@ crash after 5 leaves a reset that the next ``open`` finishes in the same way.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ from oncely.errors import (
     InvariantViolation,
     Stopped,
     TableMismatch,
+    Unavailable,
 )
 from oncely.sinks.base import Fence, Opened, RejectCount, Reset
 from oncely.sinks.kafka.cluster import Cluster, newer
@@ -67,6 +69,8 @@ from oncely.sinks.kafka.words import (
 from oncely.sinks.same_source import same_cluster, same_topics
 
 _TRIES = 5
+_MARKERS_SECONDS = 2.0
+_MARKERS_POLL_SECONDS = 0.02
 T = TypeVar("T")
 
 
@@ -352,14 +356,27 @@ def _note_as_run(cluster: Cluster, fence: Fence, noted: Callable[[Registered], R
     Raises:
         Fenced: a newer run holds a position.
         InstanceFenced: a rival is opening.
+        Unavailable: another pipeline's transaction hides the end of the ledger topic. A note can
+            be written later, so it waits for the markers of our own last commit only.
     """
     with cluster.transaction(cluster.place.words.opener) as opener:
         opener.init()
+        _await_end(cluster)
         view = cluster.settled()
         newest = max((one.epoch for one in view.positions.values()), default=0)
         if view.pipeline is None or newest > fence.epoch:
             raise Fenced(fence.pipeline, fence.epoch, newest)
         _write(cluster, opener, noted(view.pipeline))
+
+
+def _await_end(cluster: Cluster) -> None:
+    deadline = time.monotonic() + _MARKERS_SECONDS
+    while cluster.hides_its_end():
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"an open transaction hides the end of ledger topic {cluster.place.ledger_topic!r}"
+            )
+        time.sleep(_MARKERS_POLL_SECONDS)
 
 
 def _write(
