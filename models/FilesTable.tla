@@ -19,6 +19,7 @@ EXTENDS Integers, FiniteSets, TLC
 
 CONSTANTS
     Publishers,     \* runs and replays: processes that publish
+    Replays,        \* the replays among them: they publish one dead letter, and no position
     Compactors,
     Files,          \* names that files may get
     Records,        \* offsets of the source are 0 .. Records - 1
@@ -33,6 +34,7 @@ CONSTANTS
 None == "none"
 Processes == Publishers \cup Compactors
 Times == 0 .. MaxTime
+Letter == Records   \* the record of the dead letter
 Max(S) == CHOOSE x \in S : \A y \in S : y <= x
 
 (* Replays publish by the publisher's id, because two ids could take back  *)
@@ -133,15 +135,21 @@ Open(r, age) ==
 
 Unused(f) == f \notin DOMAIN store /\ f \notin named /\ rows[f] = {}
 
+(* What a publisher writes next, and whether that waits to be written.     *)
+RecordOf(r) == IF r \in Replays THEN Letter ELSE position
+Waits(r, record) ==
+    IF r \in Replays THEN ~\E f \in named : Letter \in rows[f]
+    ELSE record = position /\ position < Records
+
 Stage(r, f) ==
     /\ proc[r].pc = "idle"
     /\ r \in Publishers
     /\ Settled
-    /\ position < Records
+    /\ Waits(r, RecordOf(r))
     /\ Unused(f)
     /\ store' = (f :> now) @@ store
-    /\ rows' = [rows EXCEPT ![f] = {position}]
-    /\ Set(r, [pc |-> "staged", file |-> f, born |-> now, from |-> position, schema |-> schema])
+    /\ rows' = [rows EXCEPT ![f] = {RecordOf(r)}]
+    /\ Set(r, [pc |-> "staged", file |-> f, born |-> now, from |-> RecordOf(r), schema |-> schema])
     /\ UNCHANGED <<now, table, marker, holder, transaction, vacuum, reader, crashes>>
 
 InitId(r) ==
@@ -158,7 +166,7 @@ ReadAgain(r) ==
     /\ proc[r].pc = "initialised"
     /\ r \in Publishers
     /\ Settled \/ Mistake = "a replay has its own id"
-    /\ IF position # proc[r].from
+    /\ IF ~Waits(r, proc[r].from)
        THEN Set(r, [Down EXCEPT !.pc = "idle", !.age = proc[r].age])
        ELSE Set(r, [pc |-> "read", schema |->
                IF Mistake = "schema read before init" THEN proc[r].schema ELSE schema])
@@ -171,7 +179,7 @@ Send(r) ==
        THEN /\ transaction' = [transaction EXCEPT ![Id(r)] =
                   [NoTransaction EXCEPT !.state = "open", !.opened = now,
                      !.adds = {proc[r].file}, !.takes = proc[r].inputs,
-                     !.at = proc[r].from + 1, !.schema = proc[r].schema \cup {proc[r].from}]]
+                     !.at = position + (IF r \in Replays THEN 0 ELSE 1), !.schema = proc[r].schema \cup {proc[r].from}]]
             /\ Set(r, [pc |-> "sent"])
        ELSE /\ Set(r, [Down EXCEPT !.pc = "idle", !.age = proc[r].age])
             /\ UNCHANGED transaction
@@ -309,6 +317,8 @@ Spec == Init /\ [][Next]_vars
 ExactlyOnce ==
     \A o \in 0 .. Records - 1 :
         Cardinality({f \in named : o \in rows[f]}) = IF o < position THEN 1 ELSE 0
+
+LetterAtMostOnce == Cardinality({f \in named : Letter \in rows[f]}) <= 1
 
 NamedFilesExist == named \subseteq DOMAIN store
 

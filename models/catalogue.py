@@ -103,10 +103,17 @@ TOPIC_LEDGER = Model(
 
 FILES_TABLE = Model(
     "FilesTable",
-    ("ExactlyOnce", "NamedFilesExist", "SchemasCoverFiles", "ReadersFindTheirFiles"),
+    (
+        "ExactlyOnce",
+        "LetterAtMostOnce",
+        "NamedFilesExist",
+        "SchemasCoverFiles",
+        "ReadersFindTheirFiles",
+    ),
     (),
     {
         "Publishers": tla_set("run"),
+        "Replays": "{}",
         "Compactors": "{}",
         "Files": tla_set("f1", "f2"),
         "Records": "1",
@@ -126,7 +133,7 @@ FILES_TABLE = Model(
             "Records": "2",
             "MaxCrashes": "0",
         },
-        {"Publishers": tla_set("run", "replay"), "Records": "2", "MaxTime": "2"},
+        {"Publishers": tla_set("run", "replay"), "Replays": tla_set("replay"), "MaxTime": "1"},
     ),
     (),
     (
@@ -135,7 +142,11 @@ FILES_TABLE = Model(
         Mistake("manifest read before the listing"),
         Mistake(
             "schema read before init",
-            {"Publishers": tla_set("run", "replay"), "Records": "2", "MaxTime": "1"},
+            {
+                "Publishers": tla_set("run", "replay"),
+                "Replays": tla_set("replay"),
+                "MaxTime": "1",
+            },
         ),
         Mistake(
             "compaction does not read after init",
@@ -158,7 +169,7 @@ WORKER_GROUP = Model(
         "Workers": tla_set("w1", "w2"),
         "Partitions": _ONE_PARTITION,
         "Records": "2",
-        "MaxRebalances": "3",
+        "MaxRebalances": "2",
         "MaxSpark": "1",
         "MaxCrashes": "1",
     },
