@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Test processes side by side, each with servers of its own: much of a test is waiting.
 JOBS ?= 3
 
-.PHONY: help setup demo test proof long check bench format clean
+.PHONY: help setup demo test proof long models check bench format clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -39,6 +39,9 @@ long: $(READY) ## Run the tests that wait for minutes (the Kafka sink's crash po
 	@$(BIN)/python -m tests.class_archives
 	@$(BIN)/python -m pytest -m long -n $(JOBS) --dist loadfile
 	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile search tests/properties tests/unit
+
+models: $(READY) ## Check the TLA+ models of the protocols, and that each mistake is found
+	@$(BIN)/python -m models.check
 
 check: $(READY) ## Lint, format, types, import layers
 	@$(BIN)/ruff check src tests demo bench

@@ -132,6 +132,7 @@ FILES_TABLE = Model(
             "Files": tla_set("f1", "f2", "f3"),
             "Records": "2",
             "MaxCrashes": "0",
+            "MaxTime": "1",
         },
         {"Publishers": tla_set("run", "replay"), "Replays": tla_set("replay"), "MaxTime": "1"},
     ),
