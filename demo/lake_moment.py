@@ -142,7 +142,10 @@ class Eyes:
 
     def _take(self, message: Any) -> None:
         # Nothing is compacted or vacuumed in the demo, so no name is ever taken back.
-        carrier, date, _ = message.key().decode().split("/", 2)
+        key = message.key().decode()
+        if key.startswith("["):  # the topic's owner
+            return
+        carrier, date, _ = key.split("/", 2)
         self._dates.add(f"{carrier}/{date}")
         self.rows += json.loads(message.value())["rows"]
 
