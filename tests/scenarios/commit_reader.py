@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from tests.scenarios import commit_jobs as jobs
-from tests.scenarios.commit_topic import PER_PARTITION, Task, topic
+from tests.scenarios.commit_topic import PER_PARTITION, REFUSED, Task, topic
 from tests.scenarios.zygote import Zygote
 from tests.sinktools import Place
 
@@ -32,7 +32,7 @@ def expected_rows(kind: str, below: dict[int, int]) -> list[tuple[Any, ...]]:
             if one.deletes is not None:
                 table.pop(one.deletes["id"], None)
             for row in one.rows:
-                if "\x00" in str(row["name"]) or row["id"] is None or row["name"] == "twice":
+                if row["name"] in (REFUSED, "twice") or row["id"] is None:
                     continue
                 source = (tp.topic, tp.partition, one.offset)
                 old = table.get(row["id"])
@@ -50,10 +50,9 @@ def expected_rejects(kind: str, below: dict[int, int]) -> list[tuple[int, int]]:
         if one.offset < below[tp.partition]
         and (
             one.bad
-            or any("\x00" in str(r["name"]) or r["id"] is None or r["name"] == "twice"
-                   for r in one.rows)
+            or any(row["name"] in (REFUSED, "twice") or row["id"] is None for row in one.rows)
         )
-    )  # fmt: skip
+    )
 
 
 def look(task: Task) -> dict[int, int]:

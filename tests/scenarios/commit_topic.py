@@ -28,6 +28,8 @@ APPEND = pa.schema([("id", pa.int64()), ("name", pa.string())])
 UPSERT = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("name", pa.string())])
 KINDS = ("append", "append with rejects", "staged append", "upsert", "batch", "batch upsert")
 PER_PARTITION = 16
+REFUSED = "refused"
+"""A name that the table's CHECK refuses: the database finds the row, not Oncely."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,13 @@ class Task:
         source = "kafka_topic text, kafka_partition int, kafka_offset bigint"
         if not self.place.is_postgres:
             source = "kafka_topic TEXT, kafka_partition INT, kafka_offset INT"
+        number, end = ("bigint", "") if self.place.is_postgres else ("INT", " STRICT")
+        name = f"name text CHECK (name <> '{REFUSED}')"
         if self.kind == "append with rejects":
-            if self.place.is_postgres:
-                return [f"CREATE TABLE {self.name} (id bigint UNIQUE, name text, {source})"]
-            return [f"CREATE TABLE {self.name} (id INT UNIQUE, name TEXT, {source}) STRICT"]
+            return [f"CREATE TABLE {self.name} (id {number} UNIQUE, {name}, {source}){end}"]
+        if self.kind == "upsert":
+            columns = f"id {number} PRIMARY KEY, v {number}, {name}, {source}"
+            return [f"CREATE TABLE {self.name} ({columns}){end}"]
         if self.kind == "staged append" and self.place.is_postgres:
             return [f"CREATE TABLE {self.name} (id bigint, name inet, {source})"]
         return []
@@ -93,7 +98,7 @@ def _append(kind: str, tp: TopicPartition, at: int) -> Rec:
         if at == 3:
             return Rec(at, bad="no JSON")
         if at == 8:  # found by COPY, in the middle of it
-            return rec(at, id=number, name="a\x00b")
+            return rec(at, id=number, name=REFUSED)
         if at == 12:  # and by the unique constraint
             return rec(at, id=number - 1, name="twice")
         if at == 14:
@@ -111,8 +116,8 @@ def _upsert(kind: str, tp: TopicPartition, at: int) -> Rec:
         return Rec(at, deletes={"id": key}, value=None)
     if at == 3:
         return rec(at, id=None, v=1, name="no key")
-    if at == 9 and tp == T1:
-        return rec(at, id=key, v=99, name="a\x00b")
+    if at == 16 and tp == T1:  # the last of its key: an upsert writes, and so tries, no other
+        return rec(at, id=key, v=99, name=REFUSED)
     return rec(at, id=key, v=at if at % 5 else 0, name=f"at {at}")
 
 
