@@ -57,6 +57,8 @@ class Model:
         clean: further sizes at which the model without a mistake is checked.
         deep: larger sizes, for ``--deep``.
         mistakes: what must be found.
+        symmetric: the constant whose members may be exchanged for each other. States that differ
+            in that alone are looked at once; it can't be used with temporal properties.
     """
 
     module: str
@@ -66,6 +68,7 @@ class Model:
     clean: Sequence[Constants]
     deep: Sequence[Constants]
     mistakes: Sequence[Mistake]
+    symmetric: str | None = None
 
 
 @dataclass(frozen=True)
@@ -144,16 +147,10 @@ def run(check: Check, jar: Path, java: str) -> Result:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oncely-models-") as name:
         folder = Path(name)
-        module = check.model.module
-        (folder / f"{module}.tla").write_text((_HERE / f"{module}.tla").read_text())
-        (folder / "Checked.tla").write_text(_module(check))
-        (folder / "Checked.cfg").write_text(_configuration(check))
+        write_check(check, folder)
+        workers = str(min(2, os.cpu_count() or 1))
         answer = subprocess.run(
-            [
-                *(java, "-XX:+UseParallelGC", "-Xmx4g", f"-Djava.io.tmpdir={folder}"),
-                *("-cp", str(jar), "tlc2.TLC", "-deadlock", "-nowarning"),
-                *("-workers", str(min(2, os.cpu_count() or 1)), "-metadir", str(folder), "Checked"),
-            ],
+            [*command(java, jar, folder), "-workers", workers, "Checked"],
             cwd=folder,
             capture_output=True,
             text=True,
@@ -168,9 +165,29 @@ def run(check: Check, jar: Path, java: str) -> Result:
     return Result(violated, states, time.monotonic() - began, "" if done else text[-3_000:])
 
 
-def _module(check: Check) -> str:
+def command(java: str, jar: Path, folder: Path) -> list[str]:
+    """TLC, working in ``folder``; its mode, workers and the module follow."""
+    return [
+        *(java, "-XX:+UseParallelGC", "-Xmx4g", f"-Djava.io.tmpdir={folder}"),
+        *("-cp", str(jar), "tlc2.TLC", "-deadlock", "-nowarning", "-metadir", str(folder)),
+    ]
+
+
+def write_check(check: Check, folder: Path, *definitions: str) -> None:
+    """Write the module ``Checked``, its configuration, and the model that it extends."""
+    module = check.model.module
+    (folder / f"{module}.tla").write_text((_HERE / f"{module}.tla").read_text())
+    (folder / "Checked.tla").write_text(_module(check, definitions))
+    (folder / "Checked.cfg").write_text(_configuration(check))
+
+
+def _module(check: Check, definitions: Sequence[str]) -> str:
     """A module with one definition for each constant: a configuration takes no functions."""
-    lines = [f"const_{name} == {value}" for name, value in _all(check).items()]
+    lines = [f"CONSTANT {one}" for one in _exchangeable(check)]
+    lines += [f"const_{name} == {value}" for name, value in _all(check).items()]
+    lines += definitions
+    if check.model.symmetric:
+        lines.append(f"symmetry == Permutations(const_{check.model.symmetric})")
     return "\n".join(
         ["---- MODULE Checked ----", f"EXTENDS {check.model.module}", *lines, "====", ""]
     )
@@ -181,16 +198,26 @@ def _configuration(check: Check) -> str:
         [
             "SPECIFICATION Spec",
             "CONSTANTS",
+            *(f"  {one} = {one}" for one in _exchangeable(check)),
             *(f"  {name} <- const_{name}" for name in _all(check)),
             *(f"INVARIANT {one}" for one in check.model.invariants),
             *(f"PROPERTY {one}" for one in check.model.properties),
+            *(["SYMMETRY symmetry"] if check.model.symmetric else []),
             "",
         ]
     )
 
 
 def _all(check: Check) -> dict[str, str]:
-    return {**check.constants, "Mistake": f'"{check.mistake or "none"}"'}
+    of = {**check.constants, "Mistake": f'"{check.mistake or "none"}"'}
+    symmetric = check.model.symmetric
+    return {**of, symmetric: of[symmetric].replace('"', "")} if symmetric else of
+
+
+def _exchangeable(check: Check) -> list[str]:
+    """Members of the symmetric constant: only model values can be exchanged, no strings."""
+    symmetric = check.model.symmetric
+    return re.findall(r"\w+", check.constants[symmetric]) if symmetric else []
 
 
 def _line(check: Check, result: Result, *, expected: bool) -> str:

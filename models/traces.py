@@ -1,0 +1,202 @@
+"""Behaviours of a model, found by TLC's simulation, for tests that drive the code through them.
+
+    for trace in traces(SQL_LEDGER, {"MaxFailovers": "1"}, number=100, depth=40, seed=1):
+        for step in trace:
+            print(step.action, step.state["db"]["epoch"])
+
+A trace is random, and the same for the same model, sizes and seed. It ends after ``depth`` states,
+or where no action is possible. Its first step is the initial state, named :data:`INITIAL`.
+
+TLC names a step after the innermost operator that it reaches from ``Next`` through disjunctions and
+through ``\\E`` over sets of constants: a set that depends on the state hides what is below it. It
+does not tell arguments, which follow from the two states.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from models.check import TLC, Check, Constants, Model, command, write_check
+from oncely import artifacts
+
+INITIAL = "Init"
+"""The action of a trace's first step."""
+
+_ENDS = "TraceEnds"
+_STATE = re.compile(
+    r"^State \d+: <(\w+)(?: predicate)?[^\n]*>\n(.*?)\n\n", re.MULTILINE | re.DOTALL
+)
+_TOKEN = re.compile(r'\s*("(?:\\.|[^"\\])*"|<<|>>|\|->|:>|@@|\.\.|-?\d+|\w+|[][{}(),])')
+
+
+@dataclass(frozen=True)
+class Step:
+    """A state, and the action that led to it.
+
+    Attributes:
+        action: the operator's name in the module.
+        state: the variables, as :func:`value` reads them.
+    """
+
+    action: str
+    state: dict[str, Any]
+
+
+class Function(dict[Any, Any]):
+    """A function or record of TLA+. It may stand in a set, so it has a hash: never change it."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+def traces(
+    model: Model, constants: Constants | None = None, *, number: int, depth: int, seed: int
+) -> list[list[Step]]:
+    """Let TLC walk through the model at random.
+
+    Args:
+        model: of the catalogue; its properties are not checked.
+        constants: sizes that differ from the model's.
+        number: of traces.
+        depth: of a trace, in states.
+        seed: of TLC's random numbers.
+
+    Raises:
+        Unavailable, WrongInput: TLC can't be fetched, or there is no Java.
+        RuntimeError: TLC found no traces; its output.
+    """
+    jar, java = artifacts.resolve(TLC)[0], artifacts.java()
+    check = Check(
+        replace(model, invariants=(_ENDS,), properties=()), {**model.constants, **(constants or {})}
+    )
+    # TLC names the actions of a trace that violates an invariant. It is told to go on after it.
+    ends = f'{_ENDS} == TLCGet("level") < {depth} /\\ ENABLED Next'
+    with tempfile.TemporaryDirectory(prefix="oncely-models-") as name:
+        folder = Path(name)
+        write_check(check, folder, ends)
+        answer = subprocess.run(
+            [
+                *command(java, jar, folder),
+                *("-workers", "1", "-simulate", f"num={number}", "-depth", str(depth)),
+                *("-seed", str(seed), "-continue", "Checked"),
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    found = list(parsed(answer.stdout))
+    if len(found) < number:
+        raise RuntimeError(
+            f"{len(found)} traces of {number}: {(answer.stdout + answer.stderr)[-3_000:]}"
+        )
+    return found[:number]
+
+
+def parsed(output: str) -> Iterator[list[Step]]:
+    """The behaviours in what TLC has printed."""
+    trace: list[Step] = []
+    for action, text in _STATE.findall(output):
+        begins = action == "Initial"
+        if begins and trace:
+            yield trace
+        step = Step(INITIAL if begins else action, _variables(text))
+        trace = [step] if begins else [*trace, step]
+    if trace:
+        yield trace
+
+
+def _variables(text: str) -> dict[str, Any]:
+    conjuncts = re.split(r"^/\\ (\w+) = ", text, flags=re.MULTILINE)[1:]
+    if not conjuncts:  # a module of one variable
+        conjuncts = re.split(r"^(\w+) = ", text, flags=re.MULTILINE)[1:]
+    return {name: value(of) for name, of in zip(conjuncts[::2], conjuncts[1::2], strict=True)}
+
+
+def value(text: str) -> Any:
+    """A value of TLA+ as TLC prints it.
+
+    Strings and model values become ``str``, sets ``frozenset``, tuples ``tuple``, records and
+    functions :class:`Function`. A function whose domain is ``1 .. n`` is a tuple to TLC.
+
+    Raises:
+        ValueError: the text is no value.
+    """
+    reader = _Reader(text)
+    found = reader.value()
+    if reader.tokens:
+        raise ValueError(f"{text!r}: {reader.tokens[-1]!r} is left")
+    return found
+
+
+class _Reader:
+    """Reads a value from tokens, which stand in reverse."""
+
+    def __init__(self, text: str) -> None:
+        if _TOKEN.sub("", text).strip():
+            raise ValueError(f"{text!r} is no value of TLA+")
+        self.tokens = _TOKEN.findall(text)[::-1]
+
+    def value(self) -> Any:
+        found = self._next()
+        match found:
+            case "{":
+                return frozenset(self._list("}"))
+            case "<<":
+                return tuple(self._list(">>"))
+            case "[":
+                return Function(self._list("]", "|->"))
+            case "(":
+                return Function(self._pairs())
+            case "TRUE" | "FALSE":
+                return found == "TRUE"
+        if found.startswith('"'):
+            return found[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+        if found.lstrip("-").isdecimal():
+            return self._interval(int(found))
+        return found
+
+    def _list(self, end: str, between: str = "") -> Iterator[Any]:
+        if self._is_next(end):
+            self._next()
+            return
+        while True:
+            yield self._pair(between) if between else self.value()
+            after = self._next()
+            if after == end:
+                return
+            if after != ",":
+                raise ValueError(f"{after!r} stands where {end} or a comma should")
+
+    def _pairs(self) -> Iterator[tuple[Any, Any]]:
+        yield self._pair(":>")
+        while (after := self._next()) == "@@":
+            yield self._pair(":>")
+        if after != ")":
+            raise ValueError(f"{after!r} stands where ) or @@ should")
+
+    def _pair(self, between: str) -> tuple[Any, Any]:
+        key = self.value()
+        if self._next() != between:
+            raise ValueError(f"no {between} follows {key!r}")
+        return key, self.value()
+
+    def _interval(self, first: int) -> Any:
+        if not self._is_next(".."):
+            return first
+        self._next()
+        return frozenset(range(first, int(self._next()) + 1))
+
+    def _is_next(self, token: str) -> bool:
+        return bool(self.tokens) and self.tokens[-1] == token
+
+    def _next(self) -> str:
+        if not self.tokens:
+            raise ValueError("the value ends too early")
+        return str(self.tokens.pop())
