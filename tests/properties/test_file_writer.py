@@ -160,30 +160,6 @@ def test_a_shuffle_is_put_in_order(rows: list[tuple[int, int]]) -> None:
         }
 
 
-def test_many_small_tables_are_as_one_after_the_other() -> None:
-    columns = parse_partition_by(("user", "hour(ts)"))
-    parts = []
-    for n in range(200):
-        rows = pa.table({"user": [f"u{n % 50}"] * 3, "ts": [n, n if n % 7 else 10**18, n]})
-        if n % 3 == 0:
-            rows = rows.append_column("more", pa.array([n] * 3))
-        origin = Origin([("logs", 0)], np.zeros(3, np.int32), np.arange(3) + 3 * n)
-        parts.append((rows, origin, (f"u{n % 50}",)))
-    shelf = Shelf()
-    writer = FileWriter(shelf.store(), "avro", columns, 10**9, 10**9, FileNames(1, 1, "t"))
-    told = writer.add_parts(parts)
-    assert [[row for row, _ in one] for one in told] == [[] if n % 7 else [1] for n in range(200)]
-    receipt = writer.finish()
-    found = check_files(shelf.store(), receipt)
-    seen = []
-    for file in receipt.files:
-        assert file.scope == (file.partition["user"],)
-        assert {row["user"] for row in found[file.path]} == {file.partition["user"]}
-        seen += [row["ts"] for row in found[file.path]]
-    assert sorted(seen) == sorted(n for n in range(200) for _ in range(3 if n % 7 else 2))
-    assert sum(r.start == 0 for file in receipt.files for r in file.ranges) == 1
-
-
 def test_a_group_is_written_when_it_is_full() -> None:
     shelf = Shelf()
     writer = FileWriter(shelf.store(), "avro", (), 100_000, 10**9, FileNames(1, 1, "t"))

@@ -18,7 +18,6 @@ from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
 
 Format = Literal["json", "avro", "raw"]
-KeyFormat = Literal["json", "avro", "string", "long", "int", "raw"]
 RegistrySettings = str | Mapping[str, Any]
 """A URL, or a table of ``url`` and the settings of confluent-kafka's SchemaRegistryClient."""
 

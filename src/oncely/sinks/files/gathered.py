@@ -31,18 +31,6 @@ class Origin:
     offset: Ints
 
 
-def one_origin(origins: Sequence[Origin | None]) -> Origin | None:
-    """The origin of all rows, one after the other; the partitions are the same of all."""
-    known = [origin for origin in origins if origin is not None]
-    if len(known) < len(origins):
-        return None
-    return Origin(
-        known[0].partitions,
-        _concatenated([np.asarray(origin.index) for origin in known]),
-        _concatenated([np.asarray(origin.offset) for origin in known]),
-    )
-
-
 @dataclass
 class Gathered:
     """Rows with what the writer knows of each of them. All arrays are as long as the table.

@@ -20,7 +20,7 @@ from oncely.errors import ConfigError
 from oncely.sinks.files.avro_file import AvroFiles
 from oncely.sinks.files.cutting import file_starts, whole_records
 from oncely.sinks.files.described import Description, describe
-from oncely.sinks.files.gathered import Gathered, Ints, Origin, joined, one_origin
+from oncely.sinks.files.gathered import Gathered, Ints, Origin, joined
 from oncely.sinks.files.parquet_file import ParquetFiles
 from oncely.sinks.files.partitions import PartitionColumn, Rejected, Splitter, Values
 from oncely.sinks.files.paths import FileNames, directory
@@ -120,30 +120,6 @@ class FileWriter:
                 self._make_room()
                 self._look_at = self._used + min(self._target, self._memory) // _LOOKS
         return split.rejected
-
-    def add_parts(
-        self, parts: Sequence[tuple[pa.Table, Origin | None, Scope]]
-    ) -> list[list[Rejected]]:
-        """As :meth:`add` for each, and much faster for thousands of small ones.
-
-        Those of one schema are taken as one table. Their scopes are their rows' values, so this
-        is for schemas by scope. The origins name the same topic-partitions.
-        """
-        if len(parts) == 1:
-            return [self.add(*parts[0])]
-        alike: dict[pa.Schema, list[int]] = {}
-        for number, (rows, _, _) in enumerate(parts):
-            alike.setdefault(rows.schema, []).append(number)
-        told: list[list[Rejected]] = [[] for _ in parts]
-        for numbers in alike.values():
-            some = [parts[number] for number in numbers]
-            ends = np.cumsum([rows.num_rows for rows, _, _ in some])
-            rows = pa.concat_tables([rows for rows, _, _ in some])
-            for row, reason in self.add(rows, one_origin([origin for _, origin, _ in some]), None):
-                which = int(np.searchsorted(ends, row, "right"))
-                before = int(ends[which - 1]) if which else 0
-                told[numbers[which]].append((row - before, reason))
-        return told
 
     def finish(self) -> Receipt:
         """Write what waits; when this returns, all files are durable."""
