@@ -117,9 +117,10 @@ def send_ranges(plan: RangePlan, batches: Iterator[pa.RecordBatch]) -> Iterator[
                 )
         done: Answer | Exception = replace(tally.answer(), staged=task.finish())
     except OncelyError as error:
-        done = error
-        for _ in batches:  # an iterator left half-read costs Spark the worker
-            pass
+        done = _gave_up(error, task, batches)
+    except BaseException:  # also when nobody takes the packets any more
+        task.abandon()
+        raise
     # Which bucket an answer goes by does not matter; each task has one of its own.
     yield pa.RecordBatch.from_arrays(
         [pa.array([0], pa.int32()), pa.array([pickle.dumps(done)]), pa.nulls(1, pa.binary())],
@@ -192,13 +193,18 @@ def _guarded(
     try:
         return work()
     except OncelyError as error:
-        task.abandon()
-        for _ in batches:  # an iterator left half-read costs Spark the worker
-            pass
-        return error
+        return _gave_up(error, task, batches)
     except BaseException:
         task.abandon()
         raise
+
+
+def _gave_up(error: OncelyError, task: StagingTask, batches: Iterable[object]) -> OncelyError:
+    """Leave nothing behind of a task that answers with an error."""
+    task.abandon()
+    for _ in batches:  # an iterator left half-read costs Spark the worker
+        pass
+    return error
 
 
 def _answer(what: Answer | Exception) -> pa.RecordBatch:

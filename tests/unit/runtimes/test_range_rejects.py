@@ -25,6 +25,16 @@ RECORDS, A_CHUNK, ALLOWED = 1_000, 100, 250
 LAYOUTS = pytest.mark.parametrize("layout", ["per_partition", "clustered"])
 
 
+class Broken:
+    """A decoder with a defect."""
+
+    schema = pa.schema([("id", pa.int64())])
+    needs = frozenset[str]()
+
+    def decode(self, records: pa.Table) -> Decoded:
+        raise MemoryError
+
+
 class AllBad:
     """A decoder that rejects every record."""
 
@@ -40,6 +50,7 @@ class NoRows:
     """The sink and its tasks: nothing arrives there."""
 
     needs = frozenset[str]()
+    abandoned = 0
 
     def staging(self, fence: Fence, batch_id: int, attempt: int) -> NoRows:
         return self
@@ -54,7 +65,7 @@ class NoRows:
         return Staged(None, 0)
 
     def abandon(self) -> None:
-        pass
+        self.abandoned += 1
 
     def agree(self, staged: Staged) -> bool:
         return True
@@ -143,6 +154,23 @@ def test_a_task_beyond_the_budget_of_the_batch_sends_a_sample(layout: str) -> No
     assert refused is not None
     assert refused.reasons == (("not JSON", 300),)
     assert [one.offset for one in refused.records] == list(range(SAMPLE))
+
+
+@LAYOUTS
+def test_a_task_that_answers_with_an_error_leaves_nothing_staged(layout: str) -> None:
+    commit = opened(Reread(), layout, max_rejects_count=ALLOWED)
+    with pytest.raises(TooManyRejects):
+        answers(commit)
+    assert cast(Any, commit.sink).abandoned == 1
+
+
+@LAYOUTS
+def test_a_task_that_fails_leaves_nothing_staged(layout: str) -> None:
+    commit = opened(Reread(), layout)
+    commit.decoder = cast(Any, Broken())
+    with pytest.raises(MemoryError):
+        answers(commit)
+    assert cast(Any, commit.sink).abandoned == 1
 
 
 @LAYOUTS
