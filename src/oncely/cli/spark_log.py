@@ -9,9 +9,11 @@ from typing import IO, Self
 
 from oncely.cli import screen
 from oncely.errors import ConfigError, TooManyRejects
+from oncely.private import make_private
 from oncely.refused import Refused
 
 _KEPT = 10
+_ELSEWHERE = "name a file with --spark-log, or set TMPDIR to a directory of your own"
 
 
 class SparkLog:
@@ -54,18 +56,26 @@ class SparkLog:
     def _keep_refused(self, refused: Refused) -> None:
         """Write reasons and sample into a file that only we can read, beside the log."""
         beside = self._path.parent if self.file is not None else None
-        path, file = _own(self._name, ".rejects.jsonl", beside)
+        try:
+            path, file = _own(self._name, ".rejects.jsonl", beside)
+        except ConfigError as error:  # it must not take the place of what ends the run
+            screen.note(f"the sample of the refused records is not kept: {error}")
+            return
         with file:
             file.writelines(f"{line}\n".encode() for line in refused.as_json_lines())
         screen.note(f"reasons and a sample of the refused records: {path}")
 
 
 def _own(name: str, suffix: str = ".log", folder: Path | None = None) -> tuple[Path, IO[bytes]]:
-    """A new file that only we can read; of those of runs that failed, the newest stay."""
+    """A new file that only we can read; of those of runs that failed, the newest stay.
+
+    Raises:
+        ConfigError: the folder that it would be in is not this user's alone.
+    """
     pattern = f"*{suffix}" if folder is None else f"{name}-*{suffix}"
     if folder is None:
         folder = Path(tempfile.gettempdir()) / f"oncely-logs-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_private(folder, "--spark-log", _ELSEWHERE)
     older = sorted(folder.glob(pattern), key=lambda log: log.stat().st_mtime, reverse=True)
     for log in older[_KEPT:]:
         log.unlink(missing_ok=True)  # one that is being written loses its name, no more

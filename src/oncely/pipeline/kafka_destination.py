@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -26,6 +23,7 @@ from oncely.sinks.kafka.cluster import Connect, Place
 from oncely.sinks.kafka.form import Form, RawValue
 from oncely.sinks.kafka.replay import Replay, ToTopics, refuse_compacted
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.sinks.kafka.staging import default_staging
 from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
 
@@ -175,8 +173,7 @@ class KafkaDestination:
         if self.given.staging is not None:
             return self.given.staging
         # By the cluster too: pipelines of one name on two clusters must not sweep each other's.
-        brokers = hashlib.sha256(self.place.brokers.encode()).hexdigest()[:12]
-        return str(Path(tempfile.gettempdir()) / f"oncely-staging-{os.getuid()}" / brokers)
+        return default_staging(hashlib.sha256(self.place.brokers.encode()).hexdigest()[:12])
 
     def _value(self) -> Literal["json"] | AvroValue | RawValue:
         given = self.given

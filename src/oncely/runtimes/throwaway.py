@@ -11,11 +11,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from oncely.private import is_private
 
 _PREFIX = "oncely-checkpoint-"
 _LEASE = "lease"
@@ -40,7 +41,7 @@ def sweep_checkpoints() -> int:
     """Remove what runs that were killed have left; a checkpoint holds nothing we rely on."""
     swept = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if not _is_ours(folder):
+        if not is_private(folder):
             continue
         lease = _lock(folder, wait=False)
         if lease is not None:
@@ -48,16 +49,6 @@ def sweep_checkpoints() -> int:
             os.close(lease)
             swept += 1
     return swept
-
-
-def _is_ours(folder: Path) -> bool:
-    """True for a directory that this user has made and nobody else can write to."""
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    private = stat.S_IMODE(found.st_mode) == stat.S_IRWXU
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and private
 
 
 def _lock(folder: Path, *, wait: bool) -> int | None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import quote
 
@@ -23,6 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from oncely.errors import ConfigError, Stopped, Unavailable
+from oncely.private import check_private, make_private
 from oncely.sinks.base import Chunk, Fence, Staged, StagedRowsGone
 from oncely.sinks.kafka.columns import lengths
 from oncely.sinks.kafka.form import Form
@@ -39,6 +41,7 @@ SCHEMA = pa.schema(
 )
 _PART = 4_000_000  # bytes that are held at once on the way to Kafka
 _ROWS = 20_000
+_ELSEWHERE = "name a folder of your own in sink.staging"
 _OBJECTS = ("s3", "gcs", "abfs")  # stores without folders
 
 
@@ -56,12 +59,14 @@ class Staging:
     pipeline: str
 
     def check(self) -> None:
-        """Refuse a place that is none.
+        """Refuse a place that is none, and a default one that is not this user's alone.
 
         Raises:
             ConfigError: naming ``sink.staging``.
         """
-        self._place()
+        place, root = self._place()
+        if isinstance(place, fs.LocalFileSystem) and (own := _default_top(root)):
+            check_private(own, "sink.staging", _ELSEWHERE)
 
     def write(
         self, fence: Fence, batch_id: int, attempt: int, batches: Iterable[pa.RecordBatch]
@@ -262,7 +267,13 @@ def _new_file(place: Any, path: str) -> Iterator[IO[bytes] | pa.NativeFile]:
 
 
 def _make_private(folder: str) -> None:
-    """Make a folder and those above it that are missing, readable by this user alone."""
+    """Make a folder and those above it that are missing, readable by this user alone.
+
+    Raises:
+        ConfigError: another user was quicker to make the default one.
+    """
+    if own := _default_top(folder):
+        make_private(own, "sink.staging", _ELSEWHERE)
     missing = []
     while not os.path.isdir(folder):
         missing.append(folder)
@@ -270,6 +281,24 @@ def _make_private(folder: str) -> None:
     for one in reversed(missing):
         with suppress(FileExistsError):  # another task was quicker
             os.mkdir(one, 0o700)
+
+
+def default_staging(name: str) -> str:
+    """The folder where a pipeline on one machine stages that names none.
+
+    Args:
+        name: of the part that is the pipeline's.
+    """
+    return str(Path(tempfile.gettempdir(), _default_name(), name))
+
+
+def _default_name() -> str:
+    return f"oncely-staging-{os.getuid()}"
+
+
+def _default_top(folder: str) -> Path | None:
+    """The folder of :func:`default_staging` that this one is in; None: another was named."""
+    return next((one for one in Path(folder).parents if one.name == _default_name()), None)
 
 
 def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,119 @@
+"""A directory of a known name in a shared one is used only if nobody else has access to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from oncely.cli.spark_log import SparkLog
+from oncely.errors import ConfigError, TooManyRejects
+from oncely.private import check_private, is_private, make_private
+from oncely.refused import Refused
+from oncely.sinks.base import Fence
+from oncely.sinks.kafka.staging import SCHEMA, Staging, default_staging
+
+Plant = Callable[[Path], None]
+
+
+def opened_to(mode: int) -> Plant:
+    def plant(folder: Path) -> None:
+        folder.mkdir()
+        folder.chmod(mode)
+
+    return plant
+
+
+def link(folder: Path) -> None:
+    elsewhere = folder.with_name("elsewhere")
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+
+
+TRAPS = pytest.mark.parametrize(
+    "plant",
+    [opened_to(0o777), opened_to(0o755), opened_to(0o710), link,
+     lambda folder: folder.symlink_to("nowhere"), lambda folder: folder.write_text("a file")],
+    ids=["open", "readable", "group", "link", "broken link", "file"],
+)  # fmt: skip
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_directory_is_made_private_and_taken_again(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2777)  # what is made in it inherits the set-group-ID bit
+    folder = tmp_path / "own"
+    check_private(folder, "a.key", "")
+    for _ in range(2):
+        make_private(folder, "a.key", "")
+        assert is_private(folder)
+
+
+def test_a_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    for refuses in (check_private, make_private):
+        with pytest.raises(ConfigError, match=rf"{folder} .* belong to user id 4711") as caught:
+            refuses(folder, "a.key", "take another one")
+        assert caught.value.key == "a.key"
+        assert "take another one" in caught.value.way_out
+
+
+def test_one_that_cant_be_made_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        make_private(tmp_path / "missing" / "own", "a.key", "")
+
+
+@TRAPS
+def test_logs_go_to_no_place_of_others(shared: Path, plant: Plant) -> None:
+    plant(shared / f"oncely-logs-{os.getuid()}")
+    before = sorted(shared.rglob("*"))
+    with pytest.raises(ConfigError, match=r"^--spark-log: .*oncely-logs-") as caught, \
+            SparkLog("p", None):  # fmt: skip
+        raise AssertionError
+    assert "TMPDIR" in caught.value.way_out
+    assert sorted(shared.rglob("*")) == before
+
+
+def test_the_error_that_ends_a_run_is_not_replaced(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link(shared / f"oncely-logs-{os.getuid()}")
+    refused = Refused.of(["no JSON"], lambda _: [])
+    with pytest.raises(TooManyRejects, match="9 records"), SparkLog("p", Path("-")):
+        raise TooManyRejects("9 records", refused=refused)
+    assert "is not kept" in " ".join(capsys.readouterr().err.split())
+
+
+@TRAPS
+def test_rows_are_staged_in_no_place_of_others(shared: Path, plant: Plant) -> None:
+    """By the driver before it opens, and by a task, before which another user may be quicker."""
+    staging = Staging(default_staging("a-cluster"), "p")
+    staging.check()
+    plant(shared / f"oncely-staging-{os.getuid()}")
+    before = sorted(shared.rglob("*"))
+    rows = [pa.RecordBatch.from_pylist([], SCHEMA)]
+    for refuses in (staging.check, lambda: staging.write(Fence("p", 1), 0, 0, rows)):
+        with pytest.raises(ConfigError, match=r"^sink.staging: .*oncely-staging-"):
+            refuses()
+    assert sorted(shared.rglob("*")) == before
+
+
+def test_a_named_place_may_be_shared(shared: Path) -> None:
+    """Its owner has decided who has access to it."""
+    folder = shared / "ours"
+    opened_to(0o777)(folder)
+    staging = Staging(str(folder), "p")
+    staging.check()
+    staging.write(Fence("p", 1), 0, 0, [pa.RecordBatch.from_pylist([], SCHEMA)])
