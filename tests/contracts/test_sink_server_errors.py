@@ -13,12 +13,14 @@ import pytest
 from oncely.core.ledger import Entry
 from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.local.postgres import Postgres
+from oncely.pipeline.looking import check_table
 from oncely.sinks.sql.connection import BadData, Contention
 from oncely.sinks.sql.session import close_all
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (
     T0,
     Place,
+    Rec,
     at_t0,
     commit_all,
     numbered,
@@ -65,27 +67,86 @@ def guarded(on_postgres: Place) -> Iterator[Place]:
     on_postgres.sql(f"DROP ROLE {role}")
 
 
+def secured(place: Place, columns: str, *policies: str) -> None:
+    """A table whose policies bind the role."""
+    place.sql(f"CREATE TABLE rows ({columns})")
+    place.sql("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
+    place.sql(f"GRANT ALL ON rows TO role_{place.schema}")
+    for one in policies:
+        place.sql(one.format(role=f"role_{place.schema}"))
+
+
 @pytest.mark.parametrize(
-    ("columns", "keys", "says"),
+    ("columns", "keys", "seen", "says"),
     [
-        ("id bigint, name text", (), "COPY FROM not supported with row-level security"),
-        ("id bigint PRIMARY KEY, name text", ("id",), "violates row-level security policy"),
+        ("id bigint, name text", (), "id < 2", "COPY FROM not supported with row-level security"),
+        ("id bigint PRIMARY KEY, name text", ("id",), "true", "violates row-level security policy"),
     ],
     ids=["append", "upsert"],
 )
 def test_row_level_security_is_refused_at_once(
-    on_postgres: Place, guarded: Place, columns: str, keys: tuple[str, ...], says: str
+    on_postgres: Place, guarded: Place, columns: str, keys: tuple[str, ...], seen: str, says: str
 ) -> None:
-    on_postgres.sql(f"CREATE TABLE rows ({columns})")
-    on_postgres.sql("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
-    on_postgres.sql("CREATE POLICY few ON rows USING (id < 2) WITH CHECK (id < 2)")
-    on_postgres.sql(f"GRANT ALL ON rows TO role_{on_postgres.schema}")
+    secured(on_postgres, columns, f"CREATE POLICY few ON rows USING ({seen}) WITH CHECK (id < 2)")
     sink, fence = ready(sink_to(guarded, keys=keys))
     with pytest.raises(WrongInput, match=says) as caught:
         commit_all(sink, at_t0(0, numbered(0, 5)), fence)
     assert "BYPASSRLS" in caught.value.way_out
     assert ids(on_postgres) == []
     assert rejected(on_postgres) == []
+
+
+ALL = "CREATE POLICY every ON rows USING (true)"
+HIDDEN = r"row-level security of .*rows may hide rows"
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [],
+        ["CREATE POLICY few ON rows USING (id <> 1) WITH CHECK (true)"],
+        [ALL, "CREATE POLICY not_one ON rows AS RESTRICTIVE FOR SELECT USING (id <> 1)"],
+        [ALL, "CREATE POLICY not_one ON rows AS RESTRICTIVE FOR DELETE TO {role} USING (id <> 1)"],
+        [f"{ALL.replace(' USING', ' FOR SELECT USING')}"],
+        ["CREATE POLICY others ON rows TO pg_monitor USING (true)"],
+        ["CREATE POLICY written ON rows WITH CHECK (true)"],
+    ],
+    ids=["none", "few", "select", "delete", "select alone", "another role", "check alone"],
+)
+def test_an_upsert_into_rows_that_a_policy_hides_is_refused(
+    on_postgres: Place, guarded: Place, policies: list[str]
+) -> None:
+    """A tombstone's DELETE would leave a hidden row, without an error."""
+    secured(on_postgres, "id bigint PRIMARY KEY, name text", *policies)
+    sink = sink_to(guarded, keys=["id"])
+    with pytest.raises(TableMismatch, match=HIDDEN):
+        check_table(sink)
+    with pytest.raises(TableMismatch, match=HIDDEN) as caught:
+        ready(sink)
+    assert "BYPASSRLS" in caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [ALL],
+        ["CREATE POLICY ours ON rows TO {role} USING (true)"],
+        ["CREATE POLICY none ON rows USING (false)", ALL],
+        [ALL, "CREATE POLICY others ON rows AS RESTRICTIVE TO pg_monitor USING (false)"],
+        [ALL, "CREATE POLICY written ON rows AS RESTRICTIVE WITH CHECK (id < 10)"],
+        [ALL, "ALTER TABLE rows DISABLE ROW LEVEL SECURITY"],
+        ["ALTER ROLE {role} BYPASSRLS"],
+    ],
+    ids=["all", "the role", "one of two", "others", "check alone", "disabled", "bypass"],
+)
+def test_an_upsert_where_policies_hide_nothing_deletes(
+    on_postgres: Place, guarded: Place, policies: list[str]
+) -> None:
+    secured(on_postgres, "id bigint PRIMARY KEY, name text", *policies)
+    sink, fence = ready(sink_to(guarded, keys=["id"]))
+    commit_all(sink, at_t0(0, numbered(0, 3), keys=["id"]), fence)
+    commit_all(sink, at_t0(3, [Rec(3, deletes={"id": 1}, value=None)], keys=["id"]), fence)
+    assert ids(on_postgres) == [0, 2]
 
 
 def test_keys_that_only_the_index_takes_for_equal(on_postgres: Place) -> None:

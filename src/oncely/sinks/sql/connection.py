@@ -242,6 +242,9 @@ class Dialect(Protocol):
     def not_durable(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
         """Why its rows would not survive with the ledger's, and the way out; None: they do."""
 
+    def hides_rows(self, connection: Connection, table: TableName) -> bool:
+        """Whether a DELETE of this user may leave out rows that its condition selects."""
+
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets that a unique constraint or index makes unique."""
 

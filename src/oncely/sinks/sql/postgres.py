@@ -448,6 +448,21 @@ class Postgres:
             f"`ALTER TABLE {found} SET LOGGED`",
         )
 
+    def hides_rows(self, connection: Connection, table: TableName) -> bool:
+        """Row-level security that binds this role, and not by policies that let it see all rows.
+
+        A DELETE with a condition is bound by the policies for SELECT and for DELETE.
+        """
+        policies = connection.query(
+            "SELECT p.polcmd::text, p.polpermissive, pg_get_expr(p.polqual, p.polrelid)"
+            " FROM pg_class c LEFT JOIN pg_policy p ON p.polrelid = c.oid"
+            " AND EXISTS (SELECT FROM unnest(p.polroles) AS role (id)"
+            " WHERE CASE WHEN id = 0 THEN TRUE ELSE pg_has_role(id, 'USAGE') END)"
+            " WHERE c.oid = to_regclass(%s) AND row_security_active(c.oid)",
+            (_regclass(table),),
+        )
+        return bool(policies) and not all(_all_rows(policies, one) for one in ("r", "d"))
+
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets of valid, full, immediate unique indexes: what ON CONFLICT can infer."""
         rows = connection.query(
@@ -489,6 +504,22 @@ class Postgres:
         kind, tail = ("TEMP", " ON COMMIT DROP") if temporary else ("UNLOGGED", "")
         wanted = ", ".join(f"{self.quote(column)} {type_}" for column, type_ in columns)
         return f"CREATE {kind} TABLE {'.'.join(self.quote(p) for p in name if p)} ({wanted}){tail}"
+
+
+def _all_rows(policies: Iterable[Row], command: str) -> bool:
+    """Whether a command's policies pass all rows: one that permits must, and each that restricts.
+
+    Without a USING expression a policy neither permits nor restricts rows that are there.
+    """
+    permits = False
+    for of, permissive, using in policies:
+        if of not in ("*", command):
+            continue
+        if permissive:
+            permits = permits or using == "true"
+        elif using not in (None, "true"):
+            return False
+    return permits
 
 
 _HINT = "Is the server running"

@@ -198,6 +198,10 @@ class Sqlite:
     def not_durable(self, connection: Connection, table: TableName) -> None:
         """A file's tables are all alike."""
 
+    def hides_rows(self, connection: Connection, table: TableName) -> bool:  # noqa: ARG002
+        """There are no policies."""
+        return False
+
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets of full unique indexes, and the primary key, which may have no index."""
         columns = connection.query(

@@ -137,6 +137,7 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
         fits = tuple(replace(fit, rounds=False, scale=None) for fit in fits)
     else:
         _refuse_rounding(wanted, by_name, fits)
+    _refuse_hidden_rows(dialect, connection, wanted)
     types = tuple(by_name[field.name].type for field in wanted.schema)
     identity = dialect.identity(connection, wanted.table)
     return Target(wanted.table, fits, types, wanted.keys, wanted.version, identity)
@@ -181,6 +182,21 @@ def _refuse_rounding(wanted: Wanted, columns: dict[str, Column], fits: Sequence[
             + "\n    - ".join(found),
             way_out="give the columns more digits; or declare or cast what they keep; or"
             ' sink.rounding = "allow"',
+        )
+
+
+def _refuse_hidden_rows(dialect: Dialect, connection: Connection, wanted: Wanted) -> None:
+    """Refuse to upsert where a tombstone may delete nothing, which is no error of the database.
+
+    Raises:
+        TableMismatch: naming the table.
+    """
+    if wanted.keys and dialect.hides_rows(connection, wanted.table):
+        raise TableMismatch(
+            f"sink.table: row-level security of {wanted.table} may hide rows from the role in"
+            " sink.url: a tombstone would delete no row that is hidden, and nothing would tell",
+            way_out="use a role with BYPASSRLS, or give the role a policy for all commands with"
+            " USING (true)",
         )
 
 
