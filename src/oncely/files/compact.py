@@ -24,7 +24,7 @@ that have looked at the manifest before, and for ``vacuum`` too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -110,36 +110,53 @@ def compact(
         size = largest_batch(cluster.asker, [table.manifest_topic])[table.manifest_topic]
         resets = cluster.look().resets
         found = list(bins(contents.files, resets, target=table.target_file_size, largest=size))
-        inputs = [path for one in found for path in one]
         if dry_run:
-            return Compacted(
-                True,
-                len(inputs),
-                len(found),
-                sum(contents.files[path].rows for path in inputs),
-                sum(contents.files[path].bytes for path in inputs),
-                0,
-                0,
-                len(contents.files) - len(inputs) + len(found),
-            )
+            return _planned(contents, found)
         limits = Limits(table.max_staging_age, table.place.transaction_timeout)
         work = _Compaction(table, cluster, manifest, size, StagingLeases(table.store, limits))
         done: list[ManifestFile] = []
         for together in _chunks(found):
             done += work.publish(*work.write(together, contents))
-            progress(sum(len(file.replaces) for file in done), len(inputs))
-        gone = {path for file in done for path in file.replaces}
-        return Compacted(
-            False,
-            len(gone),
-            len(done),
-            sum(file.rows for file in done),
-            sum(contents.files[path].bytes for path in inputs if path in gone),
-            sum(file.bytes for file in done),
-            len(inputs) - len(gone) - len(work.kept),
-            len(manifest.settled().files),
-            len(work.kept),
-        )
+            progress(sum(len(file.replaces) for file in done), sum(map(len, found)))
+        return _done(contents, found, done, work.kept, len(manifest.settled().files))
+
+
+def _planned(contents: Contents, found: Sequence[Bin]) -> Compacted:
+    """What would be done."""
+    inputs = [contents.files[path] for one in found for path in one]
+    return Compacted(
+        dry_run=True,
+        inputs=len(inputs),
+        outputs=len(found),
+        rows=sum(file.rows for file in inputs),
+        bytes_before=sum(file.bytes for file in inputs),
+        bytes_after=0,
+        dropped=0,
+        files=len(contents.files) - len(inputs) + len(found),
+    )
+
+
+def _done(
+    contents: Contents,
+    found: Sequence[Bin],
+    done: Sequence[ManifestFile],
+    kept: Collection[str],
+    files: int,
+) -> Compacted:
+    """What was done: of the planned inputs some may be kept, or taken by another compaction."""
+    gone = {path for file in done for path in file.replaces}
+    planned = {path for one in found for path in one}
+    return Compacted(
+        dry_run=False,
+        inputs=len(gone),
+        outputs=len(done),
+        rows=sum(file.rows for file in done),
+        bytes_before=sum(contents.files[path].bytes for path in planned & gone),
+        bytes_after=sum(file.bytes for file in done),
+        dropped=len(planned) - len(gone) - len(kept),
+        files=files,
+        kept=len(kept),
+    )
 
 
 @dataclass(frozen=True)

@@ -41,43 +41,62 @@ def write_rows(
     writer = RowWriter(dialect, target)
     writer.begin(connection, prepared.rows)
     several = _have_several_rows(prepared.row_record)
+    still_right = _still_right(still_ours, partial(check_unaltered, dialect, connection, target))
+    while True:
+        if several:
+            connection.execute("SAVEPOINT oncely_chunk")
+        bad = _write_once(connection, writer, prepared, still_right, refused)
+        if bad:
+            prepared = prepared.without(bad)
+        if not (several and bad):
+            writer.end(connection)
+            check_unaltered(dialect, connection, target)
+            return prepared
+        connection.execute("ROLLBACK TO SAVEPOINT oncely_chunk")
 
+
+def _still_right(
+    still_ours: Callable[[], None], unaltered: Callable[[], None]
+) -> Callable[[], None]:
+    """Both checks; the second one only once, as the transaction holds a lock from then on."""
     compared = False
 
     def still_right() -> None:
         nonlocal compared
         still_ours()
         if not compared:
-            check_unaltered(dialect, connection, target)
+            unaltered()
             compared = True
 
-    while True:
-        bad: dict[int, Rejection] = {}
-        now = prepared
+    return still_right
 
-        def refuse(row: int, reason: str, now: Prepared = now) -> None:
-            record = int(now.row_record[row])
-            if record not in bad:  # noqa: B023 - the dict of this very round
-                bad[record] = Rejection(record, "write", reason)  # noqa: B023
-                refused([bad[record]])  # noqa: B023
 
-        if several:
-            connection.execute("SAVEPOINT oncely_chunk")
-        insert_or_isolate(
-            connection,
-            partial(writer.insert, connection),
-            now.rows,
-            still_right,
-            refuse,
-            # Of an upsert a row is more than one statement, and order decides.
-            None if target.keys else partial(writer.insert_each, connection),
-        )
-        prepared = now.without(list(bad.values())) if bad else now
-        if not (several and bad):
-            writer.end(connection)
-            check_unaltered(dialect, connection, target)
-            return prepared
-        connection.execute("ROLLBACK TO SAVEPOINT oncely_chunk")
+def _write_once(
+    connection: Connection,
+    writer: RowWriter,
+    prepared: Prepared,
+    still_right: Callable[[], None],
+    refused: Callable[[Sequence[Rejection]], None],
+) -> list[Rejection]:
+    """Write the rows that the table takes; a rejection for each record that has others."""
+    bad: dict[int, Rejection] = {}
+
+    def refuse(row: int, reason: str) -> None:
+        record = int(prepared.row_record[row])
+        if record not in bad:
+            bad[record] = Rejection(record, "write", reason)
+            refused([bad[record]])
+
+    insert_or_isolate(
+        connection,
+        partial(writer.insert, connection),
+        prepared.rows,
+        still_right,
+        refuse,
+        # Of an upsert a row is more than one statement, and order decides.
+        None if writer.upserts else partial(writer.insert_each, connection),
+    )
+    return list(bad.values())
 
 
 def _have_several_rows(row_record: IntArray) -> bool:
@@ -94,6 +113,11 @@ class RowWriter:
         self._dialect = dialect
         self._target = target
         self._used = False
+
+    @property
+    def upserts(self) -> bool:
+        """Rows replace and delete those of their keys."""
+        return bool(self._target.keys)
 
     def begin(self, connection: Connection, rows: pa.Table) -> None:
         """Make the staging table, where rows don't go straight into the target.
