@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from oncely.core import offsets as own
 from oncely.core.offsets import SourceIdentity
@@ -153,3 +154,46 @@ def read_all(bootstrap: str, topic: str, level: str = "read_committed") -> list[
         return [message for n in numbers for message in found[n]]
     finally:
         consumer.close()
+
+
+def put(topics: Topics, key: bytes, value: bytes | None) -> None:
+    """Write to the ledger topic, as another program."""
+    refused: list[object] = []
+    producer = Producer({"bootstrap.servers": topics.bootstrap})
+    producer.produce(
+        topics.ledger,
+        value,
+        key,
+        on_delivery=lambda error, _: refused.extend([error] * bool(error)),
+    )
+    assert producer.flush(20) == 0
+    assert not refused
+
+
+def forget_group(broker: Broker, topics: Topics) -> None:
+    """What expiry does."""
+    admin = broker.admin()  # by name: its answers die with it
+    admin.delete_consumer_groups([topics.pipeline])[topics.pipeline].result(20)
+
+
+def empty_ledger(broker: Broker, topics: Topics) -> None:
+    """Delete all records of the ledger topic."""
+    _set_policy(broker, topics, "delete")
+    broker.delete_records(topics.ledger, {0: _end_of(topics)})
+    _set_policy(broker, topics, "compact")
+
+
+def _set_policy(broker: Broker, topics: Topics, policy: str) -> None:
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topics.ledger, incremental_configs=[entry])
+    admin = broker.admin()
+    admin.incremental_alter_configs([resource])[resource].result(20)
+
+
+def _end_of(topics: Topics) -> int:
+    reader = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": "tests"})
+    try:
+        end: int = reader.get_watermark_offsets(TopicPartition(topics.ledger, 0), 20)[1]
+        return end
+    finally:
+        reader.close()

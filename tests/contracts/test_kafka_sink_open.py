@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from oncely.core.offsets import SourceIdentity
 from oncely.core.ranges import OffsetRange
@@ -20,7 +19,15 @@ from oncely.sinks.base import Chunk, PositionMoved
 from oncely.sinks.kafka.form import Form
 from oncely.sinks.kafka.settling import Settling
 from oncely.sinks.kafka.words import Stamped, encode, stamp
-from tests.kafkatools import Topics, make_topics, open_sink, ready
+from tests.kafkatools import (
+    Topics,
+    empty_ledger,
+    forget_group,
+    make_topics,
+    open_sink,
+    put,
+    ready,
+)
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, at_t0, chunk, commit_all, impatient, numbered
 
 
@@ -299,9 +306,7 @@ def test_neither_ledger_nor_group_is_refused(topics: Topics, broker: Broker) -> 
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     forget_group(broker, topics)
-    set_policy(broker, topics, "delete")
-    broker.delete_records(topics.ledger, {0: end_of(topics)})
-    set_policy(broker, topics, "compact")
+    empty_ledger(broker, topics)
     with pytest.raises(Stopped, match="has written before"):
         open_sink(topics.sink())
 
@@ -424,20 +429,6 @@ def as_before(topics: Topics, **changes: object) -> None:
     put(topics, sink.place.words.pipeline_key(), encode(msgspec.structs.replace(known, **changes)))
 
 
-def put(topics: Topics, key: bytes, value: bytes | None) -> None:
-    """Write to the ledger topic, as another program."""
-    refused: list[object] = []
-    producer = Producer({"bootstrap.servers": topics.bootstrap})
-    producer.produce(
-        topics.ledger,
-        value,
-        key,
-        on_delivery=lambda error, _: refused.extend([error] * bool(error)),
-    )
-    assert producer.flush(20) == 0
-    assert not refused
-
-
 def with_group(topics: Topics, metadata: Stamped | str, at: int | None = None) -> None:
     """Put an offset of t-0 into the group, as another program would."""
     if isinstance(metadata, Stamped):
@@ -447,25 +438,3 @@ def with_group(topics: Topics, metadata: Stamped | str, at: int | None = None) -
     offsets = [TopicPartition("t", 0, at, metadata)]
     consumer.commit(offsets=offsets, asynchronous=False)
     consumer.close()
-
-
-def forget_group(broker: Broker, topics: Topics) -> None:
-    """What expiry does."""
-    admin = broker.admin()  # by name: its answers die with it
-    admin.delete_consumer_groups([topics.pipeline])[topics.pipeline].result(20)
-
-
-def set_policy(broker: Broker, topics: Topics, policy: str) -> None:
-    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topics.ledger, incremental_configs=[entry])
-    admin = broker.admin()
-    admin.incremental_alter_configs([resource])[resource].result(20)
-
-
-def end_of(topics: Topics) -> int:
-    reader = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": "tests"})
-    try:
-        end: int = reader.get_watermark_offsets(TopicPartition(topics.ledger, 0), 20)[1]
-        return end
-    finally:
-        reader.close()

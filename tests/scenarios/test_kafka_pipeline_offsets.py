@@ -14,6 +14,7 @@ from oncely.config import parse
 from oncely.errors import Fenced, Stopped, TableMismatch
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
+from oncely.sources.reset import ToOffset
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import await_that
@@ -138,6 +139,17 @@ def test_a_position_that_neither_knows_is_refused(world: TopicWorld, spark: Any)
     assert f"{world.topic}-0" not in refused.value.message
     assert "offsets reset" in refused.value.way_out
     assert world.ids() == [*range(100)], "nothing was written twice"
+    planned = Pipeline(parse(world.settings())).plan(use_spark=False).problems
+    assert refused.value.message in [one.message for one in planned]
+    # The way out that it names.
+    to = ("--to-offset", "50", "--execute")
+    with pytest.raises(Stopped, match=f"gone for {world.topic}-1: .* nothing was changed"):
+        Pipeline(parse(world.settings())).reset(ToOffset(50), [f"{world.topic}:0"], execute=True)
+    oncely_json("offsets", "reset", world.file(), "--topic", f"{world.topic}:1", *to)
+    world.publish(20, partitions=2, first=100)
+    run(world, spark)
+    assert world.ids() == [*range(120)]
+    assert world.shown() == {0: 60, 1: 60}
 
 
 def test_a_reset_takes_another_output_topic_over(world: TopicWorld, spark: Any) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 
+from oncely.errors import Stopped
 from oncely.local.kafka import Broker
 from oncely.runtimes.commit import commit
 from oncely.sinks.kafka.cluster import Cluster
-from tests.kafkatools import Topics, make_topics, open_sink
+from tests.kafkatools import Topics, empty_ledger, forget_group, make_topics, open_sink, put
 from tests.replaytools import judging, left, replayed
 from tests.scenarios import kafka_jobs as jobs
 from tests.scenarios.kafka_jobs import BAD, LAST, START
@@ -36,6 +38,24 @@ def where_it_begins(topics: Topics) -> dict[object, int]:
     """As `status` and `offsets show` tell it."""
     with closing(Cluster(topics.sink().place)) as cluster:
         return dict(cluster.look().begins)
+
+
+def lose_position(broker: Broker, topics: Topics) -> None:
+    """Neither the ledger topic nor the group knows where t-1 was."""
+    put(topics, topics.sink().place.words.position_key(T1), None)
+    forget_group(broker, topics)
+
+
+def lose_record_and_position(broker: Broker, topics: Topics) -> None:
+    """Nor is there a record of the pipeline."""
+    put(topics, topics.sink().place.words.pipeline_key(), None)
+    lose_position(broker, topics)
+
+
+def lose_all(broker: Broker, topics: Topics) -> None:
+    """Nothing is left but the emptied ledger topic."""
+    forget_group(broker, topics)
+    empty_ledger(broker, topics)
 
 
 def go_on(topics: Topics, *, was_reset: bool) -> None:
@@ -106,3 +126,32 @@ def test_a_reset_that_died_half_way_is_finished_by_the_next_one(
     done = zygote.run(jobs.reset_and_die, topics, {T0: 7}, 0, "after", "")
     assert not done.error, done.error
     assert dict(open_sink(topics.sink(), START).positions) == {**TO, T0: 7}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "lose",
+    [lose_position, pytest.param(lose_record_and_position, marks=pytest.mark.long), lose_all],
+)
+def test_a_lost_position_stays_lost_until_a_reset_is_decided(
+    zygote: Zygote, broker: Broker, lose: Callable[[Broker, Topics], None]
+) -> None:
+    """Killed after every commit of the reset: a run is refused, or begins where the reset led."""
+    effects: list[bool] = []
+    for at in itertools.count(1):
+        topics = written(broker)
+        lose(broker, topics)
+        ended = zygote.run(jobs.reset_and_die, topics, TO, at, "after", "commit_transaction")
+        assert not ended.error, ended.error
+        effects.append(where_it_begins(topics) == TO)
+        if not effects[-1]:
+            with pytest.raises(Stopped, match="t-1"):
+                open_sink(topics.sink(), START)
+            done = zygote.run(jobs.reset_and_die, topics, TO, 0, "after", "")
+            assert not done.error, done.error
+        go_on(topics, was_reset=True)
+        if not ended.signal:
+            break
+    assert effects == sorted(effects), "once it has taken effect it stays"
+    assert not effects[0]
+    assert effects[-2], "killed before its end"

@@ -27,6 +27,7 @@ class Known:
         positions: the next offset to read of each partition.
         topic_ids: of the source's topics.
         rejects: dead letters that wait.
+        leaders: leader epochs of the source's partitions, where they were noted.
     """
 
     epoch: int = 0
@@ -34,6 +35,7 @@ class Known:
     positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     rejects: int = 0
+    leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

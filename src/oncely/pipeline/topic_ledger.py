@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -14,8 +14,9 @@ from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
 from oncely.sinks.kafka.foreign import refuse_foreign
 from oncely.sinks.kafka.limits import check_open_files
+from oncely.sinks.kafka.lost import lost_partitions, refuse_lost
 from oncely.sinks.kafka.takeover import same_outputs, same_target
-from oncely.sinks.kafka.words import View
+from oncely.sinks.kafka.words import Stamped, View, from_tree
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class TopicLedger:
             view.begins,
             view.pipeline.topic_ids,
             waiting,
+            from_tree(view.pipeline.leaders),
         )
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
@@ -64,18 +66,43 @@ class TopicLedger:
             partitions: the source's; a group with another pipeline's positions is refused.
             outputs: topics that must be the ones that were written to.
             create: the ledger topic may be created.
+
+        Raises:
+            Stopped: a partition was read, and its position is lost.
         """
         with closing(Cluster(self.place)) as cluster:
             check_open_files(cluster.asker)
             name, view = self.place.ledger_topic, View()
-            if not create or not topics.missing(cluster.asker, [name]):
+            missing = bool(topics.missing(cluster.asker, [name]))
+            if not create or not missing:
                 topics.require_ledger(cluster.asker, name, create=False)
                 view = cluster.look()
             stamps = cluster.stamped_offsets(partitions, stable=False)
             refuse_foreign(stamps, view.positions, self.place)
+            if not missing:
+                self._refuse_lost(cluster, view, stamps, partitions)
             if view.pipeline is not None:
                 ids = topics.ids(cluster.asker, outputs)
                 same_outputs(view.pipeline, ids, self.place.pipeline)
+
+    def _refuse_lost(
+        self,
+        cluster: Cluster,
+        view: View,
+        stamps: Mapping[TopicPartition, Stamped],
+        partitions: Collection[TopicPartition],
+    ) -> None:
+        """Refuse partitions that were read and have no position any more.
+
+        A run that opens meanwhile, or another pipeline's open transaction, may have hidden them.
+        """
+        owns, group = self.place.words.owns, self.place.group
+        shown = {tp for tp, one in stamps.items() if owns(one, group)}
+        if lost_partitions(cluster, view.pipeline, {*view.positions, *shown}, partitions):
+            now = cluster.settled()
+            found = {*now.positions, *shown}
+            if now.pipeline == view.pipeline:
+                refuse_lost(self.place, lost_partitions(cluster, view.pipeline, found, partitions))
 
     def check_target(self, target: str) -> None:
         """Refuse another destination than the one that the ledger's positions speak of.

@@ -47,13 +47,13 @@ from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.errors import (
     Fenced,
     InvariantViolation,
-    Stopped,
     TableMismatch,
     Unavailable,
 )
 from oncely.sinks.base import Fence, Opened, RejectCount, Reset
 from oncely.sinks.kafka.cluster import Cluster, newer
 from oncely.sinks.kafka.foreign import refuse_foreign
+from oncely.sinks.kafka.lost import lost_partitions, newest_lost_epoch, refuse_lost
 from oncely.sinks.kafka.settling import Settling, together
 from oncely.sinks.kafka.transaction import InstanceFenced, Message, Transaction
 from oncely.sinks.kafka.words import (
@@ -65,6 +65,7 @@ from oncely.sinks.kafka.words import (
     by_topic,
     encode,
     from_tree,
+    tree_names,
 )
 from oncely.sinks.same_source import same_cluster, same_topics
 
@@ -107,16 +108,17 @@ class Takeover:
         Raises:
             Fenced, SourceMismatch, TableMismatch: as the port says.
             ConfigError: the group is another pipeline's.
-            Stopped: a position was lost.
+            Stopped: a position was lost, and no reset says where its partition goes on.
             Unavailable: no answer, or rivals without end.
         """
         self._check(self.cluster.look())  # before anybody is disturbed
         opened = self._retried(self._take)
         if self.reset is None:
             return opened
-        # Asked once, whatever is tried again: the answer may depend on where positions stand.
+        # Its answer counts from here on, and is kept whatever is tried again: it may depend on
+        # where positions stand.
         targets = dict(self.reset(opened.positions))
-        self._retried(lambda: self._note_reset(opened.fence, targets))
+        self._retried(lambda: self._note_reset(opened, targets))
         # Within an epoch positions only grow, so they are moved in the next one; unless another
         # run has opened since, which has moved them.
         finishing = replace(self, reset=None, expected=opened.fence.epoch)
@@ -180,21 +182,22 @@ class Takeover:
             view = self.cluster.settled()
             self._check(view)
             found = self._found(view, {*partitions, *view.positions})
-            lost_ledger = view.pipeline is None and bool(found)
-            self._refuse_lost(view, found, lost_ledger)
             old = view.pipeline
+            lost = lost_partitions(self.cluster, old, found, self.earliest)
             ours = old is not None and old.run == self.run and not old.settled
-            first = ours or (old is None and not found)
-            pending = self._pending(old, found, first)
-            epoch = max([old.epoch if old else 0, *(e.epoch for e in found.values())]) + 1
+            first = ours or (old is None and not found and not lost)
+            pending = self._pending(old, {*found, *lost}, first)
+            self._refuse_lost(old, found, pending, lost)
+            newest = newest_lost_epoch(self.cluster, old, lost)
+            epochs = [old.epoch if old else newest, *(e.epoch for e in found.values())]
             registered = Registered(
-                epoch,
+                max(epochs) + 1,
                 self.run,
                 self.source.cluster_id,
                 {**(old.topic_ids if old else {}), **self.source.topic_ids},
                 old.target if old and self.reset else self.target,
                 by_topic(pending),
-                _names(found),
+                _names({*found, *lost}),
                 {**(old.outputs if old else {}), **({} if self.reset else self.outputs)},
                 old.resetting if old else {},
                 old.leaders if old else {},
@@ -221,42 +224,42 @@ class Takeover:
         return found
 
     def _pending(
-        self, old: Registered | None, found: Mapping[TopicPartition, Standing], first: bool
+        self, old: Registered | None, had: Collection[TopicPartition], first: bool
     ) -> dict[TopicPartition, Position]:
-        """Where partitions begin that have no position: decided once, and kept."""
+        """Where partitions begin that never had a position: decided once, and kept."""
         decided = self.start() if first and not old else from_tree(old.pending) if old else {}
         wanted = {**self.earliest, **decided}
-        return {tp: at for tp, at in wanted.items() if tp not in found}
+        return {tp: at for tp, at in wanted.items() if tp not in had}
 
     def _refuse_lost(
-        self, view: View, found: Mapping[TopicPartition, Standing], lost_ledger: bool
+        self,
+        old: Registered | None,
+        found: Mapping[TopicPartition, Standing],
+        pending: Mapping[TopicPartition, Position],
+        lost: Collection[TopicPartition],
     ) -> None:
-        """A pipeline that has written must find where it was.
+        """A pipeline that has written must find where it was, or be told by a reset.
+
+        The reset is asked before anything is written. Its answer counts when the old run is fenced
+        (:meth:`open`); whether it has one for a partition does not change.
 
         Raises:
-            Stopped: neither the ledger nor the group knows a position that has been there.
+            Stopped: nobody knows a position that has been there.
             InstanceFenced: a rival has taken the ledger since it was read.
         """
-        old = view.pipeline
-        settled = set(_tree_names(old.settled)) if old else set()
-        lost = settled - found.keys()
-        if lost_ledger:  # the pipeline has written, so every partition had a position
-            lost |= self.earliest.keys() - found.keys()
-        emptied = old is None and not found and self.cluster.bounds(stable=True)[0] > 0
-        if lost or emptied:
-            # A rival may have opened since the ledger was read, and settled positions: the group
-            # shows them, our view does not, and our opener is fenced already.
-            if self.cluster.settled().pipeline != old:
-                raise InstanceFenced("another run has opened meanwhile")
-            what = ", ".join(map(str, sorted(lost))) or "all partitions"
-            place = self.cluster.place
-            raise Stopped(
-                f"pipeline {place.pipeline!r} has written before, but where it was is gone for"
-                f" {what}: neither the ledger topic {place.ledger_topic!r} nor group"
-                f" {place.group!r} knows a position",
-                way_out="look in the output for the last records written, and set positions with"
-                " `oncely offsets reset`; or give the pipeline a new name to begin anew",
-            )
+        if not lost:
+            return
+        # A rival may have opened since the ledger was read, and settled positions: the group
+        # shows them, our view does not, and our opener is fenced already.
+        if self.cluster.settled().pipeline != old:
+            raise InstanceFenced("another run has opened meanwhile")
+        if self.reset is None:
+            refuse_lost(self.cluster.place, lost)
+            return
+        known = {tp: one.position for tp, one in found.items()}
+        begun = from_tree(old.resetting) if old else {}
+        targets = self.reset({**known, **pending, **begun})
+        refuse_lost(self.cluster.place, set(lost) - targets.keys(), resets=True)
 
     def _check(self, view: View) -> None:
         """Compare with the ledger's words on this pipeline."""
@@ -282,17 +285,20 @@ class Takeover:
     def _note_settled(
         self, registered: Registered, settled: Iterable[TopicPartition]
     ) -> Registered:
-        names = [*settled, *_tree_names(registered.settled)]
+        names = [*settled, *tree_names(registered.settled)]
         return self._note(registered.epoch, pending={}, settled=_names(names), resetting={})
 
     # -- step 5 ----------------------------------------------------------------------------
 
-    def _note_reset(self, fence: Fence, targets: Mapping[TopicPartition, Position]) -> None:
+    def _note_reset(self, opened: Opened, targets: Mapping[TopicPartition, Position]) -> None:
         """The reset takes effect, or nothing of it."""
-        words = self.cluster.place.words
+        words, fence = self.cluster.place.words, opened.fence
         # A replay that is under way would hide the end of the ledger.
         together(self._initialise, [words.publisher, words.replayer])
         known = self.cluster.registered().pipeline
+        settled = set(tree_names(known.settled)) if known else set()
+        left = settled - opened.positions.keys() - targets.keys()
+        refuse_lost(self.cluster.place, left, resets=True)
         noted = from_tree(known.leaders) if known else {}
         # The log is taken as it is now: no leader epoch of what was read before counts.
         leaders = {tp: one for tp, one in noted.items() if tp not in targets}
@@ -440,7 +446,3 @@ def _names(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     for topic, number in sorted(set(partitions)):
         names.setdefault(topic, []).append(number)
     return names
-
-
-def _tree_names(names: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
-    return [TopicPartition(topic, number) for topic, own in names.items() for number in own]

@@ -20,7 +20,7 @@ move the position on (docs/decisions/0012).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -313,6 +313,11 @@ def by_topic(partitions: Mapping[TopicPartition, int]) -> dict[str, dict[int, in
 def from_tree(tree: Mapping[str, Mapping[int, int]]) -> dict[TopicPartition, Position]:
     """What :func:`by_topic` has made a tree of."""
     return {TopicPartition(t, n): at for t, own in tree.items() for n, at in own.items()}
+
+
+def tree_names(names: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
+    """The partitions of a tree."""
+    return [TopicPartition(topic, number) for topic, own in names.items() for number in own]
 
 
 def encode(record: Moved | Registered | PutBack | Replayed) -> bytes:
