@@ -80,6 +80,7 @@ def test_a_topic_that_went_back_and_grew_again_is_refused(
     pipeline.run("latest", spark=spark)
     come_back(own)  # in order: the log is whole
     world.publish(20, partitions=1, first=20)
+    assert problems(pipeline) == {}
     pipeline.run("latest", spark=spark)
     assert seen() == 40
     come_back(own, topic)
@@ -87,10 +88,17 @@ def test_a_topic_that_went_back_and_grew_again_is_refused(
     for _ in range(2):
         with pytest.raises(SourceMismatch, match=f"{topic}-0: the topic has gone back"):
             pipeline.run("latest", spark=spark)
+        assert "its log was cut before position 40" in problems(pipeline)["source.topics"]
     assert seen() == 40
     reset_to(pipeline, 40)  # the way out: a person says where to go on
+    assert problems(pipeline) == {}
     pipeline.run("latest", spark=spark)
     assert seen() == 60
+
+
+def problems(pipeline: Pipeline) -> dict[str, str]:
+    """What `plan` says beforehand."""
+    return {one.key: one.message for one in pipeline.plan(use_spark=False).problems}
 
 
 def reset_to(pipeline: Pipeline, offset: int) -> None:

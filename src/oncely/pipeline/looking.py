@@ -41,6 +41,7 @@ def look(sink: SqlSink) -> Known:
             {tp: entry.position for tp, entry in entries.items()},
             ledger.topic_ids(connection),
             DeadLetters(tables).count(connection),
+            ledger.leader_epochs(connection),
         )
 
 

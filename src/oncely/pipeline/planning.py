@@ -17,6 +17,7 @@ from oncely.pipeline.findings import Findings, Problem
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.runtimes import session
 from oncely.runtimes.probe import ExecutorFacts, Slots, probe
+from oncely.runtimes.same_log import refuse_cut
 from oncely.sinks.same_source import same_topics
 from oncely.sources.kafka import Watermarks
 from oncely.sources.permissions import missing_permissions, needed_acls
@@ -147,6 +148,8 @@ class _Planner:
         if self.known is not None and self.known.cluster_id is not None and facts is not None:
             with self.findings.about("source.topics"):
                 same_topics(self.known.topic_ids, identity, self.settings.name)
+                if self.known.cluster_id == identity.cluster_id:
+                    self._same_log(self.known, marks)
             if self.known.cluster_id != identity.cluster_id:
                 self.findings.add(
                     "source.brokers",
@@ -174,6 +177,18 @@ class _Planner:
                     self.findings.add("source.on_gap", lost, 'on_gap = "record" goes on')
                 else:
                     self.notes.append(f"{lost}; on_gap records it and goes on")
+
+    def _same_log(self, known: Known, marks: Mapping[TopicPartition, Watermarks]) -> None:
+        """The check of leader epochs that a run makes when it opens."""
+        if not known.leaders:
+            return
+        inside = {
+            tp: at
+            for tp, at in known.positions.items()
+            if tp in marks and marks[tp].low <= at <= marks[tp].high
+        }
+        source = self.pipeline.source
+        refuse_cut(source, source.leader_epochs(), inside, known.leaders)
 
     # -- code ------------------------------------------------------------------------------
 

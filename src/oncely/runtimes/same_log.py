@@ -38,6 +38,40 @@ class Notes(Protocol):
         """Note the epochs of these partitions."""
 
 
+def refuse_cut(
+    log: Log,
+    now: Mapping[TopicPartition, int],
+    positions: Mapping[TopicPartition, Position],
+    noted: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Refuse a log that was cut before a position.
+
+    Args:
+        log: the source.
+        now: its leader epochs.
+        positions: the ledger's, of partitions whose log still holds them.
+        noted: the leader epochs that the ledger has noted.
+
+    Returns:
+        The leader epochs that are not the noted ones.
+
+    Raises:
+        SourceMismatch: records that were read are gone.
+        Unavailable: no answer.
+    """
+    changed = {tp: one for tp, one in now.items() if tp in positions and noted.get(tp) != one}
+    asked = {tp: (positions[tp], noted[tp]) for tp in changed if tp in noted}
+    for tp, why in sorted(log.truncated(asked).items()):
+        raise SourceMismatch(
+            f"{tp}: the topic has gone back: its log was cut before position {positions[tp]}, and"
+            f" other records have taken the place of those that were read ({why})",
+            way_out="restore the topic, or say where to go on with `oncely offsets reset`; an"
+            " unclean leader election does this (unclean.leader.election.enable), or a broker"
+            " that has lost its disk",
+        )
+    return changed
+
+
 class SameLog:
     """Compares leader epochs from batch to batch.
 
@@ -72,24 +106,15 @@ class SameLog:
             return
         if self._noted is None:
             self._noted = dict(self._notes.leader_epochs())
-        noted, at = self._noted, positions()
-        changed = {tp: one for tp, one in now.items() if tp in at and noted.get(tp) != one}
-        asked = {tp: (at[tp], noted[tp]) for tp in changed if tp in noted}
-        for tp, why in sorted(self._log.truncated(asked).items()):
-            raise SourceMismatch(
-                f"{tp}: the topic has gone back: its log was cut before position {at[tp]}, and"
-                f" other records have taken the place of those that were read ({why})",
-                way_out="restore the topic, or say where to go on with `oncely offsets reset`; an"
-                " unclean leader election does this (unclean.leader.election.enable), or a broker"
-                " that has lost its disk",
-            )
+        noted = self._noted
+        changed = refuse_cut(self._log, now, positions(), noted)
         try:
             if changed:
                 self._notes.note_leader_epochs(changed)
         except Unavailable:
             # A position without an epoch is not compared. One that moves on under an older epoch
             # would be refused later, though its log is whole.
-            if asked:
+            if changed.keys() & noted.keys():
                 raise
             return
         noted |= changed
