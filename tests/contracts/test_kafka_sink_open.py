@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from oncely.runtimes.commit import commit
 from oncely.sinks.base import Chunk, PositionMoved
 from oncely.sinks.kafka.form import Form
 from oncely.sinks.kafka.settling import Settling
+from oncely.sinks.kafka.takeover import Takeover
 from oncely.sinks.kafka.words import Stamped, encode, stamp
 from tests.kafkatools import (
     Topics,
@@ -81,24 +83,87 @@ class Died(BaseException):
 
 
 def test_a_run_goes_on_and_opens_again_after_a_rival_died_with_an_epoch_alone(
-    topics: Topics, monkeypatch: pytest.MonkeyPatch
+    topics: Topics,
 ) -> None:
     old, fence = ready(topics.sink())
     commit_all(old, at_t0(0, numbered(0, 3)), fence)
 
-    def dies(*_: object) -> None:
-        raise Died
-
-    with monkeypatch.context() as rival:
-        rival.setattr(Settling, "settle", dies)
-        with pytest.raises(Died):
-            open_sink(topics.sink())
+    takes_an_epoch_and_dies(topics)
     commit_all(old, at_t0(3, numbered(3, 6)), fence)
     old.add_partitions({T1: 0}, SOURCE, fence)
     again = open_sink(old, expected=fence.epoch)
     assert (again.fence.epoch, again.positions) == (3, {T0: 6, T1: 0})
     commit_all(old, at_t0(6, numbered(6, 9)), again.fence)
     assert topics.ids() == list(range(9))
+
+
+def takes_an_epoch_and_dies(topics: Topics) -> None:
+    """Another run opens, and ends before it has taken a position."""
+    with pytest.MonkeyPatch.context() as rival:
+
+        def dies(*_: object) -> None:
+            raise Died
+
+        rival.setattr(Settling, "settle", dies)
+        with pytest.raises(Died):
+            open_sink(topics.sink())
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+def test_an_opener_whose_rival_died_with_an_epoch_alone_is_not_fenced(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    if not again:
+        sink = topics.sink()
+    settle = Settling.settle
+
+    def overtaken(self: Settling, *args: Any) -> Any:
+        done = settle(self, *args)
+        monkeypatch.undo()
+        takes_an_epoch_and_dies(topics)
+        return done
+
+    monkeypatch.setattr(Settling, "settle", overtaken)
+    opened = open_sink(sink, expected=fence.epoch if again else None)
+    assert (opened.fence.epoch, opened.positions) == (4, {T0: 3})
+    commit_all(sink, at_t0(3, numbered(3, 6)), opened.fence)
+    assert topics.ids() == list(range(6))
+
+
+def test_a_run_whose_opening_was_cut_short_opens_again_though_a_rival_died(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest epoch of a position is the one that the run was given itself."""
+    sink, fence = ready(topics.sink())
+
+    def unavailable(*_: object) -> None:
+        raise Unavailable("no answer")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(Takeover, "_note_settled", unavailable)
+        with pytest.raises(Unavailable):
+            open_sink(sink, expected=fence.epoch)
+    takes_an_epoch_and_dies(topics)
+    opened = open_sink(sink, expected=fence.epoch)
+    assert (opened.fence.epoch, opened.positions) == (4, {T0: 0})
+
+
+def test_an_opener_whose_rival_has_taken_a_position_is_fenced(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = Settling.settle
+
+    def overtaken(self: Settling, *args: Any) -> Any:
+        done = settle(self, *args)
+        monkeypatch.undo()
+        open_sink(topics.sink())
+        return done
+
+    monkeypatch.setattr(Settling, "settle", overtaken)
+    with pytest.raises(Fenced):
+        open_sink(topics.sink())
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,11 @@ class LedgerCopy(NamedTuple):
 
 
 class Cluster:
-    """The open clients of one process. Safe for several threads."""
+    """The open clients of one process. Safe for several threads.
+
+    Attributes:
+        given: the epoch that was given to this process last; 0: none.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -131,6 +135,7 @@ class Cluster:
             forget=self._forget,
         )
         self._seen: dict[TopicPartition, Entry] = {}
+        self.given = 0
 
     def close(self) -> None:
         """Close the connections."""

@@ -14,7 +14,9 @@ commits and for this:
    once. A new instance initialises the id, which fences a writer of the old run that has
    initialised it since step 1, and reads where the position stands now. A writer of the old run
    that comes later reads the new epoch.
-4. The partitions are noted as settled: from here on a missing position is a lost one.
+4. The partitions are noted as settled: from here on a missing position is a lost one. Where
+   another opener was given an epoch since, its positions tell: when it has taken one this opener
+   is fenced, else the takeover is done again, because that opener may have died.
 
 Instances are closed after step 1, and a few at a time are open in step 3: the number of open files
 does not grow with the partitions.
@@ -204,6 +206,7 @@ class Takeover:
                 old.counted if old else RejectCount(),
             )
             _write(self.cluster, opener, registered)
+        self.cluster.given = registered.epoch
         return registered, found, first
 
     def _found(
@@ -273,7 +276,10 @@ class Takeover:
         # A rival that was given an epoch and has taken no position has changed nothing yet. Should
         # it come alive later, it finds the epoch of whoever opened again, and is fenced.
         held = max((one.epoch for one in view.positions.values()), default=old.epoch)
-        if self.expected is not None and held > self.expected and old.run != self.run:
+        if self.expected is None or old.run == self.run:
+            return
+        # An opening that was cut short may have given positions the epoch of its own.
+        if held > max(self.expected, self.cluster.given):
             raise Fenced(self._name, self.expected, held)
 
     def _same_source(self, cluster_id: str, topic_ids: Mapping[str, str]) -> None:
@@ -285,8 +291,15 @@ class Takeover:
     def _note_settled(
         self, registered: Registered, settled: Iterable[TopicPartition]
     ) -> Registered:
-        names = [*settled, *tree_names(registered.settled)]
-        return self._note(registered.epoch, pending={}, settled=_names(names), resetting={})
+        """Raises InstanceFenced where a rival was given an epoch and has taken no position."""
+        names = _names([*settled, *tree_names(registered.settled)])
+        try:
+            return self._note(registered.epoch, pending={}, settled=names, resetting={})
+        except Fenced:
+            held = max((one.epoch for one in self.cluster.settled().positions.values()), default=0)
+            if held > registered.epoch:
+                raise
+            raise InstanceFenced("another run is opening") from None
 
     # -- step 5 ----------------------------------------------------------------------------
 
