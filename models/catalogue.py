@@ -49,6 +49,48 @@ SQL_LEDGER = Model(
     ),
 )
 
+_TOPIC_RESET = {"Twins": "FALSE", "Records": "1", "MaxEpoch": "3", "MaxResets": "1"}
+_TOPIC_REPLAY = {
+    **_TOPIC_RESET,
+    "Bad": "{0}",
+    "MaxReplays": "1",
+    "MaxCrashes": "0",
+}
+_TOPIC_WORKERS = {
+    **_TOPIC_RESET,
+    "Partitions": _TWO_PARTITIONS,
+    "Partial": "TRUE",
+    "MaxEpoch": "2",
+    "MaxResets": "0",
+}
+_TOPIC_RESET_BY_WORKERS = {**_TOPIC_WORKERS, "MaxEpoch": "3", "MaxResets": "1", "MaxCrashes": "0"}
+_TOPIC_BATCH = {"Modes": '{"batch"}', "Holes": "{0}"}
+_TOPIC_MODES = {**_TOPIC_BATCH, "Modes": '{"partition", "batch"}', "Twins": "FALSE"}
+_TOPIC_NEW = {**_TOPIC_MODES, "New": "TRUE", "MaxCrashes": "0"}
+_TOPIC_WHOLE_BATCHES = {
+    **_TOPIC_BATCH,
+    "Partitions": _TWO_PARTITIONS,
+    "Holes": "{}",
+    "Twins": "FALSE",
+    "MaxCrashes": "0",
+}
+_TOPIC_TASKS = {**_TOPIC_WHOLE_BATCHES, "Modes": '{"partition"}', "Records": "1"}
+_TOPIC_EXPIRY = {"Twins": "FALSE", "MaxExpiries": "1", "MaxCrashes": "0"}
+_TOPIC_FOREIGN = {"Twins": "FALSE", "MaxForeign": "1", "MaxCrashes": "0"}
+_TOPIC_LATE = {"Twins": "FALSE", "MaxLate": "1", "MaxEpoch": "1"}
+_TOPIC_LIVE = {"Twins": "FALSE", "Records": "1", "MaxEpoch": "3"}
+
+_TOPIC_DEEP = {
+    "Partitions": _TWO_PARTITIONS,
+    "Records": "3",
+    "Holes": "{1}",
+    "Modes": '{"partition", "batch"}',
+    "MaxEpoch": "4",
+    "MaxResets": "1",
+    "MaxTimeouts": "1",
+    "MaxExpiries": "1",
+}
+
 TOPIC_LEDGER = Model(
     "TopicLedger",
     ("ExactlyOnce", "FencedByAnOwner", "ResetsAreWhole", "NobodyStops"),
@@ -56,49 +98,69 @@ TOPIC_LEDGER = Model(
     {
         "Processes": _TWO,
         "Partitions": _ONE_PARTITION,
+        "New": "FALSE",
         "Records": "2",
-        "Holes": '{<<"p1", 1>>}',
-        "Modes": '{"partition", "batch"}',
+        "Holes": "{}",
+        "Bad": "{}",
+        "Modes": '{"partition"}',
         "Partial": "FALSE",
+        "Twins": "TRUE",
         "MaxEpoch": "2",
         "MaxResets": "0",
+        "MaxReplays": "0",
         "MaxCrashes": "1",
-        "MaxExpiries": "1",
+        "MaxTimeouts": "0",
+        "MaxExpiries": "0",
         "MaxForeign": "0",
         "MaxLate": "0",
         "BumpsOnEnd": "FALSE",
+        "AtOnce": "FALSE",
     },
     (
-        {"MaxForeign": "1", "MaxExpiries": "0"},
-        {"MaxLate": "1", "MaxExpiries": "0"},
-        {
-            "Partitions": _TWO_PARTITIONS,
-            "Records": "1",
-            "Modes": '{"partition"}',
-            "MaxResets": "1",
-            "MaxExpiries": "0",
-        },
+        _TOPIC_BATCH,
+        _TOPIC_MODES,
+        _TOPIC_WHOLE_BATCHES,
+        _TOPIC_TASKS,
+        {"Records": "3", "Holes": "{1}"},
+        _TOPIC_NEW,
+        _TOPIC_EXPIRY,
+        _TOPIC_FOREIGN,
+        _TOPIC_LATE,
+        _TOPIC_RESET,
+        _TOPIC_REPLAY,
+        _TOPIC_WORKERS,
     ),
-    (),
+    (
+        _TOPIC_RESET_BY_WORKERS,
+        _TOPIC_DEEP,
+        {**_TOPIC_DEEP, "Modes": '{"partition"}', "Bad": "{0}", "MaxReplays": "1"},
+    ),
     (
         Mistake("read before init"),
-        Mistake("holes by the partition's own id", {"Modes": '{"batch"}'}),
-        Mistake(
-            "one producer instance for many transactions",
-            {"MaxLate": "1", "Holes": "{}", "MaxExpiries": "0"},
-        ),
-        Mistake("group offset believed without owner", {"MaxForeign": "1"}),
-        Mistake(
-            "reset without kept targets",
-            {
-                "Partitions": _TWO_PARTITIONS,
-                "Records": "1",
-                "Modes": '{"partition"}',
-                "MaxResets": "1",
-                "MaxExpiries": "0",
-            },
-        ),
+        Mistake("one mode for the pipeline", _TOPIC_BATCH),
+        Mistake("first position by the run's mode", _TOPIC_NEW),
+        Mistake("planned end is claimed"),
+        Mistake("one producer instance for many transactions", _TOPIC_LATE),
+        Mistake("group offset believed without owner", _TOPIC_FOREIGN),
+        Mistake("reset without kept targets", _TOPIC_RESET),
+        Mistake("reset in one epoch", _TOPIC_RESET),
+        Mistake("replay does not look at resets", _TOPIC_REPLAY),
+        Mistake("reset leaves replays alone", _TOPIC_REPLAY),
+        Mistake("a partial takeover ends the whole reset", _TOPIC_RESET_BY_WORKERS),
+        Mistake("the opener's number fences"),
     ),
+    symmetric="Processes",
+)
+
+# Symmetry can't be used with a temporal property.
+TOPIC_LEDGER_PROGRESS = Model(
+    "TopicLedger",
+    (),
+    ("Progress",),
+    {**TOPIC_LEDGER.constants, **_TOPIC_LIVE},
+    (),
+    (),
+    (Mistake("mover is guessed once", {"Modes": '{"partition", "batch"}'}),),
 )
 
 FILES_TABLE = Model(
@@ -185,4 +247,4 @@ WORKER_GROUP = Model(
     ),
 )
 
-MODELS = (SQL_LEDGER, TOPIC_LEDGER, FILES_TABLE, WORKER_GROUP)
+MODELS = (SQL_LEDGER, TOPIC_LEDGER, TOPIC_LEDGER_PROGRESS, FILES_TABLE, WORKER_GROUP)
