@@ -5,13 +5,13 @@
 (*                                                                         *)
 (* Code: sinks/sql/takeover.py (open, reset), runtimes/commit.py and       *)
 (* sinks/sql/sink.py (commit), sinks/sql/ledger.py (the statements).       *)
-(* Decisions: 0005, 0006, 0009.                                            *)
+(* Decisions: 0005, 0006, 0009, 0018, 0019, 0037.                          *)
 (*                                                                         *)
-(* A process is a driver with its task, a second attempt of that task, or  *)
-(* a replay of dead letters.  A process that takes no step is paused.      *)
-(* The database is one record, so a failover to an asynchronous replica is *)
-(* one assignment.  Each action is one statement or one transaction;       *)
-(* between two actions anything may happen.                                *)
+(* A process is a driver with its task, or a further attempt of a task.  A *)
+(* process that takes no step is paused.  The database is one record, so a *)
+(* failover to an asynchronous replica is one assignment.  Each action is  *)
+(* one statement or one transaction; between two actions anything may      *)
+(* happen.                                                                 *)
 (***************************************************************************)
 EXTENDS Integers, FiniteSets, TLC
 
@@ -20,149 +20,195 @@ CONSTANTS
     Partitions,
     Records,        \* offsets of a partition are 0 .. Records - 1
     Bad,            \* <<partition, offset>> of records that become dead letters
+    Holes,          \* <<partition, offset>> of offsets without a record
+    Late,           \* partitions that an open may not have seen yet
     MaxEpoch,       \* bound: epochs that are given out
     MaxResets,      \* bound
-    MaxCrashes,     \* bound
+    MaxFaults,      \* bound: processes that die, batches that fail, answers that are lost
     MaxFailovers,   \* bound; 0: commits are never lost
     Partial,        \* TRUE: a takeover takes some of the partitions (worker)
     EndsSessions,   \* FALSE: the database user may not end other sessions
+    Fair,           \* processes that go on, until a fault ends them; for Progress
     Mistake         \* "none", or the mistake that is switched on
 
-None   == "none"
-Offset == 0 .. Records - 1
-NoClaim == [partition |-> None, from |-> 0, to |-> 0, read |-> 0, at |-> 0, epoch |-> 0]
+None    == "none"
+Offset  == 0 .. Records - 1
+Nowhere == [p \in Partitions |-> 0]   \* the targets of what is no reset
+NoRun   == <<0, 0>>
+NoClaim == [partition |-> None, at |-> 0, to |-> 0, read |-> 0]
 NoLetter == <<None, 0>>
 
 VARIABLES
     db,       \* the committed state of the database
-    old,      \* an earlier committed state, which a replica holds
+    old,      \* an earlier committed state, which a replica holds, or NoCopy
     lock,     \* per partition: the process whose transaction holds its position's row lock
     proc,     \* the state of each process
-    left      \* how many resets, crashes and failovers are still allowed
+    left      \* how many resets, faults and failovers are still allowed
 
 vars == <<db, old, lock, proc, left>>
 
-(* positions[p].at is the next offset; absent positions have epoch 0.      *)
-(* positions[p].owner is not stored: it names the run that took the        *)
-(* position last, and invariants compare it.                               *)
+(* positions[p].at is the next offset; epoch and run name the run that     *)
+(* holds it.  A position of epoch 0 is absent.                             *)
 (* effects[p][o] counts how often a record took effect (a row or a dead    *)
 (* letter) since a reset put the position before it.                       *)
+(* history is kept for the mistake that reads it.                          *)
 EmptyDb ==
     [epoch     |-> 0,
-     run       |-> None,
-     positions |-> [p \in Partitions |-> [at |-> 0, epoch |-> 0, owner |-> None]],
+     run       |-> NoRun,
+     positions |-> [p \in Partitions |-> [at |-> 0, epoch |-> 0, run |-> NoRun]],
      effects   |-> [p \in Partitions |-> [o \in Offset |-> 0]],
      letters   |-> {},
      history   |-> {}]
 
-Down == [pc |-> "down", run |-> None, epoch |-> 0, takes |-> {}, resets |-> FALSE,
+NoCopy == [EmptyDb EXCEPT !.epoch = -1]
+
+(* run: the process's unique name.  epoch: of its fence.  held: the epoch  *)
+(* by which it knows to have held the positions; 0 before, and in a        *)
+(* further attempt of a task, which opens nothing.                         *)
+Down == [pc |-> "down", run |-> NoRun, epoch |-> 0, held |-> 0, takes |-> {}, resets |-> FALSE,
          claim |-> NoClaim, letter |-> NoLetter]
 
 Init ==
     /\ db = EmptyDb
-    /\ old = EmptyDb
+    /\ old = NoCopy
     /\ lock = [p \in Partitions |-> None]
     /\ proc = [r \in Processes |-> Down]
-    /\ left = [resets |-> MaxResets, crashes |-> MaxCrashes, failovers |-> MaxFailovers]
+    /\ left = [resets |-> MaxResets, faults |-> MaxFaults, failovers |-> MaxFailovers]
 
 ----------------------------------------------------------------------------
 (* Helpers *)
 
 Set(r, fields) == proc' = [proc EXCEPT ![r] = fields @@ @]
 Unlocked(r) == [p \in Partitions |-> IF lock[p] = r THEN None ELSE lock[p]]
-TakenBy(r) == {p \in proc[r].takes : db.positions[p].epoch = proc[r].epoch}
+IsOpening(r) == proc[r].pc \in {"given", "alone"}
+IsWriting(r) == proc[r].pc \in {"written", "moved"}
+Min(a, b) == IF a < b THEN a ELSE b
+
+(* What becomes of a driver whose batch or open fails: it opens again,     *)
+(* unless it has never held the positions.                                 *)
+Failed(q) == IF q.held = 0 THEN Down
+             ELSE [q EXCEPT !.pc = "again", !.epoch = q.held, !.claim = NoClaim]
+
+IsThere(p) == db.positions[p].epoch > 0
+Compares(r, p) == db.positions[p].run = proc[r].run \/ Mistake = "run's name is not compared"
+IsMine(r, p) == db.positions[p].epoch = proc[r].epoch /\ Compares(r, p)
 
 (* Another run holds a partition that this run took: the verdict on which  *)
-(* a run ends.  The epoch in the pipeline's row is no verdict: its owner   *)
-(* may have died before it took any position.                              *)
-IsFenced(r) == \E p \in proc[r].takes : db.positions[p].epoch > proc[r].epoch
+(* a run ends (Ledger entries, takeover.require_held).  The epoch in the   *)
+(* pipeline's row is no verdict: its owner may have died before it took    *)
+(* any position.  A lower epoch than ours is none either: the database     *)
+(* went back.                                                              *)
+IsFenced(r) == \E p \in proc[r].takes :
+    \/ db.positions[p].epoch > proc[r].epoch
+    \/ db.positions[p].epoch = proc[r].epoch /\ ~Compares(r, p)
 
-FencedByRow(r, mistake) == Mistake = mistake /\ db.epoch # proc[r].epoch
+(* takeover.Opener.require_turn: another run has taken them since this one *)
+(* held them, whatever epoch this one is given now; or by a higher epoch.  *)
+IsOvertaken(r) == \E p \in proc[r].takes :
+    LET at == db.positions[p]
+        since == IF proc[r].held = 0 THEN proc[r].epoch ELSE Min(proc[r].held, proc[r].epoch)
+    IN \/ proc[r].pc = "alone" /\ at.epoch > proc[r].epoch
+       \/ IF Mistake = "run's name is not compared"
+          THEN proc[r].held > 0 /\ at.epoch > proc[r].held /\ at.run # proc[r].run
+          ELSE at.epoch >= since /\ at.run # proc[r].run
+
+FencedByRow(r, mistake) == Mistake = mistake /\ db.run # proc[r].run
 
 ----------------------------------------------------------------------------
 (* Open: takeover.take_epoch, end_sessions, takeover.take_positions *)
 
-(* Step 1: the next epoch.  The answer of the COMMIT may be lost; then the *)
-(* process asks for another epoch.                                         *)
-TakeEpoch(r, S, resets, answered) ==
-    /\ proc[r].pc \in {"down", "again"}
+(* Step 1: the next epoch.  A process that starts has a new name.  Epochs  *)
+(* are given out twice only over a failover, so the first epoch and the    *)
+(* number of failovers make one.                                           *)
+TakeEpoch(r, S, resets) ==
+    LET run == <<db.epoch + 1, left.failovers>> IN
+    /\ proc[r].pc = "down"
     /\ db.epoch < MaxEpoch
-    /\ resets => left.resets > 0 /\ proc[r].pc = "down"
-    /\ proc[r].pc = "again" =>
-         /\ ~IsFenced(r)
-         /\ ~(Mistake = "reopen judged by the row" /\ db.run # r)
-         /\ S = proc[r].takes
-    /\ db' = [db EXCEPT !.epoch = @ + 1, !.run = r]
-    /\ IF answered
-       THEN Set(r, [pc |-> "given", run |-> r, epoch |-> db.epoch + 1, takes |-> S, resets |-> resets])
-       ELSE UNCHANGED proc
+    /\ resets => left.resets > 0
+    /\ db' = [db EXCEPT !.epoch = @ + 1, !.run = run]
+    /\ Set(r, [pc |-> "given", run |-> run, epoch |-> db.epoch + 1, takes |-> S,
+               resets |-> resets])
     /\ left' = [left EXCEPT !.resets = @ - (IF resets THEN 1 ELSE 0)]
     /\ UNCHANGED <<old, lock>>
+
+(* The same, for a run whose batch has failed. *)
+TakeEpochAgain(r) ==
+    /\ proc[r].pc = "again"
+    /\ db.epoch < MaxEpoch
+    /\ ~IsOvertaken(r)
+    /\ ~FencedByRow(r, "reopen judged by the row")
+    /\ db' = [db EXCEPT !.epoch = @ + 1, !.run = proc[r].run]
+    /\ Set(r, [pc |-> "given", epoch |-> db.epoch + 1])
+    /\ UNCHANGED <<old, lock, left>>
+
+Fences(r) == proc' = [proc EXCEPT ![r] = [Down EXCEPT !.pc = "fenced"]]
 
 (* A process that opens again finds that it is fenced. *)
 FencedAtReopen(r) ==
     /\ proc[r].pc = "again"
-    /\ IsFenced(r) \/ (Mistake = "reopen judged by the row" /\ db.run # r)
-    /\ Set(r, [pc |-> "fenced"])
+    /\ IsOvertaken(r) \/ FencedByRow(r, "reopen judged by the row")
+    /\ Fences(r)
     /\ UNCHANGED <<db, old, lock, left>>
 
-(* Step 2: end the sessions of older epochs that hold a partition which    *)
-(* this takeover takes.  Their transactions are rolled back.               *)
+(* Step 2: end the sessions of others that may hold a partition which this *)
+(* takeover takes, whatever their epoch.  Their transactions are rolled    *)
+(* back; their processes open a new session and ask the ledger.  Again     *)
+(* when step 3 finds a lock held.                                          *)
 Loses(q, r) ==
     /\ q # r
-    /\ proc[q].pc \in {"written", "moved"}
-    /\ proc[q].epoch < proc[r].epoch
+    /\ IsWriting(q) \/ proc[q].pc = "paused"
     /\ \/ proc[q].takes \cap proc[r].takes # {}
        \/ Mistake = "partial takeover ends all sessions"
 
 EndSessions(r) ==
-    /\ proc[r].pc \in {"given", "alone"}
-    /\ LET ended == IF EndsSessions THEN {q \in Processes : Loses(q, r)} ELSE {}
-       IN /\ proc[r].pc = "alone" => ended # {}   \* looking again, when a lock is held
+    /\ IsOpening(r)
+    /\ LET ended == IF EndsSessions /\ Mistake # "sessions are not ended"
+                   THEN {q \in Processes : Loses(q, r)} ELSE {}
+       IN /\ proc[r].pc = "alone" =>
+                ~IsOvertaken(r) /\ \E p \in proc[r].takes : lock[p] \in ended
           /\ proc' = [q \in Processes |->
                 CASE q = r -> [proc[q] EXCEPT !.pc = "alone"]
-                  [] q \in ended -> [proc[q] EXCEPT !.pc = "ended"]
+                  [] q \in ended /\ IsWriting(q) -> [proc[q] EXCEPT !.pc = "idle", !.claim = NoClaim]
                   [] OTHER -> proc[q]]
           /\ lock' = [p \in Partitions |-> IF lock[p] \in ended THEN None ELSE lock[p]]
     /\ UNCHANGED <<db, old, left>>
 
-(* A process whose session was ended opens a new one and asks the ledger. *)
-SessionAgain(r) ==
-    /\ proc[r].pc = "ended"
-    /\ Set(r, [pc |-> "idle", claim |-> NoClaim])
-    /\ UNCHANGED <<db, old, lock, left>>
-
-(* Step 3: every position that this takeover takes gets its epoch, in one  *)
-(* transaction, which waits for the row locks.  A reset puts positions     *)
-(* elsewhere in the same transaction: what was beyond them counts no more, *)
-(* and its dead letters go.                                                *)
-TakePositions(r, targets, answered) ==
+(* Step 3: every position that this takeover takes gets its epoch and its  *)
+(* name, in one transaction, which waits for the row locks; partitions     *)
+(* without a position get one.  A reset puts positions elsewhere in the    *)
+(* same transaction: what was beyond them counts no more, and its dead     *)
+(* letters go.  When the answer is lost, the process does not know that it *)
+(* holds them.                                                             *)
+TakePositions(r, seen, targets, answered) ==
+    LET S == {p \in proc[r].takes : IsThere(p) \/ p \in seen}
+        at(p) == IF proc[r].resets THEN targets[p] ELSE db.positions[p].at
+    IN
     /\ proc[r].pc = "alone"
+    /\ proc[r].resets \/ targets = Nowhere
     /\ \A p \in proc[r].takes : lock[p] = None
-    /\ ~IsFenced(r)
-    /\ \A p \in proc[r].takes : db.positions[p].epoch < proc[r].epoch
-    /\ LET S == proc[r].takes
-           at(p) == IF proc[r].resets THEN targets[p] ELSE db.positions[p].at
-       IN /\ \A p \in S : at(p) <= db.positions[p].at
-          /\ db' = [db EXCEPT
-                !.positions = [p \in Partitions |->
-                    IF p \in S THEN [at |-> at(p), epoch |-> proc[r].epoch, owner |-> r] ELSE @[p]],
-                !.effects = [p \in Partitions |-> [o \in Offset |->
-                    IF p \in S /\ o >= at(p) THEN 0 ELSE @[p][o]]],
-                !.letters = {l \in @ : ~(l[1] \in S /\ l[2] >= at(l[1]))},
-                !.history = {h \in @ : ~(h[1] \in S /\ h[2] >= at(h[1]))}]
-    /\ Set(r, [pc |-> CASE ~answered -> "again"
-                        [] proc[r].resets -> "closed"
-                        [] OTHER -> "idle"])
-    /\ UNCHANGED <<old, lock, left>>
+    /\ ~IsOvertaken(r)
+    /\ \A p \in S : at(p) <= db.positions[p].at
+    /\ ~answered => left.faults > 0
+    /\ db' = [db EXCEPT
+          !.positions = [p \in Partitions |->
+              IF p \in S THEN [at |-> at(p), epoch |-> proc[r].epoch, run |-> proc[r].run]
+              ELSE @[p]],
+          !.effects = [p \in Partitions |-> [o \in Offset |->
+              IF p \in S /\ o >= at(p) THEN 0 ELSE @[p][o]]],
+          !.letters = {l \in @ : ~(l[1] \in S /\ l[2] >= at(l[1]))},
+          !.history = {h \in @ : ~(h[1] \in S /\ h[2] >= at(h[1]))}]
+    /\ proc' = [proc EXCEPT ![r] =
+          CASE proc[r].resets -> Down
+            [] ~answered      -> Failed(@)
+            [] OTHER          -> [@ EXCEPT !.pc = "idle", !.held = proc[r].epoch]]
+    /\ left' = [left EXCEPT !.faults = @ - (IF answered THEN 0 ELSE 1)]
+    /\ UNCHANGED <<old, lock>>
 
 FencedWhileOpening(r) ==
     /\ proc[r].pc = "alone"
-    /\ IsFenced(r)
-    /\ Set(r, [pc |-> "fenced"])
+    /\ IsOvertaken(r)
+    /\ Fences(r)
     /\ UNCHANGED <<db, old, lock, left>>
-
-Targets == [Partitions -> 0 .. Records]
 
 ----------------------------------------------------------------------------
 (* Commit: runtimes.commit.commit, SqlSink.commit *)
@@ -171,58 +217,70 @@ Targets == [Partitions -> 0 .. Records]
 (* predecessor still runs.                                                 *)
 SameJobTwice(r, q) ==
     /\ proc[r].pc = "down"
-    /\ proc[q].pc \in {"idle", "decided", "written", "moved"}
+    /\ proc[q].pc \in {"idle", "written", "moved"}
     /\ Set(r, [pc |-> "idle", run |-> proc[q].run, epoch |-> proc[q].epoch, takes |-> proc[q].takes])
     /\ UNCHANGED <<db, old, lock, left>>
 
-(* Read the ledger and decide.  The task read the records `from .. read`   *)
-(* of the planned range `from .. to`; it claims what it has read.          *)
-ReadLedgerAndDecide(r, p, to, read) ==
+IsHole(p, o) == <<p, o>> \in Holes
+
+(* Read the ledger, decide, BEGIN and COPY: rows are sent, nobody sees     *)
+(* them, and no lock of the ledger is held.  A task has read the records   *)
+(* up to `read` of the planned range up to `to`, and claims what it has    *)
+(* read: a range that ends with a record.  Where only holes are left the   *)
+(* driver moves the position over them.                                    *)
+ReadDecideAndWriteRows(r, p, to, read) ==
+    LET at == db.positions[p].at IN
     /\ proc[r].pc = "idle"
     /\ p \in proc[r].takes
-    /\ db.positions[p].epoch = proc[r].epoch
-    /\ LET at == db.positions[p].at
-       IN /\ at < read /\ read <= to /\ to <= Records
-          /\ (Mistake # "planned end is claimed") => read = to
-          /\ Set(r, [pc |-> "decided",
-                     claim |-> [partition |-> p, from |-> at, to |-> to, read |-> read,
-                                at |-> at, epoch |-> proc[r].epoch]])
+    /\ IsMine(r, p)
+    /\ at < read /\ read <= to
+    /\ IF Mistake = "planned end is claimed" THEN ~IsHole(p, read - 1)
+       ELSE /\ read = to
+            /\ \/ ~IsHole(p, to - 1)
+               \/ to = Records /\ \A o \in at .. to - 1 : IsHole(p, o)
+    /\ Set(r, [pc |-> "written", claim |-> [partition |-> p, at |-> at, to |-> to, read |-> read]])
     /\ UNCHANGED <<db, old, lock, left>>
 
 FencedByLedger(r) ==
     /\ proc[r].pc = "idle"
     /\ IsFenced(r)
-    /\ Set(r, [pc |-> "fenced"])
+    /\ Fences(r)
     /\ UNCHANGED <<db, old, lock, left>>
 
-(* The ledger went back to an earlier state: open again. *)
+(* The ledger went back to an earlier state: the driver opens again, a     *)
+(* further attempt of a task ends.                                         *)
 LedgerWentBack(r) ==
     /\ proc[r].pc = "idle"
-    /\ \E p \in proc[r].takes : db.positions[p].epoch < proc[r].epoch
+    /\ \E p \in proc[r].takes : db.positions[p].epoch < proc[r].epoch /\ (IsThere(p) \/ p \notin Late)
     /\ ~IsFenced(r)
-    /\ Set(r, [pc |-> "again"])
-    /\ UNCHANGED <<db, old, lock, left>>
-
-(* BEGIN and COPY: rows are sent, nobody sees them, no lock of the ledger. *)
-WriteRows(r) ==
-    /\ proc[r].pc = "decided"
-    /\ Set(r, [pc |-> "written"])
+    /\ Mistake # "a ledger that went back is read again"
+    /\ proc' = [proc EXCEPT ![r] = Failed(@)]
     /\ UNCHANGED <<db, old, lock, left>>
 
 (* The compare-and-set.  It waits for the row lock, then compares with     *)
 (* the newest committed row.                                               *)
 CompareAndSet(r) ==
-    LET c == proc[r].claim IN
+    LET c == proc[r].claim
+        at == db.positions[c.partition]
+    IN
     /\ proc[r].pc = "written"
     /\ lock[c.partition] = None
-    /\ IF \/ db.positions[c.partition].at = c.at /\ db.positions[c.partition].epoch = c.epoch
+    /\ IF \/ at.at = c.at /\ IsMine(r, c.partition)
           \/ Mistake = "no compare-and-set"
-          \/ Mistake = "compare position only" /\ db.positions[c.partition].at = c.at
+          \/ Mistake = "compare position only" /\ at.at = c.at
        THEN /\ lock' = [lock EXCEPT ![c.partition] = r]
             /\ Set(r, [pc |-> "moved"])
        ELSE /\ Set(r, [pc |-> "idle", claim |-> NoClaim])   \* ROLLBACK; read again
             /\ UNCHANGED lock
     /\ UNCHANGED <<db, old, left>>
+
+(* A process that has stopped for good holds the lock: the batch fails in  *)
+(* the end, and the next open ends the session.                            *)
+LockTimeout(r) ==
+    /\ proc[r].pc = "written"
+    /\ \E q \in Processes : lock[proc[r].claim.partition] = q /\ proc[q].pc = "paused"
+    /\ proc' = [proc EXCEPT ![r] = Failed(@)]
+    /\ UNCHANGED <<db, old, lock, left>>
 
 (* With the history written first, two attempts at one range meet in its   *)
 (* key and the second is told of a duplicate: it sets the record aside.    *)
@@ -230,7 +288,7 @@ HistoryBeforeCompareAndSet(r) ==
     LET c == proc[r].claim IN
     /\ Mistake = "history before compare-and-set"
     /\ proc[r].pc = "written"
-    /\ <<c.partition, c.from, c.epoch>> \in db.history
+    /\ <<c.partition, c.at, proc[r].epoch>> \in db.history
     /\ Set(r, [pc |-> "stopped"])
     /\ UNCHANGED <<db, old, lock, left>>
 
@@ -238,140 +296,228 @@ HistoryBeforeCompareAndSet(r) ==
 (* answer: it reads the ledger before it decides again.                    *)
 Commit(r) ==
     LET c == proc[r].claim
-        took == {o \in Offset : c.from <= o /\ o < c.read}
+        took == {o \in Offset : c.at <= o /\ o < c.read /\ ~IsHole(c.partition, o)}
     IN
     /\ proc[r].pc = "moved"
     /\ db' = [db EXCEPT
           !.positions[c.partition].at = c.to,
           !.effects[c.partition] = [o \in Offset |-> @[o] + (IF o \in took THEN 1 ELSE 0)],
           !.letters = @ \cup {<<c.partition, o>> : o \in {x \in took : <<c.partition, x>> \in Bad}},
-          !.history = @ \cup {<<c.partition, c.from, c.epoch>>}]
+          !.history = IF Mistake # "history before compare-and-set" THEN {}
+                      ELSE @ \cup {<<c.partition, c.at, proc[r].epoch>>}]
     /\ lock' = Unlocked(r)
     /\ Set(r, [pc |-> "idle", claim |-> NoClaim])
     /\ UNCHANGED <<old, left>>
 
 ----------------------------------------------------------------------------
-(* Housekeeping: SqlSink.tidy and add_partitions hold the pipeline's row   *)
-(* and judge whether the run is fenced.                                    *)
-Housekeeping(r) ==
+(* With the pipeline's row locked: SqlSink.add_partitions, SqlSink.tidy *)
+
+(* A partition that was found while running.  It must have the epoch of    *)
+(* the others, so it is added by the run that holds them.                  *)
+AddPartition(r, p) ==
+    /\ ~Partial
+    /\ proc[r].pc = "idle"
+    /\ proc[r].held > 0
+    /\ p \in Late /\ ~IsThere(p)
+    /\ \/ /\ \E q \in Partitions : IsThere(q)
+          /\ \A q \in Partitions : IsThere(q) => IsMine(r, q)
+       \/ Mistake = "new partition is added without looking"
+    /\ db' = [db EXCEPT !.positions[p] = [at |-> 0, epoch |-> proc[r].epoch, run |-> proc[r].run]]
+    /\ UNCHANGED <<old, lock, proc, left>>
+
+(* Tidying changes nothing that is modelled; it tells a run that it is     *)
+(* fenced.                                                                 *)
+Tidy(r) ==
     /\ proc[r].pc = "idle"
     /\ FencedByRow(r, "tidy judged by the row")
-    /\ Set(r, [pc |-> "fenced"])
+    /\ Fences(r)
     /\ UNCHANGED <<db, old, lock, left>>
 
 ----------------------------------------------------------------------------
-(* Replay of dead letters: pipeline/rejects.py *)
+(* Replay of dead letters: sinks/sql/replay.py *)
 
+(* One transaction locks the letter, judges it, deletes it and writes its  *)
+(* row: still one effect.  A reset that deletes it waits, or came first.   *)
+ReplayLetter(l) ==
+    /\ l \in db.letters
+    /\ db' = [db EXCEPT !.letters = @ \ {l}]
+    /\ UNCHANGED <<old, lock, proc, left>>
+
+(* The mistake: the letter is read without its lock, and its row written   *)
+(* whatever has become of it.                                              *)
 ReadLetter(r, l) ==
+    /\ Mistake = "replay does not look at resets"
     /\ proc[r].pc = "down"
     /\ l \in db.letters
     /\ Set(r, [pc |-> "judged", letter |-> l])
     /\ UNCHANGED <<db, old, lock, left>>
 
-(* One transaction: the letter's row is locked, deleted, and its record    *)
-(* becomes a row.  A letter that is gone was replayed, or reset.           *)
-ReplayLetter(r) ==
+WriteLetter(r) ==
     LET l == proc[r].letter IN
     /\ proc[r].pc = "judged"
-    /\ IF l \in db.letters
-       THEN db' = [db EXCEPT !.letters = @ \ {l}]       \* still one effect: now it is a row
-       ELSE IF Mistake = "replay does not look at resets"
-            THEN db' = [db EXCEPT !.effects[l[1]][l[2]] = @ + 1]
-            ELSE UNCHANGED db
+    /\ db' = IF l \in db.letters THEN [db EXCEPT !.letters = @ \ {l}]
+             ELSE [db EXCEPT !.effects[l[1]][l[2]] = @ + 1]
     /\ Set(r, Down)
     /\ UNCHANGED <<old, lock, left>>
 
 ----------------------------------------------------------------------------
 (* Faults *)
 
+(* A process stops for good without letting go of its lock.  What stops    *)
+(* for a while only takes no step.                                         *)
+Pause(r) ==
+    /\ r \in Fair
+    /\ proc[r].pc = "moved"
+    /\ left.faults > 0
+    /\ Set(r, [pc |-> "paused"])
+    /\ left' = [left EXCEPT !.faults = @ - 1]
+    /\ UNCHANGED <<db, old, lock>>
+
 Crash(r) ==
-    /\ proc[r].pc \notin {"down", "fenced", "closed"}
-    /\ left.crashes > 0
+    /\ proc[r].pc \notin {"down", "fenced", "paused"}
+    /\ left.faults > 0
     /\ proc' = [proc EXCEPT ![r] = Down]
     /\ lock' = Unlocked(r)
-    /\ left' = [left EXCEPT !.crashes = @ - 1]
+    /\ left' = [left EXCEPT !.faults = @ - 1]
     /\ UNCHANGED <<db, old>>
 
+(* A batch or an open fails, and the driver opens again. *)
+BatchFails(r) ==
+    /\ IsOpening(r) \/ IsWriting(r) \/ proc[r].pc = "idle"
+    /\ proc[r].held > 0
+    /\ left.faults > 0
+    /\ proc' = [proc EXCEPT ![r] = Failed(@)]
+    /\ lock' = Unlocked(r)
+    /\ left' = [left EXCEPT !.faults = @ - 1]
+    /\ UNCHANGED <<db, old>>
+
+(* What the replica has received when it takes over. *)
 Replicate ==
     /\ left.failovers > 0
-    /\ old # db
+    /\ old = NoCopy
     /\ old' = db
     /\ UNCHANGED <<db, lock, proc, left>>
 
 (* The replica takes over: rows and ledger go back together, every session *)
 (* is ended.                                                               *)
 Failover ==
-    /\ left.failovers > 0
-    /\ db # old
+    /\ old # NoCopy
+    /\ old # db
     /\ db' = old
+    /\ old' = NoCopy
     /\ lock' = [p \in Partitions |-> None]
     /\ proc' = [r \in Processes |->
-          IF proc[r].pc \in {"written", "moved"} THEN [proc[r] EXCEPT !.pc = "ended"] ELSE proc[r]]
+          CASE IsOpening(r) -> Failed(proc[r])
+            [] IsWriting(r) -> [proc[r] EXCEPT !.pc = "idle", !.claim = NoClaim]
+            [] OTHER -> proc[r]]
     /\ left' = [left EXCEPT !.failovers = @ - 1]
-    /\ UNCHANGED old
 
 ----------------------------------------------------------------------------
 Takes == IF Partial THEN SUBSET Partitions \ {{}} ELSE {Partitions}
+Seen == {S \in SUBSET Partitions : Partitions \ Late \subseteq S}
+Targets == [Partitions -> 0 .. Records]
 
+(* TLC names a step after an action that is reached through disjunctions   *)
+(* and sets of constants only.                                             *)
+
+(* What a process does by itself, once it was started. *)
 Step(r) ==
+    \/ TakeEpochAgain(r)
     \/ FencedAtReopen(r)
     \/ EndSessions(r)
-    \/ SessionAgain(r)
-    \/ \E targets \in IF proc[r].resets THEN Targets ELSE {[p \in Partitions |-> 0]},
-          answered \in BOOLEAN : TakePositions(r, targets, answered)
+    \/ \E seen \in Seen, targets \in Targets : TakePositions(r, seen, targets, TRUE)
     \/ FencedWhileOpening(r)
-    \/ \E p \in Partitions, to, read \in 1 .. Records : ReadLedgerAndDecide(r, p, to, read)
+    \/ \E p \in Partitions, to, read \in 1 .. Records : ReadDecideAndWriteRows(r, p, to, read)
     \/ FencedByLedger(r)
     \/ LedgerWentBack(r)
-    \/ WriteRows(r)
     \/ CompareAndSet(r)
+    \/ LockTimeout(r)
     \/ HistoryBeforeCompareAndSet(r)
     \/ Commit(r)
-    \/ Housekeeping(r)
-    \/ ReplayLetter(r)
+    \/ \E p \in Late : AddPartition(r, p)
+    \/ Tidy(r)
+    \/ WriteLetter(r)
 
 Start(r) ==
-    \/ \E S \in Takes, resets, answered \in BOOLEAN : TakeEpoch(r, S, resets, answered)
+    \/ \E S \in Takes, resets \in BOOLEAN : TakeEpoch(r, S, resets)
     \/ \E q \in Processes : SameJobTwice(r, q)
-    \/ \E l \in db.letters : ReadLetter(r, l)
+    \/ \E l \in Bad : ReadLetter(r, l)
+
+Fault(r) ==
+    \/ Pause(r)
+    \/ Crash(r)
+    \/ BatchFails(r)
+    \/ \E seen \in Seen, targets \in Targets : TakePositions(r, seen, targets, FALSE)
 
 Next ==
-    \/ \E r \in Processes : Step(r) \/ Start(r) \/ Crash(r)
+    \/ \E r \in Processes : Step(r) \/ Start(r) \/ Fault(r)
+    \/ \E l \in Bad : ReplayLetter(l)
     \/ Replicate
     \/ Failover
 
-Spec == Init /\ [][Next]_vars
+(* Whoever waits for a lock gets it in turn. *)
+Fairness ==
+    \A r \in Fair :
+        /\ WF_vars(Step(r))
+        /\ SF_vars(\E seen \in Seen, targets \in Targets : TakePositions(r, seen, targets, TRUE))
+
+Spec == Init /\ [][Next]_vars /\ Fairness
 
 ----------------------------------------------------------------------------
 (* Every record before the position took effect once, every other record   *)
 (* did not.                                                                *)
 ExactlyOnce ==
     \A p \in Partitions, o \in Offset :
-        db.effects[p][o] = IF o < db.positions[p].at THEN 1 ELSE 0
+        db.effects[p][o] = IF o < db.positions[p].at /\ ~IsHole(p, o) THEN 1 ELSE 0
+
+(* A dead letter stands for a record before the position. *)
+LettersBelowPositions ==
+    \A l \in db.letters : l \in Bad /\ l[2] < db.positions[l[1]].at
 
 (* Only the run that took a position last moves it. *)
 NobodyCommitsOutsideTheFence ==
     \A r \in Processes : proc[r].pc = "moved" =>
-        db.positions[proc[r].claim.partition].owner = proc[r].run
+        LET at == db.positions[proc[r].claim.partition]
+        IN at.run = proc[r].run /\ at.epoch = proc[r].epoch
 
-(* A run ends with "fenced" only when another run holds its partition. *)
+(* The positions of a pipeline have one holder. *)
+OneHolder ==
+    Partial \/ \A p, q \in Partitions : IsThere(p) /\ IsThere(q) =>
+        /\ db.positions[p].epoch = db.positions[q].epoch
+        /\ db.positions[p].run = db.positions[q].run
+
+NobodyStops == \A r \in Processes : proc[r].pc # "stopped"
+
+(* A run ends with "fenced" only when another run holds its partition (or, *)
+(* for an attempt of a task, the same run by a newer epoch).               *)
 FencedByAnOwner ==
-    \A r \in Processes : proc[r].pc = "fenced" =>
-        \/ \E p \in proc[r].takes : db.positions[p].epoch > proc[r].epoch
-        \/ MaxFailovers > 0
+    [][\A r \in Processes : proc[r].pc # "fenced" /\ proc'[r].pc = "fenced" =>
+          \E p \in proc[r].takes :
+              /\ IsThere(p)
+              /\ \/ db.positions[p].run # proc[r].run
+                 \/ db.positions[p].epoch > proc[r].epoch /\ proc[r].held = 0]_vars
 
 (* A takeover ends no transaction of a run that loses nothing. *)
 OnlyLosersAreEnded ==
-    [][\A q \in Processes :
-          proc[q].pc # "ended" /\ proc'[q].pc = "ended" /\ left' = left =>
-              \E r \in Processes \ {q} :
-                  proc'[r].pc = "alone" /\ proc[q].takes \cap proc[r].takes # {}]_vars
-
-NobodyStops == \A r \in Processes : proc[r].pc # "stopped"
+    [][\A q \in Processes : \A r \in Processes \ {q} :
+          EndSessions(r) /\ proc'[q] # proc[q] => proc[q].takes \cap proc[r].takes # {}]_vars
 
 PositionsGoBackByResetsOnly ==
     [][\A p \in Partitions :
           db'.positions[p].at >= db.positions[p].at
           \/ (\E r \in Processes : proc[r].pc = "alone" /\ proc[r].resets /\ proc'[r].pc # "alone")
           \/ left'.failovers < left.failovers]_vars
+
+IsUp(r) ==   \* a driver, not a further attempt of one of its tasks
+    /\ proc[r].pc \notin {"down", "fenced", "paused"}
+    /\ proc[r].held > 0 \/ IsOpening(r)
+
+(* A run that stays up gets the records of its partitions done, whatever   *)
+(* becomes of others.  With FencedByAnOwner: no run is fenced or kept      *)
+(* waiting for good while it alone is healthy.  What has used up the bound *)
+(* on epochs says nothing.                                                 *)
+Progress ==
+    \A r \in Fair :
+        <>[](IsUp(r) /\ db.epoch < MaxEpoch)
+            => <>[](\A p \in proc[r].takes : db.positions[p].at = Records)
 =============================================================================

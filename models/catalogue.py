@@ -8,44 +8,72 @@ _TWO = tla_set("r1", "r2")
 _ONE_PARTITION = tla_set("p1")
 _TWO_PARTITIONS = tla_set("p1", "p2")
 
+_SQL_SIZES = {
+    "Processes": _TWO,
+    "Partitions": _ONE_PARTITION,
+    "Records": "2",
+    "Bad": '{<<"p1", 1>>}',
+    "Holes": "{}",
+    "Late": "{}",
+    "MaxEpoch": "3",
+    "MaxResets": "1",
+    "MaxFaults": "1",
+    "MaxFailovers": "0",
+    "Partial": "FALSE",
+    "EndsSessions": "TRUE",
+    "Fair": "{}",
+}
+
 SQL_LEDGER = Model(
     "SqlLedger",
     (
         "ExactlyOnce",
+        "LettersBelowPositions",
         "NobodyCommitsOutsideTheFence",
-        "FencedByAnOwner",
+        "OneHolder",
         "NobodyStops",
     ),
-    ("PositionsGoBackByResetsOnly", "OnlyLosersAreEnded"),
-    {
-        "Processes": _TWO,
-        "Partitions": _ONE_PARTITION,
-        "Records": "2",
-        "Bad": '{<<"p1", 1>>}',
-        "MaxEpoch": "3",
-        "MaxResets": "1",
-        "MaxCrashes": "1",
-        "MaxFailovers": "0",
-        "Partial": "FALSE",
-        "EndsSessions": "TRUE",
-    },
+    ("FencedByAnOwner", "PositionsGoBackByResetsOnly", "OnlyLosersAreEnded"),
+    _SQL_SIZES,
     (
-        {"EndsSessions": "FALSE"},
+        {"EndsSessions": "FALSE", "Holes": '{<<"p1", 0>>}'},
+        {"MaxFailovers": "1", "MaxResets": "0"},
+        {"Partitions": _TWO_PARTITIONS, "Records": "1", "Late": tla_set("p2")},
         {"Partitions": _TWO_PARTITIONS, "Records": "1", "Partial": "TRUE"},
+        {"Partitions": _TWO_PARTITIONS, "Records": "3", "MaxFaults": "0"},
     ),
     ({"Partitions": _TWO_PARTITIONS, "Records": "3"},),
     (
         Mistake("planned end is claimed"),
         Mistake("no compare-and-set"),
         Mistake("compare position only"),
+        Mistake("run's name is not compared", {"MaxFailovers": "1", "MaxResets": "0"}),
         Mistake("history before compare-and-set"),
         Mistake("tidy judged by the row"),
         Mistake("reopen judged by the row"),
+        Mistake(
+            "new partition is added without looking",
+            {"Partitions": _TWO_PARTITIONS, "Records": "1", "Late": tla_set("p2")},
+        ),
         Mistake("replay does not look at resets"),
         Mistake(
             "partial takeover ends all sessions",
             {"Partitions": _TWO_PARTITIONS, "Records": "1", "Partial": "TRUE"},
         ),
+    ),
+    symmetric="Processes",
+)
+
+SQL_LEDGER_PROGRESS = Model(
+    "SqlLedger",
+    (),
+    ("Progress",),
+    {**_SQL_SIZES, "Fair": _TWO, "MaxResets": "0"},
+    ({"MaxFailovers": "1"},),
+    (),
+    (
+        Mistake("a ledger that went back is read again", {"MaxFailovers": "1"}),
+        Mistake("sessions are not ended"),
     ),
 )
 
@@ -247,4 +275,11 @@ WORKER_GROUP = Model(
     ),
 )
 
-MODELS = (SQL_LEDGER, TOPIC_LEDGER, TOPIC_LEDGER_PROGRESS, FILES_TABLE, WORKER_GROUP)
+MODELS = (
+    SQL_LEDGER,
+    SQL_LEDGER_PROGRESS,
+    TOPIC_LEDGER,
+    TOPIC_LEDGER_PROGRESS,
+    FILES_TABLE,
+    WORKER_GROUP,
+)

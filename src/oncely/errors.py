@@ -95,8 +95,11 @@ class Fenced(OncelyError):
 
     def __init__(self, pipeline: str, ours: int, theirs: int) -> None:
         self.pipeline, self.ours, self.theirs = pipeline, ours, theirs
+        by = f"epoch {theirs}, a newer run"
+        if theirs == ours:  # a failover had lost it, and the ledger has given it out again
+            by = f"another run that was given epoch {theirs} after the database went back"
         super().__init__(
-            f"pipeline {pipeline!r}: epoch {ours} is fenced by epoch {theirs}, a newer run",
+            f"pipeline {pipeline!r}: epoch {ours} is fenced by {by}",
             way_out="leave this one stopped; a supervisor must not restart it on exit code 3",
         )
 

@@ -272,3 +272,15 @@ def test_a_version_that_kept_no_holder_fences_and_is_fenced(place: Place) -> Non
     place.sql("UPDATE oncely_positions SET epoch = 4")
     assert _fenced(lambda: newer.tidy(held))
     assert _fenced(lambda: open_sink(newer, expected=held.epoch))
+
+
+def test_positions_that_name_no_run_are_taken_over(place: Place) -> None:
+    """As an earlier version has left them."""
+    old, before = ready(sink_to(place))
+    commit_all(old, at_t0(0, numbered(0, 3)), before)
+    place.sql("ALTER TABLE oncely_positions DROP COLUMN run")
+    sink, fence = ready(sink_to(place))
+    assert sink.entries(fence)[T0].run == fence.run
+    assert _fenced(lambda: commit_all(old, at_t0(3, numbered(3, 6)), before))
+    commit_all(sink, at_t0(3, numbered(3, 6)), fence)
+    assert place.sql('SELECT "position", run FROM oncely_positions') == [(6, sink.run)]

@@ -100,7 +100,7 @@ def test_positions_are_read_by_one_index_lookup_for_each_partition(place: Place)
     """Also after a reset, which leaves undone ranges beyond the positions."""
     sink, fence = long_history(place, superseded=RANGES)
     with recorded(sink) as (seen, connections):
-        assert set(seen.entries(fence).values()) == {Entry(RANGES, fence.epoch)}
+        assert set(seen.entries(fence).values()) == {Entry(RANGES, fence.epoch, run=fence.run)}
     (connection,) = connections
     assert connection.longest == PARTITIONS
     for sql, params in connection.statements:
@@ -119,8 +119,8 @@ def test_ranges_done_beyond_a_position_are_found(place: Place) -> None:
               RANGES + 5, RANGES - 1)  # fmt: skip
     found = sink.entries(fence)
     done = (OffsetRange(RANGES - 2, RANGES - 1), OffsetRange(RANGES - 1, RANGES + 5))
-    assert found[TopicPartition("t", 3)] == Entry(RANGES - 2, fence.epoch, done)
-    assert found[T0] == Entry(RANGES, fence.epoch)
+    assert found[TopicPartition("t", 3)] == Entry(RANGES - 2, fence.epoch, done, fence.run)
+    assert found[T0] == Entry(RANGES, fence.epoch, run=fence.run)
 
 
 def test_a_long_history_is_joined_in_the_database_and_one_partition_at_a_time(place: Place) -> None:

@@ -11,7 +11,7 @@ import pytest
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
 from oncely.sinks.base import Publication, Written
-from oncely.sinks.sql.session import application_name, application_prefix, brief_session, close_all
+from oncely.sinks.sql.session import application_prefix, brief_session, close_all
 from oncely.sinks.sql.staging import publish, stage, sweep
 from tests.sinktools import (
     T0,
@@ -130,8 +130,7 @@ def test_a_takeover_finds_sessions_whatever_the_pipeline_s_name(database: str, n
     sink.entries(fence)  # its session is kept
     dialect, tables = place.dialect, sink.ledger_tables.all()
     with brief_session(dialect, "test", sink.connect) as session:
-        keep = application_name(sink.pipeline, fence.epoch + 1)
-        assert dialect.end_sessions(session, application_prefix(sink.pipeline), keep, tables) == 1
+        assert dialect.end_sessions(session, application_prefix(sink.pipeline), tables) == 1
     close_all()
 
 

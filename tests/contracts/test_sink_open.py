@@ -65,7 +65,7 @@ def test_a_partition_seen_later_begins_at_its_first_offset(place: Place) -> None
 def test_a_partition_found_while_running(place: Place) -> None:
     sink, fence = ready(sink_to(place))
     sink.add_partitions({T1: 9, T0: 77}, SOURCE, fence)
-    assert sink.entries(fence) == {T0: Entry(0, 1), T1: Entry(9, 1)}
+    assert sink.entries(fence) == {T0: Entry(0, 1, run=sink.run), T1: Entry(9, 1, run=sink.run)}
     newer = open_sink(sink).fence
     with pytest.raises(Fenced):
         asking_again(lambda: sink.add_partitions({T2: 0}, SOURCE, fence))

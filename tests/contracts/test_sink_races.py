@@ -33,7 +33,7 @@ def test_of_two_writers_of_one_range_exactly_one_wins(place: Place) -> None:
     won = []
     for at in range(0, ROUNDS * 3, 3):
         entries = one.entries(fence)
-        assert entries[T0] == Entry(at, fence.epoch)
+        assert entries[T0] == Entry(at, fence.epoch, run=fence.run)
         results = at_once(
             lambda sink, at=at, entries=entries: sink.commit(
                 at_t0(at, numbered(at, at + 3)), entries, fence

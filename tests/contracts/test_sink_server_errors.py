@@ -189,7 +189,7 @@ def test_a_standby_is_waited_for() -> None:
         server.start()
         close_all()
         with pytest.raises(Unavailable, match="is a standby") as caught:
-            sink.commit(at_t0(0, numbered(0, 5)), {T0: Entry(0, fence.epoch)}, fence)
+            sink.commit(at_t0(0, numbered(0, 5)), {T0: Entry(0, fence.epoch, run=fence.run)}, fence)
         assert "target_session_attrs" in caught.value.way_out
         place.sql("SELECT pg_promote()")
         commit_all(sink, at_t0(0, numbered(0, 5)), fence)

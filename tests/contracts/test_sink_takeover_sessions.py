@@ -13,9 +13,9 @@ from tests.sinktools import Place, open_sink, postgres_place, sink_to
 
 
 @contextmanager
-def working(place: Place) -> Iterator[Connection]:
-    """A session of the pipeline's first run, with a commit under way."""
-    with closing(place.dialect.connect(application_name("p", 1))) as session:
+def working(place: Place, epoch: int = 1) -> Iterator[Connection]:
+    """A session of a run of the pipeline, with a commit under way."""
+    with closing(place.dialect.connect(application_name("p", epoch))) as session:
         session.begin()
         session.execute(f'UPDATE "{place.schema}".oncely_positions SET "position" = 1')
         yield session
@@ -50,4 +50,12 @@ def test_a_session_that_holds_nothing_is_ended_where_there_is_one_ledger(
     open_sink(sink_to(place))
     with closing(place.dialect.connect(application_name("p", 1))) as ours:
         open_sink(sink_to(place))
+        assert not is_alive(ours)
+
+
+def test_a_session_is_ended_that_has_the_number_of_the_new_epoch(on_postgres: Place) -> None:
+    """A failover takes epochs back. What still runs by a later one does not hold the opener up."""
+    open_sink(sink_to(on_postgres))
+    with working(on_postgres, epoch=2) as ours:
+        assert open_sink(sink_to(on_postgres)).fence.epoch == 2
         assert not is_alive(ours)

@@ -20,7 +20,7 @@ from tests.scenarios.commit_topic import Task
 from tests.sinktools import SOURCE, T0, T1, with_faults
 
 Around = Callable[[str, Callable[[], Any]], Any]
-Step = Callable[[Task, int, Around], object]
+Step = Callable[[Task, Fence, Around], object]
 Positions = Mapping[TopicPartition, int]
 
 LATEST, LATER = {T0: 5, T1: 7}, {T0: 50, T1: 70}
@@ -28,10 +28,10 @@ LATEST, LATER = {T0: 5, T1: 7}, {T0: 50, T1: 70}
 GAP = OffsetRange(0, 5)
 
 
-def die_at(step: Step, task: Task, epoch: int, at: int, when: str) -> list[str]:
+def die_at(step: Step, task: Task, fence: Fence, at: int, when: str) -> list[str]:
     """Do the step, and be killed at a call to the database; the calls when there were fewer."""
     hit = Hit(at, when, lambda: send_self(signal.SIGKILL))
-    step(task, epoch, hit)
+    step(task, fence, hit)
     return hit.calls
 
 
@@ -43,42 +43,38 @@ def open_at(task: Task, start: Positions, earliest: Positions | None = None) -> 
 # -- steps that are killed -----------------------------------------------------------------
 
 
-def open_first(task: Task, _: int, around: Around) -> object:
+def open_first(task: Task, _: Fence, around: Around) -> object:
     """The first start of a pipeline that begins at the topic's end."""
     return _sink(task, around).open(SOURCE, lambda: LATEST, {T0: 0, T1: 0})
 
 
-def take_over(task: Task, _: int, around: Around) -> object:
+def take_over(task: Task, _: Fence, around: Around) -> object:
     """A further run opens."""
     return _sink(task, around).open(SOURCE, dict, {T0: 0, T1: 0})
 
 
-def add_partition(task: Task, epoch: int, around: Around) -> object:
+def add_partition(task: Task, fence: Fence, around: Around) -> object:
     """A partition is found while running."""
-    _sink(task, around).add_partitions({T1: 0}, SOURCE, _fence(task, epoch))
+    _sink(task, around).add_partitions({T1: 0}, SOURCE, fence)
     return None
 
 
-def record_gap(task: Task, epoch: int, around: Around) -> object:
+def record_gap(task: Task, fence: Fence, around: Around) -> object:
     """Records left the topic before they were read, and ``on_gap`` is ``record``."""
     lost = Chunk.of_nothing({T0: GAP})
-    fence, patience = _fence(task, epoch), Backoff(0.01, 0.01, 0.1)
+    patience = Backoff(0.01, 0.01, 0.1)
     return list(commit(_sink(task, around), lost, fence, None, patience, kind="gap"))
 
 
-def reset(task: Task, _: int, around: Around) -> object:
+def reset(task: Task, _: Fence, around: Around) -> object:
     """A person puts the position of one partition back."""
     return _sink(task, around).reset(SOURCE, dict, {T0: 0, T1: 0}, lambda _: {T0: 3})
 
 
-def join_history(task: Task, epoch: int, around: Around) -> object:
+def join_history(task: Task, fence: Fence, around: Around) -> object:
     """Old ranges of the history are joined."""
-    return _sink(task, around).join_history(_fence(task, epoch), 1)
+    return _sink(task, around).join_history(fence, 1)
 
 
 def _sink(task: Task, around: Around) -> SqlSink:
     return with_faults(task.sink(), around)
-
-
-def _fence(task: Task, epoch: int) -> Fence:
-    return Fence(task.name, epoch)

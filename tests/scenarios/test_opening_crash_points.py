@@ -17,8 +17,8 @@ from tests.scenarios.commit_topic import Task
 from tests.scenarios.zygote import Zygote
 from tests.sinktools import T0, T1, Place
 
-Prepare = Callable[[Task], int]
-"""Brings the ledger to where the step begins; the epoch of the run that does the step."""
+Prepare = Callable[[Task], Fence]
+"""Brings the ledger to where the step begins; the fence of the run that does the step."""
 
 
 @pytest.fixture
@@ -44,23 +44,23 @@ def crashes(zygote: Zygote, place: Place) -> Callable[[jobs.Step, Prepare], Iter
     return all_of_them
 
 
-def never_opened(_: Task) -> int:
-    return 0
+def never_opened(task: Task) -> Fence:
+    return Fence(task.name, 0)
 
 
-def opened(task: Task) -> int:
-    return jobs.open_at(task, {T0: 0, T1: 0}).fence.epoch
+def opened(task: Task) -> Fence:
+    return jobs.open_at(task, {T0: 0, T1: 0}).fence
 
 
 def committed(*ends: int) -> Prepare:
     """A run that has committed up to each of the offsets in turn."""
 
-    def prepare(task: Task) -> int:
-        epoch = opened(task)
+    def prepare(task: Task) -> Fence:
+        fence = opened(task)
         for end in ends:
-            plain = commit_jobs.write(task, Fence(task.name, epoch), lambda _, call: call(), end)
+            plain = commit_jobs.write(task, fence, lambda _, call: call(), end)
             assert plain
-        return epoch
+        return fence
 
     return prepare
 
@@ -96,8 +96,8 @@ def test_a_latest_start_stays_where_it_was_settled(crashes: Any) -> None:
 
 
 def test_an_added_partition_begins_at_its_first_offset(zygote: Zygote, crashes: Any) -> None:
-    def one_partition(task: Task) -> int:
-        return jobs.open_at(task, {T0: 0}).fence.epoch
+    def one_partition(task: Task) -> Fence:
+        return jobs.open_at(task, {T0: 0}).fence
 
     for task in crashes(jobs.add_partition, one_partition):
         assert positions(task) in ({0: 0}, {0: 0, 1: 0})
@@ -111,8 +111,8 @@ def test_a_gap_is_kept_once(crashes: Any) -> None:
     for task in crashes(jobs.record_gap, opened):
         before = positions(task)[0], gaps(task)
         assert before in ((0, []), (5, [(0, 5)]))
-        epoch = jobs.open_at(task, {T0: 0, T1: 0}).fence.epoch
-        jobs.record_gap(task, epoch, lambda _, call: call())
+        fence = jobs.open_at(task, {T0: 0, T1: 0}).fence
+        jobs.record_gap(task, fence, lambda _, call: call())
         assert (positions(task)[0], gaps(task)) == (5, [(0, 5)])
         outcomes.append(before[0])
     assert set(outcomes) == {0, 5}
@@ -125,9 +125,14 @@ def gaps(task: Task) -> list[tuple[Any, ...]]:
 
 def test_a_takeover_that_dies_leaves_one_run_that_may_write(zygote: Zygote, crashes: Any) -> None:
     """The old run goes on unharmed or is fenced; either way nothing is doubled."""
-    outcomes = []
-    for task in crashes(jobs.take_over, committed(8)):
-        old = zygote.run(commit_jobs.plainly, task, Fence(task.name, 1))
+    outcomes, fences = [], []
+
+    def prepare(task: Task) -> Fence:
+        fences.append(committed(8)(task))
+        return fences[-1]
+
+    for task in crashes(jobs.take_over, prepare):
+        old = zygote.run(commit_jobs.plainly, task, fences[-1])
         assert not old.error or "Fenced" in old.error, old.error
         assert (look(task) == END) == (not old.error)
         outcomes.append(bool(old.error))

@@ -25,11 +25,14 @@ class Entry:
         position: next offset to read; everything before it has taken effect.
         epoch: the only epoch that may commit.
         done: ranges at or beyond the position that have taken effect already.
+        run: the name of the run that has the epoch, where the ledger keeps it: after a failover
+            that lost it, an epoch is given out again.
     """
 
     position: Position
     epoch: int
     done: tuple[OffsetRange, ...] = ()
+    run: str = ""
 
 
 @dataclass(frozen=True)

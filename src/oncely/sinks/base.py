@@ -29,10 +29,14 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Fence:
-    """Who writes: a pipeline and the epoch it was given. An older epoch commits nothing."""
+    """Who writes: a pipeline and the epoch it was given. An older epoch commits nothing.
+
+    ``run`` is the unique name of the run, where the ledger keeps it beside the epoch.
+    """
 
     pipeline: str
     epoch: int
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -315,7 +319,7 @@ class Committer(Protocol):
         """Write the chunk and move its positions in one transaction.
 
         ``entries`` is the ledger that the decision was made on: each position is moved by
-        compare-and-set on its (position, epoch).
+        compare-and-set on its (position, epoch, run).
 
         Raises:
             PositionMoved: nothing was written; read the ledger and decide again.

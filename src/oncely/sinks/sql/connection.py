@@ -217,9 +217,9 @@ class Dialect(Protocol):
         """Serialise whoever creates tables at the same time, until the transaction's end."""
 
     def end_sessions(
-        self, connection: Connection, applications: str, keep: str, tables: Sequence[TableName]
+        self, connection: Connection, applications: str, tables: Sequence[TableName]
     ) -> int:
-        """End other sessions whose application name begins with ``applications``, but ``keep``.
+        """End other sessions whose application name begins with ``applications``.
 
         Only those that work with these ``tables``: another schema or database may hold a ledger
         in which a pipeline has the same name.

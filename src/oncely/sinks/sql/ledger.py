@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.sinks.base import QueryBatch, RejectCount
+from oncely.sinks.base import Fence, QueryBatch, RejectCount
 from oncely.sinks.sql.connection import Connection
 from oncely.sinks.sql.ledger_tables import LedgerTables
 
@@ -194,9 +194,10 @@ class Ledger:
         )
         connection.execute(
             self._tables.sql(
-                "UPDATE {oncely_positions} SET epoch = %s WHERE pipeline = %s AND epoch < %s"
+                "UPDATE {oncely_positions} SET epoch = %s, run = %s WHERE pipeline = %s"
+                " AND epoch < %s"
             ),
-            (epoch, self._tables.pipeline, epoch),
+            (epoch, run, self._tables.pipeline, epoch),
         )
 
     def add_positions(
@@ -204,18 +205,18 @@ class Ledger:
         connection: Connection,
         positions: Mapping[TopicPartition, Position],
         topic_ids: Mapping[str, str],
-        epoch: int,
+        fence: Fence,
     ) -> None:
         """Give partitions without a position theirs; an existing position is never touched."""
         connection.execute_many(
             self._tables.sql(
                 "INSERT INTO {oncely_positions}"
-                ' (pipeline, topic, "partition", "position", epoch, topic_id)'
-                " VALUES (%s, %s, %s, %s, %s, %s)"
+                ' (pipeline, topic, "partition", "position", epoch, run, topic_id)'
+                " VALUES (%s, %s, %s, %s, %s, %s, %s)"
                 ' ON CONFLICT (pipeline, topic, "partition") DO NOTHING'
             ),
             [
-                (self._tables.pipeline, tp.topic, tp.partition, at, epoch, topic_ids[tp.topic])
+                (self._tables.pipeline, *tp, at, fence.epoch, fence.run, topic_ids[tp.topic])
                 for tp, at in sorted(positions.items())
             ],
         )
@@ -228,18 +229,19 @@ class Ledger:
         """
         positions = connection.query(
             self._tables.sql(
-                'SELECT p.topic, p."partition", p."position", p.epoch, (SELECT MAX(r.range_end)'
-                " FROM {oncely_ranges} r WHERE r.pipeline = p.pipeline AND r.topic = p.topic"
+                'SELECT p.topic, p."partition", p."position", p.epoch, p.run,'
+                " (SELECT MAX(r.range_end) FROM {oncely_ranges} r"
+                " WHERE r.pipeline = p.pipeline AND r.topic = p.topic"
                 ' AND r."partition" = p."partition" AND r.superseded = 0'
                 ' AND r.range_end > p."position") FROM {oncely_positions} p WHERE p.pipeline = %s'
             ),
             (self._tables.pipeline,),
         )
         entries = {}
-        for topic, partition, at, epoch, beyond in positions:
+        for topic, partition, at, epoch, run, beyond in positions:
             tp = TopicPartition(topic, partition)
             done = () if beyond is None else self._done_beyond(connection, tp, at)
-            entries[tp] = Entry(at, epoch, done)
+            entries[tp] = Entry(at, epoch, done, run)
         return entries
 
     def _done_beyond(
@@ -261,16 +263,16 @@ class Ledger:
         entry: Entry,
         to: Position,
     ) -> bool:
-        """Compare-and-set on (position, epoch); its row lock is held from here to COMMIT.
+        """Compare-and-set on (position, epoch, run); its row lock is held from here to COMMIT.
 
         False when no row changed: the ledger is not what the decision was made on.
         """
         changed = connection.execute(
             self._tables.sql(
                 'UPDATE {oncely_positions} SET "position" = %s WHERE pipeline = %s AND topic = %s'
-                ' AND "partition" = %s AND "position" = %s AND epoch = %s'
+                ' AND "partition" = %s AND "position" = %s AND epoch = %s AND run = %s'
             ),
-            (to, self._tables.pipeline, *partition, entry.position, entry.epoch),
+            (to, self._tables.pipeline, *partition, entry.position, entry.epoch, entry.run),
         )
         return changed == 1
 
@@ -286,15 +288,18 @@ class Ledger:
         return {TopicPartition(topic, number): int(noted) for topic, number, noted in rows}
 
     def note_leader_epochs(
-        self, connection: Connection, epochs: Mapping[TopicPartition, int], epoch: int
+        self, connection: Connection, epochs: Mapping[TopicPartition, int], fence: Fence
     ) -> None:
-        """Note leader epochs at positions that are still at our ``epoch``."""
+        """Note leader epochs at positions that are still ours."""
         connection.execute_many(
             self._tables.sql(
                 "UPDATE {oncely_positions} SET leader_epoch = %s WHERE pipeline = %s"
-                ' AND topic = %s AND "partition" = %s AND epoch = %s'
+                ' AND topic = %s AND "partition" = %s AND epoch = %s AND run = %s'
             ),
-            [(of, self._tables.pipeline, *tp, epoch) for tp, of in sorted(epochs.items())],
+            [
+                (of, self._tables.pipeline, *tp, fence.epoch, fence.run)
+                for tp, of in sorted(epochs.items())
+            ],
         )
 
     def put(self, connection: Connection, partition: TopicPartition, at: Position) -> None:

@@ -10,7 +10,8 @@ default until then (:meth:`LedgerTables.as_found`).
 
     oncely_pipelines   one row a pipeline: the epoch given out last, the one that holds the
                        positions, the Kafka cluster, the table, the count of rejects
-    oncely_positions   one row a topic-partition: position and the epoch that may move it
+    oncely_positions   one row a topic-partition: position, and epoch and name of the run that may
+                       move it
     oncely_ranges      the history: each committed range, old neighbours joined
     oncely_rejects     dead letters
 """
@@ -52,6 +53,7 @@ _DDL = (
     epoch BIGINT NOT NULL,
     topic_id TEXT NOT NULL,
     leader_epoch BIGINT,
+    run TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (pipeline, topic, "partition")
 )""",
     """CREATE TABLE IF NOT EXISTS {oncely_ranges} (

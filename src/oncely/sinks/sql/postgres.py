@@ -371,7 +371,7 @@ class Postgres:
         connection.query("SELECT pg_advisory_xact_lock(%s)", (_SETUP_LOCK,))
 
     def end_sessions(
-        self, connection: Connection, applications: str, keep: str, tables: Sequence[TableName]
+        self, connection: Connection, applications: str, tables: Sequence[TableName]
     ) -> int:
         """``pg_terminate_backend`` for other sessions of the pipeline.
 
@@ -384,14 +384,14 @@ class Postgres:
         ended = connection.query(
             "WITH own AS (SELECT to_regclass(name) AS relation FROM unnest(%s::text[]) AS t(name))"
             " SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a"
-            " WHERE starts_with(a.application_name, %s) AND a.application_name <> %s"
+            " WHERE starts_with(a.application_name, %s)"
             " AND a.pid <> pg_backend_pid() AND a.usename = current_user"
             " AND a.datname = current_database()"
             " AND (NOT EXISTS (SELECT 1 FROM pg_class c WHERE c.relname = %s AND c.relkind = 'r'"
             " AND c.oid NOT IN (SELECT relation FROM own WHERE relation IS NOT NULL))"
             " OR EXISTS (SELECT 1 FROM pg_locks l JOIN own ON own.relation = l.relation"
             " WHERE l.pid = a.pid))",
-            (names, applications, keep, tables[0].name),
+            (names, applications, tables[0].name),
         )
         return len(ended)
 

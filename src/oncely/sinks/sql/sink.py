@@ -15,7 +15,7 @@ from oncely.core.ledger import Entry, advance
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Rejection
-from oncely.errors import InvariantViolation, check
+from oncely.errors import Fenced, InvariantViolation, check
 from oncely.sinks.base import (
     BudgetSpent,
     Chunk,
@@ -164,9 +164,16 @@ class SqlSink:
             )
 
     def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
-        """What has been committed, read now."""
+        """What has been committed, read now.
+
+        Raises:
+            Fenced: another run has been given our epoch, and holds a position.
+        """
         with session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours:
-            return self.ledger.entries(ours)
+            entries = self.ledger.entries(ours)
+        if any(one.epoch == fence.epoch and one.run != fence.run for one in entries.values()):
+            raise Fenced(self.pipeline, fence.epoch, fence.epoch)
+        return entries
 
     def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
         """The same: a COMMIT that was answered is seen by everybody."""
@@ -202,7 +209,7 @@ class SqlSink:
             Fenced: a newer run has opened; its epoch may not be mixed with ours.
         """
         with self._holding_the_pipeline(fence) as ours:
-            self.ledger.add_positions(ours, positions, source.topic_ids, fence.epoch)
+            self.ledger.add_positions(ours, positions, source.topic_ids, fence)
 
     def leader_epochs(self, fence: Fence) -> dict[TopicPartition, int]:
         """What was noted beside the positions."""
@@ -215,7 +222,7 @@ class SqlSink:
             session(self.dialect, self.pipeline, fence.epoch, self.connect) as ours,
             transaction(ours),
         ):
-            self.ledger.note_leader_epochs(ours, epochs, fence.epoch)
+            self.ledger.note_leader_epochs(ours, epochs, fence)
 
     def note_rejects(self, count: RejectCount, fence: Fence) -> None:
         """Note the count in the pipeline's row; see the port."""
@@ -402,7 +409,7 @@ class SqlSink:
         done = [(tp, ranges[tp], written[tp]) for tp in sorted(ranges)]
         for tp, range_, _ in done:
             entry = entries[tp]
-            check(entry.epoch == fence.epoch, "a commit was decided on another epoch's entry")
+            takeover.check_own(tp, entry, fence)
             if not self.ledger.move(ours, tp, entry, advance(entry, [range_])):
                 raise PositionMoved(str(tp))
         self.history.append(ours, done, kind, fence.epoch)

@@ -137,7 +137,6 @@ class Sqlite:
         self,
         connection: Connection,  # noqa: ARG002
         applications: str,  # noqa: ARG002
-        keep: str,  # noqa: ARG002
         tables: Sequence[TableName],  # noqa: ARG002
     ) -> int:
         """End nobody: SQLite has no server that could.

@@ -43,6 +43,7 @@ from oncely.sinks.sql.connection import (
 )
 from oncely.sinks.sql.prepare import DELETED, ORDINAL
 from oncely.sinks.sql.session import session, transaction
+from oncely.sinks.sql.takeover import check_own
 from oncely.sinks.sql.target import Target, check_unaltered
 from oncely.sinks.sql.write import insert_select, quoted, staging_columns, upsert
 
@@ -167,7 +168,7 @@ def _move(
     data = [one for one in done if not one[1].is_empty]
     for tp, range_, _ in data:
         check(entries[tp].position == range_.start, f"{tp}: the batch begins elsewhere")
-        check(entries[tp].epoch == fence.epoch, f"{tp}: decided on another epoch's entry")
+        check_own(tp, entries[tp], fence)
         if not sink.ledger.move(ours, tp, entries[tp], range_.end):
             raise PositionMoved(str(tp))
     # After the moves: the loser of a race would meet the winner in the history's key.
@@ -246,7 +247,7 @@ def _move_query(ours: Connection, sink: SqlSink, fence: Fence, query: QueryBatch
     finds it published.
     """
     row = sink.ledger.registered(ours, lock=True)
-    if row is None or row.held_epoch != fence.epoch:
+    if row is None or (row.held_epoch, row.held_by) != (fence.epoch, fence.run):
         raise PositionMoved("a newer run holds the pipeline")
     published = row.query_batch if row.query_id == query.query_id else None
     if published is not None and published >= query.batch_id:

@@ -21,6 +21,10 @@ opener B that only paused, with A holding epoch 1 and B given 2:
 - A third run has taken them with 3: B is fenced. Given 3 and not there yet, it will fence B.
 
 A run whose own step 3 got no answer finds its name beside the epoch that holds the positions.
+
+A failover to a replica that lagged behind takes epochs back, and they are given out again. So the
+name of the run stands beside the epoch, in the pipeline's row and at each position, and both are
+compared.
 """
 
 from __future__ import annotations
@@ -28,8 +32,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
-from oncely.errors import Fenced, InvariantViolation, LedgerWentBack, TableMismatch
+from oncely.errors import Fenced, InvariantViolation, LedgerWentBack, TableMismatch, check
 from oncely.sinks.base import Fence, Opened, RejectCount, Reset
 from oncely.sinks.same_source import same_cluster, same_topics
 from oncely.sinks.sql.connection import Connection, Contention, TableName
@@ -38,7 +43,7 @@ from oncely.sinks.sql.history import History
 from oncely.sinks.sql.ledger import Ledger, Registered
 from oncely.sinks.sql.ledger_tables import LedgerTables
 from oncely.sinks.sql.same_table import check_same_table, note_table
-from oncely.sinks.sql.session import application_name, application_prefix, transaction
+from oncely.sinks.sql.session import application_prefix, transaction
 from oncely.sinks.sql.target import Wanted, create_statement, inspect
 
 _TRIES = 3
@@ -112,9 +117,9 @@ class Opener:
         Raises:
             Fenced: another run has taken them since ``expected``, or with a higher epoch.
         """
-        since = self.expected is not None and known.held_epoch > self.expected
-        if known.held_epoch > fence.epoch or (since and known.held_by != self.run):
-            ours = fence.epoch if self.expected is None else self.expected
+        ours = fence.epoch if self.expected is None else self.expected
+        since = known.held_epoch >= min(ours, fence.epoch) and known.held_by != self.run
+        if since or known.held_epoch > fence.epoch:
             raise Fenced(fence.pipeline, ours, known.held_epoch)
 
 
@@ -136,24 +141,30 @@ def take_epoch(
         same_topics(ledger.topic_ids(connection), source, tables.pipeline)
         if opener.table is not None:
             check_same_table(connection, ledger, registered)
-        fence = Fence(tables.pipeline, ledger.next_epoch(connection, opener.run))
+        fence = Fence(tables.pipeline, ledger.next_epoch(connection, opener.run), opener.run)
         opener.require_turn(registered, fence)
     return fence
 
 
 def require_held(registered: Registered | None, fence: Fence) -> None:
-    """Refuse to go on when another epoch than ours holds the positions.
+    """Refuse to go on when another run than ours holds the positions, or another epoch of it.
 
     Raises:
         Fenced: a newer run has taken them.
         LedgerWentBack: an older one has them again.
     """
-    held = registered.held_epoch if registered else 0
-    if held > fence.epoch:
+    held, by = (registered.held_epoch, registered.held_by) if registered else (0, "")
+    if held > fence.epoch or (held == fence.epoch and by != fence.run):
         raise Fenced(fence.pipeline, fence.epoch, held)
     if held < fence.epoch:
         told = f"epoch {held} holds the ledger, though epoch {fence.epoch} has held it"
         raise LedgerWentBack(fence.pipeline, told)
+
+
+def check_own(tp: TopicPartition, entry: Entry, fence: Fence) -> None:
+    """Refuse to move a position that the decision did not find to be ours."""
+    ours = (entry.epoch, entry.run) == (fence.epoch, fence.run)
+    check(ours, f"{tp}: decided on another epoch's entry, or another run's")
 
 
 def _locked(connection: Connection, ledger: Ledger) -> Registered:
@@ -179,12 +190,9 @@ def take_positions(
         Fenced: a newer run has taken them in between.
     """
     for attempt in range(_TRIES):
-        tables.dialect.end_sessions(
-            connection,
-            application_prefix(fence.pipeline),
-            keep=application_name(fence.pipeline, fence.epoch),
-            tables=tables.all(),
-        )
+        # None of them is ours: nobody works with our epoch yet. Not even one of its number, which
+        # a failover may have left behind.
+        tables.dialect.end_sessions(connection, application_prefix(fence.pipeline), tables.all())
         try:
             return _settle(connection, tables, fence, opener, source, start, earliest, reset)
         except Contention:
@@ -219,7 +227,7 @@ def _settle(
         first_start = not known
         wanted = dict(start()) if first_start else dict(earliest)
         missing = {tp: at for tp, at in wanted.items() if tp not in known}
-        ledger.add_positions(connection, missing, source.topic_ids, fence.epoch)
+        ledger.add_positions(connection, missing, source.topic_ids, fence)
         positions = {tp: entry.position for tp, entry in known.items()} | missing
         # Asked only now: until its positions were taken, the old run may have moved on.
         moved = dict(reset(positions))
