@@ -40,9 +40,13 @@ SQL_LEDGER = Model(
         {"MaxFailovers": "1", "MaxResets": "0"},
         {"Partitions": _TWO_PARTITIONS, "Records": "1", "Late": tla_set("p2")},
         {"Partitions": _TWO_PARTITIONS, "Records": "1", "Partial": "TRUE"},
-        {"Partitions": _TWO_PARTITIONS, "Records": "3", "MaxFaults": "0"},
+        {"Partitions": _TWO_PARTITIONS, "Records": "3"},
     ),
-    ({"Partitions": _TWO_PARTITIONS, "Records": "3"},),
+    (
+        {"Partitions": _TWO_PARTITIONS, "Records": "3", "Late": tla_set("p2"), "MaxFaults": "2"},
+        {"Processes": tla_set("r1", "r2", "r3"), "MaxEpoch": "4"},
+        {"MaxEpoch": "4", "MaxFaults": "2", "MaxFailovers": "1"},
+    ),
     (
         Mistake("planned end is claimed"),
         Mistake("no compare-and-set"),
