@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 # Test processes side by side, each with servers of its own: much of a test is waiting.
 JOBS ?= 3
 
-.PHONY: help setup demo test proof long models check bench format clean
+.PHONY: help setup demo test proof long models models-deep check bench format clean
 
 help: ## Show what there is to make
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 14
 
 setup: $(READY) ## Make .venv with pinned dependencies, fetch the jars of Kafka and its Spark connector
 
@@ -43,9 +43,12 @@ long: $(READY) ## Run the tests that wait for minutes (the Kafka sink's crash po
 models: $(READY) ## Check the TLA+ models of the protocols, and that each mistake is found
 	@$(BIN)/python -m models.check
 
+models-deep: $(READY) ## Check the models in larger sizes, which takes hours
+	@$(BIN)/python -m models.check --deep
+
 check: $(READY) ## Lint, format, types, import layers
-	@$(BIN)/ruff check src tests demo bench
-	@$(BIN)/ruff format --check src tests demo bench
+	@$(BIN)/ruff check src tests demo bench models
+	@$(BIN)/ruff format --check src tests demo bench models
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
@@ -53,8 +56,8 @@ bench: $(READY) ## Measure against Spark's JDBC, Kafka and Avro sinks, quixstrea
 	@$(BIN)/python -m bench
 
 format: $(READY) ## Format the code
-	@$(BIN)/ruff check --fix-only --quiet src tests demo bench
-	@$(BIN)/ruff format src tests demo bench
+	@$(BIN)/ruff check --fix-only --quiet src tests demo bench models
+	@$(BIN)/ruff format src tests demo bench models
 
 clean: ## Remove what was built; downloads in the cache stay
 	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.check import Mistake, Model, tla_set
+from models.check import Mistake, Model, tla_sequence, tla_set
 
 _TWO = tla_set("r1", "r2")
 _ONE_PARTITION = tla_set("p1")
@@ -195,6 +195,32 @@ TOPIC_LEDGER_PROGRESS = Model(
     (Mistake("mover is guessed once", {"Modes": '{"partition", "batch"}'}),),
 )
 
+_LOWERED = "{<<0, 0>>, <<1, 0>>}"
+"""max_staging_age is 1 when a run starts and 0 later, or the other way round."""
+
+_COMPACTION = {"Compactors": tla_set("c1"), "Settings": "{<<1, 1>>}", "MaxCrashes": "0"}
+_READERS = {**_COMPACTION, "MaxTime": "4", "MaxReads": "1"}
+_BESIDE_A_RUN = {
+    **_COMPACTION,
+    "Files": tla_sequence("f1", "f2", "f3"),
+    "Records": "2",
+    "MaxTime": "0",
+}
+_TWO_COMPACTIONS = {
+    **_COMPACTION,
+    "Compactors": tla_set("c1", "c2"),
+    "Files": tla_sequence("f1", "f2", "f3"),
+    "MaxTime": "0",
+    "MaxReads": "1",
+}
+_REPLAY = {
+    "Publishers": tla_set("run", "replay"),
+    "Replays": tla_set("replay"),
+    "Settings": "{<<1, 1>>}",
+    "MaxTime": "0",
+    "MaxReads": "1",
+}
+
 FILES_TABLE = Model(
     "FilesTable",
     (
@@ -202,6 +228,8 @@ FILES_TABLE = Model(
         "LetterAtMostOnce",
         "NamedFilesExist",
         "SchemasCoverFiles",
+        "EachPrefixIsATable",
+        "ReadersResolveFiles",
         "ReadersFindTheirFiles",
     ),
     (),
@@ -209,73 +237,87 @@ FILES_TABLE = Model(
         "Publishers": tla_set("run"),
         "Replays": "{}",
         "Compactors": "{}",
-        "Files": tla_set("f1", "f2"),
+        "Files": tla_sequence("f1", "f2"),
         "Records": "1",
-        "Ages": "{1}",
-        "Timeout": "1",
+        "Least": "1",
+        "Settings": _LOWERED,
         "Drift": "0",
         "Slack": "0",
-        "MaxTime": "4",
-        "MaxCrashes": "1",
+        "MaxTime": "3",
+        "MaxCrashes": "0",
+        "MaxReads": "0",
     },
     (
-        {"Drift": "1", "Slack": "1", "MaxTime": "5"},
-        {"Ages": "{1, 2}", "MaxCrashes": "0"},
-        {
-            "Compactors": tla_set("compactor"),
-            "Files": tla_set("f1", "f2", "f3"),
-            "Records": "2",
-            "MaxCrashes": "0",
-            "MaxTime": "1",
-        },
-        {"Publishers": tla_set("run", "replay"), "Replays": tla_set("replay"), "MaxTime": "1"},
+        {"Drift": "1", "Slack": "2", "MaxTime": "4"},
+        {"Settings": "{<<0, 1>>, <<1, 1>>}", "MaxTime": "2", "MaxCrashes": "1"},
+        {"Publishers": tla_set("run", "next run"), "MaxTime": "1"},
+        _READERS,
+        _BESIDE_A_RUN,
+        {**_TWO_COMPACTIONS, "Files": tla_sequence("f1", "f2", "f3", "f4"), "Records": "2"},
+        _REPLAY,
     ),
     (),
     (
         Mistake("age looked at before the transaction"),
-        Mistake("age judged by the vacuum's own settings", {"Ages": "{1, 3}", "MaxTime": "6"}),
+        Mistake("named without a transaction"),
+        Mistake("vacuum reads no leases"),
+        Mistake("lease written after the first file"),
+        Mistake("lease counts for one batch"),
+        Mistake("lease written once"),
         Mistake("manifest read before the listing"),
-        Mistake(
-            "schema read before init",
-            {
-                "Publishers": tla_set("run", "replay"),
-                "Replays": tla_set("replay"),
-                "MaxTime": "1",
-            },
-        ),
-        Mistake(
-            "compaction does not read after init",
-            {
-                "Compactors": tla_set("c1", "c2"),
-                "Files": tla_set("f1", "f2", "f3", "f4"),
-                "Records": "2",
-                "MaxCrashes": "0",
-                "MaxTime": "0",
-            },
-        ),
+        Mistake("clock read last"),
+        Mistake("schema read before init", _REPLAY),
+        Mistake("a replay has its own id", _REPLAY),
+        Mistake("schema read before the manifest", _REPLAY),
+        Mistake("an unknown schema is not waited for", _REPLAY),
+        Mistake("compaction does not read after init", _TWO_COMPACTIONS),
+        Mistake("an output that was named is deleted", _TWO_COMPACTIONS),
+        Mistake("an output does not name what it replaces", _BESIDE_A_RUN),
+        Mistake("readers' time counts from the message", _READERS),
     ),
 )
 
+_NO_SPARK = {"Records": "1", "MaxRebalances": "1", "MaxSpark": "0", "MaxCrashes": "0"}
+
 WORKER_GROUP = Model(
     "WorkerGroup",
-    ("ExactlyOnce", "NobodyLosesByMistake", "Bound"),
-    ("PositionsNeverGoBack", "Progress"),
+    ("ExactlyOnce", "Bound"),
+    (
+        "PositionsNeverGoBack",
+        "WorkersTakeWhatWasAssigned",
+        "OnlyTheOwnerCommits",
+        "SparkLosesToLaterWorkers",
+        "Progress",
+    ),
     {
         "Workers": tla_set("w1", "w2"),
         "Partitions": _ONE_PARTITION,
-        "Records": "2",
-        "MaxRebalances": "2",
+        "Records": "1",
+        "MaxRebalances": "1",
         "MaxSpark": "1",
         "MaxCrashes": "1",
+        "MaxDeletions": "0",
     },
-    (),
-    ({"Partitions": _TWO_PARTITIONS},),
     (
-        Mistake("epoch is not compared"),
-        Mistake("memory kept over a revocation"),
-        Mistake("generations are not compared"),
-        Mistake("a fenced worker takes over again"),
-        Mistake("a worker takes all partitions", {"Partitions": _TWO_PARTITIONS, "Records": "1"}),
+        {**_NO_SPARK, "Records": "2", "MaxRebalances": "2"},
+        {**_NO_SPARK, "MaxDeletions": "1"},
+        {**_NO_SPARK, "Partitions": _TWO_PARTITIONS},
+    ),
+    (
+        {"Records": "2", "MaxRebalances": "2", "MaxDeletions": "1"},
+        {"Partitions": _TWO_PARTITIONS},
+    ),
+    (
+        Mistake("epoch is not compared", _NO_SPARK),
+        Mistake(
+            "memory kept over a revocation",
+            {**_NO_SPARK, "Records": "2", "MaxRebalances": "2"},
+        ),
+        Mistake("a fenced worker lets go", _NO_SPARK),
+        Mistake("a fenced worker takes over again", _NO_SPARK),
+        Mistake("a worker does not look for a run on Spark"),
+        Mistake("generations are compared, and nobody asks", {**_NO_SPARK, "MaxDeletions": "1"}),
+        Mistake("a worker takes all partitions", {**_NO_SPARK, "Partitions": _TWO_PARTITIONS}),
     ),
 )
 

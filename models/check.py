@@ -1,6 +1,7 @@
 """Run TLC on every model: without a mistake no property may fail, with each mistake one must.
 
-``python -m models.check`` checks the sizes of ``make models``; ``--deep`` the larger ones.
+``python -m models.check`` checks the sizes of ``make models``; ``--deep`` the larger ones. It ends
+with 1 when a run is not as expected, and with 2 when the models can't be checked here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ _STATES = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found
 _VIOLATED = re.compile(
     r"Error: (?:Invariant|Action property) (\w+) is violated|(Temporal properties were violated)"
 )
+_DONE = "Model checking completed. No error has been found."
 
 Constants = Mapping[str, str]
 """TLA+ expressions by the name of the constant."""
@@ -88,12 +90,14 @@ class Result:
         violated: the property that failed, or None.
         states: distinct states that were found.
         seconds: of wall clock.
+        trace: how the property fails.
         failure: the text of an error that is no violation.
     """
 
     violated: str | None
     states: int
     seconds: float
+    trace: str = ""
     failure: str = ""
 
 
@@ -102,34 +106,48 @@ def tla_set(*names: str) -> str:
     return "{" + ", ".join(f'"{one}"' for one in names) + "}"
 
 
+def tla_sequence(*names: str) -> str:
+    """A TLA+ sequence of strings."""
+    return "<<" + ", ".join(f'"{one}"' for one in names) + ">>"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the models and print a line for each run; 1 when one is not as expected."""
+    """Check the models and print a line for each run."""
     from models.catalogue import MODELS
 
     parser = argparse.ArgumentParser(prog="python -m models.check", description=__doc__)
     parser.add_argument("--deep", action="store_true", help="the larger sizes, without a mistake")
-    parser.add_argument("--only", metavar="MODULE", help="one model")
+    parser.add_argument("--only", choices=[one.module for one in MODELS], help="one model")
     given = parser.parse_args(arguments)
     models = [one for one in MODELS if given.only in (None, one.module)]
     checks = [check for model in models for check in _checks(model, deep=given.deep)]
     try:
-        jar = artifacts.resolve(TLC)[0]
         java = artifacts.java()
+        (jar, *_) = artifacts.resolve(TLC)
     except OncelyError as error:
-        print(f"the models can't be checked: {error}", file=sys.stderr)
-        return 1
-    wrong = 0
+        print(f"The models can't be checked on this machine: {error}", file=sys.stderr)
+        return 2
     # Two runs at a time: most of them are too short to use two threads each.
-    with ThreadPoolExecutor(1 if given.deep else 2) as pool:
-        results = pool.map(lambda one: run(one, jar, java), checks)
-        for check, result in zip(checks, results, strict=True):
-            expected = not result.failure and (check.mistake is None) == (result.violated is None)
+    return report(checks, lambda one: run(one, jar, java), 1 if given.deep else 2)
+
+
+def report(checks: Sequence[Check], tlc: Callable[[Check], Result], together: int) -> int:
+    """Make all checks and print a line for each; 1 when one is not as expected."""
+    began, wrong = time.monotonic(), 0
+    with ThreadPoolExecutor(together) as pool:
+        for check, result in zip(checks, pool.map(tlc, checks), strict=True):
+            expected = as_expected(check, result)
             wrong += not expected
             print(_line(check, result, expected=expected), flush=True)
-            if not expected and result.failure:
-                print(result.failure)
-    print(f"{len(checks)} runs, {wrong} not as expected")
+            if not expected:
+                print(result.failure or result.trace, end="", flush=True)
+    print(f"{len(checks)} runs, {wrong} not as expected, {time.monotonic() - began:.0f} s")
     return 1 if wrong else 0
+
+
+def as_expected(check: Check, result: Result) -> bool:
+    """A mistake is found, and without one no property fails."""
+    return not result.failure and (check.mistake is None) == (result.violated is None)
 
 
 def _checks(model: Model, *, deep: bool) -> list[Check]:
@@ -142,12 +160,12 @@ def _checks(model: Model, *, deep: bool) -> list[Check]:
     return [*clean, *mistaken]
 
 
-def run(check: Check, jar: Path, java: str) -> Result:
-    """Run TLC in a directory of its own."""
+def run(check: Check, jar: Path, java: str, home: Path = _HERE) -> Result:
+    """Run TLC in a directory of its own; ``home`` holds the modules."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oncely-models-") as name:
         folder = Path(name)
-        write_check(check, folder)
+        write_check(check, folder, home=home)
         workers = str(min(2, os.cpu_count() or 1))
         answer = subprocess.run(
             [*command(java, jar, folder), "-workers", workers, "Checked"],
@@ -156,13 +174,19 @@ def run(check: Check, jar: Path, java: str) -> Result:
             text=True,
             check=False,
         )
-    text = answer.stdout + answer.stderr
-    found = _VIOLATED.search(text)
-    violated = (found[1] or "a temporal property") if found else None
+    return read(answer.stdout + answer.stderr, time.monotonic() - began)
+
+
+def read(text: str, seconds: float) -> Result:
+    """What TLC's output says; whatever is neither a violation nor a success is a failure."""
     counts = _STATES.findall(text)
     states = int(counts[-1][1].replace(",", "")) if counts else 0
-    done = violated is not None or "No error has been found" in text
-    return Result(violated, states, time.monotonic() - began, "" if done else text[-3_000:])
+    if found := _VIOLATED.search(text):
+        violated = found[1] or "a temporal property"
+        return Result(violated, states, seconds, trace=text[found.start() :])
+    if _DONE in text:
+        return Result(None, states, seconds)
+    return Result(None, states, seconds, failure=text[-3_000:] or "TLC has said nothing\n")
 
 
 def command(java: str, jar: Path, folder: Path) -> list[str]:
@@ -173,10 +197,10 @@ def command(java: str, jar: Path, folder: Path) -> list[str]:
     ]
 
 
-def write_check(check: Check, folder: Path, *definitions: str) -> None:
+def write_check(check: Check, folder: Path, *definitions: str, home: Path = _HERE) -> None:
     """Write the module ``Checked``, its configuration, and the model that it extends."""
     module = check.model.module
-    (folder / f"{module}.tla").write_text((_HERE / f"{module}.tla").read_text())
+    (folder / f"{module}.tla").write_text((home / f"{module}.tla").read_text())
     (folder / "Checked.tla").write_text(_module(check, definitions))
     (folder / "Checked.cfg").write_text(_configuration(check))
 
