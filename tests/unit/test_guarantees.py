@@ -44,7 +44,7 @@ def rows() -> Iterator[tuple[str, str]]:
     for line in (repository() / "docs" / "GUARANTEES.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" |")]
         if line.startswith("|") and not line.startswith(("|---", "| promise |")):
-            assert len(cells) == 3, line
+            assert len(cells) == 4, line
             yield cells[0], cells[2]
 
 
