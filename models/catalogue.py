@@ -199,7 +199,7 @@ _LOWERED = "{<<0, 0>>, <<1, 0>>}"
 """max_staging_age is 1 when a run starts and 0 later, or the other way round."""
 
 _COMPACTION = {"Compactors": tla_set("c1"), "Settings": "{<<1, 1>>}", "MaxCrashes": "0"}
-_READERS = {**_COMPACTION, "MaxTime": "4", "MaxReads": "1"}
+_READERS = {**_COMPACTION, "Settings": "{<<0, 1>>}", "MaxTime": "2", "MaxReads": "1"}
 _BESIDE_A_RUN = {
     **_COMPACTION,
     "Files": tla_sequence("f1", "f2", "f3"),
@@ -295,7 +295,7 @@ WORKER_GROUP = Model(
         "Records": "1",
         "MaxRebalances": "1",
         "MaxSpark": "1",
-        "MaxCrashes": "1",
+        "MaxCrashes": "0",
         "MaxDeletions": "0",
     },
     (

@@ -207,6 +207,20 @@ def test_a_commit_whose_answer_is_lost(small: Lake) -> None:
     as_published(small)
 
 
+def test_an_answer_is_lost_and_the_outputs_are_replaced_meanwhile(small: Lake) -> None:
+    """Readers may have found the outputs: they are the vacuum's, as all that was replaced."""
+
+    def replaced_and_lost(producer: Any) -> None:
+        small.batch_of(events("ann", 100, 2), events("bob", 110, 2))
+        assert compact(small.table).inputs == 4
+        lost(producer)
+
+    done = compact(hooked(small, after_commit_transaction=Once(replaced_and_lost)).table)
+    assert (done.inputs, done.outputs, done.dropped) == (10, 2, 0)
+    assert set(named(small).removed) <= small.paths()
+    as_published(small)
+
+
 def test_a_commit_that_never_arrives(small: Lake) -> None:
     hook = Once(lost)
     done = compact(hooked(small, before_commit_transaction=hook).table)

@@ -131,6 +131,17 @@ def test_replaced_files_are_kept_for_readers_by_the_larger_value(own: Lake) -> N
     assert vacuum(hasty.table).for_readers == 1
 
 
+def test_replaced_files_are_kept_for_readers_from_the_end_of_the_transaction_on(own: Lake) -> None:
+    """The broker's time is that of the message; readers find the old file until the commit."""
+    (old,) = own.batch_of(events("ann", 0, 1))
+    own.age(old.path, DONE_FOR + 100)
+    own.topics.publish(removed=[old.path])
+    hasty = own.with_(max_staging_age=-SLACK.total_seconds() - 1)
+    assert hasty.table.place.transaction_timeout > 30
+    kept = vacuum(hasty.table)
+    assert (kept.for_readers, kept.orphans) == (1, ())
+
+
 def test_a_process_has_a_valid_lease_whenever_it_begins_a_batch(
     own: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

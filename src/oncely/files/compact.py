@@ -15,7 +15,8 @@ transaction has a producer instance of its own; its order is the compare-and-set
    process that is paused before has the age refused; one that is paused after has the broker
    abort. Between them ``vacuum`` can't come: see there.
 5. Commit. When its answer is lost, 1 and 2 tell: outputs that are named were published, whole,
-   by that very transaction; or none was, and it is tried again.
+   by that very transaction; or none was, and it is tried again. Another compaction may have
+   replaced the outputs since: then they were published, too, and readers may hold them.
 
 A killed compaction leaves outputs that nobody names, for ``vacuum``. The inputs stay, for readers
 that have looked at the manifest before, and for ``vacuum`` too.
@@ -236,15 +237,16 @@ class _Compaction:
         """One transaction; see the module.
 
         Returns:
-            Those that are part of the table now.
+            Those that were published.
         """
         identity = f"oncely/{self.table.place.pipeline}//compact"
         last: Unavailable | None = None
         for _ in range(_TRIES):
             with self.cluster.transaction(identity, [self.largest]) as transaction:
                 transaction.init()
-                named = self.manifest.settled().files
-                done = [file for file in made if file.path in named]
+                contents = self.manifest.settled()
+                named = contents.files
+                done = [f for f in made if f.path in named or f.path in contents.removed]
                 if done:
                     return done
                 left = [file for file in made if all(path in named for path in file.replaces)]

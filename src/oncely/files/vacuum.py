@@ -13,7 +13,9 @@ Why none of them can be, or become, part of the table; times are the store's clo
    any more: the largest of all leases (:mod:`oncely.sinks.files.leases`) and the file's own count.
    A process whose lease is not in the listing began its batch after the clock was read.
 3. Files that a compaction has replaced are what readers may still be reading, who have looked at
-   the manifest before. They are kept for ``max_staging_age``, the same, from then on.
+   the manifest before. They are kept for ``max_staging_age``, the same, from then on. The broker
+   tells when it got the message; readers find the old file until the transaction has ended, which
+   is up to its timeout later.
 4. A manifest that has lost entries would make orphans of files that are part of the table. So its
    id must be the one that the ledger has noted, before and after it was read: a topic that is made
    again meanwhile has another one. And its log must begin at 0, where it was created: what is only
@@ -119,7 +121,7 @@ def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
     left = now - timedelta(seconds=max(one.max_staging_age for one in limits)) - SLACK
     done_for = left - timedelta(seconds=max(one.transaction_timeout for one in limits))
     unleased = [one for one in stored if one.path not in held]
-    found = _sorted(unleased, contents, done_for, left)
+    found = _sorted(unleased, contents, done_for)
     if not dry_run:
         table.store.delete(one.path for one in found["orphans"])
     others = _roots_below(stored)
@@ -156,7 +158,7 @@ def registered_id(table: Table) -> str:
 
 
 def _sorted(
-    stored: Iterable[Stored], contents: Contents, done_for: datetime, left: datetime
+    stored: Iterable[Stored], contents: Contents, done_for: datetime
 ) -> dict[str, list[Stored]]:
     """The files that no manifest names, by what is to become of them."""
     found: dict[str, list[Stored]] = {
@@ -172,7 +174,7 @@ def _sorted(
         ours = is_file(one.path) or _PROBE.fullmatch(one.path) or limits_of(one.path)
         if not ours or one.path.startswith(others):
             kind = "foreign"
-        elif removed is not None and removed > left.timestamp() * 1000:
+        elif removed is not None and removed > done_for.timestamp() * 1000:
             kind = "for_readers"
         elif one.modified > done_for:
             kind = "young"
