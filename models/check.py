@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m models.check", description=__doc__)
     parser.add_argument("--deep", action="store_true", help="the larger sizes, without a mistake")
-    parser.add_argument("--only", choices=[one.module for one in MODELS], help="one model")
+    parser.add_argument("--only", choices=sorted({one.module for one in MODELS}), help="one model")
     given = parser.parse_args(arguments)
     models = [one for one in MODELS if given.only in (None, one.module)]
     checks = [check for model in models for check in _checks(model, deep=given.deep)]

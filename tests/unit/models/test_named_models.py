@@ -11,8 +11,11 @@ from models.catalogue import MODELS
 
 TOP = Path(__file__).parents[3]
 DECISIONS = sorted((TOP / "docs" / "decisions").glob("*.md"))
-CHECKED = {one.module: {*one.invariants, *one.properties} for one in MODELS}
-MISTAKES = {one.module: {mistake.name for mistake in one.mistakes} for one in MODELS}
+CHECKED: dict[str, set[str]] = {one.module: set() for one in MODELS}
+MISTAKES: dict[str, set[str]] = {one.module: set() for one in MODELS}
+for _model in MODELS:  # a module may be checked for some properties at sizes of their own
+    CHECKED[_model.module] |= {*_model.invariants, *_model.properties}
+    MISTAKES[_model.module] |= {mistake.name for mistake in _model.mistakes}
 _PROPERTY = re.compile(r"`(\w+)`: ((?:`\w+`(?:, )?)+)")
 
 
@@ -44,10 +47,9 @@ def test_the_model_that_a_decision_names_names_the_decision(decision: Path) -> N
         assert decision.name[:4] in (TOP / "models" / f"{module}.tla").read_text()
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda one: one.module)
-def test_every_mistake_is_one_that_the_module_knows(model: object) -> None:
+@pytest.mark.parametrize("module", MISTAKES)
+def test_every_mistake_is_one_that_the_module_knows(module: str) -> None:
     """A misspelt mistake would be an ordinary run."""
-    module = model.module  # type: ignore[attr-defined]
     known = set(re.findall(r'"([^"\n]+)"', (TOP / "models" / f"{module}.tla").read_text()))
     assert MISTAKES[module] <= known
 
