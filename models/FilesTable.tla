@@ -373,7 +373,7 @@ IsAt(step) == vacuum.step \in DOMAIN Steps /\ Steps[vacuum.step] = step
 
 StartVacuum(settings) ==
     /\ vacuum.step = 0
-    /\ now > 0
+    /\ \E f \in DOMAIN store : store[f] < now
     /\ vacuum' = [NoVacuum EXCEPT !.step = 1, !.age = settings[1], !.timeout = settings[2]]
     /\ UNCHANGED <<now, files, table, kafka, proc, reader, left>>
 
@@ -426,6 +426,7 @@ Delete ==
 (* the files within the smallest max_staging_age.                          *)
 ReaderReadsManifest ==
     /\ left.reads > 0
+    /\ Table(Stable) # {}
     /\ reader' = [NoReader EXCEPT !.step = "manifest", !.files = Table(Stable), !.at = now,
                      !.schema = IF Mistake = "schema read before the manifest" THEN schema ELSE {}]
     /\ left' = [left EXCEPT !.reads = @ - 1]
