@@ -518,14 +518,16 @@ Waits(k) ==
     /\ k > replayed
     /\ \A x \in resets : x[1] = letters[k].p => x[2] <= letters[k].epoch
 
-ReplayRead(r, k) ==
+FirstWaiting(k) == Waits(k) /\ \A j \in 1 .. k - 1 : ~Waits(j)
+
+ReplayRead(r) ==
     /\ proc[r].pc = "down"
     /\ left.replays > 0
-    /\ Waits(k)
-    /\ \A j \in 1 .. k - 1 : ~Waits(j)
     /\ \A i \in Ids \ {Replayer} : ~Writes(transaction[i])
     /\ InitIds(r, {Replayer})
-    /\ Set(r, [pc |-> "judged", letter |-> [from |-> replayed, to |-> k, resets |-> resets]])
+    /\ \E k \in 1 .. Len(letters) :
+          /\ FirstWaiting(k)
+          /\ Set(r, [pc |-> "judged", letter |-> [from |-> replayed, to |-> k, resets |-> resets]])
     /\ left' = [left EXCEPT !.replays = @ - 1]
     /\ UNCHANGED <<ledger, group, pipeline, rejects, effects, half>>
 
@@ -632,7 +634,7 @@ Start(r) ==
     \/ OpenAgain(r)
     \/ NoteAsRun(r)
     \/ \E q \in Processes : SameJobTwice(r, q)
-    \/ \E k \in 1 .. Len(letters) : ReplayRead(r, k)
+    \/ ReplayRead(r)
 
 Next ==
     \/ \E r \in Processes : Step(r) \/ Start(r) \/ Crash(r) \/ Stop(r)
