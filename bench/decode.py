@@ -16,8 +16,10 @@ from datetime import datetime, timedelta
 import pyarrow as pa
 import pyarrow.json
 
+from oncely.decode.avro import avro_decoder
+from oncely.decode.avro_schema import Definition
 from oncely.decode.base import Decoder
-from oncely.decode.build import build_decoder
+from oncely.decode.json import JsonDecoder
 from oncely.decode.reference import read_record
 from oncely.decode.schema import parse_schema
 
@@ -84,7 +86,7 @@ def main() -> None:
     joined = b"\n".join(values)
     parse = pyarrow.json.ParseOptions(explicit_schema=schema)
     one_thread = pyarrow.json.ReadOptions(use_threads=False)
-    ours = build_decoder("json", DDL)
+    ours = JsonDecoder(schema)
     best("json, one batch of 20,000", decoding(ours, values))
     best("json, one batch of 10,000", decoding(ours, values[:10_000]), 10_000)
     best("json, 1 in 100 is bad", decoding(ours, spoilt))
@@ -93,7 +95,7 @@ def main() -> None:
         "pyarrow.json, joined buffer",
         lambda: pyarrow.json.read_json(io.BytesIO(joined), one_thread, parse),
     )
-    avro = build_decoder("avro", json.dumps(AVRO))
+    avro = avro_decoder(Definition(json.dumps(AVRO)))
     best("avro, one batch of 20,000", decoding(avro, [avro_value(n) for n in range(BATCH)]))
 
 

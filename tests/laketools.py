@@ -16,7 +16,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.decode.avro_form import avro_schema_of, schema_id
+from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.table import Table
 from oncely.local.kafka import Broker
 from oncely.sinks.files import owner

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncely.decode.avro_form import schema_id
+from oncely.decode.avro_names import schema_id
 from oncely.files.compact import compact
 from oncely.local.kafka import Broker
 from oncely.sinks.files.names import is_file

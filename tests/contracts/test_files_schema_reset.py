@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.core.ranges import OffsetRange
-from oncely.decode.avro_form import arrow_schema_of, avro_schema_of, large
+from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, large
 from oncely.errors import Fenced
 from oncely.local.kafka import Broker
 from oncely.sinks.base import Chunk, Fence, Publication, Written

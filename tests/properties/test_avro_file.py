@@ -14,9 +14,9 @@ import pytest
 from arrow_schemas import schemas, tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from properties.test_avro_form import datums
+from properties.test_avro_names import datums
 
-from oncely.decode.avro_form import avro_schema_of, schema_id
+from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.errors import InvariantViolation
 from oncely.sinks.files import avro_file, parquet_file
 from oncely.sinks.files.avro_file import SCHEMA_ID, AvroFiles

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.decode import plans
-from oncely.decode.avro_form import large
+from oncely.decode.avro_names import large
 from oncely.decode.infer import Inferred, InferringJson
-from oncely.decode.merging import Caps
+from oncely.decode.merging import Caps, widen
 from oncely.decode.schema import same_schema
-from oncely.decode.widening import widen
 
 CAPS = Caps(fields=6, depth=4, name=4)
 

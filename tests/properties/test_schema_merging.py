@@ -12,10 +12,9 @@ from arrow_schemas import NAMES, rows, types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncely.decode.avro_form import avro_name, avro_schema_of, is_large, large
-from oncely.decode.merging import NO_CAPS, CannotMerge, merge
-from oncely.decode.shapes import LARGE, NOTHING, schema_of, settled, shape_of
-from oncely.decode.widening import widen
+from oncely.decode.avro_names import avro_name, avro_schema_of, is_large, large
+from oncely.decode.merging import NO_CAPS, CannotMerge, merge, widen
+from oncely.decode.schema_tree import LARGE, NOTHING, schema_of, settled, tree_of
 
 LEAVES = [pa.int64(), pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.int32(), pa.float32()]
 OPEN = [*LEAVES, pa.null(), pa.list_(pa.null()), pa.struct([])]
@@ -93,7 +92,7 @@ def unordered_or_none(schema: pa.Schema | None) -> Any:
 
 @given(few(OPEN), few(OPEN))
 def test_what_is_known_twice_is_known(one: pa.Schema, other: pa.Schema) -> None:
-    known = schema_of(settled(shape_of(one), NOTHING).columns)
+    known = schema_of(settled(tree_of(one), NOTHING)[0])
     assert outcome(known, known) is known
     merged = outcome(known, other)
     if merged is not None:
@@ -215,6 +214,6 @@ def fill(value: Any, arrow: pa.DataType) -> Any:
 
 @given(st.dictionaries(NAMES, types(), min_size=1, max_size=4).map(pa.schema))
 def test_the_text_is_no_longer_than_it_is_taken_for(schema: pa.Schema) -> None:
-    assert len(avro_schema_of(schema)) <= shape_of(schema).text
-    assert schema_of(shape_of(schema)) == schema
+    assert len(avro_schema_of(schema)) <= tree_of(schema).size.text
+    assert schema_of(tree_of(schema)) == schema
     assert merge(pa.schema([]), schema, NO_CAPS) == schema

@@ -11,7 +11,7 @@ from oncely.cli import screen
 from oncely.cli.files import chosen
 from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, RIGHT, show
-from oncely.decode.avro_form import arrow_schema_of
+from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import WrongInput
 from oncely.files.schema_reset import SchemaReset, reset_schema

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from oncely.decode.avro_binary import BROKEN, Corrupt, Reader, explain
-from oncely.decode.avro_resolve import Incompatible, compile_reader
+from oncely.decode.avro_read import BROKEN, Corrupt, Incompatible, Reader, compile_reader, explain
 from oncely.decode.avro_schema import AvroSchema, Definition, NoSchema, to_arrow
-from oncely.decode.base import Decoded
-from oncely.decode.columns import Columns, fit, leaf
-from oncely.decode.gather import Gather, Slice, no_gc, slices
-from oncely.decode.reference import Refused
+from oncely.decode.base import Decoded, Refused
+from oncely.decode.collector import BytesDecoder, read_each
+from oncely.decode.columns import Columns, Leaf, Piece, fit
 from oncely.decode.registry import Registry, UnknownSchema
 from oncely.decode.times import checked
 from oncely.errors import ConfigError
@@ -24,8 +22,8 @@ from oncely.errors import ConfigError
 _HEAD = 5  # a zero byte, then the schema's id in four, big-endian
 
 
-@dataclass(frozen=True)
-class AvroDecoder:
+@dataclass(frozen=True, kw_only=True)
+class AvroDecoder(BytesDecoder):
     """Decodes records that are one Avro datum each, and nothing behind it.
 
     Without a ``registry`` each value is a bare datum of the schema (not a container file). With
@@ -34,58 +32,35 @@ class AvroDecoder:
 
     A null or empty value, an id that the registry doesn't know (HTTP 404) or that is no Avro, a
     writer's schema that can't be resolved, bytes that are no datum, and bytes left over are
-    rejections. See :mod:`oncely.decode.avro_binary` for how strict. A registry that doesn't
+    rejections. See :mod:`oncely.decode.avro_read` for how strict. A registry that doesn't
     answer is :class:`oncely.errors.Unavailable`, raised by ``decode``: no record is to blame.
 
     Attributes:
         definition: the reader's schema.
-        schema: its columns.
         registry: where the writers' schemas are.
-        column: which bytes of the record are read, ``value`` or ``key``.
     """
 
     definition: Definition
-    schema: pa.Schema
     registry: Registry | None = None
-    column: str = "value"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The columns of the records that are read."""
-        return frozenset({self.column})
 
     def decode(self, records: pa.Table) -> Decoded:
         """Decode every record: a row or a rejection.
 
         Raises:
             Unavailable: the registry doesn't answer.
-            ConfigError: the registry refuses us.
+            ConfigError: the registry refuses the login.
         """
-        gather = Gather(self.schema)
-        with no_gc():
-            for part in slices(records[self.column]):
-                self._decode_slice(part, gather)
+        decoded = super().decode(records)
         # An unknown id may be known when the next batch comes.
         for schema_id in [i for i, found in self._readers.items() if isinstance(found, str)]:
             del self._readers[schema_id]
-        return gather.decoded()
+        return decoded
 
-    def _decode_slice(self, part: Slice, gather: Gather) -> None:
-        rows: list[Any] = []
-        good: list[int] = []
-        refused: dict[int, str] = {}
-        for record, data in enumerate(part.values.to_pylist(), part.first):
-            try:
-                rows.append(self._datum(data))
-                good.append(record)
-            except Refused as error:
-                refused[record] = str(error)
-        of = np.array(good, np.int64)
+    def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
+        rows, good, refused = read_each(values.to_pylist(), self._datum)
         fitted = fit(rows, self._batch)
-        refused |= {good[row]: why for row, why in fitted.misfits.items()}
-        gather.rows([(of[at], batch) for at, batch in fitted.pieces])
-        for record in sorted(refused):
-            gather.reject(record, refused[record])
+        refused |= {int(good[row]): why for row, why in fitted.misfits.items()}
+        return [(good[at], batch) for at, batch in fitted.pieces], refused
 
     def _datum(self, data: bytes | None) -> Any:
         if not data:
@@ -140,19 +115,9 @@ class AvroDecoder:
     def _bare(self) -> Reader:
         return compile_reader(self._reader, self._reader)
 
-    @cached_property
-    def _is_record(self) -> bool:
-        return self._reader.nullable(self._reader.root)[0].kind == "record"
-
     def _batch(self, rows: Any) -> pa.RecordBatch:
-        if not self._is_record:
-            return _BY_INDEX.batch(self.schema, [rows])
         lists = [[row[index] for row in rows] for index in range(len(self.schema))]
         return _BY_INDEX.batch(self.schema, lists)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Compiled readers are closures; each process makes its own.
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def avro_decoder(
@@ -160,16 +125,14 @@ def avro_decoder(
     *,
     registry: Registry | None = None,
     column: str = "value",
-    name: str = "",
     key: str = "decode.schema",
 ) -> AvroDecoder:
     """Make a decoder whose rows are the columns of ``definition``.
 
     Args:
-        definition: the reader's schema: a record, or with ``name`` any other type.
+        definition: the reader's schema, a record.
         registry: where records name their writers' schemas, if they do.
         column: ``value`` or ``key``.
-        name: the one column's name when the schema is no record.
         key: the key of the pipeline file that errors name.
 
     Raises:
@@ -179,10 +142,42 @@ def avro_decoder(
         parsed = AvroSchema.parse(definition)
     except NoSchema as error:
         raise ConfigError(key, f"this is no Avro schema: {error}") from None
-    return AvroDecoder(definition, to_arrow(parsed, name=name, key=key), registry, column)
+    return AvroDecoder(
+        schema=to_arrow(parsed, key=key),
+        column=column,
+        definition=definition,
+        registry=registry,
+    )
 
 
-_RANGED = leaf(lambda values, arrow: checked(pa.array(values, arrow)))
+def latest_avro_decoder(
+    registry: Registry, topics: Sequence[str], *, column: str = "value", key: str = "decode.schema"
+) -> AvroDecoder:
+    """Make a decoder of the newest schema of each topic's subject, ``<topic>-<column>``.
+
+    Raises:
+        ConfigError: a subject is missing, or two subjects have different columns.
+        Unavailable: the registry doesn't answer.
+    """
+    way_out = f"give {key}, the path of a schema file (.avsc)"
+    decoders: dict[str, AvroDecoder] = {}
+    for subject in (f"{topic}-{column}" for topic in topics):
+        try:
+            latest = registry.latest(subject)
+        except UnknownSchema as error:
+            raise ConfigError(key, str(error), way_out=way_out) from None
+        decoders[subject] = avro_decoder(latest, registry=registry, column=column, key=key)
+    if not decoders:
+        raise ConfigError(key, "without topics no subject", way_out=way_out)
+    (subject, first), *others = decoders.items()
+    for other, decoder in others:
+        if decoder.schema != first.schema:
+            problem = f"subjects {subject} and {other} have different columns"
+            raise ConfigError(key, problem, way_out=way_out)
+    return first
+
+
+_RANGED = Leaf(lambda values, arrow: checked(pa.array(values, arrow)))
 _BY_INDEX = Columns(
     pick=lambda index, _: operator.itemgetter(index),
     leaves={arrow.id: _RANGED for arrow in (pa.date32(), pa.timestamp("us"), pa.time64("us"))},

@@ -30,15 +30,23 @@ import pyarrow as pa
 
 from oncely.errors import ConfigError
 
-INSTANTS = {"timestamp-millis": 1000, "timestamp-micros": 1, "timestamp-nanos": -1000}
-"""Logical types of long that are instants: microseconds in one, or minus how many make one."""
-LOCALS = {f"local-{name}": unit for name, unit in INSTANTS.items()}
-"""The same without a time zone."""
-TIMES = {"time-millis": 1000, "time-micros": 1}
-"""Times of day; the first is an int."""
-_MOST_DIGITS = 38
-_DEEPEST = 32
-
+_SCALES = {"millis": 1000, "micros": 1, "nanos": -1000}
+UNITS = {
+    "time-millis": 1000,
+    "time-micros": 1,
+    **{f"timestamp-{unit}": scale for unit, scale in _SCALES.items()},
+    **{f"local-timestamp-{unit}": scale for unit, scale in _SCALES.items()},
+}
+"""Logical types that count time: microseconds in one, or minus how many make one."""
+_LOGICAL: dict[tuple[str, str], pa.DataType] = {
+    ("int", "date"): pa.date32(),
+    ("int", "time-millis"): pa.time64("us"),
+    ("long", "time-micros"): pa.time64("us"),
+    **{("long", f"timestamp-{unit}"): pa.timestamp("us", tz="UTC") for unit in _SCALES},
+    **{("long", f"local-timestamp-{unit}"): pa.timestamp("us") for unit in _SCALES},
+    ("string", "uuid"): pa.string(),
+    ("fixed", "uuid"): pa.string(),
+}
 _PLAIN: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -50,6 +58,9 @@ _PLAIN: dict[str, pa.DataType] = {
     "fixed": pa.binary(),
     "enum": pa.string(),
 }
+_MOST_DIGITS = 38
+DEEPEST = 32
+"""How many types may lie in one another."""
 
 
 class Definition(NamedTuple):
@@ -61,7 +72,7 @@ class Definition(NamedTuple):
 
 BEYOND_DOUBLE = "oncely.beyond_double"
 """An attribute of ``long``, and a key in the metadata of the Arrow field: the column has held
-numbers beyond 2^53 (see :data:`oncely.decode.shapes.LARGE`)."""
+numbers beyond 2^53 (see :data:`oncely.decode.merging.LARGE`)."""
 LARGE_FIELD = {BEYOND_DOUBLE: "true"}
 """The metadata of such an Arrow field."""
 
@@ -145,24 +156,14 @@ class Node:
     def logical(self) -> str:
         """The logical type that is valid on this type, or an empty text."""
         name = self.attributes.get("logicalType")
-        valid = {
-            "int": ("date", "time-millis"),
-            "long": (*INSTANTS, *LOCALS, "time-micros"),
-            "string": ("uuid",),
-            "bytes": ("decimal",),
-            "fixed": ("decimal", "uuid"),
-        }.get(self.kind, ())
-        if not isinstance(name, str) or name not in valid:
+        if name == "decimal" and self.kind in ("bytes", "fixed"):
+            digits, scale = self.attributes.get("precision"), self.attributes.get("scale", 0)
+            if isinstance(digits, int) and isinstance(scale, int):
+                return name if digits > 0 and 0 <= scale <= digits else ""
             return ""
-        if name == "uuid" and self.kind == "fixed" and self.attributes["size"] != 16:
+        if not isinstance(name, str) or (self.kind, name) not in _LOGICAL:
             return ""
-        return name if name != "decimal" or self._is_decimal() else ""
-
-    def _is_decimal(self) -> bool:
-        digits, scale = self.attributes.get("precision"), self.attributes.get("scale", 0)
-        if not isinstance(digits, int) or not isinstance(scale, int):
-            return False
-        return digits > 0 and 0 <= scale <= digits
+        return name if self.kind != "fixed" or self.attributes["size"] == 16 else ""
 
     @property
     def name(self) -> str:
@@ -170,18 +171,16 @@ class Node:
         return str(self.attributes["name"])
 
 
-def to_arrow(schema: AvroSchema, *, name: str, key: str) -> pa.Schema:
-    """The columns of a record; of any other type, one column called ``name``.
+def to_arrow(schema: AvroSchema, *, key: str) -> pa.Schema:
+    """The columns of a record.
 
     Raises:
-        ConfigError: a type has no column, or ``name`` is needed and empty.
+        ConfigError: it is no record, or a type has no column; ``key`` names the setting.
     """
     try:
         top, nullable = schema.nullable(schema.root)
         if top.kind != "record":
-            if not name:
-                raise NoSchema(f"it is no record but {top.kind}, so its column needs a name")
-            return pa.schema([_field(schema, name, schema.root, ())])
+            raise NoSchema(f"it is no record but {top.kind}")
         if nullable:
             raise NoSchema("a union of null and a record is no table")
         return pa.schema(list(_struct(schema, top, ())))
@@ -208,8 +207,8 @@ def _type(schema: AvroSchema, node: Node, inside: tuple[str, ...]) -> pa.DataTyp
         return _logical(node) or _PLAIN[node.kind]
     if node.kind == "record":
         return _struct(schema, node, inside)
-    if len(inside) > _DEEPEST:
-        raise NoSchema(f"it is nested more than {_DEEPEST} deep")
+    if len(inside) > DEEPEST:
+        raise NoSchema(f"it is nested more than {DEEPEST} deep")
     if node.kind == "array":
         return pa.list_(_field(schema, "item", node.attributes["items"], (*inside, "")))
     if node.kind == "map":
@@ -229,16 +228,9 @@ def _struct(schema: AvroSchema, node: Node, inside: tuple[str, ...]) -> pa.Struc
 
 
 def _logical(node: Node) -> pa.DataType | None:
-    logical = node.logical
-    if logical in INSTANTS:
-        return pa.timestamp("us", tz="UTC")
-    if logical in LOCALS:
-        return pa.timestamp("us")
-    if logical in TIMES:
-        return pa.time64("us")
-    if logical == "decimal":
-        digits, scale = node.attributes["precision"], node.attributes.get("scale", 0)
-        if digits > _MOST_DIGITS:
-            raise NoSchema(f"a decimal of {digits} digits; columns hold up to {_MOST_DIGITS}")
-        return pa.decimal128(digits, scale)
-    return {"date": pa.date32(), "uuid": pa.string()}.get(logical)
+    if node.logical != "decimal":
+        return _LOGICAL.get((node.kind, node.logical))
+    digits, scale = node.attributes["precision"], node.attributes.get("scale", 0)
+    if digits > _MOST_DIGITS:
+        raise NoSchema(f"a decimal of {digits} digits; columns hold up to {_MOST_DIGITS}")
+    return pa.decimal128(digits, scale)

@@ -1,4 +1,4 @@
-"""The port that every decoder fills: one outcome for one record, whatever its bytes.
+"""The port that every decoder fills: one outcome for each record, whatever its bytes.
 
 Records come as an Arrow table with the columns of :data:`RECORD_COLUMNS` that the decoder
 ``needs`` (always ``value``). A record is named by its index in that table.
@@ -19,8 +19,12 @@ Stage = Literal["decode", "transform", "write"]
 """Where a record was refused."""
 
 
+class Refused(Exception):
+    """A record can't become a row; the text is the rejection's reason."""
+
+
 class Rejection(NamedTuple):
-    """One record that can't become a row, by its index among the records, and why."""
+    """A record that can't become a row, by its index among the records, and why."""
 
     record: int
     stage: Stage
@@ -56,7 +60,12 @@ class Decoder(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Which of :data:`RECORD_COLUMNS` it reads."""
+        """The names in :data:`RECORD_COLUMNS` that the decoder reads."""
 
     def decode(self, records: pa.Table) -> Decoded:
-        """Decode ``records``. Never raises for the content of a record: that is a rejection."""
+        """Decode ``records``. Never raises for the content of a record: that is a rejection.
+
+        Raises:
+            Unavailable: a service that the decoder needs does not answer.
+            ConfigError: a service refuses the configured login.
+        """

@@ -1,8 +1,7 @@
-"""Python values to Arrow columns, and what to do when a column doesn't take one of them.
+"""Lists of Python values to Arrow columns, without the values that a column refuses.
 
-Whoever decodes record by record ends with lists of Python values. Turning a whole list into a
-column is the fast way, but one bad value fails all of it. So a column that fails says which of
-its values it doesn't take, and :func:`fit` builds the rest without their records.
+Turning a whole list into a column is fast, but a single bad value fails all of it. So a column
+that fails names the values that it refuses, and :func:`fit` builds the rest without their rows.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import pyarrow as pa
 
 Values = Sequence[Any]
 Positions = npt.NDArray[np.int64]
-Pick = Callable[[int, str], Callable[[Any], Any]]
-"""How to get a member out of a struct's value, by its index and its name; missing is None."""
+Piece = tuple[Positions, pa.RecordBatch]
+"""Rows, after their records' positions (ascending)."""
 
 _REFUSALS = (
     pa.ArrowInvalid,
@@ -27,15 +26,15 @@ _REFUSALS = (
     pa.ArrowNotImplementedError,
     OverflowError,
     ValueError,
-)  # what Arrow raises for a value that a column doesn't take; anything else is a defect
+)  # what Arrow raises for a value that a column refuses; anything else is a defect
 
 
 class Misfits(Exception):
-    """A column doesn't take some of its values.
+    """A column refuses some of its values.
 
     Attributes:
-        positions: which of the values, ascending; empty when it is none of them alone.
-        why: what is wrong with them, beginning with the way down from the column's name.
+        positions: of these values, ascending; empty when no value alone is refused.
+        why: the problem, beginning with the path below the column's name.
     """
 
     def __init__(self, positions: Positions, why: str) -> None:
@@ -43,7 +42,7 @@ class Misfits(Exception):
         self.positions, self.why = positions, why
 
     def of(self, owner: Positions | None, step: str) -> Misfits:
-        """The same, seen from one level up: ``owner`` maps positions to the parent's."""
+        """The same in the parent's terms: ``owner`` maps positions to the parent's."""
         positions = self.positions if owner is None else np.unique(owner[self.positions])
         return Misfits(positions, f"{step}{self.why}")
 
@@ -53,31 +52,32 @@ class Leaf(NamedTuple):
 
     Attributes:
         make: values to a column; raises what Arrow raises.
-        blame: positions of values that ``make`` doesn't take, ascending, asked after it has
-            failed. It need not name all of them at once: what is left is tried again.
+        blame: positions of values that ``make`` refuses, ascending, called after it has failed.
+            It need not name all of them at once: the rest is tried again. None: each value of
+            which ``make`` can't make a column alone.
     """
 
     make: Callable[[Values, pa.DataType], pa.Array]
-    blame: Callable[[Values, pa.DataType], list[int]]
+    blame: Callable[[Values, pa.DataType], list[int]] | None = None
 
+    def refused(self, values: Values, arrow: pa.DataType) -> Positions:
+        """Positions of values that the column refuses."""
+        blame = self.blame or self.one_by_one
+        return np.array(blame(values, arrow), np.int64)
 
-def leaf(make: Callable[[Values, pa.DataType], pa.Array]) -> Leaf:
-    """A leaf that is to blame for every value of which it can't make a column alone."""
+    def one_by_one(self, values: Values, arrow: pa.DataType) -> list[int]:
+        """Positions of values that don't make a column alone."""
+        return [at for at, value in enumerate(values) if not self._fits(value, arrow)]
 
-    def fits(value: Any, arrow: pa.DataType) -> bool:
+    def _fits(self, value: Any, arrow: pa.DataType) -> bool:
         try:
-            make([value], arrow)
+            self.make([value], arrow)
         except _REFUSALS:
             return False
         return True
 
-    def blame(values: Values, arrow: pa.DataType) -> list[int]:
-        return [position for position, value in enumerate(values) if not fits(value, arrow)]
 
-    return Leaf(make, blame)
-
-
-_PLAIN = leaf(pa.array)
+_PLAIN = Leaf(pa.array)
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,12 @@ class Columns:
     """Builds columns of any type, nested ones from their members' columns.
 
     Attributes:
-        pick: takes structs apart; a list is an iterable with a length, a map has keys and values.
+        pick: makes a getter of a struct's member from its index and name; a missing member is
+            None. A list is an iterable with a length, a map has keys and values.
         leaves: by Arrow type id, where :func:`pyarrow.array` alone won't do.
     """
 
-    pick: Pick
+    pick: Callable[[int, str], Callable[[Any], Any]]
     leaves: Mapping[int, Leaf] = field(default_factory=dict)
 
     def batch(self, schema: pa.Schema, values: Sequence[Values]) -> pa.RecordBatch:
@@ -98,12 +99,10 @@ class Columns:
         Raises:
             Misfits: some don't fit; positions are rows.
         """
-        columns = []
-        for column, column_values in zip(schema, values, strict=True):
-            try:
-                columns.append(self.build(column.type, column_values))
-            except Misfits as misfits:
-                raise misfits.of(None, column.name) from None
+        columns = [
+            self._child(column.type, column_values, column.name)
+            for column, column_values in zip(schema, values, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def build(self, arrow: pa.DataType, values: Values) -> pa.Array:
@@ -117,13 +116,19 @@ class Columns:
         if pa.types.is_map(arrow):
             return self._map(arrow, values)
         if pa.types.is_list(arrow):
-            return self._list(arrow, values)
+            items = self._items(arrow.value_type, values, values)
+            return pa.ListArray.from_arrays(_offsets(values), items, type=arrow)
         leaf = self.leaves.get(arrow.id, _PLAIN)
         try:
             return leaf.make(values, arrow)
         except _REFUSALS as error:
-            positions = np.array(leaf.blame(values, arrow), np.int64)
-            raise Misfits(positions, f": {error}") from None
+            raise Misfits(leaf.refused(values, arrow), f": {error}") from None
+
+    def _child(self, arrow: pa.DataType, values: Values, step: str) -> pa.Array:
+        try:
+            return self.build(arrow, values)
+        except Misfits as misfits:
+            raise misfits.of(None, step) from None
 
     def _struct(self, arrow: pa.StructType, values: Values) -> pa.Array:
         fields = [arrow.field(i) for i in range(arrow.num_fields)]
@@ -131,16 +136,9 @@ class Columns:
         for index, child in enumerate(fields):
             get = self.pick(index, child.name)
             members = [None if value is None else get(value) for value in values]
-            try:
-                children.append(self.build(child.type, members))
-            except Misfits as misfits:
-                raise misfits.of(None, f".{child.name}") from None
+            children.append(self._child(child.type, members, f".{child.name}"))
         nulls = pa.array([value is None for value in values], pa.bool_())
         return pa.StructArray.from_arrays(children, fields=fields, mask=nulls)
-
-    def _list(self, arrow: pa.ListType, values: Values) -> pa.Array:
-        items = self._items(arrow.value_type, values, values)
-        return pa.ListArray.from_arrays(_offsets(values), items, type=arrow)
 
     def _map(self, arrow: pa.MapType, values: Values) -> pa.Array:
         keys = [None if value is None else value.keys() for value in values]
@@ -168,16 +166,15 @@ def _offsets(values: Values) -> pa.Array:
     return pa.array([*starts, ends[-1]], pa.int32())
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What :func:`fit` made of some rows: each is in one piece or among the misfits.
+class Fitted(NamedTuple):
+    """The outcome of :func:`fit`: each row is in one piece or among the misfits.
 
     Attributes:
-        pieces: positions of the rows, ascending, and their columns; ascending as a whole.
-        misfits: position of a row to why it is none, ascending.
+        pieces: positions of rows, and their columns; ascending as a whole.
+        misfits: position of a refused row to the reason, ascending.
     """
 
-    pieces: list[tuple[Positions, pa.RecordBatch]]
+    pieces: list[Piece]
     misfits: dict[int, str]
 
 
@@ -185,10 +182,10 @@ def fit(rows: Sequence[Any], build: Callable[[Sequence[Any]], pa.RecordBatch]) -
     """Build columns of as many rows as possible.
 
     Rows that are named as misfits are left out, and the rest is built again: at most once for
-    each column and level. When no row alone is to blame (a column of more bytes than Arrow's
+    each column and level. When no row alone is refused (a column of more bytes than Arrow's
     offsets reach), the rows are halved.
     """
-    pieces: list[tuple[Positions, pa.RecordBatch]] = []
+    pieces: list[Piece] = []
     misfits: dict[int, str] = {}
     todo = [np.arange(len(rows))] if len(rows) else []
     while todo:

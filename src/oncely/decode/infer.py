@@ -1,23 +1,48 @@
-"""JSON records to columns that nobody has named: the rules, and who is asked when."""
+"""JSON records to columns that nobody has named: the rules, and a run through some records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
-from oncely.decode.base import Rejection
-from oncely.decode.gather import Slice, no_gc, slices
-from oncely.decode.inferring import Judge, Part, Run
-from oncely.decode.merging import Caps
-from oncely.decode.plans import Plans
+from oncely.decode.base import Refused, Rejection
+from oncely.decode.collector import Slice, no_gc, readable, slices
+from oncely.decode.columns import Columns, Leaf, Positions
+from oncely.decode.merging import Caps, Grown, grow, widen
+from oncely.decode.plans import CELLS, Plan, Plans
+from oncely.decode.schema_tree import NOTHING
 from oncely.decode.scopes import Scope, ScopeReader
 
 _SECTION_BYTES = 128 * 1024 * 1024
 """Parts are put together at the end of a section; this keeps a column's texts below 2 GiB."""
+_FIRST_QUOTA, _MORE = 4, 8
+"""How many records of a scope are read alone before the others are tried again, and how many
+times as many the next time."""
+
+Judge = Callable[[Mapping[str, Any]], str | None]
+"""See :class:`InferringJson`."""
+
+
+class Part(NamedTuple):
+    """Rows of one scope.
+
+    Attributes:
+        scope: the scope.
+        schema: their columns; the scope's after the last of its records.
+        rows: in record order.
+        row_record: the index of each row's record, ascending.
+    """
+
+    scope: Scope
+    schema: pa.Schema
+    rows: pa.Table
+    row_record: pa.Int64Array
 
 
 class Inferred(NamedTuple):
@@ -37,34 +62,34 @@ class Inferred(NamedTuple):
 
 @dataclass(frozen=True)
 class InferringJson:
-    """Decodes records that are one JSON object each, and finds out their columns.
+    """Decodes records that are one JSON object each, and infers their columns.
 
-    What is JSON is said by :class:`oncely.decode.json.JsonDecoder`; so are the types. Records
-    have a scope each, the values of ``scope_columns``, and every scope has a schema of its own:
+    :class:`oncely.decode.json.JsonDecoder` says what JSON is, and so are the types. Records have
+    a scope each, the values of ``scope_columns``, and every scope has a schema of its own:
 
-    - A member's type is what its first value says: a text is a STRING (also one that looks like
+    - A member's type is that of its first value: a text is a STRING (also one that looks like
       a date), true is a BOOLEAN, a number without point and exponent a BIGINT, any other number
       a DOUBLE, an object a STRUCT, an array an ARRAY.
-    - Null, an empty array, an object without anything else in it say nothing: such a member is
+    - Null, an empty array, an object without anything else in it have no type: such a member is
       no column until another record has a value there, and this record's row has null there.
     - A BIGINT that meets a number with a point becomes a DOUBLE, from that record on, unless it
       has held a number beyond 2^53: not all of these equal a DOUBLE, and none is ever rounded.
       For the same reason a DOUBLE takes a whole number only if that equals a DOUBLE.
     - A whole number beyond 64 bits is refused unless its column is a DOUBLE by then.
-    - A value of another type than its column's is a conflict: the record is refused, and nothing
-      is learned from it. So the first record counts, not the majority.
-    - Nor is anything learned from a record that ``judge`` refuses: it will be no row either.
-    - A record is a row of the schema that it leaves behind. When the schema would be larger than
-      the caps, the record is refused. So is an object without any value before a column is known.
+    - A value of another type than its column's is a conflict: the record is refused, and the
+      schema stays as it is. So the first record counts, not the majority.
+    - The schema stays as it is after a record that ``judge`` refuses, too: it will be no row.
+    - A record is a row of the schema after it. When the schema would be larger than the caps,
+      the record is refused. So is an object without any value before a column is known.
 
     How records are cut into calls makes no difference, but for how far a part's schema has grown.
-    That is what makes it fast: a record that fits the schema that is known *now* may be decoded
-    before an earlier one that doesn't. It fits every schema that grows from it, its row is the
-    same when widened, and it adds nothing that the earlier one could meet.
+    So a record that fits the schema that is known *now* may be decoded before an earlier one that
+    doesn't: it fits every schema that grows from it, its row is the same when widened, and it
+    adds nothing that the earlier one could meet.
 
     Attributes:
         scope_columns: names of members; with none, all records have the scope ``()``.
-        caps: what a schema may grow to.
+        caps: the largest schema.
         judge: says why a record can't be written although it can be decoded, or None. It is asked
             about records that would make a schema grow, and no others.
     """
@@ -78,21 +103,19 @@ class InferringJson:
 
         Args:
             values: binary or large_binary, the records.
-            known: schemas by scope, of types that :func:`oncely.decode.avro_form.storable` gives.
+            known: schemas by scope, of types that :func:`oncely.decode.avro_names.storable` gives.
         """
-        parts: list[Part] = []
-        rejections: list[Rejection] = []
-        book = dict(known)
+        found = Inferred([], [], dict(known))
         self._plans.forget()
         with no_gc():
             for section in _sections(values):
-                run = Run(self._scopes, self.caps, self._plans, book, self.judge)
+                run = _Run(self, found.known)
                 for part in section:
-                    run.slice(part)
-                parts += run.parts()
-                rejections += run.rejections()
-                book.update(run.grown())
-        return Inferred(parts, rejections, book)
+                    run.add(part)
+                found.parts.extend(run.parts())
+                found.rejections.extend(sorted(run.rejections))
+                found.known.update(run.grown())
+        return found
 
     @cached_property
     def _scopes(self) -> ScopeReader:
@@ -117,3 +140,247 @@ def _sections(values: pa.ChunkedArray) -> Iterator[list[Slice]]:
         section.append(part)
         size += part.values.nbytes
     yield section
+
+
+class _Scope:
+    """The schema of one scope, and the records of it that were read alone.
+
+    Attributes:
+        plan: the fast decoder of the schema; None before the first row.
+        columns: the schema now; ahead of ``plan`` until :meth:`settle`.
+        tried: the stamp of the plan that the slice's pending records were last tried with.
+        records, rows: records that were read alone, and their rows.
+    """
+
+    def __init__(self, plan: Plan | None) -> None:
+        self.plan = plan
+        self.columns = plan.columns if plan else NOTHING
+        self.tried = 0
+        self.records: list[int] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def settle(self, plans: Plans) -> Plan | None:
+        """The plan of the schema now."""
+        if self.columns is not (self.plan.columns if self.plan else NOTHING):
+            self.plan = plans.grown(self.columns, self.plan)
+            self.columns = self.plan.columns
+        return self.plan
+
+    def grow(self, grown: Grown) -> bool:
+        """Take over the columns after a record; whether rows of a fast decoder are void.
+
+        They are when a member that had no value has become a column: one of them may have an
+        empty array there, which is no column's value before, and a value or a conflict after.
+        """
+        before, self.columns = self.columns, grown.columns
+        if grown.columns is not before:
+            return self.plan is not None and self.plan.concerns(before, grown.columns)
+        if self.plan is not None and self.plan.columns is before:
+            self.plan.learn(grown.members)
+        return False
+
+
+class _Rows(NamedTuple):
+    """Rows of any scopes that share a plan: their records, scopes and columns."""
+
+    records: Positions
+    codes: Positions
+    rows: pa.RecordBatch
+
+    def taken(self, positions: Positions) -> _Rows:
+        if len(positions) == len(self.records):
+            return self
+        rows = self.rows.take(pa.array(positions))
+        return _Rows(self.records[positions], self.codes[positions], rows)
+
+
+class _Run:
+    """Reads records in their order, slice by slice: schemas grow, rows are collected.
+
+    A record is known by its index among all records, a scope by its code.
+    """
+
+    def __init__(self, decoder: InferringJson, known: Mapping[Scope, pa.Schema]) -> None:
+        self._reader, self._plans = decoder._scopes, decoder._plans
+        self._caps, self._judge, self._known = decoder.caps, decoder.judge, known
+        self._codes: dict[Scope, int] = {}
+        self._scopes: list[_Scope] = []
+        self._rows: list[_Rows] = []
+        self.rejections: list[Rejection] = []
+
+    def add(self, part: Slice) -> None:
+        """Take the next records.
+
+        Records that fit the schema go fast, and may overtake those that don't; see
+        :class:`InferringJson` for why that is the same. The others are read alone, in order
+        within their scope. After a few the rest is tried again: the schema has grown.
+        """
+        found = self._reader.read(part.values)
+        for index, why in found.refused.items():
+            self._refuse(part.first + index, why)
+        for known in self._scopes:
+            known.tried = 0
+        own = np.array([self._code(scope) for scope in found.scopes] or [0], np.int64)
+        codes = np.where(found.codes < 0, -1, own[found.codes])
+        pending = np.flatnonzero(codes >= 0)
+        quota = _FIRST_QUOTA
+        begun = len(self._rows)
+        while len(pending):
+            unsure = self._fast(part, codes, pending)
+            pending = self._slow(part, codes, unsure, quota, begun)
+            quota *= _MORE
+
+    def _refuse(self, record: int, why: str) -> None:
+        self.rejections.append(Rejection(record, "decode", readable(why)))
+
+    def _code(self, scope: Scope) -> int:
+        code = self._codes.setdefault(scope, len(self._scopes))
+        if code == len(self._scopes):
+            schema = self._known.get(scope)
+            self._scopes.append(_Scope(None if schema is None else self._plans.of(schema)))
+        return code
+
+    def _fast(self, part: Slice, codes: Positions, pending: Positions) -> Positions:
+        """Decode the records that fit; the others, ascending."""
+        plans: dict[int, Plan] = {}
+        used, inverse = np.unique(codes[pending], return_inverse=True)
+        stamps = np.zeros(len(used), np.int64)
+        for index, code in enumerate(used.tolist()):
+            scope = self._scopes[code]
+            plan = scope.settle(self._plans)
+            if plan is not None and plan.stamp != scope.tried:
+                scope.tried = stamps[index] = plan.stamp
+                plans[plan.stamp] = plan
+        unsure: list[Positions] = []
+        for stamp, positions in _groups(stamps[inverse]):
+            at = pending[positions]
+            pieces, left = plans[stamp].decode(part.values, at) if stamp else ([], [at])
+            self._rows += [_Rows(part.first + some, codes[some], rows) for some, rows in pieces]
+            unsure += left
+        return _ascending(unsure)
+
+    def _slow(
+        self, part: Slice, codes: Positions, unsure: Positions, quota: int, begun: int
+    ) -> Positions:
+        """Read some records of each scope alone; those that are left, ascending."""
+        left: list[int] = []
+        void: list[Positions] = []
+        seen: dict[int, int] = {}
+        for index, code in zip(unsure.tolist(), codes[unsure].tolist(), strict=True):
+            count = seen.get(code, 0)
+            if count >= quota:
+                left.append(index)
+                continue
+            seen[code] = count + 1
+            record = part.first + index
+            grown = self._grown(record, code, part.values[index].as_py())
+            if grown is not None and self._scopes[code].grow(grown):
+                void.append(self._take_back(code, record, begun) - part.first)
+                seen[code] = quota  # the others of this scope come after what was taken back
+        return _ascending([np.array(left, np.int64), *void])
+
+    def _grown(self, record: int, code: int, data: bytes) -> Grown | None:
+        """Read a record alone: its row is kept, or it is refused."""
+        scope = self._scopes[code]
+        try:
+            grown = grow(scope.columns, data, self._caps)
+        except Refused as error:
+            self._refuse(record, str(error))
+            return None
+        if self._judge is not None and grown.columns is not scope.columns:
+            why = self._judge(grown.members)
+            if why is not None:
+                self.rejections.append(Rejection(record, "write", readable(why)))
+                return None
+        scope.records.append(record)
+        scope.rows.append(grown.row)
+        return grown
+
+    def _take_back(self, code: int, record: int, begun: int) -> Positions:
+        """Drop the rows of a scope that came after a record; their records, ascending."""
+        found: list[Positions] = []
+        for index in range(begun, len(self._rows)):
+            rows = self._rows[index]
+            again = (rows.codes == code) & (rows.records > record)
+            if again.any():
+                found.append(rows.records[again])
+                self._rows[index] = rows.taken(np.flatnonzero(~again))
+        self._scopes[code].tried = 0
+        return _ascending(found)
+
+    def grown(self) -> dict[Scope, pa.Schema]:
+        """The schemas of the scopes that have one."""
+        plans = zip(self._codes, (each.settle(self._plans) for each in self._scopes), strict=True)
+        return {scope: plan.schema for scope, plan in plans if plan is not None}
+
+    def parts(self) -> list[Part]:
+        """The rows, by scope."""
+        names = list(self._codes)
+        plans = [scope.settle(self._plans) for scope in self._scopes]
+        stamps = np.array([plan.stamp if plan else 0 for plan in plans], np.int64)
+        by_stamp = {plan.stamp: plan.schema for plan in plans if plan}
+        of: dict[int, list[_Rows]] = {}
+        for rows in self._rows:
+            for stamp, positions in _groups(stamps[rows.codes]):
+                of.setdefault(stamp, []).append(rows.taken(positions))
+        for stamp, codes in _groups(np.where([bool(s.rows) for s in self._scopes], stamps, 0)):
+            if stamp:
+                of.setdefault(stamp, []).extend(self._alone(by_stamp[stamp], codes.tolist()))
+        parts = [
+            (code, Part(names[code], by_stamp[stamp], table, pa.array(records)))
+            for stamp, some in of.items()
+            for code, table, records in _by_scope(by_stamp[stamp], some)
+        ]
+        return [part for _, part in sorted(parts, key=lambda found: found[0])]
+
+    def _alone(self, schema: pa.Schema, codes: list[int]) -> Iterator[_Rows]:
+        """The rows of records that were read alone; what a row leaves out is null."""
+        scopes = [self._scopes[code] for code in codes]
+        rows = [row for scope in scopes for row in scope.rows]
+        records = np.array([record for scope in scopes for record in scope.records], np.int64)
+        of = np.repeat(np.array(codes, np.int64), [len(scope.rows) for scope in scopes])
+        step = max(1, CELLS // max(1, len(schema)))
+        for first in range(0, len(rows), step):
+            some = slice(first, first + step)
+            columns = [[row.get(name) for row in rows[some]] for name in schema.names]
+            yield _Rows(records[some], of[some], _BY_NAME.batch(schema, columns))
+
+
+def _ascending(positions: list[Positions]) -> Positions:
+    return np.sort(np.concatenate([np.empty(0, np.int64), *positions]))
+
+
+def _groups(keys: Positions) -> Iterator[tuple[int, Positions]]:
+    """The distinct keys, and the positions of each, ascending."""
+    if not len(keys):
+        return
+    if (keys == keys[0]).all():
+        yield int(keys[0]), np.arange(len(keys))
+        return
+    order = np.argsort(keys, kind="stable")
+    for positions in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
+        yield int(keys[positions[0]]), positions
+
+
+def _by_scope(schema: pa.Schema, of: list[_Rows]) -> Iterator[tuple[int, pa.Table, Positions]]:
+    """Rows of one schema, cut by scope."""
+    records = np.concatenate([each.records for each in of])
+    codes = np.concatenate([each.codes for each in of])
+    table = pa.concat_tables([widen(pa.Table.from_batches([each.rows]), schema) for each in of])
+    order = np.lexsort((records, codes))
+    if (order[1:] < order[:-1]).any():
+        table = table.combine_chunks().take(pa.array(order))
+        records, codes = records[order], codes[order]
+    for start, end in pairwise([0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]):
+        yield int(codes[start]), table.slice(start, end - start), records[start:end]
+
+
+def _double(values: Any, arrow: pa.DataType) -> pa.Array:
+    # A whole number from before the column was a DOUBLE, or one beyond 2^53 that equals a DOUBLE.
+    return pa.array([None if value is None else float(value) for value in values], arrow)
+
+
+_BY_NAME = Columns(
+    pick=lambda _, name: lambda members: members.get(name),
+    leaves={pa.float64().id: Leaf(_double)},
+)

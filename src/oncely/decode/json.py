@@ -1,24 +1,21 @@
-"""JSON records to columns: the rules, and who is asked when."""
+"""JSON records to columns: the rules; and the fast path before the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 
-from oncely.decode.base import Decoded
-from oncely.decode.columns import Columns
-from oncely.decode.gather import Gather, Records, Slice, no_gc, slices
-from oncely.decode.reference import Refused, read_record
+from oncely.decode.collector import BytesDecoder, read_each
+from oncely.decode.columns import Columns, Piece
+from oncely.decode.reference import read_record
 from oncely.decode.typed import TypedJson
 
 
 @dataclass(frozen=True)
-class JsonDecoder:
+class JsonDecoder(BytesDecoder):
     """Decodes records that are one JSON object each.
 
     What a record must be to become a row; all else is a rejection that says where and what:
@@ -46,57 +43,23 @@ class JsonDecoder:
     :func:`oncely.decode.reference.read_record` says the same in code, record by record. Most
     records never get there: :class:`oncely.decode.typed.TypedJson` makes columns of what it is
     sure of. Whatever it is not sure of is given to the reference, and only the reference rejects.
-
-    Attributes:
-        schema: the columns; see :func:`oncely.decode.schema.parse_schema`.
-        column: which bytes of the record are read, ``value`` or ``key``.
     """
 
-    schema: pa.Schema
-    column: str = "value"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The columns of the records that are read."""
-        return frozenset({self.column})
-
-    def decode(self, records: pa.Table) -> Decoded:
-        """Decode every record: a row or a rejection."""
-        gather = Gather(self.schema)
-        with no_gc():
-            for part in slices(records[self.column]):
-                self._decode_slice(part, gather)
-        return gather.decoded()
-
-    def _decode_slice(self, part: Slice, gather: Gather) -> None:
-        pieces: list[tuple[Records, pa.RecordBatch]] = []
-        unsure: Iterable[int] = range(len(part.values))
+    def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
+        pieces: list[Piece] = []
+        unsure = np.arange(len(values))
         if self._typed is not None:
-            pieces, unsure = self._typed.decode(part.values)
-        rows: list[dict[str, Any]] = []
-        known: list[int] = []
-        for index in unsure:
-            data = part.values[index].as_py()
-            try:
-                rows.append(read_record(data, self.schema, what=self.column))
-                known.append(index)
-            except Refused as refused:
-                gather.reject(part.first + index, str(refused))
-        pieces.append((np.array(known, np.int64), _batch(self.schema, rows)))
-        gather.rows([(part.first + records, batch) for records, batch in pieces])
+            pieces, unsure = self._typed.decode(values)
+        read = partial(read_record, schema=self.schema, what=self.column)
+        rows, good, refused = read_each((values[at].as_py() for at in unsure.tolist()), read)
+        columns = [[row[name] for row in rows] for name in self.schema.names]
+        pieces.append((unsure[good], _BY_NAME.batch(self.schema, columns)))
+        return pieces, {int(unsure[at]): why for at, why in refused.items()}
 
     @cached_property
     def _typed(self) -> TypedJson | None:
         return TypedJson.make(self.schema)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # msgspec's types are made at run time and can't be pickled; each process makes its own.
-        return {"schema": self.schema, "column": self.column}
-
 
 _BY_NAME = Columns(pick=lambda _, name: lambda members: members[name])
-
-
-def _batch(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """What the reference read, as columns; its values fit by its own checks."""
-    return _BY_NAME.batch(schema, [[row[name] for row in rows] for name in schema.names])
+"""Columns of what the reference read; its values fit by its own checks."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,83 +11,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.decode.base import Decoded, Decoder, Rejection
-from oncely.decode.columns import Columns, Positions
-from oncely.decode.gather import Gather, Slice, slices
+from oncely.decode.collector import BytesDecoder, read_each
+from oncely.decode.columns import Piece, Positions
+from oncely.decode.reference import utf8
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError
 
-PlainFormat = Literal["string", "long", "int", "raw"]
-PLAIN_FORMATS: dict[PlainFormat, pa.DataType] = {
-    "string": pa.string(),
-    "long": pa.int64(),
-    "int": pa.int32(),
-    "raw": pa.binary(),
-}
-"""Keys that are one plain value: UTF-8 text, Kafka's LongSerializer and IntegerSerializer
-(big-endian, 8 and 4 bytes), and the bytes themselves."""
-_NUMBERS = {"long": struct.Struct(">q"), "int": struct.Struct(">i")}
-
 
 @dataclass(frozen=True)
-class PlainKey:
-    """Decodes a key that is one plain value into one column. A null key is NULL.
+class TextDecoder(BytesDecoder):
+    """Decodes UTF-8 text into the one column of its schema. Null is NULL."""
 
-    Attributes:
-        format: one of :data:`PLAIN_FORMATS`.
-        name: the column's name.
-        column: which bytes of the record are read.
-    """
+    def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
+        texts, good, refused = read_each(values.to_pylist(), self._text)
+        return [(good, pa.record_batch([pa.array(texts, pa.string())], self.schema))], refused
 
-    format: PlainFormat
-    name: str
-    column: str = "key"
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The one column."""
-        return pa.schema([(self.name, PLAIN_FORMATS[self.format])])
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The columns of the records that are read."""
-        return frozenset({self.column})
-
-    def decode(self, records: pa.Table) -> Decoded:
-        """Decode every record; bytes that are no such value are rejections."""
-        gather = Gather(self.schema)
-        for part in slices(records[self.column]):
-            self._decode_slice(part, gather)
-        return gather.decoded()
-
-    def _decode_slice(self, part: Slice, gather: Gather) -> None:
-        found: list[Any] = []
-        good: list[int] = []
-        for record, data in enumerate(part.values.to_pylist(), part.first):
-            try:
-                found.append(None if data is None else self._value(data))
-                good.append(record)
-            except UnicodeDecodeError as error:
-                byte = data[error.start]
-                gather.reject(
-                    record, f"the {self.column} is not UTF-8: byte 0x{byte:02x} at {error.start}"
-                )
-            except struct.error:
-                size = _NUMBERS[self.format].size
-                gather.reject(
-                    record, f"the {self.column} has {len(data)} bytes, {self.format} has {size}"
-                )
-        batch = _PLAIN.batch(self.schema, [found])
-        gather.rows([(np.array(good, np.int64), batch)])
-
-    def _value(self, data: bytes) -> Any:
-        if self.format == "raw":
-            return data
-        if self.format == "string":
-            return data.decode("utf-8")
-        return _NUMBERS[self.format].unpack(data)[0]
-
-
-_PLAIN = Columns(pick=lambda _, name: lambda value: value[name])
+    def _text(self, data: bytes | None) -> str | None:
+        return None if data is None else utf8(data, self.column)
 
 
 @dataclass(frozen=True)
@@ -109,7 +47,6 @@ class WithKey:
     Attributes:
         value: decodes the value.
         key: decodes the key.
-        path: the key of the pipeline file that errors name.
 
     Raises:
         ConfigError: a shared column has two types, or a type that can't be compared.
@@ -117,24 +54,19 @@ class WithKey:
 
     value: Decoder
     key: Decoder
-    path: str = "decode.key"
 
     def __post_init__(self) -> None:
         for name in self._shared:
-            of_value, of_key = (
-                decoder.schema.field(name).type for decoder in (self.value, self.key)
-            )
-            way_out = "rename one of them, or leave it out of one schema"
+            of_value, of_key = (each.schema.field(name).type for each in (self.value, self.key))
+            in_key = type_name(of_key)
             if of_value != of_key:
-                raise ConfigError(
-                    self.path,
-                    f"column {name!r} is {type_name(of_key)} in the key "
-                    f"and {type_name(of_value)} in the value",
-                    way_out=way_out,
-                )
-            if pa.types.is_nested(of_key):
-                problem = f"column {name!r} is in key and value, and {type_name(of_key)} has no ="
-                raise ConfigError(self.path, problem, way_out=way_out)
+                problem = f"is {in_key} in the key and {type_name(of_value)} in the value"
+            elif pa.types.is_nested(of_key):
+                problem = f"is in key and value, and {in_key} has no ="
+            else:
+                continue
+            way_out = "rename one of them, or leave it out of one schema"
+            raise ConfigError("decode.key", f"column {name!r} {problem}", way_out=way_out)
 
     @cached_property
     def _shared(self) -> tuple[str, ...]:
@@ -168,7 +100,7 @@ class WithKey:
         bad |= {rejection.record: rejection.reason for rejection in keys.rejections}
         bad |= dict.fromkeys(np.flatnonzero(nameless).tolist(), _NAMELESS)
         bad |= {int(valued[record]): reason for record, _, reason in values.rejections}
-        of_key = _numbers(keys.row_record)
+        of_key = np.asarray(keys.row_record)
         dead = np.flatnonzero((empty & ~nameless)[of_key])
         return Decoded(
             rows=rows,
@@ -183,8 +115,8 @@ class WithKey:
     ) -> tuple[pa.Table, Positions, dict[int, str]]:
         """Join values and keys by record; also the records whose shared columns differ."""
         records, at_value, at_key = np.intersect1d(
-            valued[_numbers(values.row_record)],
-            _numbers(keys.row_record),
+            valued[np.asarray(values.row_record)],
+            np.asarray(keys.row_record),
             assume_unique=True,
             return_indices=True,
         )
@@ -204,22 +136,13 @@ class WithKey:
         rows = pa.Table.from_arrays(columns, schema=self.schema)
         return _chosen(rows, keep), records[keep], bad
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 _NAMELESS = "value and key are null: a tombstone that names nothing"
 _MOST_SHOWN = 40
 
 
 def _nulls(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = column.is_null().to_numpy()
-    return found
-
-
-def _numbers(records: pa.Int64Array) -> Positions:
-    found: Positions = records.to_numpy()
-    return found
+    return np.asarray(column.is_null())
 
 
 def _chosen(table: pa.Table, positions: Positions) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Two schemas become one that both resolve to, or a reason why not.
+"""Two schemas, or a schema and a record, become one schema, or a reason why not.
 
 =====================================  ===========================================
 missing here, known there              known; a field is null where it is missing
@@ -6,41 +6,63 @@ INT, BIGINT, DOUBLE; FLOAT, DOUBLE     the wider one; FLOAT and a whole number: 
 BIGINT with numbers beyond 2^53        so is BIGINT then; DOUBLE and FLOAT: a :class:`Conflict`
 two structs                            field by field, the first one's fields first
 two lists                              their items' types merged
-null, an empty list, an empty struct   not known yet: whatever the other says
+null, an empty list, an empty struct   not known yet: the type is the other one's
 anything else that differs             a :class:`Conflict`
 =====================================  ===========================================
 
 These are the steps that "Schema Resolution" of Avro 1.11 takes from the writer's schema to the
 reader's, so what was written by either schema can be read by the merged one. Up to the order of
-fields it does not matter in which order schemas are merged.
+fields it does not matter in which order schemas are merged. A record merges by the same rules,
+but its numbers may fit a column by their values; see :class:`oncely.decode.infer.InferringJson`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from oncely.decode.shapes import (
+from oncely.decode.avro_schema import DEEPEST
+from oncely.decode.base import Refused
+from oncely.decode.reference import (
+    EXACT,
+    MOST_DIGITS,
+    Number,
+    Whole,
+    parse_object,
+    quote,
+    read_value,
+    show,
+)
+from oncely.decode.schema import same_schema
+from oncely.decode.schema_tree import (
     BIGINT,
+    BOOLEAN,
     DOUBLE,
     FLOAT,
     INT,
     LARGE,
+    NOTHING,
+    STRING,
     Leaf,
     ListOf,
-    Settled,
-    Shape,
     Struct,
+    Tree,
+    leaf,
     schema_of,
     settled,
-    shape_of,
-    step,
+    tree_of,
 )
-from oncely.errors import ConfigError
+from oncely.errors import ConfigError, InvariantViolation, check
 
-DEEPEST = 32
-"""More than this no reader of ours takes, see :mod:`oncely.decode.avro_schema`."""
+_NUMBERS = {INT, BIGINT, LARGE, FLOAT, DOUBLE}
+_INFERRED = (STRING, BOOLEAN, BIGINT, LARGE, DOUBLE)
+_NATURAL: Mapping[type, Leaf] = {str: STRING, bool: BOOLEAN, Number: DOUBLE}
+_SHORT = 15  # digits; so many are below 2^53
 
 
 class CannotMerge(Exception):
@@ -67,7 +89,7 @@ class TooMuch(CannotMerge):
 
 @dataclass(frozen=True)
 class Caps:
-    """What a schema may grow to; so that nobody's records can make it useless for the others.
+    """The largest schema that records may lead to, so that it stays useful for all of them.
 
     Attributes:
         fields: how many, at all levels.
@@ -91,37 +113,43 @@ class Caps:
         if self.depth > DEEPEST:
             raise ConfigError("decode.max_depth", f"{self.depth} is more than {DEEPEST}")
 
-    def check(self, grown: Settled, known: Struct) -> None:
-        """Look at what a schema has grown to; what is there already may stay.
+    def settle(self, grown: Struct, known: Struct) -> Struct:
+        """The tree that ``known`` has grown to, without unknown types, if the caps allow it.
+
+        What is known already is not measured.
 
         Raises:
             TooMuch: it is too large in one way, or has a new name that is too long.
         """
-        longest = max(grown.names, key=len, default="")
-        columns = grown.columns
+        columns, names = settled(grown, known)
+        if columns is known:
+            return known
+        longest = max(names, key=len, default="")
         if len(longest) > self.name:
             raise TooMuch(
                 f"a name has {len(longest)} characters, it may have {self.name}: {longest[:20]}…"
             )
+        after, before = columns.size, known.size
         sizes = (
-            ("{} fields", columns.count, self.fields, known.count),
-            ("a depth of {}", columns.depth - 1, self.depth, known.depth - 1),
-            ("{} characters of Avro", columns.text, self.text, known.text),
+            ("{} fields", after.fields, self.fields, before.fields),
+            ("a depth of {}", after.depth - 1, self.depth, before.depth - 1),
+            ("{} characters of Avro", after.text, self.text, before.text),
         )
-        for what, size, most, before in sizes:
-            if size > max(most, before):
-                raise TooMuch(f"the schema would have {what.format(size)}; it may have {most}")
+        for words, size, most, had in sizes:
+            if size > max(most, had):
+                raise TooMuch(f"the schema would have {words.format(size)}; it may have {most}")
+        return columns
 
 
 NO_CAPS = Caps(fields=1 << 62, name=1 << 62, text=1 << 62)
-"""For what has been looked at before, such as schemas that are known already."""
+"""For schemas that the caps have let through before, such as those that are known already."""
 
 
 def merge(known: pa.Schema, found: pa.Schema, caps: Caps = NO_CAPS) -> pa.Schema:
     """The schema that both resolve to, with the fields of ``known`` first.
 
-    What is not known yet is left out. When ``found`` brings nothing new, the result is ``known``
-    itself; what is there already is not looked at by the caps.
+    Types that are not known yet are left out. When ``found`` brings nothing new, the result is
+    ``known`` itself.
 
     Raises:
         Conflict: they have none.
@@ -129,57 +157,220 @@ def merge(known: pa.Schema, found: pa.Schema, caps: Caps = NO_CAPS) -> pa.Schema
     """
     if known is found:
         return known
-    columns = shape_of(known)
-    merged = settled(join(columns, shape_of(found)), columns)
-    if merged.columns is columns:
-        return known
-    caps.check(merged, columns)
-    return schema_of(merged.columns)
+    columns = tree_of(known)
+    merged = caps.settle(_members(columns, tree_of(found).fields, ""), columns)
+    return known if merged is columns else schema_of(merged)
 
 
-def join(known: Struct, found: Struct) -> Struct:
-    """The shape of columns that both resolve to; ``known`` itself when nothing is new.
+class Grown(NamedTuple):
+    """The outcome of a record.
+
+    Attributes:
+        columns: the columns after it; the same object when the record brought nothing new.
+        row: name to a value that ``pyarrow.array`` takes; what is not known yet is left out.
+        members: the record itself, numbers still texts.
+    """
+
+    columns: Struct
+    row: dict[str, Any]
+    members: dict[str, Any]
+
+
+def grow(known: Struct, data: bytes | None, caps: Caps) -> Grown:
+    """Read one record by the rules of :class:`oncely.decode.infer.InferringJson`.
 
     Raises:
-        Conflict: there is none.
+        Refused: it is no row, and the columns stay as they are.
     """
-    return _structs(known, found, "")
+    members = parse_object(data)
+    try:
+        columns = caps.settle(_members(known, members, ""), known)
+    except CannotMerge as error:
+        raise Refused(str(error)) from None
+    if not columns.fields:
+        raise Refused("no member has a value to make a column of, and no column is known yet")
+    return Grown(columns, _row(columns, members, ""), members)
 
 
-def _join(known: Shape | None, found: Shape | None, path: str) -> Shape | None:
-    if found is None or known is found:
-        return known
-    if known is None:
-        return found
-    if isinstance(known, Struct) and isinstance(found, Struct):
-        return _structs(known, found, path)
-    if isinstance(known, ListOf) and isinstance(found, ListOf):
-        item = _join(known.item, found.item, f"{path}[]")
-        return known if item is known.item else ListOf(item)
-    if isinstance(known, Leaf) and isinstance(found, Leaf):
-        wider = wider_number(known, found)
-        if wider is not None:
-            return wider
-    raise Conflict(path, str(known), str(found))
-
-
-def _structs(known: Struct, found: Struct, path: str) -> Struct:
-    changed: dict[str, Shape] = {}
-    for name, field in found.fields.items():
+def _members(known: Struct, found: Mapping[str, Any], path: str) -> Struct:
+    """A struct after the fields of another one, or the members of an object."""
+    changed: dict[str, Tree] = {}
+    for name, value in found.items():
+        if value is None:
+            continue
         before = known.fields.get(name)
-        after = _join(before, field, step(path, name))
+        after = _join(before, value, _step(path, name))
         if after is not None and after is not before:
             changed[name] = after
     return Struct({**known.fields, **changed}, (known, changed)) if changed else known
 
 
+def _join(known: Tree | None, found: Any, path: str) -> Tree | None:
+    """A tree after another one, or after a value of a record.
+
+    Raises:
+        Conflict: there is none.
+        Refused: the value does not fit its column.
+    """
+    if found is None or found is known:
+        return known
+    kind = type(found)
+    natural = _NATURAL.get(kind)
+    if natural is None:
+        if kind is dict or kind is Struct:
+            if known is None or isinstance(known, Struct):
+                return _members(known or NOTHING, found if kind is dict else found.fields, path)
+            raise Conflict(path, str(known), str(NOTHING))
+        if kind is list or kind is ListOf:
+            if known is None or isinstance(known, ListOf):
+                return _items(known, found, path)
+            raise Conflict(path, str(known), "ARRAY")
+        natural = found if kind is Leaf else _whole(found)
+    if known is None or known is natural:
+        return natural
+    if isinstance(known, Leaf):
+        return _leaves(known, natural, None if kind is Leaf else found, path)
+    raise Conflict(path, str(known), str(natural))
+
+
+def _items(known: ListOf | None, found: ListOf | list[Any], path: str) -> ListOf:
+    before = item = known.item if known else None
+    if isinstance(found, ListOf):
+        item = _join(item, found.item, f"{path}[]")
+    else:
+        for index, value in enumerate(found):
+            item = _join(item, value, f"{path}[{index}]")
+    return known if known and item is before else ListOf(item)
+
+
+def _leaves(known: Leaf, natural: Leaf, value: Any, path: str) -> Leaf:
+    """A leaf after another one; ``value`` is the record's, or None between schemas."""
+    if natural in _NUMBERS:
+        fits = value is not None and _fits(known, natural, value)
+        wider = known if fits else wider_number(known, natural)
+        if wider is not None:
+            return wider
+        if value is not None and known is DOUBLE:
+            raise Refused(f"{path}: {show(value)} does not fit DOUBLE exactly")
+    if value is not None and known not in _INFERRED:
+        # A type of a schema that was written by hand, before columns were inferred.
+        read_value(known.arrow, value, path)
+        return known
+    raise Conflict(path, str(known), str(natural))
+
+
+def _whole(value: Whole) -> Leaf:
+    if len(value) <= _SHORT:
+        return BIGINT
+    number = _number(value)
+    return BIGINT if number is not None and abs(number) <= EXACT else LARGE
+
+
+def _number(value: Number) -> int | None:
+    return int(value) if len(value) <= MOST_DIGITS else None
+
+
 def wider_number(known: Leaf, found: Leaf) -> Leaf | None:
-    """The narrowest number type that holds what both hold; None when there is none."""
+    """The narrowest number type that holds the numbers of both; None when there is none."""
     if known is found:
         return known
     pair = {known, found}
-    if not pair <= {INT, BIGINT, LARGE, FLOAT, DOUBLE}:
+    if not pair <= _NUMBERS:
         return None
     if pair <= {INT, BIGINT, LARGE}:
         return LARGE if LARGE in pair else BIGINT
     return None if LARGE in pair else DOUBLE
+
+
+def _fits(known: Leaf, natural: Leaf, value: Number) -> bool:
+    """Whether a number keeps its value in a column of a known type of numbers."""
+    if natural is DOUBLE:
+        return known in (FLOAT, DOUBLE)
+    number = _number(value)
+    if known is INT:
+        return number is not None and -(1 << 31) <= number < 1 << 31
+    if known not in (FLOAT, DOUBLE) or number is None:
+        return False
+    try:
+        return int(np.float32(number) if known is FLOAT else float(number)) == number
+    except OverflowError:
+        return False
+
+
+def _step(path: str, name: str) -> str:
+    """The path of a field below ``path``: ``who.tags``, ``who."first name"``."""
+    shown = name if name.isidentifier() else quote(name)
+    return f"{path}.{shown}" if path else shown
+
+
+def _row(columns: Struct, members: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The members that are columns, in order of the record: it may have few of many columns."""
+    fields = columns.fields
+    return {
+        name: _value(fields[name], value, _step(path, name))
+        for name, value in members.items()
+        if value is not None and name in fields
+    }
+
+
+def _value(tree: Tree | None, value: Any, path: str) -> Any:
+    if value is None or tree is None:
+        return None
+    if isinstance(tree, Struct):
+        return _row(tree, value, path)
+    if isinstance(tree, ListOf):
+        return [_value(tree.item, item, f"{path}[{i}]") for i, item in enumerate(value)]
+    return read_value(tree.arrow, value, path)
+
+
+def widen(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The same rows with the columns of a schema that theirs resolves to.
+
+    Fields that are missing are null, whole numbers become DOUBLE where that is the same number,
+    and the order is the schema's; in structs and lists too.
+
+    Raises:
+        InvariantViolation: a column of the rows is not in ``schema``, has no way to its type, or
+            holds a number that is not the same as a DOUBLE.
+    """
+    if same_schema(rows.schema, schema):
+        return rows
+    batches = [
+        pa.RecordBatch.from_arrays(
+            _fields(dict(zip(batch.schema.names, batch.columns, strict=True)), schema, len(batch)),
+            schema=schema,
+        )
+        for batch in rows.to_batches()
+    ]
+    return pa.Table.from_batches(batches, schema)
+
+
+def _fields(known: Mapping[str, pa.Array], fields: Iterable[pa.Field], rows: int) -> list[pa.Array]:
+    fields = list(fields)
+    check(known.keys() <= {field.name for field in fields}, "a field would get lost")
+    return [
+        _widen(known[field.name], field.type) if field.name in known else pa.nulls(rows, field.type)
+        for field in fields
+    ]
+
+
+def _widen(values: pa.Array, arrow: pa.DataType) -> pa.Array:
+    if values.type == arrow:
+        return values
+    if pa.types.is_struct(arrow) and pa.types.is_struct(values.type):
+        # values.field, unlike values.flatten, leaves a null struct's members as they are.
+        known = {field.name: values.field(i) for i, field in enumerate(values.type)}
+        children = _fields(known, arrow, len(values))
+        return pa.StructArray.from_arrays(children, fields=list(arrow), mask=values.is_null())
+    if pa.types.is_list(arrow) and pa.types.is_list(values.type):
+        # Not `values.offsets` with a null's place in it: offsets and validity are kept apart.
+        first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        items = _widen(values.values.slice(first, last - first), arrow.value_type)
+        offsets = pc.subtract(values.offsets, first)
+        return pa.ListArray.from_arrays(offsets, items, type=arrow, mask=values.is_null())
+    wider = leaf(arrow)
+    check(wider_number(leaf(values.type), wider) is wider, f"{values.type} won't become {arrow}")
+    try:
+        return pc.cast(values, arrow)
+    except pa.ArrowInvalid as error:  # a whole number beyond 2^53
+        raise InvariantViolation(f"{values.type} won't become {arrow}: {error}") from None

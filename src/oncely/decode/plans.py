@@ -1,96 +1,95 @@
-"""How records whose columns are known are decoded fast; kept from call to call."""
+"""The fast decoders of known columns, kept from call to call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import count
+from collections.abc import Collection, Iterator, Mapping
+from itertools import count, islice
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from oncely.decode.gather import Records
+from oncely.decode.columns import Piece, Positions
 from oncely.decode.schema import SchemaKey, same_schema
-from oncely.decode.shapes import ListOf, Shape, Struct, schema_of, shape_of
-from oncely.decode.typed import Empty, TypedJson, matchable
+from oncely.decode.schema_tree import ListOf, Struct, Tree, schema_of, tree_of
+from oncely.decode.typed import Path, TypedJson, matchable
 
+CELLS = 4_000_000
+"""How many values exist as Python objects at a time."""
 _MOST_EMPTY = 64  # members without a value that a plan remembers, and how deep, how long
 _DEEPEST_EMPTY = 4
 _LONGEST_EMPTY = 255
-_CELLS = 4_000_000  # values that exist as Python objects at a time
 _FEW = 16  # records that are not worth making a decoder for
 _MOST_PLANS = 4_096
 
 _stamps = count(1)
-Mutable = dict[str, Any]
 
 
 class Plan:
-    """One schema, which many scopes may share.
+    """The fast decoder of one schema, which many scopes may share.
 
     Attributes:
-        schema, columns: the same thing twice.
-        empty: members that records of this schema had without a value: null, an empty array, an
-            object of nothing else. They are no columns, but no reason to look at each record.
+        schema, columns: the same columns as Arrow fields and as a tree.
+        empty: paths of members that records of this schema had without a value: null, an empty
+            array, an object of nothing else. They are no columns, and no reason to read each
+            record alone.
         stamp: changes whenever the plan would decode differently; unlike any other plan's.
     """
 
-    def __init__(self, schema: pa.Schema, columns: Struct, empty: Mutable) -> None:
-        self.schema, self.columns, self.empty = schema, columns, empty
+    def __init__(self, schema: pa.Schema, columns: Struct) -> None:
+        self.schema, self.columns = schema, columns
+        self.empty: set[Path] = set()
         self.stamp = next(_stamps)
         self._typed: TypedJson | None = None
         self._made = False
 
-    def decode(
-        self, values: pa.Array, at: Records
-    ) -> tuple[list[tuple[Records, pa.RecordBatch]], list[Records]]:
+    def decode(self, values: pa.Array, at: Positions) -> tuple[list[Piece], list[Positions]]:
         """Decode records that bring nothing new.
 
         Args:
             values: a slice of records.
-            at: which of them, ascending.
+            at: the positions of some of them, ascending.
 
         Returns:
-            Rows with their records; and records that must be looked at one by one. The columns
-            may be some of the plan's only: then no row has a value in the others.
+            Rows after the positions of their records; and the positions of records that must be
+            read alone. A row may have only some of the plan's columns: no value is in the others.
         """
         typed = self._decoder(len(at))
         if typed is None:
             return [], [at]
-        rows: list[tuple[Records, pa.RecordBatch]] = []
-        unsure: list[Records] = []
-        step = max(_FEW, _CELLS // max(1, self.columns.count))
+        rows: list[Piece] = []
+        unsure: list[Positions] = []
+        step = max(_FEW, CELLS // max(1, self.columns.size.fields))
         for first in range(0, len(at), step):
             some = at[first : first + step]
             chosen = values if len(some) == len(values) else values.take(pa.array(some))
             pieces, left = typed.decode(chosen)
             rows += [(some[good], batch) for good, batch in pieces if len(good)]
-            unsure.append(some[np.array(left, np.int64)])
+            unsure.append(some[left])
         return rows, unsure
 
     def _decoder(self, records: int) -> TypedJson | None:
         if not self._made and records >= _FEW:
             self._made = True
-            shape = _matchable(self.columns)
-            if isinstance(shape, Struct):
-                empty = _unknown(self.empty, self.columns, shape)
-                self._typed = TypedJson.make(schema_of(shape), empty)
+            columns = _matchable(self.columns)
+            if isinstance(columns, Struct):
+                empty = _not_columns(self.empty, self.columns, columns)
+                self._typed = TypedJson.make(schema_of(columns), empty)
         return self._typed
 
     def learn(self, members: Mapping[str, Any]) -> None:
-        """Look at a record that was a row without being new: why was the decoder unsure?"""
-        if _size(self.empty) < _MOST_EMPTY and _learn(self.empty, members, self.columns, 1):
-            self.remember()
+        """Remember the empty members of a record that was unsure and brought nothing new."""
+        found = (path for path in _empty(members, self.columns, ()) if path not in self.empty)
+        self.remember(list(islice(found, max(0, _MOST_EMPTY - len(self.empty)))))
 
-    def remember(self, empty: Empty | None = None) -> None:
-        """Take over what another plan has learned; the decoder is made anew."""
-        if empty is not None and not _union(self.empty, empty):
-            return
-        self.stamp, self._typed, self._made = next(_stamps), None, False
+    def remember(self, empty: Collection[Path]) -> None:
+        """Take over paths of empty members; the decoder is made anew when they are new."""
+        if not self.empty.issuperset(empty):
+            self.empty.update(empty)
+            self.stamp, self._typed, self._made = next(_stamps), None, False
 
     def concerns(self, before: Struct, after: Struct) -> bool:
         """Whether a member that had no value has become a column."""
-        return _concerns(self.empty, before, after)
+        return any(_at(before, path) is None and _at(after, path) for path in self.empty)
 
 
 class Plans:
@@ -101,7 +100,7 @@ class Plans:
         self._by_object: dict[Any, tuple[pa.Schema, Plan]] = {}
 
     def forget(self) -> None:
-        """To be called between calls: keep memory in bounds."""
+        """Keep memory in bounds; to be called between calls."""
         for plans in (self._by_schema, self._by_object):
             if len(plans) > _MOST_PLANS:
                 plans.clear()
@@ -114,95 +113,65 @@ class Plans:
         key = SchemaKey(schema)
         plan = self._by_schema.get(key)
         if plan is None:
-            columns = shape_of(schema)
+            columns = tree_of(schema)
             clean = schema_of(columns)
-            plan = Plan(schema if same_schema(schema, clean) else clean, columns, {})
+            plan = Plan(schema if same_schema(schema, clean) else clean, columns)
             self._by_schema[key] = plan
         self._by_object[id(schema)] = (schema, plan)  # which keeps the object, so its id too
         return plan
 
     def grown(self, columns: Struct, before: Plan | None) -> Plan:
-        """The plan of a schema that was another one a moment ago."""
+        """The plan of columns that ``before`` has grown to."""
         plan = self.of(schema_of(columns))
         if before is not None:
-            plan.remember(_unknown(before.empty, columns, columns))
+            plan.remember(_not_columns(before.empty, columns, columns))
         return plan
 
 
-def _matchable(shape: Shape | None) -> Shape | None:
-    """What the fast decoder can match; records with more go the slow way."""
-    if isinstance(shape, ListOf):
-        item = _matchable(shape.item)
-        return None if item is None else shape if item is shape.item else ListOf(item)
-    if isinstance(shape, Struct):
-        inside = {name: _matchable(f) for name, f in shape.fields.items() if matchable(name)}
+def _matchable(tree: Tree | None) -> Tree | None:
+    """The branches that the fast decoder can match; records with others are read alone."""
+    if isinstance(tree, ListOf):
+        item = _matchable(tree.item)
+        return None if item is None else tree if item is tree.item else ListOf(item)
+    if isinstance(tree, Struct):
+        inside = {name: _matchable(f) for name, f in tree.fields.items() if matchable(name)}
         known = {name: field for name, field in inside.items() if field is not None}
-        same = len(known) == len(shape.fields) and all(
-            shape.fields[name] is field for name, field in known.items()
+        same = len(known) == len(tree.fields) and all(
+            tree.fields[name] is field for name, field in known.items()
         )
-        return shape if same else Struct(known) if known else None
-    return shape
+        return tree if same else Struct(known) if known else None
+    return tree
 
 
-def _unknown(empty: Empty, known: Struct, matched: Struct) -> Mutable:
-    """The members that are no columns to this day: a column that can't be matched is one too."""
-    still: Mutable = {}
-    for name, inside in empty.items():
-        field, same = known.fields.get(name), matched.fields.get(name)
-        if field is None:
-            still[name] = dict(inside)
-        elif isinstance(field, Struct) and isinstance(same, Struct):
-            below = _unknown(inside, field, same)
-            still |= {name: below} if below else {}
-    return still
+def _not_columns(empty: set[Path], known: Struct, matched: Struct) -> set[Path]:
+    """The paths that lead to no column to this day; a column that can't be matched is one."""
+
+    def leads_on(path: Path) -> bool:
+        here: tuple[Tree | None, Tree | None] = known, matched
+        for name in path:
+            if not isinstance(here[0], Struct) or not isinstance(here[1], Struct):
+                return False
+            here = here[0].fields.get(name), here[1].fields.get(name)
+            if here[0] is None:
+                return True
+        return False
+
+    return {path for path in empty if leads_on(path)}
 
 
-def _learn(empty: Mutable, members: Mapping[str, Any], known: Shape | None, depth: int) -> bool:
-    """Add names of members without a value; whether there was one."""
-    fields = known.fields if isinstance(known, Struct) else {}
-    new = False
+def _empty(members: Mapping[str, Any], known: Tree | None, path: Path) -> Iterator[Path]:
+    """The paths of the members that are no columns, if the fast decoder can match them."""
     for name, value in members.items():
-        field = fields.get(name)
-        if (field is not None and not isinstance(field, Struct)) or not _fit(name, depth):
-            continue
-        if field is None and name not in empty:
-            empty[name] = {}
-            new = True
-        if value and isinstance(value, dict):
-            inside = empty.get(name, {})
-            if _learn(inside, value, field, depth + 1):
-                empty[name] = inside
-                new = True
-        if new and _size(empty) >= _MOST_EMPTY:
-            break
-    return new
+        field = known.fields.get(name) if isinstance(known, Struct) else None
+        fits = len(path) < _DEEPEST_EMPTY and len(name) <= _LONGEST_EMPTY and matchable(name)
+        if fits and (field is None or isinstance(field, Struct)):
+            if field is None:
+                yield (*path, name)
+            if isinstance(value, dict):
+                yield from _empty(value, field, (*path, name))
 
 
-def _fit(name: str, depth: int) -> bool:
-    return depth <= _DEEPEST_EMPTY and len(name) <= _LONGEST_EMPTY and matchable(name)
-
-
-def _size(empty: Empty) -> int:
-    return len(empty) + sum(map(_size, empty.values()))
-
-
-def _union(into: Mutable, other: Empty) -> bool:
-    new = False
-    for name, inside in other.items():
-        if name not in into:
-            into[name] = {}
-            new = True
-        new |= _union(into[name], inside)
-    return new
-
-
-def _concerns(empty: Empty, before: Struct, after: Struct) -> bool:
-    for name, inside in empty.items():
-        then, now = before.fields.get(name), after.fields.get(name)
-        if then is now:
-            continue
-        if then is None:
-            return True
-        if isinstance(then, Struct) and isinstance(now, Struct) and _concerns(inside, then, now):
-            return True
-    return False
+def _at(tree: Tree | None, path: Path) -> Tree | None:
+    for name in path:
+        tree = tree.fields.get(name) if isinstance(tree, Struct) else None
+    return tree

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.decode.base import Decoded
-from oncely.errors import ConfigError
 
 RAW_COLUMNS: dict[str, pa.DataType] = {
     "key": pa.binary(),
@@ -17,7 +16,7 @@ RAW_COLUMNS: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
-"""What a raw row may have. Headers are a list: Kafka keeps their order, and a name may repeat."""
+"""Columns of a raw row. Headers are a list: Kafka keeps their order, and a name may repeat."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +25,9 @@ class RawDecoder:
 
     Attributes:
         columns: names out of :data:`RAW_COLUMNS`, in the order of the rows' columns.
-
-    Raises:
-        ConfigError: a name is unknown or there twice, or there is none.
     """
 
     columns: tuple[str, ...] = ("key", "value", "timestamp")
-
-    def __post_init__(self) -> None:
-        for name in self.columns:
-            if name not in RAW_COLUMNS:
-                known = ", ".join(RAW_COLUMNS)
-                raise ConfigError("decode.columns", f"{name!r} is not one of {known}")
-        if not self.columns or len({*self.columns}) < len(self.columns):
-            raise ConfigError("decode.columns", "takes each column once, and at least one")
 
     @property
     def schema(self) -> pa.Schema:
@@ -48,7 +36,7 @@ class RawDecoder:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The columns of the records that are read; a value is asked of every decoder."""
+        """The columns, and the value, which every decoder reads."""
         return frozenset({"value", *self.columns})
 
     def decode(self, records: pa.Table) -> Decoded:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
+from oncely.decode.base import Refused
 from oncely.decode.schema import type_name
 from oncely.decode.times import parse_date, parse_timestamp
 
@@ -25,6 +26,8 @@ DEEPEST = 128
 """How many arrays and objects may lie in one another, the record's own object included."""
 _MOST_SHOWN = 40  # characters of a record's content in a reason
 MOST_DIGITS = 400  # of a whole number; DOUBLE ends at 309
+EXACT = 1 << 53
+"""Every whole number up to this one, and down to its negative, equals a DOUBLE."""
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 """A text that is a decimal number, as SQL writes them."""
@@ -35,10 +38,6 @@ _INTEGERS: Mapping[pa.DataType, int] = {
     pa.int32(): 32,
     pa.int64(): 64,
 }
-
-
-class Refused(Exception):
-    """A record that is no row; the text is the rejection's reason."""
 
 
 class _NotJson(Exception):
@@ -84,11 +83,7 @@ def parse_object(data: bytes | None, what: str = "value") -> dict[str, Any]:
     """
     if data is None:
         raise Refused(f"the {what} is null")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte = data[error.start]
-        raise Refused(f"the {what} is not UTF-8: byte 0x{byte:02x} at {error.start}") from None
+    text = utf8(data, what)
     if not text.strip(" \t\r\n"):
         raise Refused(f"the {what} is blank")
     if _too_deep(text):
@@ -103,6 +98,19 @@ def parse_object(data: bytes | None, what: str = "value") -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Refused(f"the {what} is not a JSON object but {show(found)}")
     return found
+
+
+def utf8(data: bytes, what: str) -> str:
+    """The text of some bytes.
+
+    Raises:
+        Refused: it is not UTF-8.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        byte = data[error.start]
+        raise Refused(f"the {what} is not UTF-8: byte 0x{byte:02x} at {error.start}") from None
 
 
 def nesting(text: str) -> int:

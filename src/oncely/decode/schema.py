@@ -25,7 +25,6 @@ BYTE, SHORT, INTEGER, LONG, REAL, DEC, NUMERIC and TIMESTAMP_LTZ are Spark's oth
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -64,7 +63,7 @@ _WAY_OUT = (
 )
 _TOKEN = re.compile(
     r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<word>\w+)"
-    r"|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<mark>[<>(),:])|(?P<end>\Z))",
+    r"|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<mark>[<>(),:])|(?P<end>\Z)|(?P<other>.))",
     re.DOTALL,
 )
 
@@ -123,76 +122,72 @@ class _Token(NamedTuple):
     text: str
     at: int
 
+    def __str__(self) -> str:
+        return "the end" if self.kind == "end" else repr(self.text)
+
 
 class _Parser:
     """Recursive descent over the tokens; one method for one rule of the grammar."""
 
     def __init__(self, ddl: str, key: str) -> None:
-        self.ddl, self.key = ddl, key
-        self.tokens = self._tokens()
+        self.key = key
+        self.tokens = [
+            _Token(kind, found[kind], found.start(kind))
+            for found in _TOKEN.finditer(ddl)
+            if (kind := found.lastgroup) is not None
+        ]
         self.next = 0
         self.depth = 0
+        for token in self.tokens:
+            if token.kind == "other":
+                raise self._error(token, f"{token} has no meaning here")
 
-    def _tokens(self) -> list[_Token]:
-        tokens: list[_Token] = []
-        at = 0
-        while not tokens or tokens[-1].kind != "end":
-            found = _TOKEN.match(self.ddl, at)
-            if found is None:
-                left = len(self.ddl) - len(self.ddl[at:].lstrip())
-                raise self._error(left, f"{self.ddl[left]!r} has no meaning here")
-            assert found.lastgroup is not None  # noqa: S101 - every alternative is named
-            tokens.append(
-                _Token(found.lastgroup, found[found.lastgroup], found.start(found.lastgroup))
-            )
-            at = found.end()
-        return tokens
+    def schema(self) -> pa.Schema:
+        return pa.schema(self._fields("", "the schema"))
 
-    def _error(self, at: int, problem: str) -> ConfigError:
-        return ConfigError(self.key, f"at character {at + 1}: {problem}", way_out=_WAY_OUT)
+    def _error(self, token: _Token, problem: str) -> ConfigError:
+        return ConfigError(self.key, f"at character {token.at + 1}: {problem}", way_out=_WAY_OUT)
+
+    @property
+    def _ahead(self) -> _Token:
+        return self.tokens[self.next]
 
     def _take(self) -> _Token:
-        token = self.tokens[self.next]
+        token = self._ahead
         self.next += token.kind != "end"
         return token
 
     def _accept(self, *texts: str) -> bool:
         """Take these words or marks when they come next, whatever their case."""
         ahead = self.tokens[self.next : self.next + len(texts)]
-        if len(ahead) != len(texts):
+        if [t.text.upper() for t in ahead if t.kind in ("word", "mark")] != [*texts]:
             return False
-        for token, text in zip(ahead, texts, strict=True):
-            if token.kind not in ("word", "mark") or token.text.upper() != text:
-                return False
         self.next += len(texts)
         return True
 
-    def _expect(self, mark: str) -> None:
-        token = self.tokens[self.next]
+    def _expect(self, mark: str, after: str = "") -> None:
         if not self._accept(mark):
-            raise self._error(token.at, f"expected {mark!r}, found {_shown(token)}")
+            raise self._error(self._ahead, f"expected {mark!r}{after}, found {self._ahead}")
 
-    def schema(self) -> pa.Schema:
-        fields = self._fields(lambda: self.tokens[self.next].kind == "end", "the schema")
-        return pa.schema(fields)
+    def _fields(self, closing: str, owner: str) -> list[pa.Field]:
+        """Fields up to a mark, which is not taken; without one, up to the end."""
 
-    def _fields(self, at_end: Callable[[], bool], of: str) -> list[pa.Field]:
-        fields: list[pa.Field] = []
+        def at_end() -> bool:
+            token = self._ahead
+            return token.kind == ("mark" if closing else "end") and token.text == closing
+
         if at_end():
-            raise self._error(self.tokens[self.next].at, f"{of} has no columns")
+            raise self._error(self._ahead, f"{owner} has no columns")
+        fields: dict[str, pa.Field] = {}
         while True:
-            at = self.tokens[self.next].at
+            first = self._ahead
             field = self._field()
-            if any(field.name == other.name for other in fields):
-                raise self._error(at, f"{field.name!r} is there twice")
-            fields.append(field)
+            if field.name in fields:
+                raise self._error(first, f"{field.name!r} is there twice")
+            fields[field.name] = field
             if at_end():
-                return fields
-            token = self.tokens[self.next]
-            if not self._accept(","):
-                raise self._error(
-                    token.at, f"expected ',' after {field.name!r}, found {_shown(token)}"
-                )
+                return list(fields.values())
+            self._expect(",", f" after {field.name!r}")
 
     def _field(self) -> pa.Field:
         name = self._name()
@@ -202,7 +197,7 @@ class _Parser:
         if self._accept("COMMENT"):
             token = self._take()
             if token.kind != "text":
-                raise self._error(token.at, f"expected a quoted comment, found {_shown(token)}")
+                raise self._error(token, f"expected a quoted comment, found {token}")
         return pa.field(name, arrow, nullable=nullable)
 
     def _name(self) -> str:
@@ -211,7 +206,7 @@ class _Parser:
             return token.text[1:-1].replace("``", "`")
         if token.kind == "word" and not token.text.isdigit():
             return token.text
-        raise self._error(token.at, f"expected a column's name, found {_shown(token)}")
+        raise self._error(token, f"expected a column's name, found {token}")
 
     def _type(self) -> pa.DataType:
         token = self._take()
@@ -224,10 +219,10 @@ class _Parser:
         nested = {"ARRAY": self._array, "STRUCT": self._struct, "MAP": self._map}.get(word)
         if nested is None:
             known = ", ".join((*_SCALARS, "DECIMAL(p,s)", "ARRAY<>", "STRUCT<>", "MAP<STRING,>"))
-            raise self._error(token.at, f"{_shown(token)} is not one of the types {known}")
+            raise self._error(token, f"{token} is not one of the types {known}")
         self.depth += 1
         if self.depth > _DEEPEST:
-            raise self._error(token.at, f"types are nested more than {_DEEPEST} deep")
+            raise self._error(token, f"types are nested more than {_DEEPEST} deep")
         self._expect("<")
         arrow = nested()
         self._expect(">")
@@ -236,15 +231,14 @@ class _Parser:
 
     def _decimal(self) -> pa.DataType:
         digits, scale = 10, 0
-        at = self.tokens[self.next].at
+        first = self._ahead
         if self._accept("("):
             digits = self._number()
-            if self._accept(","):
-                scale = self._number()
+            scale = self._number() if self._accept(",") else 0
             self._expect(")")
         if not 1 <= digits <= _MOST_DIGITS or scale > digits:
             raise self._error(
-                at,
+                first,
                 f"DECIMAL({digits},{scale}): takes 1 to {_MOST_DIGITS} digits, "
                 "and no more of them after the point than in all",
             )
@@ -253,26 +247,18 @@ class _Parser:
     def _number(self) -> int:
         token = self._take()
         if token.kind != "word" or not re.fullmatch("[0-9]{1,4}", token.text):
-            raise self._error(token.at, f"expected a number, found {_shown(token)}")
+            raise self._error(token, f"expected a number, found {token}")
         return int(token.text)
 
     def _array(self) -> pa.DataType:
         return pa.list_(self._type())
 
     def _struct(self) -> pa.DataType:
-        def at_end() -> bool:
-            token = self.tokens[self.next]
-            return token.kind == "mark" and token.text == ">"
-
-        return pa.struct(self._fields(at_end, "STRUCT"))
+        return pa.struct(self._fields(">", "STRUCT"))
 
     def _map(self) -> pa.DataType:
-        token = self.tokens[self.next]
+        first = self._ahead
         if self._type() != pa.string():
-            raise self._error(token.at, "the keys of a MAP are STRING")
+            raise self._error(first, "the keys of a MAP are STRING")
         self._expect(",")
         return pa.map_(pa.string(), self._type())
-
-
-def _shown(token: _Token) -> str:
-    return "the end" if token.kind == "end" else repr(token.text)

@@ -1,23 +1,25 @@
-"""Whose record is it: the values of a few plain members, before the rest is looked at."""
+"""The scope of a record: the values of a few plain members, read before all others."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.decode.reference import Number, Refused, Whole, parse_object, show
+from oncely.decode.base import Refused
+from oncely.decode.collector import read_each
+from oncely.decode.columns import Positions
+from oncely.decode.reference import Number, Whole, parse_object, show
 
 Scope = tuple[str | None, ...]
 """Each scope column's value as :func:`scope_value` writes it; None where there is none."""
-Codes = npt.NDArray[np.int64]
 
 LONGEST = 4_096
 """Bytes of a value. It stands in keys and messages of Kafka, so it can't have any length."""
@@ -71,13 +73,13 @@ class Scoped(NamedTuple):
     """The scopes of some records.
 
     Attributes:
-        scopes: all that occur.
+        scopes: all that occur, in order of their first records.
         codes: for each record the index of its scope, -1 when it has none.
         refused: why a record has none, by its index.
     """
 
     scopes: list[Scope]
-    codes: Codes
+    codes: Positions
     refused: dict[int, str]
 
 
@@ -86,67 +88,46 @@ class ScopeReader:
     """Reads scopes of JSON records.
 
     A text, a whole number of 64 bits, true and false are values; a missing member and null are
-    None. Anything else has no scope.
+    None. A record with anything else has no scope.
     """
 
     columns: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        slots = [(f"f{i}", str | _INT64 | bool | None, None) for i in range(len(self.columns))]
-        names = {f"f{index}": name for index, name in enumerate(self.columns)}
-        try:
-            row = msgspec.defstruct("Scope", slots, rename=names, kw_only=True, gc=False)
-            decode = msgspec.json.Decoder(row).decode
-        except ValueError:  # a name with a quote, backslash or control character in it
-            decode = None
-        object.__setattr__(self, "_decode", decode)
 
     def read(self, values: pa.Array) -> Scoped:
         """The scopes of a slice of binary or large_binary."""
         if not self.columns:
             return Scoped([()], np.zeros(len(values), np.int64), {})
-        found, good, refused = self._found(values.to_pylist())
-        codes = np.full(len(values), -1, np.int64)
-        scopes, codes[good] = _together([_texts(column) for column in found])
-        for index, scope in enumerate(scopes):
+        data = values.to_pylist()
+        try:
+            rows, good = list(map(self._fast, data)), np.arange(len(data))
+            refused: dict[int, str] = {}
+        except Exception:  # whatever it is, each record is read alone
+            rows, good, refused = read_each(data, self._one)
+        scopes, of_row = _coded(rows)
+        codes = np.full(len(data), -1, np.int64)
+        codes[good] = of_row
+        for code, scope in enumerate(scopes):
             longest = max((len(text.encode()) for text in scope if text), default=0)
             if longest > LONGEST:
-                of = np.flatnonzero(codes == index).tolist()
                 why = f"a partition's value has {longest:,} bytes; it may have {LONGEST:,} bytes"
-                refused.update(dict.fromkeys(of, why))
+                refused.update(dict.fromkeys(np.flatnonzero(codes == code).tolist(), why))
         codes[list(refused)] = -1
         return Scoped(scopes, codes, refused)
 
-    def _found(self, data: list[bytes | None]) -> tuple[list[list[Any]], Any, dict[int, str]]:
-        """Each column's values, of which records, and why not of the others."""
-        decode: Callable[[Any], Any] | None = vars(self)["_decode"]
-        refused: dict[int, str] = {}
-        rows: list[tuple[Any, ...]] = []
-        try:
-            assert decode is not None  # noqa: S101 - as good a reason as any to go one by one
-            found = list(map(decode, data))
-            return [[getattr(r, f"f{i}") for r in found] for i in range(len(self.columns))], ..., {}
-        except Exception:  # whatever it is, each record is asked alone
-            good = []
-            for index, record in enumerate(data):
-                try:
-                    rows.append(self._one(decode, record))
-                    good.append(index)
-                except Refused as error:
-                    refused[index] = str(error)
-        return (
-            [list(each) for each in zip(*rows, strict=True)] or [[] for _ in self.columns],
-            (np.array(good, np.int64)),
-            refused,
-        )
+    @cached_property
+    def _fast(self) -> Callable[[bytes | None], tuple[Any, ...]]:
+        slots = [(f"f{i}", str | _INT64 | bool | None, None) for i in range(len(self.columns))]
+        names = {f"f{index}": name for index, name in enumerate(self.columns)}
+        # ValueError for a name with a quote, backslash or control character in it
+        row = msgspec.defstruct("Scope", slots, rename=names, kw_only=True, gc=False)
+        decode, values = msgspec.json.Decoder(row).decode, msgspec.structs.astuple
+        return lambda record: values(decode(record))  # type: ignore[arg-type]
 
-    def _one(self, decode: Callable[[Any], Any] | None, record: bytes | None) -> tuple[Any, ...]:
-        if decode is not None:
-            try:
-                return msgspec.structs.astuple(decode(record))
-            except Exception:  # noqa: S110 - the reference says what is wrong, if anything is
-                pass
-        members = parse_object(record)
+    def _one(self, record: bytes | None) -> tuple[Any, ...]:
+        try:
+            return self._fast(record)
+        except Exception:  # the reference decides
+            members = parse_object(record)
         return tuple(_read(name, members.get(name)) for name in self.columns)
 
 
@@ -164,31 +145,17 @@ def _read(name: str, value: Any) -> Any:
     )
 
 
-def _texts(column: list[Any]) -> pa.DictionaryArray:
-    """The values as they stand in scopes."""
-    if set(map(type, column)) <= {str, type(None)}:
-        encoded = pa.array(column, pa.large_string()).dictionary_encode(null_encoding="encode")
-        texts = [None if text is None else scope_value(text) for text in _distinct(encoded)]
-        return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(texts, pa.large_string()))
-    column = [None if value is None else scope_value(value) for value in column]
-    return pa.array(column, pa.large_string()).dictionary_encode(null_encoding="encode")
+def _coded(rows: list[tuple[Any, ...]]) -> tuple[list[Scope], Positions]:
+    """The distinct scopes of rows of values, and the index of each row's scope."""
+    keys = rows
+    if not set(map(type, chain.from_iterable(rows))) <= {str, type(None)}:
+        keys = [(*map(type, row), *row) for row in rows]  # 1 equals True
+    codes: dict[tuple[Any, ...], int] = {}
+    of_row = [codes.setdefault(key, len(codes)) for key in keys]
+    width = len(rows[0]) if rows else 0
+    scopes = [tuple(map(_text, key[-width:])) for key in codes]
+    return scopes, np.array(of_row, np.int64)
 
 
-def _distinct(encoded: pa.DictionaryArray) -> list[str | None]:
-    found: list[str | None] = encoded.dictionary.to_pylist()
-    return found
-
-
-def _together(columns: list[pa.DictionaryArray]) -> tuple[list[Scope], Codes]:
-    """The distinct tuples of some columns' values, and which each row has."""
-    scopes: list[Scope] = [()]
-    codes: Codes = np.zeros(len(columns[0]), np.int64)
-    for encoded in columns:
-        texts = _distinct(encoded)
-        codes = codes * len(texts) + encoded.indices.to_numpy().astype(np.int64)
-        used, codes = np.unique(codes, return_inverse=True)
-        scopes = [
-            (*scopes[before], texts[own])
-            for before, own in (divmod(both, len(texts)) for both in used.tolist())
-        ]
-    return scopes, codes
+def _text(value: str | int | bool | None) -> str | None:
+    return None if value is None else scope_value(value)

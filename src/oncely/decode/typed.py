@@ -1,15 +1,15 @@
-"""The fast way through JSON: msgspec decodes each record into a typed struct, Arrow each column.
+"""The fast path of JSON: msgspec decodes each record into a typed struct, Arrow each column.
 
-Record by record, so no record can shift into another's place, whatever it holds. Strict by
-msgspec's own rules, which are the reference's but for what :meth:`TypedJson.decode` guards.
-It never rejects: what it doesn't take, or might take wrongly, it gives back.
+Records are decoded one by one, so no record can shift into another's place, whatever it holds.
+msgspec's own rules are the reference's but for what :meth:`TypedJson.decode` guards. The fast
+path never rejects: a record that it doesn't take, or might take wrongly, is returned as unsure.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
@@ -19,17 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.avro_form import is_large
-from oncely.decode.columns import Columns, Leaf, Values, fit, leaf
-from oncely.decode.gather import Records
-from oncely.decode.reference import DEEPEST, from_base64, nesting
-from oncely.decode.shapes import EXACT
+from oncely.decode.avro_names import is_large
+from oncely.decode.collector import read_each
+from oncely.decode.columns import Columns, Leaf, Piece, Positions, Values, fit
+from oncely.decode.reference import DEEPEST, EXACT, from_base64, nesting
 from oncely.decode.times import bad_timestamps, dates, timestamps
 
-Empty = Mapping[str, "Empty"]
-"""Members without a value, by name, and theirs."""
+Path = tuple[str, ...]
+"""The names that lead to a member, from the record's own object."""
 _UNMATCHABLE = re.compile(r'["\\\x00-\x1f]')
 _SHORT = 38  # characters; so at most as many digits as a DECIMAL has
+_NO_ITEMS = Annotated[list[Any], msgspec.Meta(max_length=0)]
 _PLAIN_DECIMAL = re.compile(r"[+-]?[0-9]+(?:[.][0-9]+)?")
 
 
@@ -42,14 +42,14 @@ class TypedJson:
     _lists: Callable[[Sequence[Any]], tuple[list[Any], ...]]
 
     @classmethod
-    def make(cls, schema: pa.Schema, empty: Empty | None = None) -> TypedJson | None:
+    def make(cls, schema: pa.Schema, empty: Collection[Path] | None = None) -> TypedJson | None:
         """A decoder for these columns, or None when msgspec can't match one of their names.
 
         Args:
             schema: the columns.
             empty: None: members that the schema doesn't name are ignored. Else a record with
-                one is given back, unless it is named here and nothing but null, an empty array
-                or an object of nothing else.
+                such a member is unsure, unless the member's path is here, with the paths that
+                lead to it, and its value is null, an empty array or an object of such members.
         """
         try:
             row = _struct(list(schema), empty)
@@ -60,41 +60,28 @@ class TypedJson:
         )
         return cls(schema, decoder.decode, _lists_of(len(schema)))
 
-    def decode(self, values: pa.Array) -> tuple[list[tuple[Records, pa.RecordBatch]], list[int]]:
+    def decode(self, values: pa.Array) -> tuple[list[Piece], Positions]:
         """Decode a slice of binary or large_binary.
 
-        msgspec doesn't look at the UTF-8 of texts that it skips, and the depth that it takes
-        depends on the caller's stack; both are guarded here. What Arrow takes more freely than
-        the rules is guarded by the leaves below.
+        msgspec doesn't check the UTF-8 of texts that it skips, and the depth that it takes
+        depends on the caller's stack; both are guarded here. Values that Arrow takes more freely
+        than the rules are guarded by the leaves below.
 
         Returns:
-            Rows in pieces, each with its records' indices in ``values``, both ascending; and the
-            indices of the records that the reference must be asked about, ascending.
+            Rows in pieces, ascending as a whole; and the positions of unsure records, ascending.
         """
         data = values.to_pylist()
         for index in (*_not_utf8(values, data), *_deep(values, data)):
             data[index] = None  # which no decoder takes
+        unsure: dict[int, str] = {}
         try:
             rows, good = list(map(self._decode, data)), np.arange(len(data))
-            unsure: list[int] = []
-        except Exception:  # whatever it is, the record goes to the reference
-            rows, good, unsure = self._one_by_one(data)
+        except Exception:  # whatever it is, the reference decides
+            rows, good, unsure = read_each(data, self._decode, Exception)
         del data
         fitted = fit(rows, lambda chosen: _BY_SLOT.batch(self.schema, self._lists(chosen)))
-        unsure += (int(good[row]) for row in fitted.misfits)
-        return [(good[at], batch) for at, batch in fitted.pieces], sorted(unsure)
-
-    def _one_by_one(self, data: list[bytes | None]) -> tuple[list[Any], Records, list[int]]:
-        rows: list[Any] = []
-        good: list[int] = []
-        unsure: list[int] = []
-        for index, record in enumerate(data):
-            try:
-                rows.append(self._decode(record))  # type: ignore[arg-type]
-                good.append(index)
-            except Exception:  # as above
-                unsure.append(index)
-        return rows, np.array(good, np.int64), unsure
+        left = np.array([*unsure, *good[[*fitted.misfits]]], np.int64)
+        return [(good[at], batch) for at, batch in fitted.pieces], np.sort(left)
 
 
 def _not_utf8(values: pa.Array, data: list[bytes | None]) -> list[int]:
@@ -102,15 +89,9 @@ def _not_utf8(values: pa.Array, data: list[bytes | None]) -> list[int]:
     try:
         pc.cast(values, pa.large_string() if large else pa.string())
     except pa.ArrowInvalid:
-        return [index for index, record in enumerate(data) if not _is_utf8(record)]
+        _, _, bad = read_each((record or b"" for record in data), bytes.decode, UnicodeDecodeError)
+        return [*bad]
     return []
-
-
-def _is_utf8(record: bytes | None) -> bool:
-    try:
-        return record is None or bool(record.decode()) or True
-    except UnicodeDecodeError:
-        return False
 
 
 def _deep(values: pa.Array, data: list[bytes | None]) -> list[int]:
@@ -133,19 +114,19 @@ def matchable(name: str) -> bool:
     return _UNMATCHABLE.search(name) is None
 
 
-def _struct(columns: list[pa.Field], empty: Empty | None) -> type:
+def _struct(columns: list[pa.Field], empty: Collection[Path] | None) -> type:
     """A struct with the slots f0, f1, ... for members of any name."""
     slots: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     names: dict[str, str] = {}
     for index, column in enumerate(columns):
-        kind = _type(column, None if empty is None else empty.get(column.name, {}))
+        kind = _type(column, None if empty is None else _below(empty, column.name))
         slots.append((f"f{index}", kind | None, None) if column.nullable else (f"f{index}", kind))
         names[f"f{index}"] = column.name
     taken = set(names.values())
-    for index, (name, inside) in enumerate((empty or {}).items()):
-        if name not in taken:
-            slots.append((f"e{index}", _nothing(inside), None))
-            names[f"e{index}"] = name
+    for index, name in enumerate(sorted({path[0] for path in empty or ()} - taken)):
+        nothing = _struct([], _below(empty or (), name))
+        slots.append((f"e{index}", nothing | _NO_ITEMS | None, None))
+        names[f"e{index}"] = name
     # gc=False: no row ever points back at itself.
     return msgspec.defstruct(
         "Row",
@@ -157,11 +138,12 @@ def _struct(columns: list[pa.Field], empty: Empty | None) -> type:
     )
 
 
-def _nothing(empty: Empty) -> Any:
-    return _struct([], empty) | Annotated[list[Any], msgspec.Meta(max_length=0)] | None
+def _below(empty: Collection[Path], name: str) -> set[Path]:
+    """The paths that lead through a member, from there on."""
+    return {path[1:] for path in empty if len(path) > 1 and path[0] == name}
 
 
-def _type(field: pa.Field, empty: Empty | None = None) -> Any:
+def _type(field: pa.Field, empty: Collection[Path] | None = None) -> Any:
     """What msgspec checks: the JSON type, and the width of integers. The leaves check the rest.
 
     Where columns are inferred (``empty`` is not None), a number that may not keep its value is
@@ -177,7 +159,7 @@ def _type(field: pa.Field, empty: Empty | None = None) -> Any:
     if pa.types.is_struct(arrow):
         return _struct([arrow.field(i) for i in range(arrow.num_fields)], empty)
     if pa.types.is_list(arrow):
-        inside: Empty | None = None if empty is None else {}
+        inside: Collection[Path] | None = None if empty is None else ()
         return list[_type(arrow.value_field, inside) | None]  # type: ignore[misc]
     if pa.types.is_map(arrow):
         return dict[str, _type(arrow.item_field) | None]  # type: ignore[misc]
@@ -243,7 +225,7 @@ def _bad_decimals(values: Values, arrow: pa.DataType) -> list[int]:
     """Texts that are not plain, at Arrow's speed; only when there are none, one by one."""
     texts = pa.array([value if type(value) is str else None for value in values], pa.string())
     strange: list[int] = pc.indices_nonzero(pc.invert(_plain(texts))).to_pylist()
-    return strange or leaf(_decimals).blame(values, arrow)
+    return strange or Leaf(_decimals).one_by_one(values, arrow)
 
 
 def _plain(texts: pa.Array) -> pa.Array:
@@ -263,10 +245,10 @@ def _texts(values: Values) -> pa.Array:
 _BY_SLOT = Columns(
     pick=lambda index, _: operator.attrgetter(f"f{index}"),
     leaves={
-        pa.float32().id: leaf(_float32),
+        pa.float32().id: Leaf(_float32),
         pa.decimal128(1).id: Leaf(_decimals, _bad_decimals),
-        pa.binary().id: leaf(_binary),
-        pa.date32().id: leaf(lambda values, _: dates(_texts(values))),
+        pa.binary().id: Leaf(_binary),
+        pa.date32().id: Leaf(lambda values, _: dates(_texts(values))),
         pa.timestamp("us").id: Leaf(
             lambda values, arrow: timestamps(_texts(values), arrow),
             lambda values, arrow: bad_timestamps(_texts(values), arrow),

@@ -34,7 +34,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.decode.avro_form import arrow_schema_of
+from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation, Stopped, Unavailable
 from oncely.files.plan import Bin, bins, in_order, union
 from oncely.files.reading import Named, rows_of

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.decode.avro_form import arrow_schema_of, avro_schema_of
+from oncely.decode.avro_names import arrow_schema_of, avro_schema_of
 from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from oncely.decode.avro_form import arrow_schema_of, storable
+from oncely.decode.avro_names import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, InvariantViolation
 from oncely.sinks.files.conform import conform

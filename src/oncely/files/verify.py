@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.avro_form import arrow_schema_of
+from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.files.overlaps import overlaps
 from oncely.files.reading import decoded

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from oncely.config import AvroDecode, AvroKey, DecodeSettings, JsonDecode, JsonKey, TextKey
+import pyarrow as pa
+
+from oncely.config import (
+    AvroDecode,
+    AvroKey,
+    DecodeSettings,
+    JsonDecode,
+    JsonKey,
+    RawDecode,
+    TextKey,
+)
+from oncely.decode.avro import AvroDecoder, avro_decoder, latest_avro_decoder
+from oncely.decode.avro_schema import Definition
 from oncely.decode.base import Decoder
-from oncely.decode.build import KeySpec, build_decoder
+from oncely.decode.json import JsonDecoder
+from oncely.decode.key import TextDecoder, WithKey
+from oncely.decode.raw import RawDecoder
+from oncely.decode.registry import Registry
+from oncely.decode.schema import parse_schema
+from oncely.errors import ConfigError
 from oncely.sinks.files.form import VALUE
 
 
@@ -19,30 +36,46 @@ def decoder_of(decode: DecodeSettings, topics: Sequence[str]) -> Decoder:
         Unavailable: the schema registry does not answer.
     """
     if isinstance(decode, JsonDecode) and decode.inferred:
-        return build_decoder("raw", columns=(VALUE,), topics=topics)  # the sink finds the columns
-    key = None if decode.key is None else _key(decode.key)
-    if isinstance(decode, JsonDecode):
-        return build_decoder("json", decode.schema_ddl, topics=topics, key=key)
-    if isinstance(decode, AvroDecode):
-        schema = None if decode.schema_file is None else str(decode.schema_file)
-        registry = _registry(decode)
-        return build_decoder("avro", schema, schema_registry=registry, topics=topics, key=key)
-    return build_decoder("raw", columns=decode.columns, topics=topics, key=key)
+        return RawDecoder((VALUE,))  # the sink finds the columns
+    value = _decoder(decode, "value", "decode", topics)
+    if decode.key is None:
+        return value
+    return WithKey(value, _decoder(decode.key, "key", "decode.key", topics))
 
 
-def _key(key: JsonKey | AvroKey | TextKey) -> KeySpec:
-    if isinstance(key, TextKey):
-        return KeySpec("string", name=key.column)
-    if isinstance(key, JsonKey):
-        return KeySpec("json", key.schema_ddl)
-    schema = None if key.schema_file is None else str(key.schema_file)
-    return KeySpec("avro", schema, schema_registry=_registry(key))
+def _decoder(
+    settings: DecodeSettings | JsonKey | AvroKey | TextKey,
+    column: Literal["value", "key"],
+    path: str,
+    topics: Sequence[str],
+) -> Decoder:
+    match settings:
+        case RawDecode():
+            return RawDecoder(settings.columns)
+        case TextKey():
+            return TextDecoder(pa.schema({settings.column: pa.string()}), column)
+        case JsonDecode() | JsonKey():
+            schema = parse_schema(settings.schema_ddl, key=f"{path}.schema")
+            return JsonDecoder(schema, column)
+        case AvroDecode() | AvroKey():
+            return _avro(settings, column, path, topics)
 
 
-def _registry(avro: AvroDecode | AvroKey) -> dict[str, Any] | None:
+def _avro(avro: AvroDecode | AvroKey, column: str, path: str, topics: Sequence[str]) -> AvroDecoder:
+    key = f"{path}.schema"
+    if avro.schema_file is None:
+        registry = Registry(_registry(avro), f"{path}.schema_registry")
+        return latest_avro_decoder(registry, topics, column=column, key=key)
+    try:
+        text = avro.schema_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"can't read the schema file {avro.schema_file}: {error}"
+        raise ConfigError(key, problem) from None
+    return avro_decoder(Definition(text), column=column, key=key)
+
+
+def _registry(avro: AvroDecode | AvroKey) -> dict[str, Any]:
     """The registry client's own names (confluent-kafka's SchemaRegistryClient)."""
-    if avro.schema_registry is None:
-        return None
     settings: dict[str, Any] = {"url": avro.schema_registry}
     if avro.schema_registry_user_info is not None:
         settings["basic.auth.user.info"] = avro.schema_registry_user_info.get_secret_value()

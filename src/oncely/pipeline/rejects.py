@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.decode.base import Decoded, Decoder, Rejection
-from oncely.decode.careful import decode_carefully
+from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import Unavailable
 from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.chunks import Bounds, Chunks
@@ -157,7 +157,7 @@ def _decoding(decoder: Decoder, late_delete: str | None) -> Callable[[pa.Table],
     """
 
     def decode(records: pa.Table) -> Decoded:
-        decoded = decode_carefully(decoder, records)
+        decoded = isolate_crashes(decoder, records)
         if late_delete is None or not len(decoded.tombstone_record):
             return decoded
         gone = decoded.tombstone_record.to_pylist()

@@ -23,7 +23,7 @@ import pyarrow as pa
 from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoded, Decoder
-from oncely.decode.careful import decode_carefully
+from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import OncelyError, check
 from oncely.runtimes import worker
 from oncely.runtimes.backoff import Backoff
@@ -196,7 +196,7 @@ def careful_decode(decoder: Decoder) -> Callable[[pa.Table], Decoded]:
 
     The first try may have died of a record that kills the decoder.
     """
-    return partial(decode_carefully, decoder) if is_retry() else decoder.decode
+    return partial(isolate_crashes, decoder) if is_retry() else decoder.decode
 
 
 def with_topic(batch: pa.RecordBatch, only_topic: str | None) -> pa.Table:

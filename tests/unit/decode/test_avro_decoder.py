@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.decode.avro import AvroDecoder, avro_decoder
-from oncely.decode.avro_resolve import Incompatible, compile_reader
+from oncely.decode.avro_read import Incompatible, compile_reader
 from oncely.decode.avro_schema import AvroSchema, Definition
 from oncely.errors import ConfigError
 
@@ -146,14 +146,17 @@ def test_what_is_no_schema_is_a_configuration_error(text: str) -> None:
         avro_decoder(Definition(text))
 
 
-def test_a_schema_that_is_no_record_needs_a_name() -> None:
-    with pytest.raises(ConfigError, match="its column needs a name"):
+def test_a_schema_that_is_no_record_has_no_columns() -> None:
+    with pytest.raises(ConfigError, match="it is no record but long"):
         decoder("long")
-    named = decoder(["null", "long"], name="id", column="key")
+
+
+def test_a_key_is_named_in_its_reasons() -> None:
+    named = decoder(record(("id", ["null", "long"])), column="key")
     decoded = named.decode(pa.table({"key": [b"\x02\x06", b"\x00", b"\x04", None]}))
     assert decoded.rows.to_pylist() == [{"id": 3}, {"id": None}]
     assert [r.reason for r in decoded.rejections] == [
-        "the key is no Avro datum: a union of 2 has no member 2",
+        "the key is no Avro datum: id: a union of 2 has no member 2",
         "the key is null",
     ]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from oncely.decode.collector import RowCollector, slices
 from oncely.decode.columns import Columns, Misfits, fit
-from oncely.decode.gather import Gather, slices
 
 BY_NAME = Columns(pick=lambda _, name: lambda members: members.get(name))
 
@@ -98,18 +98,18 @@ def test_slices_are_bounded_by_rows_and_bytes_and_cover_everything() -> None:
     assert [v for part in parts for v in part.values.to_pylist()] == list(chain(*chunks))
 
 
-def test_gathered_pieces_of_a_slice_are_put_in_record_order() -> None:
+def test_pieces_of_a_slice_are_put_in_record_order() -> None:
     def piece(*records: int) -> tuple[Any, pa.RecordBatch]:
         return np.array(records, np.int64), pa.record_batch({"x": [f"r{n}" for n in records]})
 
-    gather = Gather(pa.schema([("x", pa.string())]))
-    gather.rows([piece(0, 1, 4), piece(2, 6), piece()])
-    gather.rows([piece(7), piece(8, 9)])
-    gather.rows([])
-    gather.reject(5, "one\nline, no \0 and not " + "long " * 1000)
-    decoded = gather.decoded()
+    rows = RowCollector(pa.schema([("x", pa.string())]))
+    reason = "one\nline, no \0 and not " + "long " * 1000
+    rows.add(0, [piece(0, 1, 4), piece(2, 6), piece()], {5: reason})
+    rows.add(7, [piece(0), piece(1, 2)], {})
+    rows.add(10, [], {})
+    decoded = rows.decoded()
     assert decoded.row_record.to_pylist() == [0, 1, 2, 4, 6, 7, 8, 9]
-    assert decoded.rows["x"].to_pylist() == [f"r{n}" for n in (0, 1, 2, 4, 6, 7, 8, 9)]
+    assert decoded.rows["x"].to_pylist() == [f"r{n}" for n in (0, 1, 2, 4, 6, 0, 1, 2)]
     (rejection,) = decoded.rejections
     assert rejection.reason.startswith("one\\nline, no \\x00 and not long long")
     assert len(rejection.reason) < 450

@@ -3,11 +3,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro_form import arrow_schema_of, avro_schema_of, large
-from oncely.decode.merging import Caps, Conflict, TooMuch, merge
+from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, large
+from oncely.decode.merging import Caps, Conflict, TooMuch, merge, widen
 from oncely.decode.schema import same_schema
-from oncely.decode.shapes import shape_of
-from oncely.decode.widening import widen
+from oncely.decode.schema_tree import tree_of
 from oncely.errors import ConfigError, InvariantViolation
 
 INT, BIG, DOUBLE, TEXT = pa.int32(), pa.int64(), pa.float64(), pa.string()
@@ -164,4 +163,4 @@ def test_the_text_of_many_fields_is_no_longer_than_it_is_taken_for(arrow: pa.Dat
     for of in (arrow, nested, pa.list_(nested)):
         schema = pa.schema({f"f{n}": of for n in range(200)})
         text = avro_schema_of(schema)
-        assert len(text) <= shape_of(schema).text < 4 * len(text)
+        assert len(text) <= tree_of(schema).size.text < 4 * len(text)

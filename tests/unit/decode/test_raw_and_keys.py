@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from oncely.decode.base import Decoded
-from oncely.decode.build import KeySpec, build_decoder
-from oncely.decode.key import PlainKey, WithKey
+from oncely.decode.json import JsonDecoder
+from oncely.decode.key import TextDecoder, WithKey
 from oncely.decode.raw import RawDecoder
+from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
 
 
@@ -72,39 +73,29 @@ class TestRaw:
         assert decoded.rows.schema.field("key").type == pa.binary()
         assert RawDecoder(("key",)).decode(table.slice(0, 0)).rows.num_rows == 0
 
-    @pytest.mark.parametrize("columns", [(), ("value", "value"), ("value", "offsets")])
-    def test_wrong_columns_are_a_configuration_error(self, columns: tuple[str, ...]) -> None:
-        with pytest.raises(ConfigError, match=r"decode\.columns"):
-            RawDecoder(columns)
+
+def json_decoder(ddl: str, column: str = "value") -> JsonDecoder:
+    return JsonDecoder(parse_schema(ddl), column)
 
 
-class TestPlainKeys:
-    def test_text(self) -> None:
-        decoded = PlainKey("string", "carrier").decode(
-            records(("ö".encode(), None), (b"\xff", None), (None, None), (b"", None))
-        )
-        assert decoded.rows.to_pylist() == [{"carrier": "ö"}, {"carrier": None}, {"carrier": ""}]
-        assert decoded.row_record.to_pylist() == [0, 2, 3]
-        assert [(r.record, r.reason) for r in decoded.rejections] == [
-            (1, "the key is not UTF-8: byte 0xff at 0")
-        ]
+def text_key(name: str) -> TextDecoder:
+    return TextDecoder(pa.schema({name: pa.string()}), "key")
 
-    def test_numbers_of_kafkas_serializers(self) -> None:
-        keys = records(((-5).to_bytes(8, "big", signed=True), None), (b"\0\0\0\5", None))
-        longs, ints = PlainKey("long", "id").decode(keys), PlainKey("int", "id").decode(keys)
-        assert longs.rows["id"].to_pylist() == [-5]
-        assert [r.reason for r in longs.rejections] == ["the key has 4 bytes, long has 8"]
-        assert ints.rows["id"].to_pylist() == [5]
-        assert [r.record for r in ints.rejections] == [0]
 
-    def test_bytes(self) -> None:
-        decoded = PlainKey("raw", "id").decode(records((b"\xff\x00", None)))
-        assert decoded.rows["id"].to_pylist() == [b"\xff\x00"]
+def test_a_key_may_be_text() -> None:
+    decoded = text_key("carrier").decode(
+        records(("ö".encode(), None), (b"\xff", None), (None, None), (b"", None))
+    )
+    assert decoded.rows.to_pylist() == [{"carrier": "ö"}, {"carrier": None}, {"carrier": ""}]
+    assert decoded.row_record.to_pylist() == [0, 2, 3]
+    assert [(r.record, r.reason) for r in decoded.rejections] == [
+        (1, "the key is not UTF-8: byte 0xff at 0")
+    ]
 
 
 class TestWithKey:
-    decoder = build_decoder(
-        "json", "n INT NOT NULL", key=KeySpec("json", "id BIGINT NOT NULL, part STRING")
+    decoder = WithKey(
+        json_decoder("n INT NOT NULL"), json_decoder("id BIGINT NOT NULL, part STRING", "key")
     )
 
     def test_values_and_keys_become_rows_tombstones_and_rejections(self) -> None:
@@ -151,30 +142,30 @@ class TestWithKey:
                 assert nothing.rows.schema == decoder.schema
 
     def test_a_shared_column_is_one_and_must_agree(self) -> None:
-        decoder = build_decoder("json", "id BIGINT, n INT", key=KeySpec("long", name="id"))
-        assert decoder.schema == pa.schema([("id", pa.int64()), ("n", pa.int32())])
-        five = (5).to_bytes(8, "big")
+        decoder = WithKey(json_decoder("id STRING, n INT"), text_key("id"))
+        assert decoder.schema == pa.schema([("id", pa.string()), ("n", pa.int32())])
+        five = b"5"
         pairs: list[tuple[bytes | None, bytes | None]] = [
-            (five, b'{"id": 5, "n": 1}'),
+            (five, b'{"id": "5", "n": 1}'),
             (five, b'{"n": 2}'),
-            (five, b'{"id": 6, "n": 3}'),
-            (None, b'{"id": 7, "n": 4}'),
+            (five, b'{"id": "6", "n": 3}'),
+            (None, b'{"id": "7", "n": 4}'),
             (None, b'{"n": 5}'),
             (five, None),
             (None, None),
         ]
         assert outcome(decoder.decode(records(*pairs)), len(pairs)) == [
-            {"id": 5, "n": 1},
-            {"id": 5, "n": 2},
-            "id: 5 in the key, 6 in the value",
-            {"id": 7, "n": 4},
+            {"id": "5", "n": 1},
+            {"id": "5", "n": 2},
+            "id: '5' in the key, '6' in the value",
+            {"id": "7", "n": 4},
             {"id": None, "n": 5},
-            ("deletes", {"id": 5}),
+            ("deletes", {"id": "5"}),
             "value and key are null: a tombstone that names nothing",
         ]
 
     def test_a_shared_column_is_not_null_when_either_says_so(self) -> None:
-        decoder = build_decoder("json", "id INT, n INT", key=KeySpec("json", "id INT NOT NULL"))
+        decoder = WithKey(json_decoder("id INT, n INT"), json_decoder("id INT NOT NULL", "key"))
         assert not decoder.schema.field("id").nullable
         assert decoder.schema.names == ["id", "n"]
 
@@ -189,12 +180,12 @@ class TestWithKey:
         self, value: str, key: str, problem: str
     ) -> None:
         with pytest.raises(ConfigError) as caught:
-            build_decoder("json", value, key=KeySpec("json", key))
+            WithKey(json_decoder(value), json_decoder(key, "key"))
         assert caught.value.key == "decode.key"
         assert problem in caught.value.message
 
     def test_raw_values_may_have_keys_too(self) -> None:
-        decoder = WithKey(RawDecoder(("value",)), PlainKey("string", "id"))
+        decoder = WithKey(RawDecoder(("value",)), text_key("id"))
         assert decoder.needs == {"key", "value"}
         pairs: list[tuple[bytes | None, bytes | None]] = [(b"a", b"1"), (b"b", None)]
         assert outcome(decoder.decode(records(*pairs)), 2) == [
@@ -203,66 +194,7 @@ class TestWithKey:
         ]
 
 
-class TestBuild:
-    def test_no_key_a_null_value_is_a_rejection(self) -> None:
-        decoded = build_decoder("json", "n INT").decode(records((b"k", None)))
-        assert decoded.tombstones is None
-        assert [r.reason for r in decoded.rejections] == ["the value is null"]
-
-    @pytest.mark.parametrize(
-        ("arguments", "key", "problem"),
-        [
-            ({"format": "xml"}, "decode.format", "'xml' is not one of json, avro, raw"),
-            ({"format": "json"}, "decode.schema", "format 'json' needs the columns"),
-            ({"format": "json", "schema": "n"}, "decode.schema", "at character 2"),
-            (
-                {"format": "json", "schema": "n INT", "schema_registry": "http://x"},
-                "decode.schema_registry",
-                "has no meaning with format 'json'",
-            ),
-            (
-                {"format": "json", "schema": "n INT", "columns": ["value"]},
-                "decode.columns",
-                "has no meaning with format 'json'",
-            ),
-            ({"format": "raw", "schema": "n INT"}, "decode.schema", "has no meaning"),
-            ({"format": "raw", "columns": ["x"]}, "decode.columns", "'x' is not one of key"),
-            ({"format": "avro"}, "decode.schema", "a schema file or a schema registry"),
-            ({"format": "avro", "schema": "missing.avsc"}, "decode.schema", "missing.avsc"),
-            ({"format": "avro", "schema": "{"}, "decode.schema", "no Avro schema"),
-            ({"format": "avro", "schema_registry": "http://x"}, "decode.schema", "without topics"),
-            (
-                {"format": "raw", "key": KeySpec("string")},
-                "decode.key.name",
-                "needs the name of its column",
-            ),
-            (
-                {"format": "raw", "key": KeySpec("long", "id LONG", "id")},
-                "decode.key.schema",
-                "has no meaning with format 'long'",
-            ),
-            (
-                {"format": "raw", "key": KeySpec("json", "id LONG", "id")},
-                "decode.key.name",
-                "has no meaning with format 'json'",
-            ),
-            ({"format": "raw", "key": KeySpec("json")}, "decode.key.schema", "needs the columns"),
-            (
-                {"format": "raw", "key": KeySpec("text")},
-                "decode.key.format",
-                "not one of json, avro, string, long, int, raw",
-            ),
-            (
-                {"format": "raw", "key": KeySpec("avro", '"long"')},
-                "decode.key.schema",
-                "its column needs a name",
-            ),
-        ],
-    )
-    def test_what_can_not_work_is_named_by_its_key(
-        self, arguments: dict[str, Any], key: str, problem: str
-    ) -> None:
-        with pytest.raises(ConfigError) as caught:
-            build_decoder(**arguments)
-        assert caught.value.key == key
-        assert problem in caught.value.message
+def test_without_a_key_decoder_a_null_value_is_a_rejection() -> None:
+    decoded = json_decoder("n INT").decode(records((b"k", None)))
+    assert decoded.tombstones is None
+    assert [r.reason for r in decoded.rejections] == ["the value is null"]

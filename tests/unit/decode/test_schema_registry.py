@@ -23,9 +23,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from oncely.decode.avro import AvroDecoder, avro_decoder, latest_avro_decoder
+from oncely.decode.avro_schema import Definition
 from oncely.decode.base import Decoded, Decoder
-from oncely.decode.build import KeySpec, build_decoder
-from oncely.decode.careful import decode_carefully
+from oncely.decode.isolate_crashes import isolate_crashes
+from oncely.decode.json import JsonDecoder
+from oncely.decode.key import WithKey
+from oncely.decode.registry import Registry
 from oncely.errors import ConfigError, Unavailable
 from oncely.secrets import MASK
 
@@ -133,13 +137,25 @@ def decode(decoder: Decoder, *values: bytes | None) -> Decoded:
     return decoder.decode(pa.table({"value": pa.array(values, pa.binary())}))
 
 
+def latest(settings: str | dict[str, Any], *topics: str) -> AvroDecoder:
+    return latest_avro_decoder(made(settings), topics or ["flights"])
+
+
+def reading(schema: Any, settings: str | dict[str, Any]) -> AvroDecoder:
+    return avro_decoder(Definition(json.dumps(schema)), registry=made(settings))
+
+
+def made(settings: str | dict[str, Any]) -> Registry:
+    return Registry({"url": settings} if isinstance(settings, str) else settings)
+
+
 def reasons(decoded: Decoded) -> list[str]:
     return [rejection.reason for rejection in decoded.rejections]
 
 
 def test_each_record_is_read_by_its_writers_schema(registry: FakeRegistry) -> None:
     old, new = registry.add(OLD, "flights-value"), registry.add(NEW, "flights-value")
-    decoder = build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+    decoder = latest(registry.url)
     assert decoder.schema == pa.schema(
         [pa.field("carrier", pa.string(), nullable=False), ("flight", pa.int32())]
     )
@@ -162,10 +178,9 @@ def test_each_record_is_read_by_its_writers_schema(registry: FakeRegistry) -> No
     assert len(registry.asked) == 2
 
 
-def test_a_schema_file_is_the_readers_schema(registry: FakeRegistry, tmp_path: Path) -> None:
-    (tmp_path / "flight.avsc").write_text(json.dumps(NEW))
+def test_a_schema_may_be_the_readers_own(registry: FakeRegistry) -> None:
     old = registry.add(OLD)
-    decoder = build_decoder("avro", "flight.avsc", schema_registry=registry.url, base=tmp_path)
+    decoder = reading(NEW, registry.url)
     assert registry.asked == []
     assert decode(decoder, wire(old, OLD, {"carrier": "UA", "gone": 1})).rows.to_pylist() == [
         {"carrier": "UA", "flight": None}
@@ -174,7 +189,7 @@ def test_a_schema_file_is_the_readers_schema(registry: FakeRegistry, tmp_path: P
 
 def test_an_unknown_id_is_a_rejection_and_asked_for_once_a_batch(registry: FakeRegistry) -> None:
     registry.add(NEW, "flights-value")
-    decoder = build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+    decoder = latest(registry.url)
     late = wire(307, NEW, {"carrier": "UA", "flight": 1})
     registry.asked.clear()
     assert reasons(decode(decoder, late, late)) == ["the schema registry has no schema id 307"] * 2
@@ -188,7 +203,7 @@ def test_what_is_no_avro_or_does_not_fit_is_a_rejection(registry: FakeRegistry) 
     proto = registry.add({}, schemaType="PROTOBUF")
     broken = registry.add({"type": "record"})
     other = registry.add(OLD | {"fields": [{"name": "carrier", "type": "int"}]})
-    decoder = build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+    decoder = latest(registry.url)
     head = [b"\0" + number.to_bytes(4, "big") for number in (new, proto, broken, other)]
     values = [
         b'{"carrier": "UA"}',
@@ -221,7 +236,7 @@ def test_nesting_without_end_is_a_rejection(registry: FakeRegistry) -> None:
     }
     fields = [{"name": "list", "type": node}, *NEW["fields"]]
     deep = registry.add(NEW | {"fields": fields})
-    decoder = build_decoder("avro", json.dumps(NEW), schema_registry=registry.url)
+    decoder = reading(NEW, registry.url)
     head = b"\0" + deep.to_bytes(4, "big")
     good = head + b"\x02\x00\x02U\x00"
     decoded = decode(decoder, good, head + b"\x02" * 100_000 + b"\x00\x02U\x00", good)
@@ -241,7 +256,7 @@ def test_schemas_that_name_types_of_other_subjects(registry: FakeRegistry) -> No
     registry.add(point, "point")
     registry.add(place, "place", **refers_to("org.Point", "point"))
     new = registry.add(visit, "flights-value", **refers_to("org.Place", "place"))
-    decoder = build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+    decoder = latest(registry.url)
     names: dict[str, Any] = {}
     parsed = [fastavro.parse_schema(schema, names) for schema in (point, place, visit)]
     datum = {"place": {"at": {"lat": 1.5}}}
@@ -255,16 +270,16 @@ def test_no_answer_is_unavailable_and_no_record_is_to_blame(registry: FakeRegist
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        decoder = build_decoder("avro", json.dumps(NEW), schema_registry={"url": url, **quick})
+        decoder = reading(NEW, {"url": url, **quick})
         with pytest.raises(Unavailable, match=f"no answer from the schema registry on .* id {new}"):
             decode(decoder, value)
     settings = {"url": registry.url, **quick}
-    decoder = build_decoder("avro", json.dumps(NEW), schema_registry=settings)
+    decoder = reading(NEW, settings)
     registry.status = 503
     with pytest.raises(Unavailable, match="failed on schema id"):
         decode(decoder, value)
     with pytest.raises(Unavailable):
-        build_decoder("avro", schema_registry=settings, topics=["flights"])
+        latest(settings)
     registry.status = 200
     registry.hang.clear()
     with pytest.raises(Unavailable, match="no answer"):
@@ -275,20 +290,21 @@ def test_no_answer_is_unavailable_and_no_record_is_to_blame(registry: FakeRegist
 
 def test_a_missing_subject_is_a_configuration_error(registry: FakeRegistry) -> None:
     with pytest.raises(ConfigError, match="has no subject flights-value") as caught:
-        build_decoder("avro", schema_registry=registry.url, topics=["flights"])
+        latest(registry.url)
     assert (caught.value.key, "schema file" in caught.value.way_out) == ("decode.schema", True)
     registry.add(NEW, "flights-value")
     registry.add(OLD, "more-value")
     with pytest.raises(ConfigError, match="flights-value and more-value have different columns"):
-        build_decoder("avro", schema_registry=registry.url, topics=["flights", "more"])
+        latest(registry.url, "flights", "more")
 
 
 def test_keys_have_a_registry_of_their_own(registry: FakeRegistry) -> None:
-    key_id = registry.add("long", "flights-key")
-    key = KeySpec("avro", name="id", schema_registry=registry.url)
-    decoder = build_decoder("json", "carrier STRING", key=key, topics=["flights"])
+    schema = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "long"}]}
+    key_id = registry.add(schema, "flights-key")
+    key = latest_avro_decoder(Registry({"url": registry.url}), ["flights"], column="key")
+    decoder = WithKey(JsonDecoder(pa.schema({"carrier": pa.string()})), key)
     records = pa.table(
-        {"key": [wire(key_id, "long", 5), b"5"], "value": [b'{"carrier": "UA"}', b"{}"]}
+        {"key": [wire(key_id, schema, {"id": 5}), b"5"], "value": [b'{"carrier": "UA"}', b"{}"]}
     )
     decoded = decoder.decode(records)
     assert decoded.rows.to_pylist() == [{"carrier": "UA", "id": 5}]
@@ -308,20 +324,16 @@ def test_a_password_is_sent_and_never_shown(registry: FakeRegistry, where: str) 
         quoted = password.replace("/", "%2F").replace("@", "%40")
         return {"url": f"http://reader:{quoted}@{host}"}
 
-    decoder = build_decoder("avro", schema_registry=settings(registry.password), topics=["flights"])
+    decoder = latest(settings(registry.password))
     assert decode(decoder, value).rows.num_rows == 1
     assert "canary" not in repr(decoder)
 
     wrong = settings("canary-of-" + where) | {"max.retries": 0}
     with pytest.raises(ConfigError, match="refuses us") as caught:
-        build_decoder("avro", schema_registry=wrong, topics=["flights"])
+        latest(wrong)
     assert caught.value.key == "decode.schema_registry"
     with pytest.raises(ConfigError) as caught:
-        build_decoder(
-            "avro",
-            schema_registry=wrong | {"nonsense": 1, "canary-of-" + where: 2},
-            topics=["flights"],
-        )
+        latest(wrong | {"nonsense": 1, "canary-of-" + where: 2})
     assert "nonsense" in str(caught.value)
     assert MASK in str(caught.value)
     assert "canary-of" not in str(caught.value)
@@ -330,7 +342,7 @@ def test_a_password_is_sent_and_never_shown(registry: FakeRegistry, where: str) 
 @pytest.mark.parametrize("url", ["", "ftp://127.0.0.1", "127.0.0.1:8081"])
 def test_a_url_that_can_not_work_is_a_configuration_error(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build_decoder("avro", schema_registry=url, topics=["flights"])
+        latest(url)
     assert caught.value.key == "decode.schema_registry"
 
 
@@ -344,10 +356,10 @@ def test_tls_with_a_certificate_authority_of_ones_own(
     new = registry.add(NEW, "flights-value")
     url = registry.url.replace("http", "https")
     settings = {"url": url, "ssl.ca.location": str(certificate)}
-    decoder = build_decoder("avro", schema_registry=settings, topics=["flights"])
+    decoder = latest(settings)
     assert decode(decoder, wire(new, NEW, {"carrier": "UA", "flight": 1})).rows.num_rows == 1
     with pytest.raises(Unavailable, match=r"(?i)certificate"):
-        build_decoder("avro", schema_registry={"url": url, "max.retries": 0}, topics=["flights"])
+        latest({"url": url, "max.retries": 0})
 
 
 def test_a_forked_child_does_not_break_its_parents_connection(
@@ -360,11 +372,11 @@ def test_a_forked_child_does_not_break_its_parents_connection(
     registry.add(NEW, "flights-value")
     url = registry.url.replace("http", "https")
     settings = {"url": url, "ssl.ca.location": str(certificate), "max.retries": 0}
-    decoder = build_decoder("avro", schema_registry=settings, topics=["flights"])
+    decoder = latest(settings)
     for n in range(3):  # each time the child asks first, then the parent
         value = wire(registry.add(NEW), NEW, {"carrier": "UA", "flight": n})
         records = pa.table({"value": pa.array([value], pa.binary())})
-        assert decode_carefully(decoder, records).rows["flight"].to_pylist() == [n]
+        assert isolate_crashes(decoder, records).rows["flight"].to_pylist() == [n]
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

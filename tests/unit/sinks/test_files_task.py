@@ -13,7 +13,7 @@ import pytest
 
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.decode.avro_form import arrow_schema_of
+from oncely.decode.avro_names import arrow_schema_of
 from oncely.sinks.base import Chunk, Fence
 from oncely.sinks.files.avro_file import read
 from oncely.sinks.files.book import Book

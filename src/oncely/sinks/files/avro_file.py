@@ -3,7 +3,7 @@
 polars encodes the rows, some forty times faster than Python can. Its header is replaced: ours
 has the field names and logical types that polars does not know, a sync marker of the file's own
 (polars writes the same one into each file) and the schema's id. The bytes of rows fit both,
-because :mod:`oncely.decode.avro_form` describes what polars writes.
+because :mod:`oncely.decode.avro_names` describes what polars writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from oncely.decode.avro_form import arrow_schema_of, avro_name, avro_schema_of, schema_id, storable
+from oncely.decode.avro_names import arrow_schema_of, avro_name, avro_schema_of, schema_id, storable
 from oncely.errors import InvariantViolation
 from oncely.sinks.files.avro_rows import row_ends
 from oncely.sinks.files.conform import conform, recast

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from oncely.decode.avro_form import arrow_schema_of, avro_schema_of, schema_id
+from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, schema_id
 from oncely.decode.merging import NO_CAPS, CannotMerge, Caps, merge
 from oncely.decode.scopes import as_of_today
 from oncely.sinks.base import StagedRowsGone

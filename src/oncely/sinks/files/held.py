@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.avro_form import large
-from oncely.decode.shapes import EXACT
+from oncely.decode.avro_names import large
+from oncely.decode.reference import EXACT
 
 
 def held_schema(rows: pa.Table) -> pa.Schema:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from oncely.decode.avro_form import arrow_schema_of, avro_schema_of, schema_id, storable
+from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, schema_id, storable
 from oncely.errors import InvariantViolation, TableMismatch
 from oncely.sinks.files.avro_file import SCHEMA_ID
 from oncely.sinks.files.conform import conform

@@ -18,7 +18,7 @@ import pyarrow as pa
 from oncely.core.ledger import Entry
 from oncely.core.offsets import Position, SourceIdentity, TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.decode.avro_form import arrow_schema_of, schema_id, storable
+from oncely.decode.avro_names import arrow_schema_of, schema_id, storable
 from oncely.decode.merging import CannotMerge, merge
 from oncely.errors import Fenced, InvariantViolation, TableMismatch, Unavailable, check
 from oncely.sinks.base import (

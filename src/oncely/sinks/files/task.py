@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.core.offsets import TopicPartition
-from oncely.decode.avro_form import avro_schema_of, schema_id
+from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.decode.base import Rejection
 from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import same_schema

@@ -236,7 +236,7 @@ def arrow_schema_of(avro: str) -> pa.Schema:
         InvariantViolation: it is no Avro schema, or one that has no columns.
     """
     try:
-        found = to_arrow(AvroSchema.parse(Definition(avro)), name="", key="schema")
+        found = to_arrow(AvroSchema.parse(Definition(avro)), key="schema")
     except (NoSchema, ConfigError) as error:
         raise InvariantViolation(f"this is no schema of a file: {error}") from None
     return pa.schema([_named(field) for field in found])

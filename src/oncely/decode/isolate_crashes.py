@@ -19,14 +19,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from oncely.decode.base import Decoded, Decoder, Rejection
-from oncely.decode.gather import as_arrow
+from oncely.decode.collector import as_arrow
 from oncely.errors import InvariantViolation
 
 CRASHES = "crashes the decoder"
 _SHORTEST_SECONDS = 5.0  # for a small part: a busy machine is no crash
 
 
-def decode_carefully(decoder: Decoder, records: pa.Table, *, seconds: float = 60.0) -> Decoded:
+def isolate_crashes(decoder: Decoder, records: pa.Table, *, seconds: float = 60.0) -> Decoded:
     """Decode, though some of the records may kill the process that decodes them.
 
     Each part is decoded for real only after a child has decoded the same part and lived. An

@@ -15,7 +15,7 @@ from arrow_schemas import LEAVES, NAMES, schemas, tables
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncely.decode.avro_form import (
+from oncely.decode.avro_names import (
     arrow_schema_of,
     avro_name,
     avro_schema_of,

@@ -1,0 +1,57 @@
+"""What a pipeline file says under ``decode`` becomes a decoder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import TypeAdapter
+
+from oncely.config import DecodeSettings
+from oncely.decode.base import Decoder
+from oncely.errors import ConfigError
+from oncely.pipeline.decoding import decoder_of
+
+
+def made(**decode: Any) -> Decoder:
+    return decoder_of(TypeAdapter(DecodeSettings).validate_python(decode), ["flights"])
+
+
+def schema_file(folder: Path, schema: Any) -> str:
+    file = folder / "schema.avsc"
+    file.write_text(schema if isinstance(schema, str) else json.dumps(schema))
+    return str(file)
+
+
+AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
+
+
+def test_each_format_has_its_columns(tmp_path: Path) -> None:
+    file = schema_file(tmp_path, AVRO)
+    text = made(format="raw", columns=["value"], key={"format": "string", "column": "id"})
+    assert text.schema == pa.schema({"value": pa.binary(), "id": pa.string()})
+    json_key = made(format="json", schema="n INT", key={"format": "json", "schema": "id BIGINT"})
+    assert json_key.schema == pa.schema({"n": pa.int32(), "id": pa.int64()})
+    avro = made(format="json", schema="n INT", key={"format": "avro", "schema_file": file})
+    assert avro.needs == {"key", "value"}
+    assert made(format="avro", schema_file=file).schema.names == ["id"]
+    assert made(format="json", schema="infer").schema.names == ["value"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("{", "no Avro schema"), ('"long"', "it is no record but long"), ("\udcff", "can't read")],
+)
+@pytest.mark.parametrize("where", ["decode", "decode.key"])
+def test_a_schema_file_without_columns_is_named_by_its_key(
+    tmp_path: Path, text: str, problem: str, where: str
+) -> None:
+    file = tmp_path / "schema.avsc"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    avro = {"format": "avro", "schema_file": str(file)}
+    with pytest.raises(ConfigError, match=problem) as caught:
+        made(**(avro if where == "decode" else {"format": "raw", "key": avro}))
+    assert caught.value.key == f"{where}.schema"
