@@ -58,9 +58,8 @@ class AvroDecoder(BytesDecoder):
 
     def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
         rows, good, refused = read_each(values.to_pylist(), self._datum)
-        fitted = fit(rows, self._batch)
-        refused |= {int(good[row]): why for row, why in fitted.misfits.items()}
-        return [(good[at], batch) for at, batch in fitted.pieces], refused
+        pieces, misfits = fit(rows, good, self._batch)
+        return pieces, refused | misfits
 
     def _datum(self, data: bytes | None) -> Any:
         if not data:

@@ -1,8 +1,8 @@
-"""Columns as Avro: the schema of files, in the one form that our writer's bytes have.
+"""The Avro schema of files, and column names as Avro names.
 
 The bytes of a file come from polars, which encodes every field and every item of a list as a
-union of null and its type, null first, whether or not the column may be null. The schema says the
-same, so that it can stand at the head of those bytes.
+union of null and its type, null first, whether or not the column may be null. The schema has the
+same unions, so that it can be the header of those bytes.
 
 | Arrow                              | Avro                                                    |
 |------------------------------------|---------------------------------------------------------|
@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -60,6 +61,7 @@ _PLAIN: dict[pa.DataType, Any] = {
     pa.timestamp("us", "UTC"): {"type": "long", "logicalType": "timestamp-micros"},
     pa.timestamp("us"): {"type": "long", "logicalType": "local-timestamp-micros"},
 }
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _WIDER: dict[pa.DataType, pa.DataType] = {
     pa.int8(): pa.int32(),
     pa.int16(): pa.int32(),
@@ -88,13 +90,13 @@ def column_name(name: str) -> str:
 
 def _unescaped(found: re.Match[str]) -> str:
     code = int(found[1], 16)
-    # What no text holds was not written by avro_name: it stands for itself.
+    # avro_name never writes a code point that no text holds: then it is no escape.
     is_text = code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
     return chr(code) if is_text else found[0]
 
 
 def storable(schema: pa.Schema) -> pa.Schema:
-    """What columns become in a file: types that Avro has, everything nullable.
+    """The columns of a file: types that Avro has, everything nullable.
 
     ==========================  =======================================
     int8, int16, uint8, uint16  int32
@@ -120,30 +122,20 @@ def _storable(arrow: pa.DataType, path: str) -> pa.DataType:
         return pa.timestamp("us", arrow.tz and "UTC")
     if pa.types.is_dictionary(arrow):
         return _storable(arrow.value_type, path)
-    if _is_list(arrow):
+    if any(is_kind(arrow) for is_kind in _LISTS):
         return pa.list_(_storable(arrow.value_type, f"{path}[]"))
     if pa.types.is_map(arrow):
+        key = _storable(arrow.key_type, f"{path}.key")
         return pa.list_(
-            pa.struct(
-                {
-                    "key": _storable(arrow.key_type, f"{path}.key"),
-                    "value": _storable(arrow.item_type, f"{path}.value"),
-                }
-            )
+            pa.struct({"key": key, "value": _storable(arrow.item_type, f"{path}.value")})
         )
     if pa.types.is_struct(arrow) and arrow.num_fields:
-        inside = [arrow.field(i) for i in range(arrow.num_fields)]
-        return pa.struct({f.name: _storable(f.type, f"{path}.{f.name}") for f in inside})
+        return pa.struct({f.name: _storable(f.type, f"{path}.{f.name}") for f in arrow})
     raise TableMismatch(
         f"column {path!r}: {type_name(arrow)} has no place in a file",
         way_out="cast it in the transform, for example to VARCHAR, BIGINT or TIMESTAMP, or "
         "leave it out",
     )
-
-
-def _is_list(arrow: pa.DataType) -> bool:
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_kind(arrow) for is_kind in kinds)
 
 
 def _is_decimal(arrow: pa.DataType) -> bool:
@@ -171,11 +163,13 @@ def avro_schema_of(schema: pa.Schema, name: str = "Record") -> str:
 
 @lru_cache(maxsize=4096)
 def _avro_schema_of(key: SchemaKey, name: str) -> str:
-    record = _record(list(key.schema), (name,), {"name": name})
+    record = _record(key.schema, (name,), {"name": name})
     return json.dumps(record, separators=(",", ":"))
 
 
-def _record(fields: list[pa.Field], path: tuple[str, ...], head: dict[str, str]) -> dict[str, Any]:
+def _record(
+    fields: Iterable[pa.Field], path: tuple[str, ...], head: dict[str, str]
+) -> dict[str, Any]:
     inside = [
         {"name": name, "type": ["null", _type(field, (*path, name))], "default": None}
         for field, name in ((field, avro_name(field.name)) for field in fields)
@@ -195,8 +189,7 @@ def _type(field: pa.Field, path: tuple[str, ...]) -> Any:
     if pa.types.is_list(arrow):
         return {"type": "array", "items": ["null", _type(arrow.value_field, path)]}
     if pa.types.is_struct(arrow) and arrow.num_fields:
-        fields = [arrow.field(i) for i in range(arrow.num_fields)]
-        return _record(fields, path, _record_name(path))
+        return _record(arrow, path, _record_name(path))
     raise InvariantViolation(f"{'.'.join(path[1:])}: {arrow} is not a type of files")
 
 
@@ -249,7 +242,7 @@ def _named(field: pa.Field) -> pa.Field:
 
 def _with_names(arrow: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(arrow):
-        return pa.struct([_named(arrow.field(i)) for i in range(arrow.num_fields)])
+        return pa.struct([_named(field) for field in arrow])
     if pa.types.is_list(arrow):
         item = arrow.value_field
         return pa.list_(item.with_type(_with_names(item.type)))

@@ -131,14 +131,13 @@ class Columns:
             raise misfits.of(None, step) from None
 
     def _struct(self, arrow: pa.StructType, values: Values) -> pa.Array:
-        fields = [arrow.field(i) for i in range(arrow.num_fields)]
         children = []
-        for index, child in enumerate(fields):
+        for index, child in enumerate(arrow):
             get = self.pick(index, child.name)
             members = [None if value is None else get(value) for value in values]
             children.append(self._child(child.type, members, f".{child.name}"))
         nulls = pa.array([value is None for value in values], pa.bool_())
-        return pa.StructArray.from_arrays(children, fields=fields, mask=nulls)
+        return pa.StructArray.from_arrays(children, fields=list(arrow), mask=nulls)
 
     def _map(self, arrow: pa.MapType, values: Values) -> pa.Array:
         keys = [None if value is None else value.keys() for value in values]
@@ -166,40 +165,54 @@ def _offsets(values: Values) -> pa.Array:
     return pa.array([*starts, ends[-1]], pa.int32())
 
 
-class Fitted(NamedTuple):
-    """The outcome of :func:`fit`: each row is in one piece or among the misfits.
-
-    Attributes:
-        pieces: positions of rows, and their columns; ascending as a whole.
-        misfits: position of a refused row to the reason, ascending.
-    """
-
-    pieces: list[Piece]
-    misfits: dict[int, str]
+def _double(values: Values, arrow: pa.DataType) -> pa.Array:
+    # An int may be from before an inferred column was a DOUBLE, or be too large for Arrow.
+    return pa.array([None if value is None else float(value) for value in values], arrow)
 
 
-def fit(rows: Sequence[Any], build: Callable[[Sequence[Any]], pa.RecordBatch]) -> Fitted:
+_BY_NAME = Columns(
+    pick=lambda _, name: lambda members: members.get(name),
+    leaves={pa.float64().id: Leaf(_double)},
+)
+
+
+def from_dicts(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """Columns of rows whose values fit; what a row leaves out is null."""
+    return _BY_NAME.batch(schema, [[row.get(name) for row in rows] for name in schema.names])
+
+
+def fit(
+    rows: Sequence[Any], records: Positions, build: Callable[[Sequence[Any]], pa.RecordBatch]
+) -> tuple[list[Piece], dict[int, str]]:
     """Build columns of as many rows as possible.
 
     Rows that are named as misfits are left out, and the rest is built again: at most once for
     each column and level. When no row alone is refused (a column of more bytes than Arrow's
     offsets reach), the rows are halved.
+
+    Args:
+        rows: values that ``build`` takes.
+        records: the position of each row's record, ascending.
+        build: makes columns of some rows.
+
+    Returns:
+        Pieces, ascending as a whole; and the refused rows' records and reasons.
     """
     pieces: list[Piece] = []
     misfits: dict[int, str] = {}
     todo = [np.arange(len(rows))] if len(rows) else []
     while todo:
-        positions = todo.pop()
-        chosen = rows if len(positions) == len(rows) else [rows[at] for at in positions.tolist()]
+        at = todo.pop()
+        chosen = rows if len(at) == len(rows) else [rows[position] for position in at.tolist()]
         try:
-            pieces.append((positions, build(chosen)))
+            pieces.append((records[at], build(chosen)))
         except Misfits as found:
-            blamed = found.positions if len(positions) > 1 else np.array([0])
+            blamed = found.positions if len(at) > 1 else np.array([0])
             if len(blamed):
-                misfits.update(dict.fromkeys(positions[blamed].tolist(), found.why))
-                rest = np.delete(positions, blamed)
+                misfits.update(dict.fromkeys(records[at[blamed]].tolist(), found.why))
+                rest = np.delete(at, blamed)
                 todo += [rest] if len(rest) else []
             else:
-                middle = len(positions) // 2
-                todo += [positions[middle:], positions[:middle]]
-    return Fitted(pieces, dict(sorted(misfits.items())))
+                middle = len(at) // 2
+                todo += [at[middle:], at[:middle]]
+    return pieces, misfits

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from oncely.decode.base import Refused, Rejection
 from oncely.decode.collector import Slice, no_gc, readable, slices
-from oncely.decode.columns import Columns, Leaf, Positions
+from oncely.decode.columns import Positions, from_dicts
 from oncely.decode.merging import Caps, Grown, grow, widen
 from oncely.decode.plans import CELLS, Plan, Plans
 from oncely.decode.schema_tree import NOTHING
@@ -342,8 +342,7 @@ class _Run:
         step = max(1, CELLS // max(1, len(schema)))
         for first in range(0, len(rows), step):
             some = slice(first, first + step)
-            columns = [[row.get(name) for row in rows[some]] for name in schema.names]
-            yield _Rows(records[some], of[some], _BY_NAME.batch(schema, columns))
+            yield _Rows(records[some], of[some], from_dicts(schema, rows[some]))
 
 
 def _ascending(positions: list[Positions]) -> Positions:
@@ -373,14 +372,3 @@ def _by_scope(schema: pa.Schema, of: list[_Rows]) -> Iterator[tuple[int, pa.Tabl
         records, codes = records[order], codes[order]
     for start, end in pairwise([0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]):
         yield int(codes[start]), table.slice(start, end - start), records[start:end]
-
-
-def _double(values: Any, arrow: pa.DataType) -> pa.Array:
-    # A whole number from before the column was a DOUBLE, or one beyond 2^53 that equals a DOUBLE.
-    return pa.array([None if value is None else float(value) for value in values], arrow)
-
-
-_BY_NAME = Columns(
-    pick=lambda _, name: lambda members: members.get(name),
-    leaves={pa.float64().id: Leaf(_double)},
-)

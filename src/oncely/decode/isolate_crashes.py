@@ -1,9 +1,9 @@
-"""Finds the record that kills its decoder, and lets the rest through.
+"""Finds the records that crash their decoder, and decodes the others.
 
-A parser written in C may crash on some bytes, or ask for memory until the kernel ends it. Spark
+A parser written in C may crash on some bytes, or allocate memory until the kernel ends it. Spark
 would try the task again, meet the same record, and give up on the batch: one record would stop
-the pipeline for good. So a task that is tried again decodes carefully: a forked child goes
-first. When it dies, the records are halved until the one that kills stands alone.
+the pipeline for good. So a task that is tried again decodes in a forked child first. When the
+child dies, the records are halved until the crashing record is alone.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ _SHORTEST_SECONDS = 5.0  # for a small part: a busy machine is no crash
 
 
 def isolate_crashes(decoder: Decoder, records: pa.Table, *, seconds: float = 60.0) -> Decoded:
-    """Decode, though some of the records may kill the process that decodes them.
+    """Decode records although some of them may crash the process that decodes them.
 
-    Each part is decoded for real only after a child has decoded the same part and lived. An
-    error that the decoder raises is raised here too: it is a defect, or a server that does not
-    answer, and no record's fault.
+    A part is decoded here only after a child has decoded it and lived. An error that the decoder
+    raises is raised here, too: it is a defect, or a server that does not answer.
 
     Args:
-        decoder: whose ``decode`` is tried.
+        decoder: decodes parts of the records.
         records: as ``decode`` takes them.
-        seconds: how long a child may take for all records before it counts as dead; half
-            of it for a half, down to 5 seconds.
+        seconds: after which a child with all records counts as dead; half of it for a half,
+            down to 5 seconds.
 
     Raises:
-        InvariantViolation: even without records a child dies: this process can't fork.
+        InvariantViolation: a child dies even without records: this process can't fork.
     """
     if not _survives(decoder, records.slice(0, 0), seconds):
         raise InvariantViolation("a forked child can't decode, even without records")
@@ -61,17 +60,17 @@ def isolate_crashes(decoder: Decoder, records: pa.Table, *, seconds: float = 60.
 
 
 def _survives(decoder: Decoder, records: pa.Table, seconds: float) -> bool:
-    """Decode in a child and throw the result away; False when a signal ended it.
+    """Decode in a child and drop the result; False when a signal ended the child.
 
-    A child that ends by an error ends by itself: that counts as life, and the parent, decoding
-    for real, raises the same error with its traceback.
+    A child that ends by an error counts as alive: the parent, decoding the same records, raises
+    the same error with its traceback.
     """
     child = os.fork()
     if child == 0:
-        # No return from here: the parent's stack, its open connections and its exit handlers
-        # are not this process's to unwind.
+        # Never returns: this process must not unwind the parent's stack, connections and exit
+        # handlers.
         try:
-            _be_the_victim(seconds)
+            _prepare_to_die(seconds)
             decoder.decode(records)
         finally:
             os._exit(0)
@@ -79,11 +78,11 @@ def _survives(decoder: Decoder, records: pa.Table, seconds: float) -> bool:
     return not os.WIFSIGNALED(status)
 
 
-def _be_the_victim(seconds: float) -> None:
-    """Die quietly and in time.
+def _prepare_to_die(seconds: float) -> None:
+    """Die without a core dump, and after ``seconds`` at the latest.
 
-    The clock is the kernel's and the child's own: it also ends a child whose parent was killed,
-    which would hold the parent's connections open, so that nobody saw that the parent is gone.
+    The kernel's timer belongs to the child: it also ends a child whose parent was killed. Such a
+    child would hold the parent's connections open, and hide from their servers that it is gone.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
@@ -95,19 +94,15 @@ def _be_the_victim(seconds: float) -> None:
 
 
 def _joined(parts: list[tuple[int, Decoded | None]], nothing: Decoded) -> Decoded:
-    """The outcomes of consecutive parts as one; None is a record that killed its child."""
-    lived = [(start, part) for start, part in parts if part is not None]
+    """The outcomes of consecutive parts as one; None is a record that crashed its child."""
     rejections: list[Rejection] = []
     for start, part in parts:
-        if part is None:
-            rejections.append(Rejection(start, "decode", CRASHES))
-        else:
-            rejections += (r._replace(record=r.record + start) for r in part.rejections)
+        bad = [Rejection(0, "decode", CRASHES)] if part is None else part.rejections
+        rejections += (each._replace(record=each.record + start) for each in bad)
+    lived = [(0, nothing), *((start, part) for start, part in parts if part is not None)]
     tombstones = [part.tombstones for _, part in lived if part.tombstones is not None]
-    if nothing.tombstones is not None:
-        tombstones.append(nothing.tombstones)
     return Decoded(
-        rows=pa.concat_tables([nothing.rows, *(part.rows for _, part in lived)]),
+        rows=pa.concat_tables([part.rows for _, part in lived]),
         row_record=_shifted((start, part.row_record) for start, part in lived),
         rejections=rejections,
         tombstones=pa.concat_tables(tombstones) if tombstones else None,

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.decode.collector import BytesDecoder, read_each
-from oncely.decode.columns import Columns, Piece
+from oncely.decode.columns import Piece, from_dicts
 from oncely.decode.reference import read_record
 from oncely.decode.typed import TypedJson
 
@@ -52,14 +52,9 @@ class JsonDecoder(BytesDecoder):
             pieces, unsure = self._typed.decode(values)
         read = partial(read_record, schema=self.schema, what=self.column)
         rows, good, refused = read_each((values[at].as_py() for at in unsure.tolist()), read)
-        columns = [[row[name] for row in rows] for name in self.schema.names]
-        pieces.append((unsure[good], _BY_NAME.batch(self.schema, columns)))
+        pieces.append((unsure[good], from_dicts(self.schema, rows)))
         return pieces, {int(unsure[at]): why for at, why in refused.items()}
 
     @cached_property
     def _typed(self) -> TypedJson | None:
         return TypedJson.make(self.schema)
-
-
-_BY_NAME = Columns(pick=lambda _, name: lambda members: members[name])
-"""Columns of what the reference read; its values fit by its own checks."""

@@ -276,8 +276,7 @@ def _list(arrow: pa.DataType, value: Any, path: str) -> list[Any]:
 def _struct(arrow: pa.DataType, value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         _wrong(arrow, value, path)
-    fields = (arrow.field(index) for index in range(arrow.num_fields))
-    return {field.name: _member(field, value, path) for field in fields}
+    return {field.name: _member(field, value, path) for field in arrow}
 
 
 def _map(arrow: pa.DataType, value: Any, path: str) -> dict[str, Any]:

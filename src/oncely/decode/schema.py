@@ -112,8 +112,7 @@ def type_name(arrow: pa.DataType) -> str:
     if pa.types.is_list(arrow):
         return f"ARRAY<{type_name(arrow.value_type)}>"
     if pa.types.is_struct(arrow):
-        inside = (arrow.field(i) for i in range(arrow.num_fields))
-        return f"STRUCT<{', '.join(f'{f.name}: {type_name(f.type)}' for f in inside)}>"
+        return f"STRUCT<{', '.join(f'{f.name}: {type_name(f.type)}' for f in arrow)}>"
     return _NAMES.get(arrow, str(arrow))
 
 

@@ -128,7 +128,7 @@ def _tree(field: pa.Field) -> Tree | None:
     if is_large(field):
         return LARGE
     if pa.types.is_struct(arrow):
-        return tree_of(arrow.field(i) for i in range(arrow.num_fields))
+        return tree_of(arrow)
     if pa.types.is_list(arrow):
         return ListOf(_tree(arrow.value_field))
     return None if pa.types.is_null(arrow) else leaf(arrow)

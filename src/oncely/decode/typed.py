@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
@@ -52,7 +52,7 @@ class TypedJson:
                 lead to it, and its value is null, an empty array or an object of such members.
         """
         try:
-            row = _struct(list(schema), empty)
+            row = _struct(schema, empty)
         except ValueError:  # a name with a quote, backslash or control character in it
             return None
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
@@ -79,9 +79,10 @@ class TypedJson:
         except Exception:  # whatever it is, the reference decides
             rows, good, unsure = read_each(data, self._decode, Exception)
         del data
-        fitted = fit(rows, lambda chosen: _BY_SLOT.batch(self.schema, self._lists(chosen)))
-        left = np.array([*unsure, *good[[*fitted.misfits]]], np.int64)
-        return [(good[at], batch) for at, batch in fitted.pieces], np.sort(left)
+        pieces, misfits = fit(
+            rows, good, lambda chosen: _BY_SLOT.batch(self.schema, self._lists(chosen))
+        )
+        return pieces, np.sort(np.array([*unsure, *misfits], np.int64))
 
 
 def _not_utf8(values: pa.Array, data: list[bytes | None]) -> list[int]:
@@ -114,7 +115,7 @@ def matchable(name: str) -> bool:
     return _UNMATCHABLE.search(name) is None
 
 
-def _struct(columns: list[pa.Field], empty: Collection[Path] | None) -> type:
+def _struct(columns: Iterable[pa.Field], empty: Collection[Path] | None) -> type:
     """A struct with the slots f0, f1, ... for members of any name."""
     slots: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     names: dict[str, str] = {}
@@ -157,7 +158,7 @@ def _type(field: pa.Field, empty: Collection[Path] | None = None) -> Any:
             limit = EXACT
         return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
     if pa.types.is_struct(arrow):
-        return _struct([arrow.field(i) for i in range(arrow.num_fields)], empty)
+        return _struct(arrow, empty)
     if pa.types.is_list(arrow):
         inside: Collection[Path] | None = None if empty is None else ()
         return list[_type(arrow.value_field, inside) | None]  # type: ignore[misc]

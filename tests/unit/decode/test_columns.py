@@ -58,12 +58,20 @@ def test_fit_leaves_out_the_misfits_and_keeps_the_order() -> None:
         return BY_NAME.batch(pa.schema([("x", pa.int8())]), [rows])
 
     rows = [n if n % 7 else 1000 for n in range(100)]
-    fitted = fit(rows, ints)
-    ((positions, batch),) = fitted.pieces
-    assert positions.tolist() == batch["x"].to_pylist() == [n for n in range(100) if n % 7]
-    assert sorted(fitted.misfits) == [n for n in range(100) if not n % 7]
-    assert fit([1000, 1000], ints).pieces == []
-    assert fit([], ints) == fit([], ints)
+    (piece,), misfits = fit(rows, np.arange(100), ints)
+    assert piece[0].tolist() == piece[1]["x"].to_pylist() == [n for n in range(100) if n % 7]
+    assert sorted(misfits) == [n for n in range(100) if not n % 7]
+    assert fit([1000, 1000], np.array([3, 5]), ints)[0] == []
+    assert fit([], np.arange(0), ints) == ([], {})
+
+
+def test_fit_names_rows_by_their_records() -> None:
+    def ints(rows: Sequence[Any]) -> pa.RecordBatch:
+        return BY_NAME.batch(pa.schema([("x", pa.int8())]), [rows])
+
+    ((records, batch),), misfits = fit([1, 1000, 3], np.array([4, 6, 9]), ints)
+    assert (records.tolist(), batch["x"].to_pylist()) == ([4, 9], [1, 3])
+    assert list(misfits) == [6]
 
 
 def test_fit_halves_when_no_row_alone_is_to_blame() -> None:
@@ -77,11 +85,11 @@ def test_fit_halves_when_no_row_alone_is_to_blame() -> None:
             raise Misfits(np.array([], np.int64), "not by itself")
         return pa.record_batch({"x": rows})
 
-    fitted = fit(range(100), at_most_thirty)
-    assert [n for _, batch in fitted.pieces for n in batch["x"].to_pylist()] == [
+    pieces, misfits = fit(range(100), np.arange(100), at_most_thirty)
+    assert [n for _, batch in pieces for n in batch["x"].to_pylist()] == [
         n for n in range(100) if n != 13
     ]
-    assert fitted.misfits == {13: "too many bytes"}
+    assert misfits == {13: "too many bytes"}
 
 
 def test_a_defect_is_no_misfit() -> None:
