@@ -75,13 +75,12 @@ class WithKey:
     @cached_property
     def schema(self) -> pa.Schema:
         """The value's columns, then those that only the key has."""
-        columns = []
-        for field in self.value.schema:
-            if field.name in self._shared:
-                other = self.key.schema.field(field.name)
-                field = field.with_nullable(field.nullable and other.nullable)  # noqa: PLW2901
-            columns.append(field)
-        return pa.schema(columns + [f for f in self.key.schema if f.name not in self._shared])
+        keys = {field.name: field for field in self.key.schema}
+        columns = [
+            field.with_nullable(keys.pop(field.name, field).nullable and field.nullable)
+            for field in self.value.schema
+        ]
+        return pa.schema(columns + list(keys.values()))
 
     @property
     def needs(self) -> frozenset[str]:

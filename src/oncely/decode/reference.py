@@ -163,33 +163,32 @@ _SCANNER = json.JSONDecoder(
 def _member(field: pa.Field, members: Mapping[str, Any], at: str) -> Any:
     path = f"{at}.{field.name}" if at else field.name
     value = members.get(field.name)
-    if value is not None:
-        return _READERS[field.type.id](field.type, value, path)
-    if not field.nullable:
+    if value is None and not field.nullable:
         found = "null" if field.name in members else "nothing"
         raise Refused(f"{path}: found {found}, but it is NOT NULL")
-    return None
+    return read_value(field.type, value, path)
 
 
-def _nested(arrow: pa.DataType, value: Any, path: str) -> Any:
-    return None if value is None else _READERS[arrow.id](arrow, value, path)
+def read_value(arrow: pa.DataType, value: Any, path: str) -> Any:
+    """One value as :func:`parse_object` left it, for a column of a type; None is None.
+
+    Raises:
+        Refused: it is none of that type; the reason begins with ``path``.
+    """
+    if value is None:
+        return None
+    kinds, read = _READERS[arrow.id]
+    found = read(arrow, value, path) if type(value) in kinds else None
+    if found is None:
+        raise Refused(f"{path}: expected {type_name(arrow)}, found {show(value)}")
+    return found
 
 
-def _wrong(arrow: pa.DataType, value: Any, path: str) -> NoReturn:
-    raise Refused(f"{path}: expected {type_name(arrow)}, found {show(value)}")
+def _same(_: pa.DataType, value: Any, __: str) -> Any:
+    return value
 
 
-def _boolean(arrow: pa.DataType, value: Any, path: str) -> bool:
-    return value if isinstance(value, bool) else _wrong(arrow, value, path)
-
-
-def _string(arrow: pa.DataType, value: Any, path: str) -> str:
-    return value if type(value) is str else _wrong(arrow, value, path)
-
-
-def _integer(arrow: pa.DataType, value: Any, path: str) -> int:
-    if not isinstance(value, Whole):
-        _wrong(arrow, value, path)
+def _integer(arrow: pa.DataType, value: Whole, path: str) -> int:
     number = int(value) if len(value) <= MOST_DIGITS else None
     limit = 1 << _INTEGERS[arrow] - 1
     if number is None or not -limit <= number < limit:
@@ -197,12 +196,11 @@ def _integer(arrow: pa.DataType, value: Any, path: str) -> int:
     return number
 
 
-def _floating(arrow: pa.DataType, value: Any, path: str) -> float:
-    if not isinstance(value, Number):
-        _wrong(arrow, value, path)
+def _floating(arrow: pa.DataType, value: Number, path: str) -> float:
     try:
         # A whole number is a whole number first: -0 is 0, while -0.0 keeps its sign.
-        number = float(int(value)) if _is_short_whole(value) else float(value)
+        whole = isinstance(value, Whole) and len(value) <= MOST_DIGITS
+        number = float(int(value)) if whole else float(value)
         if math.isfinite(number):
             struct.pack("<f" if pa.types.is_float32(arrow) else "<d", number)
             return number
@@ -211,13 +209,9 @@ def _floating(arrow: pa.DataType, value: Any, path: str) -> float:
     raise Refused(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
 
 
-def _is_short_whole(value: Number) -> bool:
-    return isinstance(value, Whole) and len(value) <= MOST_DIGITS
-
-
-def _decimal(arrow: pa.DataType, value: Any, path: str) -> Decimal:
-    if not isinstance(value, Number) and not (type(value) is str and _DECIMAL.fullmatch(value)):
-        _wrong(arrow, value, path)
+def _decimal(arrow: pa.DataType, value: str, path: str) -> Decimal | None:
+    if type(value) is str and not _DECIMAL.fullmatch(value):
+        return None
     try:
         sign, digits, exponent = Decimal(value).as_tuple()
     except InvalidOperation:  # an exponent that is longer than a machine word
@@ -234,24 +228,19 @@ def _decimal(arrow: pa.DataType, value: Any, path: str) -> Decimal:
     )
 
 
-def _date(arrow: pa.DataType, value: Any, path: str) -> int:
-    days = parse_date(value) if type(value) is str else None
-    return _wrong(arrow, value, path) if days is None else days
+def _date(_: pa.DataType, value: str, __: str) -> int | None:
+    return parse_date(value)
 
 
-def _timestamp(arrow: pa.DataType, value: Any, path: str) -> int:
-    zoned = arrow.tz is not None
-    micros = parse_timestamp(value, zoned=zoned) if type(value) is str else None
-    return _wrong(arrow, value, path) if micros is None else micros
+def _timestamp(arrow: pa.DataType, value: str, _: str) -> int | None:
+    return parse_timestamp(value, zoned=arrow.tz is not None)
 
 
-def _binary(arrow: pa.DataType, value: Any, path: str) -> bytes:
-    if type(value) is str:
-        try:
-            return from_base64(value)
-        except ValueError:
-            pass
-    _wrong(arrow, value, path)
+def _binary(_: pa.DataType, value: str, __: str) -> bytes | None:
+    try:
+        return from_base64(value)
+    except ValueError:
+        return None
 
 
 def from_base64(text: str) -> bytes:
@@ -266,49 +255,35 @@ def from_base64(text: str) -> bytes:
     return data
 
 
-def _list(arrow: pa.DataType, value: Any, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        _wrong(arrow, value, path)
+def _list(arrow: pa.DataType, value: list[Any], path: str) -> list[Any]:
     inner = arrow.value_type
-    return [_nested(inner, item, f"{path}[{index}]") for index, item in enumerate(value)]
+    return [read_value(inner, item, f"{path}[{index}]") for index, item in enumerate(value)]
 
 
-def _struct(arrow: pa.DataType, value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        _wrong(arrow, value, path)
+def _struct(arrow: pa.DataType, value: dict[str, Any], path: str) -> dict[str, Any]:
     return {field.name: _member(field, value, path) for field in arrow}
 
 
-def _map(arrow: pa.DataType, value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        _wrong(arrow, value, path)
+def _map(arrow: pa.DataType, value: dict[str, Any], path: str) -> dict[str, Any]:
     inner = arrow.item_type
-    return {name: _nested(inner, item, f"{path}[{quote(name)}]") for name, item in value.items()}
+    return {name: read_value(inner, item, f"{path}[{quote(name)}]") for name, item in value.items()}
 
 
-_READERS: Mapping[int, Callable[[pa.DataType, Any, str], Any]] = {
-    pa.string().id: _string,
-    pa.bool_().id: _boolean,
-    **{arrow.id: _integer for arrow in _INTEGERS},
-    pa.float32().id: _floating,
-    pa.float64().id: _floating,
-    pa.decimal128(1).id: _decimal,
-    pa.date32().id: _date,
-    pa.timestamp("us").id: _timestamp,
-    pa.binary().id: _binary,
-    pa.list_(pa.null()).id: _list,
-    pa.struct([]).id: _struct,
-    pa.map_(pa.string(), pa.null()).id: _map,
+_READERS: Mapping[int, tuple[tuple[type, ...], Callable[[pa.DataType, Any, str], Any]]] = {
+    pa.string().id: ((str,), _same),
+    pa.bool_().id: ((bool,), _same),
+    **{arrow.id: ((Whole,), _integer) for arrow in _INTEGERS},
+    pa.float32().id: ((Number, Whole), _floating),
+    pa.float64().id: ((Number, Whole), _floating),
+    pa.decimal128(1).id: ((Number, Whole, str), _decimal),
+    pa.date32().id: ((str,), _date),
+    pa.timestamp("us").id: ((str,), _timestamp),
+    pa.binary().id: ((str,), _binary),
+    pa.list_(pa.null()).id: ((list,), _list),
+    pa.struct([]).id: ((dict,), _struct),
+    pa.map_(pa.string(), pa.null()).id: ((dict,), _map),
 }
-
-
-def read_value(arrow: pa.DataType, value: Any, path: str) -> Any:
-    """One value that is not null, as :func:`parse_object` left it, for a column of a type.
-
-    Raises:
-        Refused: it is none of that type; the reason begins with ``path``.
-    """
-    return _READERS[arrow.id](arrow, value, path)
+"""By Arrow type id: the types of JSON values, and a reader; None is no value of the type."""
 
 
 def show(value: Any) -> str:

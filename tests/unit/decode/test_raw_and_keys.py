@@ -164,8 +164,11 @@ class TestWithKey:
             "value and key are null: a tombstone that names nothing",
         ]
 
-    def test_a_shared_column_is_not_null_when_either_says_so(self) -> None:
-        decoder = WithKey(json_decoder("id INT, n INT"), json_decoder("id INT NOT NULL", "key"))
+    @pytest.mark.parametrize(("value", "key"), [("", " NOT NULL"), (" NOT NULL", "")])
+    def test_a_shared_column_is_not_null_when_either_says_so(self, value: str, key: str) -> None:
+        decoder = WithKey(
+            json_decoder(f"id INT{value}, n INT"), json_decoder(f"id INT{key}", "key")
+        )
         assert not decoder.schema.field("id").nullable
         assert decoder.schema.names == ["id", "n"]
 
