@@ -163,8 +163,9 @@ def _empty(members: Mapping[str, Any], known: Tree | None, path: Path) -> Iterat
     """The paths of the members that are no columns, if the fast decoder can match them."""
     for name, value in members.items():
         field = known.fields.get(name) if isinstance(known, Struct) else None
-        fits = len(path) < _DEEPEST_EMPTY and len(name) <= _LONGEST_EMPTY and matchable(name)
-        if fits and (field is None or isinstance(field, Struct)):
+        if field is not None and not isinstance(field, Struct):
+            continue
+        if len(path) < _DEEPEST_EMPTY and len(name) <= _LONGEST_EMPTY and matchable(name):
             if field is None:
                 yield (*path, name)
             if isinstance(value, dict):
