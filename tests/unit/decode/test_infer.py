@@ -154,6 +154,7 @@ def test_scopes_have_schemas_of_their_own() -> None:
         {"u": 1 << 64},
         b"nonsense",
         None,
+        {"u": 1},
         by=("u",),
     )
     assert found.known == {
@@ -163,6 +164,7 @@ def test_scopes_have_schemas_of_their_own() -> None:
         ("7::BIGINT",): pa.schema({"u": BIG}),
         ("7::STRING",): pa.schema({"u": TEXT}),
         ("true::BOOLEAN",): pa.schema({"u": BOOL}),
+        ("1::BIGINT",): pa.schema({"u": BIG}),
     }
     why = "u: files are parted by texts, whole numbers and booleans, found"
     assert reasons(found) == {
