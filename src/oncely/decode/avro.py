@@ -103,7 +103,7 @@ class AvroDecoder(BytesDecoder):
 
     @cached_property
     def _readers(self) -> dict[int, Reader | str]:
-        """By schema id: how to read what it wrote, or why it can't be read."""
+        """By schema id: the reader of its datums, or why they can't be read."""
         return {}
 
     @cached_property

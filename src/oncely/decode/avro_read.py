@@ -140,7 +140,7 @@ def _fixed(size: int) -> Reader:
 
 
 def _mapped(read: Reader, change: Callable[[Any], Any] | None) -> Reader:
-    """Read, then change what was read."""
+    """A reader whose value is changed."""
     if change is None:
         return read
 
@@ -326,7 +326,7 @@ class _Compiler:
         return _record(steps, template)
 
     def _dropped(self, node: Node) -> Reader:
-        """A dropped record may hold itself, so it is looked up while reading."""
+        """A dropped record may hold itself, so its reader is looked up while reading."""
         made = self.dropped.get(node.name, [])
         if node.name not in self.dropped:
             self.dropped[node.name] = made

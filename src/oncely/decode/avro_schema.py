@@ -1,4 +1,4 @@
-"""Avro schemas: read, looked into, and turned into Arrow columns.
+"""Avro schemas: parsed, inspected, and turned into Arrow columns.
 
 | Avro                                            | Arrow                                     |
 |-------------------------------------------------|-------------------------------------------|
@@ -124,7 +124,7 @@ class AvroSchema:
                 return Node(schema, attributes)
 
     def nullable(self, schema: Any) -> tuple[Node, bool]:
-        """The one type of a union with null (or of what is no union), and whether null is in it.
+        """The type of a union with null, or of any other schema, and whether null is in it.
 
         Raises:
             NoSchema: the union has several types, or none.

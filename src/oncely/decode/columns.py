@@ -26,7 +26,7 @@ _REFUSALS = (
     pa.ArrowNotImplementedError,
     OverflowError,
     ValueError,
-)  # what Arrow raises for a value that a column refuses; anything else is a defect
+)  # Arrow's errors for a value that a column refuses; any other error is a defect
 
 
 class Misfits(Exception):
@@ -177,7 +177,7 @@ _BY_NAME = Columns(
 
 
 def from_dicts(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Columns of rows whose values fit; what a row leaves out is null."""
+    """Columns of rows whose values fit; a missing value is null."""
     return _BY_NAME.batch(schema, [[row.get(name) for row in rows] for name in schema.names])
 
 

@@ -1,4 +1,4 @@
-"""JSON records to columns that nobody has named: the rules, and a run through some records."""
+"""JSON records to inferred columns: the rules, and a run through some records."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ class _Run:
             grown = self._grown(record, code, part.values[index].as_py())
             if grown is not None and self._scopes[code].grow(grown):
                 void.append(self._take_back(code, record, begun) - part.first)
-                seen[code] = quota  # the others of this scope come after what was taken back
+                seen[code] = quota  # the rows that were taken back come first
         return _ascending([np.array(left, np.int64), *void])
 
     def _grown(self, record: int, code: int, data: bytes) -> Grown | None:
@@ -334,7 +334,7 @@ class _Run:
         return [part for _, part in sorted(parts, key=lambda found: found[0])]
 
     def _alone(self, schema: pa.Schema, codes: list[int]) -> Iterator[_Rows]:
-        """The rows of records that were read alone; what a row leaves out is null."""
+        """The rows of records that were read alone; a missing value is null."""
         scopes = [self._scopes[code] for code in codes]
         rows = [row for scope in scopes for row in scope.rows]
         records = np.array([record for scope in scopes for record in scope.records], np.int64)

@@ -1,4 +1,4 @@
-"""The per-record truth of JSON decoding: slow, plain, and asked whenever the fast path is unsure.
+"""The per-record truth of JSON decoding: slow, and used when the fast path is unsure.
 
 It shares nothing with the fast path but the standard library: Python's own JSON scanner keeps
 every number as the text it was, and each value is then checked by hand.
@@ -124,7 +124,7 @@ def nesting(text: str) -> int:
 
 
 def _too_deep(text: str) -> bool:
-    # The scanner recurses, and its limit depends on who calls: so the limit is our own.
+    # The scanner recurses, and its own limit depends on the caller's stack.
     return text.count("[") + text.count("{") > DEEPEST and nesting(text) > DEEPEST
 
 
@@ -140,7 +140,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_text(value: Any) -> None:
-    """Refuse half a surrogate pair, which no UTF-8 text can hold. Objects have been looked at."""
+    """Refuse half a surrogate pair, which no UTF-8 text can hold. Objects were checked before."""
     if isinstance(value, list):
         for item in value:
             _check_text(item)
@@ -222,7 +222,7 @@ def _decimal(arrow: pa.DataType, value: str, path: str) -> Decimal | None:
     significant = significant.lstrip("0")
     if -exponent > arrow.scale or len(significant) + exponent > arrow.precision - arrow.scale:
         raise Refused(f"{path}: {show(value)} does not fit {type_name(arrow)} exactly")
-    # With the column's own scale, so that nobody has to change it again.
+    # With the column's own scale, so that it need not be changed again.
     return Decimal(
         (sign, tuple(map(int, significant + "0" * (exponent + arrow.scale))), -arrow.scale)
     )

@@ -22,8 +22,8 @@ _NOT_FOUND = 404
 _REFUSED = (401, 403)
 _SECRET = ("user.info", "password", "secret", "token")
 
-# A registry never changes the schema of an id, so what one task has asked, the next in the same
-# process knows. A task gets its decoder anew.
+# A cache for the tasks of a process, which get a new decoder each: a registry never changes the
+# schema of an id.
 _known: dict[tuple[str, int], Definition] = {}
 
 
@@ -33,7 +33,7 @@ class UnknownSchema(Exception):
 
 @dataclass(frozen=True)
 class Registry:
-    """A schema registry. Picklable; connects when first asked.
+    """A schema registry. Picklable; connects at the first request.
 
     Attributes:
         settings: ``url`` and whatever else confluent-kafka's SchemaRegistryClient takes, such as

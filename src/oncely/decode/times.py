@@ -115,7 +115,7 @@ def _micros(parsed: pa.Array, arrow: pa.TimestampType) -> pa.Array:
 
 
 def bad_timestamps(texts: pa.Array, arrow: pa.TimestampType) -> list[int]:
-    """Positions of texts that are no timestamps, ascending; asked when a column has failed.
+    """Positions of texts that are no timestamps, ascending; called when a column has failed.
 
     First those that don't look like one, at Arrow's speed, and only when there are none of
     these, those that the calendar doesn't have.
@@ -130,7 +130,7 @@ def bad_timestamps(texts: pa.Array, arrow: pa.TimestampType) -> list[int]:
 
 
 def checked(column: pa.Array) -> pa.Array:
-    """The same column of type date32, timestamp(us) or time64(us), after a look at its range.
+    """The same column of type date32, timestamp(us) or time64(us), after a check of its range.
 
     Raises:
         ArrowInvalid: a value lies outside the years 0001 to 9999, or outside the day.
