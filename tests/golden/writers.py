@@ -23,7 +23,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection
 
 from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.decode.avro_form import avro_schema_of, schema_id
+from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
 from oncely.local.kafka import Broker
 from oncely.sinks.base import (
