@@ -29,6 +29,7 @@ from oncely.sources.reset import ToEarliest
 from tests.conftest import produce
 from tests.first_wave.cases import CASES, FIRST, SECOND, THIRD, Case, good, ident, key, value
 from tests.first_wave.restore import Restored, remove, restore
+from tests.scenarios import world
 from tests.scenarios.files_world import FilesWorld
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import topic_content
@@ -95,6 +96,13 @@ class _InTopic(TopicWorld):
         epochs = [json.loads(value)["epoch"] for key, value in keys if key[0] == "pipeline"]
         return Standing(epochs[-1], self.positions())
 
+    def forget(self) -> None:
+        """Delete the positions from the ledger topic."""
+        keys = {one.key() for one in self.records(self.ledger)}
+        gone = [(0, key, None) for key in keys if json.loads(key)[0] == "position"]
+        world.produce(self.brokers, self.ledger, gone)
+        assert self.positions() == {}
+
 
 class Topic(_InTopic):
     """An output topic."""
@@ -156,6 +164,8 @@ def test_a_pipeline_of_the_first_wave_goes_on(
     narrow, wide = (today(case, restored, wide=wide) for wide in (False, True))
     every = [*FIRST, *SECOND, *THIRD]
     before = reader.standing()
+    if case.forgets:
+        reader.forget()
     of = case.partitions
     produce(broker, case.topic, [(i % of, key(i), value(i), [("h", b"1")]) for i in THIRD])
 

@@ -108,7 +108,9 @@ class TopicWorld(World):
         found: dict[int, int] = {}
         for one in self.records(self.ledger):
             kind, *_, number = json.loads(one.key())
-            if kind == "position":
+            if kind == "position" and one.value() is None:
+                found.pop(number, None)
+            elif kind == "position":
                 found[number] = json.loads(one.value())["position"]
         return found
 
