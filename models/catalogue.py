@@ -253,7 +253,7 @@ FILES_TABLE = Model(
         {"Publishers": tla_set("run", "next run"), "MaxTime": "1"},
         _READERS,
         _BESIDE_A_RUN,
-        {**_TWO_COMPACTIONS, "Files": tla_sequence("f1", "f2", "f3", "f4"), "Records": "2"},
+        _TWO_COMPACTIONS,
         _REPLAY,
     ),
     (),
