@@ -22,10 +22,10 @@ from bench.kafka import match
 from bench.measure import Series, fetch_settings, measured, ratio
 from bench.workload import TABLE, publish
 from oncely.artifacts import POSTGRES_JDBC, SPARK_AVRO, resolve
-from oncely.local.kafka import Broker
-from oncely.local.postgres import Postgres
-from oncely.runtimes import session
-from oncely.sources.spark_options import IN_BULK
+from oncely.runtimes.spark import session
+from oncely.runtimes.spark.options import IN_BULK
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.postgres import Postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

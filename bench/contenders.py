@@ -17,19 +17,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from bench.counting import CountingSink
 from bench.measure import NO_OPTIONS
 from bench.workload import SCHEMA, Workload
+from oncely.commit.delivery import Delivery
 from oncely.config import parse
+from oncely.core.budget import Budget
+from oncely.core.claim import Fence
 from oncely.pipeline import Pipeline
-from oncely.runtimes.offset_log import batch_ranges
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.task import OUTCOME_DDL, Budget, TaskPlan, read_outcomes, run
-from oncely.sinks.base import Fence
-from oncely.sources.spark_options import IN_BULK
+from oncely.runtimes.spark.offset_log import batch_ranges
+from oncely.runtimes.spark.options import IN_BULK
+from oncely.runtimes.spark.task import OUTCOME_DDL, TaskPlan, read_outcomes, run
+from oncely.sinks.base import CommitsChunks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,8 +139,9 @@ def limit(contest: Contest) -> int:
         beginning = {tp: 0 for tp in pipeline.source.partitions()}
         ranges = batch_ranges(checkpoint, number, beginning)
         starts = {tp: range_.start for tp, range_ in ranges.items()}
+        counting = CountingSink(f"{checkpoint.name}/{number}", starts)
         plan = TaskPlan(
-            sink=CountingSink(f"{checkpoint.name}/{number}", starts),
+            delivery=Delivery(cast("CommitsChunks", counting), counting),
             fence=Fence("limit", 1),
             source=pipeline.source,
             decoder=pipeline.decoder,
@@ -150,7 +154,7 @@ def limit(contest: Contest) -> int:
         outcomes, error = read_outcomes(tuple(row) for row in rows)
         if error is not None:
             raise error
-        counted += sum(one.written.rows for one in outcomes)
+        counted += sum(one.counts.rows for one in outcomes)
 
     # The same plan, so it also reads as ours does.
     contest.drain(["partition", "offset", "value"], count, more=IN_BULK)

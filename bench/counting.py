@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oncely.core.ledger import Entry, advance
-from oncely.core.offsets import TopicPartition
-from oncely.sinks.base import Chunk, Fence, RangeKind, Written
+from oncely.core.batch import Chunk
+from oncely.core.claim import Claim, Counts, Fence
+from oncely.core.ledger import Entry
+from oncely.core.topics import TopicPartition
 
 _positions: dict[tuple[str, TopicPartition], int] = {}
 
@@ -31,29 +32,34 @@ class CountingSink:
         """Nothing is stored."""
         return False
 
-    def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
+    @property
+    def ledger(self) -> CountingSink:
+        """Itself."""
+        return self
+
+    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
         """Where this worker has counted up to."""
+        del settled
         return {
             tp: Entry(_positions.get((self.batch, tp), at), fence.epoch)
             for tp, at in self.starts.items()
         }
 
-    def committed(self, fence: Fence) -> dict[TopicPartition, Entry]:
-        """The same."""
-        return self.entries(fence)
+    def move(self, claim: Claim, counts: Mapping[TopicPartition, Counts]) -> None:
+        """Go on."""
+        del counts
+        for tp in claim.ranges:
+            _positions[self.batch, tp] = claim.end(tp)
 
     def commit(
-        self,
-        chunk: Chunk,
-        entries: Mapping[TopicPartition, Entry],
-        fence: Fence,  # noqa: ARG002 - the port's
-        max_rejects: int | None,  # noqa: ARG002
-        kind: RangeKind = "data",  # noqa: ARG002
-    ) -> dict[TopicPartition, Written]:
+        self, chunk: Chunk, fence: Fence, claim: Claim | None, max_rejects: int | None = None
+    ) -> dict[TopicPartition, Counts]:
         """Count rows by topic-partition."""
+        del fence, max_rejects
         rows = np.bincount(chunk.partition[chunk.row_record], minlength=len(chunk.partitions))
-        for tp, range_ in chunk.ranges.items():
-            _positions[self.batch, tp] = advance(entries[tp], [range_])
-        return {
-            tp: Written(int(n), int(n), 0, 0) for tp, n in zip(chunk.partitions, rows, strict=True)
+        counts = {
+            tp: Counts(int(n), int(n), 0, 0) for tp, n in zip(chunk.partitions, rows, strict=True)
         }
+        if claim is not None:
+            self.move(claim, counts)
+        return counts

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from bench.contenders import Contest
 from bench.workload import PARTITIONS, TABLE, Workload, record
-from oncely.local.kafka import Broker
 from oncely.runtimes.stop import StopSignal
+from oncely.testing.servers.kafka import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

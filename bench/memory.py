@@ -12,7 +12,7 @@ from bench import contenders
 from bench.contenders import Contest
 from bench.measure import peak_worker_memory
 from bench.workload import TABLE, publish
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

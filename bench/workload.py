@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psycopg
 from confluent_kafka import Producer
 
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 
 PARTITIONS = 4
 SCHEMA = "id BIGINT, carrier STRING, flight INT, time_hour TIMESTAMP, dep_delay DOUBLE"

@@ -34,8 +34,8 @@ from demo.moment import Condition, Database, JobEnded, Missed
 from demo.watch import Look, RowsBeforeCheckpoint, Sample, Watch, checkpoint, ledger
 from oncely import artifacts
 from oncely.errors import OncelyError
-from oncely.local.kafka import Broker
-from oncely.local.postgres import Postgres
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.postgres import Postgres
 
 BUILD = ROOT / "build" / "demo"
 _PIPELINE_FILE = "examples/flights.toml"

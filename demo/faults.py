@@ -15,8 +15,8 @@ import psutil
 
 from demo.job import Job
 from demo.moment import Caught, Condition, Database, Transaction, caught
-from oncely.local.kafka import Broker
-from oncely.local.postgres import Postgres
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.postgres import Postgres
 
 _PATIENCE = 120.0  # seconds until a commit is caught
 _LAST_WORDS = 3.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from oncely.local.process import Process
+from oncely.testing.servers.process import Process
 
 ROOT = Path(__file__).resolve().parent.parent
 _FENCED = 3  # exit code: a newer run holds the ledger, a supervisor must not restart

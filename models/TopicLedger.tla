@@ -4,7 +4,7 @@
 (* transaction.  A position is kept twice, in the ledger topic and as a    *)
 (* group offset, both written by that transaction.                         *)
 (*                                                                         *)
-(* Code: sinks/kafka/takeover.py (open, reset), settling.py, sink.py       *)
+(* Code: ledgers/topic/takeover.py (open, reset), settling.py, sink.py       *)
 (* (commit by a task), publishing.py (commit by the driver), replay.py,    *)
 (* ledger.py (partitions found while running).                             *)
 (* Decisions: 0010, 0012, 0013, 0019, 0021.                                *)

@@ -79,7 +79,7 @@ def make() -> None:
 
 def _live_as_spark() -> None:
     """Load the classes that most tests need."""
-    from oncely.runtimes import session
+    from oncely.runtimes.spark import session
 
     spark = session.start("archive", "local[2]", {})
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def _live_as_spark() -> None:
 def _live_as_kafka() -> None:
     from confluent_kafka import Consumer, Producer
 
-    from oncely.local.kafka import Broker
+    from oncely.testing.servers.kafka import Broker
 
     with Broker() as broker:
         broker.create_topic("t", 2)

@@ -17,10 +17,10 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely import artifacts
-from oncely.local.kafka import Broker
-from oncely.local.postgres import Postgres
-from oncely.sinks.sql.session import close_all
-from oncely.stores.base import OffsetStore
+from oncely.clients.sql.session import close_all
+from oncely.ledgers.stores.base import OffsetStore
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.postgres import Postgres
 from tests import class_archives, s3tools, storetools
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 

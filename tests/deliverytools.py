@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncely.core.offsets import TopicPartition
-from oncely.delivery.apart import Apart
-from oncely.delivery.positions import LedgerPositions, Positions, StorePositions
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Fence, Halves, Opened
-from oncely.sinks.sql.session import close_all
-from oncely.stores.base import OffsetStore
+from oncely.clients.sql.session import close_all
+from oncely.commit.run import OpenRun
+from oncely.commit.timer import Interval
+from oncely.core.claim import Fence, Opened, Takeover
+from oncely.core.topics import TopicPartition
+from oncely.ledgers.stores.base import OffsetStore
+from oncely.ledgers.stores.ledger import StoreLedger
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import make_topics
 from tests.sinktools import SOURCE, T0, Place, postgres_place, sink_to, sqlite_place
 
@@ -36,7 +37,7 @@ class Target:
     """
 
     kind: str
-    make: Callable[[], Halves]
+    make: Callable[[], Any]
     ids: Callable[[], list[int]]
     rejects: Callable[[], int]
 
@@ -104,38 +105,47 @@ class Hurt:
         return method
 
 
-def apart(
-    records: Halves, store: OffsetStore | None = None, *, position_first: bool = False
-) -> Apart:
-    """Records and positions in two steps, not opened."""
-    return Apart(records, positions_of(records, store), position_first)
+def run_of(
+    sink: Any,
+    store: OffsetStore | None = None,
+    *,
+    position_first: bool = False,
+    interval: Interval | None = None,
+) -> OpenRun[Any, Any]:
+    """A run whose records and positions take effect in two steps, not opened."""
+    return OpenRun(
+        sink,
+        NOTHING,
+        NOTHING,
+        NOTHING,
+        ("t",),
+        store=None if store is None else StoreLedger(store, "p"),
+        order="position_first" if position_first else "records_first",
+        interval=interval,
+    )
 
 
-def positions_of(records: Halves, store: OffsetStore | None) -> Positions:
-    """The sink's ledger, or a store."""
-    return LedgerPositions(records) if store is None else StorePositions(store, "p")
+NOTHING: Any = None
 
 
 def opened(
-    sink: Any, at: Mapping[TopicPartition, int] | None = None, expected: int | None = None
+    run: Any, at: Mapping[TopicPartition, int] | None = None, expected: int | None = None
 ) -> Opened:
-    """Open it, and bind it to its destination."""
+    """Open a run, or a sink, and bind it to its destination."""
     begin = {T0: 0} if at is None else at
-    done: Opened = sink.open(SOURCE, lambda: begin, begin, expected)
-    sink.bind()
+    done: Opened = run.open(Takeover(SOURCE, lambda: begin, begin, expected))
     return done
 
 
-def ready(sink: Any, at: Mapping[TopicPartition, int] | None = None) -> tuple[Any, Fence]:
-    """The sink, opened and bound, and its fence."""
-    begin = {T0: 0} if at is None else at
-    fence = sink.open(SOURCE, lambda: begin, begin).fence
-    return sink.bind(), fence
+def ready(run: Any, at: Mapping[TopicPartition, int] | None = None) -> tuple[Any, Fence]:
+    """A run, or a sink, opened and bound, and its fence."""
+    fence = opened(run, at).fence
+    return (run if isinstance(run, OpenRun) else run.bind()), fence
 
 
-def standing(sink: Any, fence: Fence) -> dict[TopicPartition, int]:
+def standing(of: Any, fence: Fence) -> dict[TopicPartition, int]:
     """Positions as they are."""
-    return {tp: entry.position for tp, entry in sink.entries(fence).items()}
+    return {tp: entry.position for tp, entry in of.ledger.positions(fence).items()}
 
 
 def twice(ids: range) -> list[int]:

@@ -10,24 +10,26 @@ from typing import Any
 
 import pyarrow as pa
 
+from oncely.clients.files.filesystem import Connect, connect
+from oncely.clients.files.store import Store
+from oncely.clients.kafka.client import make
+from oncely.commit.delivery import Delivery
+from oncely.commit.path import publish
+from oncely.core.batch import Batch, Chunk, Reject, Staged
+from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced
 from oncely.files.table import Table
-from oncely.local.kafka import Broker
-from oncely.runtimes.publishing import publish
-from oncely.sinks.base import Chunk, Fence, Opened, Publication, Reject, Sink, Staged, Written
-from oncely.sinks.files.form import Form
-from oncely.sinks.files.partitions import parse_partition_by
-from oncely.sinks.files.place import Connect, connect
+from oncely.lake.file_format import FileFormat
+from oncely.lake.partitions import parse_partition_by
+from oncely.ledgers.topic.cluster import PipelineTopics
 from oncely.sinks.files.publication import Topics
 from oncely.sinks.files.sink import FilesSink
-from oncely.sinks.files.store import Store
-from oncely.sinks.kafka.cluster import Place
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.files_world import FilesWorld
-from tests.sinktools import SCHEMA, SOURCE, T0, T1, Rec, chunk, rec
+from tests.sinktools import SCHEMA, SOURCE, T0, T1, Rec, chunk, rec, together
 
 GROUPS = 3
 BAD = 13
@@ -56,7 +58,7 @@ class FilesPlace:
         **more: Any,
     ) -> FilesSink:
         """A sink as the driver makes it: a directory for each ``name``."""
-        place = Place(
+        place = PipelineTopics(
             self.brokers or self.bootstrap, self.name, f"oncely-{self.name}",
             f"ledger-{self.name}", connect=kafka,
             **{"timeout": 20.0, **{k: more.pop(k) for k in TIMES if k in more}},
@@ -64,7 +66,7 @@ class FilesPlace:
         sink = FilesSink(
             place,
             Store(self.root.as_uri(), connect=files),
-            Form("avro", parse_partition_by(("name",)), schema),
+            FileFormat("avro", parse_partition_by(("name",)), schema),
             Topics(f"{self.name}.manifest", f"{self.name}.schema"),
             f"{self.name}.rejects",
             **more,
@@ -99,7 +101,7 @@ def make_place(broker: Broker, folder: Path) -> FilesPlace:
 
 def open_sink(sink: FilesSink, start: Mapping[TopicPartition, int] = START) -> Opened:
     """Opened as a run does it."""
-    return sink.open(SOURCE, lambda: start, start)
+    return sink.open(Takeover(SOURCE, lambda: start, start))
 
 
 def rows_of(tp: TopicPartition, start: int = 0) -> Chunk:
@@ -126,22 +128,23 @@ def stage(sink: FilesSink, fence: Fence, batch: int = 0, start: int = 0) -> list
     return staged
 
 
-def what(staged: Sequence[Staged], start: int = 0) -> Publication:
+def what(staged: Sequence[Staged], start: int = 0) -> Batch:
     """What :func:`stage` has staged, with a reject."""
     bad = Reject(T0, start + BAD, 1_700_000_000_000, b"k", b"{", [("h", b"v")], "decode", "no JSON")
     ranges = {tp: OffsetRange(start, start + PER_TASK) for tp in ENDS}
-    written = {tp: Written(PER_TASK, 0, 0, 0) for tp in ENDS}
-    return Publication(ranges, written, [bad], staged)
+    written = {tp: Counts(PER_TASK, 0, 0, 0) for tp in ENDS}
+    return Batch(ranges, written, [bad], staged)
 
 
-def publish_all(sink: FilesSink, what: Publication, fence: Fence) -> bool:
-    """As the driver does it; whether it had taken effect before."""
+def publish_all(to: Any, what: Batch, fence: Fence) -> bool:
+    """As the driver does it, to a sink or a delivery; whether it had taken effect before."""
+    delivery = to if isinstance(to, Delivery) else together(to)
 
-    def entries(one: Sink) -> dict[TopicPartition, Entry]:
-        found = one.committed(fence)
+    def entries() -> dict[TopicPartition, Entry]:
+        found = delivery.ledger.positions(fence, settled=True)
         newest = max(entry.epoch for entry in found.values())
-        if newest > fence.epoch:  # as LedgerKeeper does
+        if newest > fence.epoch:  # as OpenRun does
             raise Fenced(fence.pipeline, fence.epoch, newest)
         return found
 
-    return publish(sink, what, fence, entries)
+    return publish(delivery, what, fence, entries)

@@ -13,10 +13,10 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.sinks.files.place import Bytes, Stored
-from oncely.sinks.files.s3_options import S3Options
-from oncely.sinks.files.store import Store
-from oncely.sinks.files.words import Receipt, WrittenFile
+from oncely.clients.files.filesystem import Bytes, Stored
+from oncely.clients.files.s3_options import S3Options
+from oncely.clients.files.store import Store
+from oncely.lake.records import Receipt, WrittenFile
 
 
 @dataclass

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
-from oncely.local.kafka import Broker
-from oncely.local.ports import HOST
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.ports import HOST
 
 PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = (
     0, 22, 24, 25, 26, 28,

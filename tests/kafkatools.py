@@ -11,13 +11,13 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from oncely.core import offsets as own
-from oncely.core.offsets import SourceIdentity
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Fence, Opened
-from oncely.sinks.kafka.cluster import Place
-from oncely.sinks.kafka.form import Form
+from oncely.core import topics as own
+from oncely.core.claim import Fence, Opened, Takeover
+from oncely.core.topics import SourceIdentity
+from oncely.ledgers.topic.cluster import PipelineTopics
+from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.testing.servers.kafka import Broker
 from tests.sinktools import SCHEMA, SOURCE, T0
 
 _READER = {
@@ -42,13 +42,17 @@ class Topics:
     brokers: str = ""  # what the sink is told, when it goes through a proxy
     group: str = ""  # the pipeline's own by default
 
-    def sink(self, form: Form | None = None, run: str | None = None, **more: Any) -> KafkaSink:
+    def sink(
+        self, form: RecordFormat | None = None, run: str | None = None, **more: Any
+    ) -> KafkaSink:
         """A sink as the driver makes it."""
-        place = Place(
+        place = PipelineTopics(
             self.brokers or self.bootstrap, self.pipeline, self.group or self.pipeline,
             self.ledger, **{"timeout": 20.0, **more},
         )  # fmt: skip
-        sink = KafkaSink(place, form or Form(SCHEMA, topic=self.output, key=None), self.rejects)
+        sink = KafkaSink(
+            place, form or RecordFormat(SCHEMA, topic=self.output, key=None), self.rejects
+        )
         return replace(sink, run=run) if run else sink
 
     def ids(self) -> list[int]:
@@ -125,7 +129,7 @@ def open_sink(
     expected: int | None = None,
 ) -> Opened:
     at = {T0: 0} if start is None else start
-    return sink.open(source, lambda: at, at, expected)
+    return sink.open(Takeover(source, lambda: at, at, expected))
 
 
 def ready(

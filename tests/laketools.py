@@ -16,16 +16,16 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from oncely.clients.files.store import Store
+from oncely.clients.kafka.transaction import Message
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.table import Table
-from oncely.local.kafka import Broker
-from oncely.sinks.files import owner
-from oncely.sinks.files.paths import FileNames, directory
-from oncely.sinks.files.store import Store
-from oncely.sinks.files.words import ManifestFile, ScopeSchema, SourceRange
-from oncely.sinks.kafka.cluster import Cluster
-from oncely.sinks.kafka.transaction import Message
-from oncely.sinks.kafka.words import PutBack, Registered, encode
+from oncely.lake import root_marker as owner
+from oncely.lake.paths import FileNames, directory
+from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange
+from oncely.ledgers.topic.cluster import Cluster
+from oncely.ledgers.topic.records import PipelineRecord, ResetRecord, encode
+from oncely.testing.servers.kafka import Broker
 from tests import manifesttools
 from tests.manifesttools import Topics
 
@@ -120,7 +120,7 @@ class Lake:
     def register(self, resets: Mapping[int, int] | None = None) -> None:
         """What a sink writes at its start: ledger and owner. Resets of partition 0 by epoch."""
         words = self.table.place.words
-        registered = Registered(
+        registered = PipelineRecord(
             self.epoch,
             "run",
             "cluster",
@@ -131,11 +131,11 @@ class Lake:
             outputs={self.table.manifest_topic: self.topic_id},
         )
         messages = [Message(encode(registered), words.pipeline_key())]
-        from oncely.core.offsets import TopicPartition
+        from oncely.core.topics import TopicPartition
 
         for epoch, at in (resets or {}).items():
             key = words.reset_key(TopicPartition("events", 0), epoch)
-            messages.append(Message(encode(PutBack(at)), key))
+            messages.append(Message(encode(ResetRecord(at)), key))
         cluster = Cluster(self.table.place)
         with cluster.transaction(words.opener) as opener:
             opener.init()

@@ -11,19 +11,12 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from oncely.local.kafka import Broker
-from oncely.sinks.files.manifest import Manifest
-from oncely.sinks.files.topics import TopicIds, require_topics
-from oncely.sinks.files.words import (
-    ManifestFile,
-    ScopeSchema,
-    SourceRange,
-    encode,
-    path_key,
-    schema_key,
-)
-from oncely.sinks.kafka.cluster import Place
-from oncely.sources.clients import Asker
+from oncely.clients.kafka.client import KafkaAdmin
+from oncely.lake.manifest import Manifest
+from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange, encode, path_key, schema_key
+from oncely.lake.topics import TopicIds, require_topics
+from oncely.ledgers.topic.cluster import PipelineTopics
+from oncely.testing.servers.kafka import Broker
 
 
 @dataclass
@@ -42,14 +35,16 @@ class Topics:
         return f"schema-{self.name}"
 
     @property
-    def place(self) -> Place:
-        return Place(self.bootstrap, self.name, self.name, f"ledger-{self.name}", timeout=15.0)
+    def place(self) -> PipelineTopics:
+        return PipelineTopics(
+            self.bootstrap, self.name, self.name, f"ledger-{self.name}", timeout=15.0
+        )
 
     def reader(self) -> Manifest:
         return Manifest(self.place, self.manifest, self.schema)
 
     def make(self, *, create: bool = True) -> TopicIds:
-        asker = Asker(self.bootstrap, {}, 10.0)
+        asker = KafkaAdmin(self.bootstrap, {}, 10.0)
         return require_topics(asker, self.manifest, self.schema, create=create)
 
     def publish(

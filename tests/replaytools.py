@@ -10,10 +10,10 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
+from oncely.commit.backoff import Backoff
+from oncely.core.batch import Reject
 from oncely.errors import Unavailable
-from oncely.runtimes.backoff import Backoff
-from oncely.sinks.base import Reject
-from oncely.sinks.kafka.cluster import Cluster
+from oncely.ledgers.topic.cluster import Cluster
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
 from oncely.sinks.kafka.replay import Replay, ToTopics
 from oncely.sinks.kafka.sink import KafkaSink

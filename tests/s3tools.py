@@ -25,11 +25,11 @@ from urllib.parse import quote
 import pytest
 
 from oncely import artifacts
-from oncely.local.child_server import ChildServer
-from oncely.local.ports import HOST, free_port
-from oncely.local.process import Process, wait_until
-from oncely.sinks.files import s3_uploads
-from oncely.sinks.files.s3_options import S3Options
+from oncely.clients.files import s3_uploads
+from oncely.clients.files.s3_options import S3Options
+from oncely.testing.servers.child_server import ChildServer
+from oncely.testing.servers.ports import HOST, free_port
+from oncely.testing.servers.process import Process, wait_until
 
 VERSION = "v1.8.0"
 ACCESS, SECRET = "tester", "secret-of-the-tester"

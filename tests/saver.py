@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oncely.core.offsets import TopicPartition
-from oncely.stores.base import OffsetStore, Stored
+from oncely.core.topics import TopicPartition
+from oncely.ledgers.stores.base import OffsetStore, Stored
 
 _HERE = Path(__file__).resolve().parent.parent
 

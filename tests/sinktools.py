@@ -12,21 +12,25 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 
-from oncely.core.offsets import SourceIdentity, TopicPartition
+from oncely.clients.sql.connection import Connect, Connection, Dialect, TableName, connect
+from oncely.clients.sql.dialects import dialect_for
+from oncely.commit.backoff import Backoff
+from oncely.commit.delivery import Delivery
+from oncely.commit.path import Outcome, commit
+from oncely.commit.run import OpenRun
+from oncely.core.batch import Batch, Chunk, Reject, Rejection
+from oncely.core.claim import Claim, Fence, Opened, Takeover
+from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
-from oncely.decode.base import Rejection
+from oncely.core.topics import SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
-from oncely.runtimes.backoff import Backoff
-from oncely.runtimes.commit import Outcome, commit
-from oncely.sinks.base import Chunk, Fence, Opened, Reject
-from oncely.sinks.sql.connection import Connect, Connection, Dialect, TableName, connect
-from oncely.sinks.sql.dialects import dialect_for
+from oncely.sinks.base import Sink
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
 
@@ -140,7 +144,7 @@ def open_sink(
     expected: int | None = None,
 ) -> Opened:
     at = {T0: 0} if start is None else start
-    return sink.open(source, lambda: at, at, expected)
+    return sink.open(Takeover(source, lambda: at, at, expected))
 
 
 def ready(
@@ -230,14 +234,17 @@ def impatient() -> Backoff:
 
 
 def commit_all(
-    sink: SqlSink,
+    sink: Any,
     what: Chunk,
     fence: Fence,
     max_rejects: int | None = None,
     patience: Backoff | None = None,
 ) -> list[Outcome]:
-    """Through the commit path that every runtime takes."""
-    return list(commit(sink, what, fence, max_rejects, patience or impatient()))
+    """Through the commit path that every runtime takes: a sink, a delivery, or a run's."""
+    delivery = sink.delivery if isinstance(sink, OpenRun) else sink
+    if not isinstance(delivery, Delivery):
+        delivery = together(delivery)
+    return list(commit(delivery, what, fence, max_rejects, patience or impatient()))
 
 
 def asking_again(call: Callable[[], Any]) -> Any:
@@ -246,6 +253,32 @@ def asking_again(call: Callable[[], Any]) -> Any:
         return call()
     except Unavailable:
         return call()
+
+
+AnySink = TypeVar("AnySink", bound=Sink)
+
+
+def together(sink: AnySink) -> Delivery[AnySink]:
+    """Exactly once: positions take effect in the sink's own transaction."""
+    return Delivery(sink, sink.ledger)
+
+
+def commit_on(
+    sink: Any,
+    what: Chunk,
+    entries: Mapping[TopicPartition, Entry],
+    fence: Fence,
+    max_rejects: int | None = None,
+) -> Any:
+    """The sink's own commit, as if decided on these entries."""
+    return sink.commit(what, fence, Claim(fence, what.ranges, entries), max_rejects)
+
+
+def publish_on(
+    sink: Any, what: Batch, entries: Mapping[TopicPartition, Entry], fence: Fence
+) -> None:
+    """The sink's own publication, as if decided on these entries."""
+    sink.publish(what, fence, Claim(fence, what.ranges, entries))
 
 
 # -- faults --------------------------------------------------------------------------------

@@ -29,18 +29,18 @@ import redis
 from kazoo.client import KazooClient
 
 from oncely import artifacts
-from oncely.core.offsets import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError
-from oncely.local.child_server import ChildServer
-from oncely.local.kafka import Broker
-from oncely.local.ports import HOST, free_port
-from oncely.local.process import Process, wait_until
-from oncely.stores.base import OffsetStore, Stored
-from oncely.stores.file import FileStore
-from oncely.stores.kafka import KafkaStore
-from oncely.stores.redis import RedisStore
-from oncely.stores.sql import SqlStore
-from oncely.stores.zookeeper import ZooKeeperStore
+from oncely.ledgers.stores.base import OffsetStore, Stored
+from oncely.ledgers.stores.file import FileStore
+from oncely.ledgers.stores.kafka import KafkaStore
+from oncely.ledgers.stores.redis import RedisStore
+from oncely.ledgers.stores.sql import SqlStore
+from oncely.ledgers.stores.zookeeper import ZooKeeperStore
+from oncely.testing.servers.child_server import ChildServer
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.ports import HOST, free_port
+from oncely.testing.servers.process import Process, wait_until
 
 KINDS = ("file", "sqlite", "postgresql", "kafka", "redis", "zookeeper")
 TOPICS = ("t", "u.v-w_x")

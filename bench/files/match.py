@@ -18,8 +18,8 @@ from bench.files.contenders import Contest, Rows, Target
 from bench.files.on_s3 import Bucket
 from bench.files.workload import Events, publish
 from bench.measure import Sample, Series, fetch_settings, measured, peak_worker_memory, ratio
-from oncely.local.kafka import Broker
-from oncely.sources.spark_options import IN_BULK
+from oncely.runtimes.spark.options import IN_BULK
+from oncely.testing.servers.kafka import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

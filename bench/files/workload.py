@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 
 SCHEMA = "id BIGINT, carrier STRING, flight INT, time_hour TIMESTAMP, dep_delay DOUBLE"
 PARTITION_BY = ["carrier", "date(time_hour)", "hour(time_hour)"]

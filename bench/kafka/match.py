@@ -27,8 +27,8 @@ from bench.kafka.workload import JOBS, Job, fill
 from bench.measure import Sample, Series, fetch_settings, measured, ratio
 from bench.workload import PARTITIONS
 from oncely.errors import Unavailable, WrongInput
-from oncely.local.kafka import Broker
-from oncely.sources.spark_options import IN_BULK
+from oncely.runtimes.spark.options import IN_BULK
+from oncely.testing.servers.kafka import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

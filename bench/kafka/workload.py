@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bench.workload import Workload, delay, flight, publish
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 
 Job = Literal["bytes", "json"]
 """``bytes``: key and value pass through. ``json``: decode, keep the late ones, write JSON."""

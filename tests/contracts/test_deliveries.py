@@ -13,22 +13,25 @@ from typing import Any
 
 import pytest
 
-from oncely.core.offsets import SourceIdentity
+from oncely.commit.delivery import commit_chunk
+from oncely.commit.path import pass_over
+from oncely.core.budget import RejectCount
+from oncely.core.claim import Claim, Counts, Notes, Takeover
 from oncely.core.ranges import OffsetRange
-from oncely.delivery.apart import Apart
-from oncely.delivery.positions import StorePositions
+from oncely.core.topics import SourceIdentity
 from oncely.errors import Fenced, SourceMismatch, TooManyRejects, Unavailable
-from oncely.sinks.base import Chunk, RejectCount, Written
-from oncely.stores.base import OffsetStore
-from oncely.stores.file import FileStore
+from oncely.ledgers.sql.ledger import SqlLedger
+from oncely.ledgers.stores.base import OffsetStore
+from oncely.ledgers.stores.file import FileStore
+from oncely.ledgers.stores.ledger import StoreLedger
 from tests.deliverytools import (
     KINDS,
     Crash,
     Hurt,
     Target,
-    apart,
     opened,
     ready,
+    run_of,
     standing,
     target,
     twice,
@@ -58,9 +61,9 @@ def where(request: pytest.FixtureRequest, tmp_path: Any) -> Where:
     return Where(lambda: FileStore(tmp_path / "positions", "p"))
 
 
-def restarted(to: Target, where: Where, *, position_first: bool) -> tuple[Apart, Any]:
+def restarted(to: Target, where: Where, *, position_first: bool) -> tuple[Any, Any]:
     """What a new process makes of the same settings."""
-    return ready(apart(to.make(), where.make(), position_first=position_first))
+    return ready(run_of(to.make(), where.make(), position_first=position_first))
 
 
 # -- a crash between the two steps ---------------------------------------------------------
@@ -68,16 +71,18 @@ def restarted(to: Target, where: Where, *, position_first: bool) -> tuple[Apart,
 
 def test_exactly_once_shows_nothing_of_a_crash(to: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the sink as it is. Its second half fails in the middle of a commit."""
-    sink, fence = ready(to.make())
-    name = "_move" if to.kind == "kafka" else "_write_ledger"
+    run, fence = ready(to.make())
 
     def die(*_: Any, **__: Any) -> None:
         raise Crash
 
-    with monkeypatch.context() as broken:
-        broken.setattr(type(sink), name, die)  # between the records and the commit
+    with monkeypatch.context() as broken:  # between the records and the commit
+        if to.kind == "kafka":
+            broken.setattr("oncely.sinks.kafka.sink.write_positions", die)
+        else:
+            broken.setattr(SqlLedger, "compare_and_set", die)
         with pytest.raises(Crash):
-            commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+            commit_all(run, at_t0(0, numbered(0, 5)), fence)
     assert to.ids() == []
     again, fence = ready(to.make())
     assert standing(again, fence) == {T0: 0}
@@ -86,27 +91,27 @@ def test_exactly_once_shows_nothing_of_a_crash(to: Target, monkeypatch: pytest.M
 
 
 def test_at_least_once_writes_the_records_first(to: Target, where: Where) -> None:
-    sink, fence = restarted(to, where, position_first=False)
+    run, fence = restarted(to, where, position_first=False)
     what = at_t0(0, [*numbered(0, 4), Rec(4, bad="no JSON")])
-    sink.positions = Hurt(sink.positions, "move", Crash())
+    run.store = Hurt(run.ledger, "move", Crash())
     with pytest.raises(Crash):
-        commit_all(sink, what, fence)
+        commit_all(run, what, fence)
     assert to.ids() == [*range(4)]
     assert to.rejects() == 1
     again, fence = restarted(to, where, position_first=False)
     assert standing(again, fence) == {T0: 0}, "the position is where it was"
     (outcome,) = commit_all(again, what, fence)
-    assert outcome.written == Written(5, 4, 1, 0)
+    assert outcome.counts == Counts(5, 4, 1, 0)
     assert to.ids() == twice(range(4)), "nothing lost, and written again"
     assert standing(again, fence) == {T0: 5}
 
 
 def test_at_most_once_moves_the_position_first(to: Target, where: Where) -> None:
-    sink, fence = restarted(to, where, position_first=True)
-    sink.records = Hurt(sink.records, "write", Crash())
+    run, fence = restarted(to, where, position_first=True)
+    run.sink = Hurt(run.sink, "commit", Crash())
     what = at_t0(0, numbered(0, 5))
     with pytest.raises(Crash):
-        commit_all(sink, what, fence)
+        commit_all(run, what, fence)
     assert to.ids() == []
     again, fence = restarted(to, where, position_first=True)
     assert standing(again, fence) == {T0: 5}, "the position is ahead of the records"
@@ -119,22 +124,21 @@ def test_at_most_once_moves_the_position_first(to: Target, where: Where) -> None
 
 @pytest.mark.parametrize("position_first", [False, True])
 def test_without_a_crash_both_are_exact(to: Target, where: Where, position_first: bool) -> None:
-    sink, fence = restarted(to, where, position_first=position_first)
+    run, fence = restarted(to, where, position_first=position_first)
     for at in range(0, 9, 3):
         what = at_t0(at, [*numbered(at, at + 2), Rec(at + 2, bad="no JSON")])
-        assert [one.written for one in commit_all(sink, what, fence)] == [Written(3, 2, 1, 0)]
-        assert all(one.replayed for one in commit_all(sink, what, fence))
+        assert [one.counts for one in commit_all(run, what, fence)] == [Counts(3, 2, 1, 0)]
+        assert all(one.replayed for one in commit_all(run, what, fence))
     assert to.ids() == [0, 1, 3, 4, 6, 7]
     assert to.rejects() == 3
-    assert standing(sink, fence) == {T0: 9}
+    assert standing(run, fence) == {T0: 9}
 
 
 @pytest.mark.parametrize("position_first", [False, True])
 def test_holes_move_positions_alone(to: Target, where: Where, position_first: bool) -> None:
-    sink, fence = restarted(to, where, position_first=position_first)
-    entries = sink.entries(fence)
-    sink.commit(Chunk.of_nothing({T0: OffsetRange(0, 7)}), entries, fence, None, "hole")
-    assert standing(sink, fence) == {T0: 7}
+    run, fence = restarted(to, where, position_first=position_first)
+    pass_over(run.delivery, {T0: OffsetRange(0, 7)}, fence, "hole")
+    assert standing(run, fence) == {T0: 7}
     assert to.ids() == []
 
 
@@ -142,17 +146,17 @@ def test_at_least_once_with_every_store(shelf: Shelf, on_sqlite: Place) -> None:
     """The two steps and the crash between them, with each kind of store."""
 
     def process() -> tuple[Any, Any]:
-        return ready(apart(sink_to(on_sqlite), shelf.make("p")), {T0: 0, T1: 3})
+        return ready(run_of(sink_to(on_sqlite), shelf.make("p")), {T0: 0, T1: 3})
 
-    sink, fence = process()
-    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
-    sink.positions = Hurt(sink.positions, "move", Crash())
+    run, fence = process()
+    commit_all(run, at_t0(0, numbered(0, 3)), fence)
+    run.store = Hurt(run.ledger, "move", Crash())
     with pytest.raises(Crash):
-        commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+        commit_all(run, at_t0(3, numbered(3, 5)), fence)
     again, fence = process()
     assert fence.epoch == 2
     assert standing(again, fence) == {T0: 3, T1: 3}
-    commit_all(pickle.loads(pickle.dumps(again)), at_t0(3, numbered(3, 5)), fence)
+    commit_all(pickle.loads(pickle.dumps(again.delivery)), at_t0(3, numbered(3, 5)), fence)
     assert standing(again, fence) == {T0: 5, T1: 3}
     again.close()
     assert standing(again, fence) == {T0: 5, T1: 3}, "closed, and connected anew"
@@ -167,18 +171,18 @@ def test_at_most_once_and_a_write_without_an_answer(
     to: Target, where: Where, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Told, not written again, and the run goes on."""
-    sink, fence = restarted(to, where, position_first=True)
-    records = sink.records
+    run, fence = restarted(to, where, position_first=True)
+    records = run.sink
     for after, at in ((False, 0), (True, 5)):
-        sink.records = Hurt(records, "write", Unavailable("no answer"), after=after)
+        run.sink = Hurt(records, "commit", Unavailable("no answer"), after=after)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            (outcome,) = commit_all(sink, at_t0(at, numbered(at, at + 5)), fence)
-        assert outcome.written == Written(0, 0, 0, 0)
+            (outcome,) = commit_all(run, at_t0(at, numbered(at, at + 5)), fence)
+        assert outcome.counts == Counts(0, 0, 0, 0)
         assert f"records of t-0 [{at}, {at + 5}) are lost: no answer" in caplog.text
-        assert len(sink.records.calls) == 1
+        assert len(run.sink.calls) == 1
     assert to.ids() == [*range(5, 10)], "written, though nobody knew; and only once"
-    commit_all(sink, at_t0(10, numbered(10, 12)), fence)
+    commit_all(run, at_t0(10, numbered(10, 12)), fence)
     assert to.ids() == [*range(5, 12)]
 
 
@@ -186,41 +190,41 @@ def test_at_most_once_and_a_position_without_an_answer(
     to: Target, where: Where, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was moved: asked again, the records are taken for written. That must be told, too."""
-    sink, fence = restarted(to, where, position_first=True)
-    positions = sink.positions
-    sink.positions = Hurt(positions, "move", Unavailable("no answer"), after=True)
+    run, fence = restarted(to, where, position_first=True)
+    positions = run.ledger
+    run.store = Hurt(positions, "move", Unavailable("no answer"), after=True)
     with caplog.at_level(logging.WARNING):
-        (outcome,) = commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+        (outcome,) = commit_all(run, at_t0(0, numbered(0, 5)), fence)
     assert outcome.replayed
     assert "the records of t-0 [0, 5) are lost if their position was moved" in caplog.text
-    sink.positions = Hurt(positions, "move", Unavailable("no answer"))
-    commit_all(sink, at_t0(5, numbered(5, 8)), fence)
+    run.store = Hurt(positions, "move", Unavailable("no answer"))
+    commit_all(run, at_t0(5, numbered(5, 8)), fence)
     assert to.ids() == [5, 6, 7], "it was not moved the second time, so they were written"
 
 
 def test_at_least_once_asks_the_ledger_when_a_position_has_no_answer(
     to: Target, where: Where
 ) -> None:
-    sink, fence = restarted(to, where, position_first=False)
-    sink.positions = Hurt(sink.positions, "move", Unavailable("no answer"), after=True)
-    commit_all(sink, at_t0(0, numbered(0, 5)), fence)
+    run, fence = restarted(to, where, position_first=False)
+    run.store = Hurt(run.ledger, "move", Unavailable("no answer"), after=True)
+    commit_all(run, at_t0(0, numbered(0, 5)), fence)
     assert to.ids() == [*range(5)], "it was moved, and nothing is written again"
-    records = sink.records
-    sink.records = Hurt(records, "write", Unavailable("no answer"), after=True)
-    commit_all(sink, at_t0(5, numbered(5, 7)), fence)
+    records = run.sink
+    run.sink = Hurt(records, "commit", Unavailable("no answer"), after=True)
+    commit_all(run, at_t0(5, numbered(5, 7)), fence)
     assert to.ids() == [*range(5), 5, 5, 6, 6], "nobody knew that they were written"
 
 
 @pytest.mark.parametrize("position_first", [False, True])
 def test_too_many_rejects_lose_nothing(to: Target, where: Where, position_first: bool) -> None:
     """A mistake in decode is found before the position is moved."""
-    sink, fence = restarted(to, where, position_first=position_first)
+    run, fence = restarted(to, where, position_first=position_first)
     what = at_t0(0, [*numbered(0, 2), Rec(2, bad="a"), Rec(3, bad="b")])
     with pytest.raises(TooManyRejects, match=r"sink\.max_rejects"):
-        commit_all(sink, what, fence, max_rejects=1)
-    assert standing(sink, fence) == {T0: 0}
+        commit_all(run, what, fence, max_rejects=1)
+    assert standing(run, fence) == {T0: 0}
     assert (to.ids(), to.rejects()) == ([], 0)
-    commit_all(sink, what, fence, max_rejects=2)
+    commit_all(run, what, fence, max_rejects=2)
     assert (to.ids(), to.rejects()) == ([0, 1], 2)
 
 
@@ -228,23 +232,25 @@ def test_too_many_rejects_lose_nothing(to: Target, where: Where, position_first:
 
 
 def test_the_first_start_and_the_later_ones(shelf: Shelf) -> None:
-    positions = StorePositions(shelf.make("p"), "p")
-    first = positions.open(SOURCE, lambda: {T0: 17}, {T0: 2, T1: 3}, None)
+    positions = StoreLedger(shelf.make("p"), "p")
+    first = positions.open(Takeover(SOURCE, lambda: {T0: 17}, {T0: 2, T1: 3}))
     assert (first.fence.epoch, first.first_start) == (1, True)
     assert first.positions == {T0: 17, T1: 3}
-    second = positions.open(SOURCE, never, {T0: 2, T1: 4}, None)
+    second = positions.open(Takeover(SOURCE, never, {T0: 2, T1: 4}))
     assert (second.fence.epoch, second.first_start) == (2, False)
     assert second.positions == {T0: 17, T1: 3}
-    moved = positions.reset(SOURCE, never, {T0: 2, T1: 4}, lambda at: {T0: at[T0] - 10})
+    moved = positions.open(
+        Takeover(SOURCE, never, {T0: 2, T1: 4}, reset=lambda at: {T0: at[T0] - 10})
+    )
     assert (moved.fence.epoch, moved.positions) == (3, {T0: 7, T1: 3})
 
 
 def test_a_store_keeps_no_count_of_rejects(shelf: Shelf) -> None:
     """Each process counts for itself."""
-    positions = StorePositions(shelf.make("p"), "p")
-    fence = positions.open(SOURCE, lambda: {T0: 17}, {T0: 2}, None).fence
-    positions.note_rejects(RejectCount("10", 1_000, 4), fence)
-    assert positions.open(SOURCE, never, {T0: 2}, None).counted == RejectCount()
+    positions = StoreLedger(shelf.make("p"), "p")
+    fence = positions.open(Takeover(SOURCE, lambda: {T0: 17}, {T0: 2})).fence
+    positions.note(fence, Notes(counted=RejectCount("10", 1_000, 4)))
+    assert positions.open(Takeover(SOURCE, never, {T0: 2})).counted == RejectCount()
 
 
 def never() -> Any:
@@ -262,13 +268,13 @@ def test_another_cluster_or_topic_is_refused(
     shelf: Shelf, source: SourceIdentity, word: str
 ) -> None:
     store = shelf.make("p")
-    positions = StorePositions(store, "p")
-    positions.open(SOURCE, lambda: {T0: 17}, {T0: 2}, None)
+    positions = StoreLedger(store, "p")
+    positions.open(Takeover(SOURCE, lambda: {T0: 17}, {T0: 2}))
     before = store.load()
     with pytest.raises(SourceMismatch, match=word):
-        positions.open(source, never, {T0: 0}, None)
+        positions.open(Takeover(source, never, {T0: 0}))
     with pytest.raises(SourceMismatch, match=word):
-        positions.reset(source, never, {T0: 0}, lambda _: {T0: 0})
+        positions.open(Takeover(source, never, {T0: 0}, reset=lambda _: {T0: 0}))
     assert store.load() == before
 
 
@@ -276,13 +282,13 @@ def test_another_cluster_or_topic_is_refused(
 def test_of_two_runs_the_older_is_stopped(
     shelf: Shelf, on_sqlite: Place, position_first: bool
 ) -> None:
-    old, fence = ready(apart(sink_to(on_sqlite), shelf.make("p"), position_first=position_first))
+    old, fence = ready(run_of(sink_to(on_sqlite), shelf.make("p"), position_first=position_first))
     commit_all(old, at_t0(0, numbered(0, 3)), fence)
-    new, newer = ready(apart(sink_to(on_sqlite), shelf.make("p"), position_first=position_first))
+    new, newer = ready(run_of(sink_to(on_sqlite), shelf.make("p"), position_first=position_first))
     with pytest.raises(Fenced):
         commit_all(old, at_t0(3, numbered(3, 5)), fence)
     with pytest.raises(Fenced):
-        old.add_partitions({T1: 0}, SOURCE, fence)
+        old.ledger.add_partitions(fence, {T1: 0}, SOURCE)
     with pytest.raises(Fenced):
         opened(old, expected=fence.epoch)
     commit_all(new, at_t0(3, numbered(3, 5)), newer)
@@ -294,11 +300,12 @@ def test_a_newer_run_that_comes_between_the_steps_keeps_its_position(
     shelf: Shelf, on_sqlite: Place
 ) -> None:
     """The older run's records are written by then: the store fences nobody for certain."""
-    old, fence = ready(apart(sink_to(on_sqlite), shelf.make("p")))
-    entries = old.entries(fence)
-    newer = opened(apart(sink_to(on_sqlite), shelf.make("p"))).fence
+    old, fence = ready(run_of(sink_to(on_sqlite), shelf.make("p")))
+    chunk = at_t0(0, numbered(0, 3))
+    claim = Claim(fence, chunk.ranges, old.ledger.positions(fence))
+    newer = opened(run_of(sink_to(on_sqlite), shelf.make("p"))).fence
     with pytest.raises(Fenced):
-        old.commit(at_t0(0, numbered(0, 3)), entries, fence)
+        commit_chunk(old.delivery, chunk, claim, None)
     assert standing(old, newer) == {T0: 0}
 
 
@@ -307,17 +314,17 @@ def test_a_run_finds_itself_when_the_answer_to_its_takeover_was_lost(
 ) -> None:
     """Else it would take itself for a newer run, and end with "do not restart"."""
     store = Hurt(shelf.make("p"), "save", Unavailable("no answer"), after=True, times=0)
-    sink, fence = ready(apart(sink_to(on_sqlite), store))  # type: ignore[arg-type]
+    run, fence = ready(run_of(sink_to(on_sqlite), store))  # type: ignore[arg-type]
     store.times = len(store.calls) + 1
     with pytest.raises(Unavailable):
-        opened(sink, expected=fence.epoch)
-    again = opened(sink, expected=fence.epoch)
-    commit_all(sink, at_t0(0, numbered(0, 3)), again.fence)
-    assert standing(sink, again.fence) == {T0: 3}
+        opened(run, expected=fence.epoch)
+    again = opened(run, expected=fence.epoch)
+    commit_all(run, at_t0(0, numbered(0, 3)), again.fence)
+    assert standing(run, again.fence) == {T0: 3}
 
 
 def test_a_partition_that_is_added_keeps_what_it_has(shelf: Shelf) -> None:
-    positions = StorePositions(shelf.make("p"), "p")
-    fence = positions.open(SOURCE, lambda: {T0: 17}, {T0: 2}, None).fence
-    positions.add_partitions({T0: 1, T1: 9}, SOURCE, fence)
-    assert {tp: e.position for tp, e in positions.entries(fence).items()} == {T0: 17, T1: 9}
+    positions = StoreLedger(shelf.make("p"), "p")
+    fence = positions.open(Takeover(SOURCE, lambda: {T0: 17}, {T0: 2})).fence
+    positions.add_partitions(fence, {T0: 1, T1: 9}, SOURCE)
+    assert {tp: e.position for tp, e in positions.positions(fence).items()} == {T0: 17, T1: 9}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from oncely.cli import files, schemas
 from oncely.cli.app import app
 from oncely.errors import ConfigError, WrongInput
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 from tests.laketools import Lake, events, lake
 
 ANN = "user=ann"

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from oncely.clients.kafka.client import make
 from oncely.errors import Stopped, Unavailable
 from oncely.files.compact import compact
 from oncely.files.reading import decoded
 from oncely.files.rows import rows
 from oncely.files.verify import verify
-from oncely.local.kafka import Broker
-from oncely.sinks.files.manifest import Contents
-from oncely.sinks.files.words import SourceRange
-from oncely.sources.clients import make
+from oncely.lake.manifest import Contents
+from oncely.lake.records import SourceRange
+from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, events, lake
 
 Hook = Callable[[Any], None]

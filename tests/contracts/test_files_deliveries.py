@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from oncely.delivery.timed import Timed
+from oncely.commit.timer import Interval
+from oncely.core.claim import Fence
 from oncely.errors import Unavailable
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Fence
-from tests.deliverytools import Crash, Hurt, apart, positions_of, ready, standing
+from oncely.testing.servers.kafka import Broker
+from tests.deliverytools import Crash, Hurt, ready, run_of, standing
 from tests.filestools import ENDS, IDS, START, FilesPlace, make_place, publish_all, stage, what
 
 _LONG_AGO = 10_000.0  # seconds; more than sink.max_staging_age
@@ -24,18 +24,19 @@ def place(broker: Broker, tmp_path: Path) -> FilesPlace:
 
 def started(place: FilesPlace, *, position_first: bool) -> tuple[Any, Fence]:
     """What a new process makes of the same settings."""
-    return ready(apart(place.sink(), position_first=position_first), START)
+    return ready(run_of(place.sink(), position_first=position_first), START)
 
 
 def batch(sink: Any, fence: Fence) -> bool:
     """The batch, staged anew and published; whether there was nothing to do."""
-    part = sink.in_hand(what([]).ranges)
-    return publish_all(part, what(stage(part, fence)), fence)
+    delivery = sink.for_batch(what([]).ranges)
+    sink.sink.begin_batch()
+    return publish_all(delivery, what(stage(sink.sink, fence)), fence)
 
 
 def test_at_least_once_names_files_first(place: FilesPlace) -> None:
     sink, fence = started(place, position_first=False)
-    sink.positions = Hurt(sink.positions, "move", Crash())
+    sink.store = Hurt(sink.ledger, "move", Crash())
     with pytest.raises(Crash):
         batch(sink, fence)
     assert place.ids() == IDS
@@ -54,7 +55,7 @@ def test_at_most_once_moves_the_position_first(
     def die(*_: Any) -> None:
         raise Crash
 
-    monkeypatch.setattr(sink.records, "write_staged", die)
+    monkeypatch.setattr(sink.sink, "publish", die)
     with pytest.raises(Crash):
         batch(sink, fence)
     again, fence = started(place, position_first=True)
@@ -67,7 +68,7 @@ def test_at_most_once_moves_the_position_first(
 def test_files_are_no_older_than_their_batch(place: FilesPlace, position_first: bool) -> None:
     """A run that is older than ``max_staging_age`` goes on: what counts is when a batch began."""
     sink, fence = started(place, position_first=position_first)
-    sink.records._began -= _LONG_AGO
+    sink.sink._began -= _LONG_AGO
     assert not batch(sink, fence)
     assert place.ids() == IDS
     assert standing(sink, fence) == ENDS
@@ -75,8 +76,7 @@ def test_files_are_no_older_than_their_batch(place: FilesPlace, position_first: 
 
 def test_without_a_guarantee_neither(place: FilesPlace) -> None:
     records = place.sink()
-    timed = Timed(records, positions_of(records, None), position_first=False, seconds=3600.0)
-    sink, fence = ready(timed, START)
+    sink, fence = ready(run_of(records, interval=Interval(seconds=3600.0)), START)
     records._began -= _LONG_AGO
     try:
         assert not batch(sink, fence)
@@ -90,9 +90,9 @@ def test_without_a_guarantee_neither(place: FilesPlace) -> None:
 def test_files_that_may_have_been_vacuumed_are_not_named(place: FilesPlace) -> None:
     """The control of the two above: the age does count."""
     sink, fence = started(place, position_first=False)
-    staged = stage(sink.records, fence)
-    sink.records._began -= _LONG_AGO
+    staged = stage(sink.sink, fence)
+    sink.sink._began -= _LONG_AGO
     with pytest.raises(Unavailable, match="max_staging_age"):
-        publish_all(sink, what(staged), fence)
+        publish_all(sink.delivery, what(staged), fence)
     assert place.ids() == []
     assert standing(sink, fence) == START

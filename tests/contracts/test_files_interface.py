@@ -12,9 +12,8 @@ import pytest
 
 from oncely.decode.avro_names import schema_id
 from oncely.files.compact import compact
-from oncely.local.kafka import Broker
-from oncely.sinks.files.names import is_file
-from oncely.sinks.files.words import (
+from oncely.lake.names import is_file
+from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
     ScopeSchema,
@@ -25,6 +24,7 @@ from oncely.sinks.files.words import (
     read_schema,
     schema_key,
 )
+from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.laketools import Lake, events, lake
 from tests.manifesttools import a_file

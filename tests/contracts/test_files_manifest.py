@@ -8,12 +8,12 @@ import time
 import pytest
 from confluent_kafka import TopicPartition
 
+from oncely.clients.kafka.client import KafkaAdmin
+from oncely.clients.kafka.compacted_topic import TopicLog
+from oncely.clients.kafka.topics import configured, identified
 from oncely.errors import ConfigError, DataLost, InvariantViolation, SourceMismatch, Unavailable
-from oncely.local.kafka import Broker
-from oncely.sinks.files.manifest import Contents, Manifest
-from oncely.sinks.kafka.topic_log import TopicLog
-from oncely.sinks.kafka.topics import configured, identified
-from oncely.sources.clients import Asker
+from oncely.lake.manifest import Contents, Manifest
+from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.manifesttools import Topics, a_file, a_schema, topics
 
@@ -35,7 +35,7 @@ def shown(reader: Manifest, path: str) -> Contents:
 
 def test_topics_are_made_with_one_partition_and_compacted(own: Topics) -> None:
     ids = own.make()
-    asker = Asker(own.bootstrap, {}, 10.0)
+    asker = KafkaAdmin(own.bootstrap, {}, 10.0)
     found = configured(asker, [own.manifest, own.schema])
     assert [found[name]["cleanup.policy"] for name in (own.manifest, own.schema)] == ["compact"] * 2
     assert found[own.manifest]["delete.retention.ms"] == "604800000"
@@ -68,10 +68,10 @@ def test_a_missing_topic_is_refused_where_it_may_not_be_made(own: Topics) -> Non
 
 
 def test_one_topic_for_both_is_refused(own: Topics) -> None:
-    from oncely.sinks.files.topics import require_topics
+    from oncely.lake.topics import require_topics
 
     with pytest.raises(ConfigError, match=r"sink\.schema_topic"):
-        require_topics(Asker(own.bootstrap, {}, 10.0), "one", "one", create=True)
+        require_topics(KafkaAdmin(own.bootstrap, {}, 10.0), "one", "one", create=True)
 
 
 def test_files_come_and_go(own: Topics) -> None:
@@ -200,7 +200,7 @@ def test_a_log_that_lost_its_beginning(broker: Broker, own: Topics) -> None:
     here = TopicPartition(f"cut-{own.name}", 0, 2)
     admin = broker.admin()  # lives until it has its answer
     admin.delete_records([here])[here].result(20)
-    found = identified(Asker(own.bootstrap, {}, 10.0), f"cut-{own.name}")
+    found = identified(KafkaAdmin(own.bootstrap, {}, 10.0), f"cut-{own.name}")
     assert found is not None
     with cut, pytest.raises(DataLost, match="begins at offset 2"):
         cut.require_whole(found[0])

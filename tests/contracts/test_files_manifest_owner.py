@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
+from oncely.clients.kafka import topics
+from oncely.core.claim import Takeover
 from oncely.errors import ConfigError, TableMismatch
 from oncely.files.compact import compact
 from oncely.files.rows import rows
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
-from oncely.local.kafka import Broker
-from oncely.sinks.files import manifest_owner, owner
-from oncely.sinks.files.manifest import Contents
+from oncely.lake import manifest_owner
+from oncely.lake import root_marker as owner
+from oncely.lake.manifest import Contents
+from oncely.lake.records import ManifestFile, ManifestOwner, encode, owner_key
 from oncely.sinks.files.sink import FilesSink
-from oncely.sinks.files.words import ManifestFile, ManifestOwner, encode, owner_key
-from oncely.sinks.kafka import topics
+from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.filestools import IDS, START, FilesPlace, make_place, open_sink, publish_all, stage, what
 from tests.laketools import Lake, events, lake
@@ -41,7 +43,8 @@ def copied(broker: Broker, tmp_path: Path, place: FilesPlace) -> FilesSink:
 
 def publish(sink: FilesSink) -> None:
     fence = open_sink(sink).fence
-    publish_all(sink, what(stage(sink.in_hand({}), fence)), fence)
+    sink.begin_batch()
+    publish_all(sink, what(stage(sink, fence)), fence)
 
 
 def contents(sink: FilesSink) -> Contents:
@@ -122,7 +125,7 @@ def test_files_that_were_moved_are_found_again_after_a_reset(
     with pytest.raises(ConfigError, match=r"sink\.url: .*names files below") as no:
         moved.sink().check()
     assert "offsets reset" in no.value.way_out
-    moved.sink().reset(SOURCE, lambda: START, START, dict)
+    moved.sink().open(Takeover(SOURCE, lambda: START, START, reset=dict))
     moved.sink().check()
     open_sink(moved.sink())
     assert contents(ours).owner == ManifestOwner(place.name, there.as_uri())

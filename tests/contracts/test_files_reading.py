@@ -11,7 +11,7 @@ from oncely.decode.avro_names import large
 from oncely.errors import ConfigError, DataLost, WrongInput
 from oncely.files.listing import listing
 from oncely.files.rows import rows
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, events, lake
 
 INSIDE = pa.struct({"x": pa.float64(), "y": pa.string()})

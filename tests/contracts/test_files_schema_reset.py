@@ -11,16 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from oncely.clients.kafka.client import make
+from oncely.core.batch import Batch, Chunk
+from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, large
 from oncely.errors import Fenced
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Chunk, Fence, Publication, Written
-from oncely.sinks.files.conform import conform
-from oncely.sinks.files.held import held_schema
-from oncely.sinks.files.manifest import Contents
+from oncely.lake.conform import conform
+from oncely.lake.held import held_schema
+from oncely.lake.manifest import Contents
 from oncely.sinks.files.sink import FilesSink
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests.filestools import FilesPlace, make_place, open_sink, publish_all
 from tests.sinktools import T0
 
@@ -50,8 +51,8 @@ def write(sink: FilesSink, fence: Fence, start: int, *records: Mapping[str, Any]
     staged = task.finish()
     assert sink.agree(staged)
     ranges = {T0: OffsetRange(start, start + len(records))}
-    written = {T0: Written(len(records), staged.rows, 0, 0)}
-    publish_all(sink, Publication(ranges, written, (), [staged]), fence)
+    written = {T0: Counts(len(records), staged.rows, 0, 0)}
+    publish_all(sink, Batch(ranges, written, (), [staged]), fence)
     return refused
 
 

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer
 
-from oncely.local.kafka import Broker
-from oncely.sinks.files import manifest as module
-from oncely.sinks.files import snapshot
-from oncely.sinks.files.manifest import Contents, Manifest
-from oncely.sources.clients import make
+from oncely.clients.kafka.client import make
+from oncely.lake import manifest as module
+from oncely.lake import snapshot
+from oncely.lake.manifest import Contents, Manifest
+from oncely.testing.servers.kafka import Broker
 from tests.manifesttools import Topics, a_file, a_schema, topics
 
 assigned: list[tuple[str, int]] = []

@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oncely.clients.files.store import Store
 from oncely.errors import ConfigError, SourceMismatch
 from oncely.files.vacuum import SLACK, vacuum
-from oncely.local.kafka import Broker
-from oncely.sinks.files import leases, owner
-from oncely.sinks.files.leases import Limits, StagingLeases
-from oncely.sinks.files.paths import FileNames
-from oncely.sinks.files.store import Store
+from oncely.lake import leases
+from oncely.lake import root_marker as owner
+from oncely.lake.leases import Limits, StagingLeases
+from oncely.lake.paths import FileNames
+from oncely.testing.servers.kafka import Broker
 from tests import s3tools
 from tests.laketools import Lake, events, lake
 from tests.s3tools import S3Server

@@ -12,8 +12,8 @@ import pytest
 from oncely.files.compact import compact
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import Verified, verify
-from oncely.local.kafka import Broker
-from oncely.sinks.files.words import SourceRange
+from oncely.lake.records import SourceRange
+from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, bytes_of, events, lake
 
 change = msgspec.structs.replace
@@ -175,7 +175,7 @@ def test_files_that_left_meanwhile_are_nobody_s_problem(
 ) -> None:
     (gone,) = own.batch_of(events("ann", 0, 1))
     (own.root / gone.path).unlink()
-    from oncely.sinks.files.store import Store
+    from oncely.clients.files.store import Store
 
     read = Store.read
 

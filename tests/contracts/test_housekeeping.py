@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from oncely.commit.run import OpenRun
+from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange
-from oncely.runtimes import plugin
-from oncely.runtimes.checkpoint import BatchRanges
-from oncely.runtimes.ledger_keeper import LedgerKeeper
+from oncely.runtimes.spark import plugin
+from oncely.runtimes.spark.checkpoint import BatchRanges
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import SCHEMA, SOURCE, T0, Place, ready, sink_to
 
@@ -38,14 +39,14 @@ def ranges(place: Place) -> int:
     return int(place.sql("SELECT COUNT(*) FROM oncely_ranges")[0][0])
 
 
-def keeper(sink: SqlSink) -> LedgerKeeper[Any]:
+def keeper(sink: SqlSink) -> OpenRun[Any, Any]:
     decoder: Any = SimpleNamespace(schema=SCHEMA, needs=frozenset())
-    return LedgerKeeper(sink, None, decoder, None, ("t",))  # type: ignore[arg-type]
+    return OpenRun(sink, None, decoder, None, ("t",))  # type: ignore[arg-type]
 
 
 def test_a_run_that_only_opens_tidies(place: Place, sink: SqlSink) -> None:
     """As runs do that a timer starts: none of them has many batches."""
-    keeper(sink).open(SOURCE, dict, {T0: 0}, None)
+    keeper(sink).open(Takeover(SOURCE, dict, {T0: 0}))
     assert ranges(place) <= BOUND
 
 
@@ -53,9 +54,9 @@ def test_a_long_run_tidies_by_the_rows_that_it_adds(place: Place) -> None:
     """Batches of many ranges are tidied after sooner than batches of few."""
     sink, _ = ready(sink_to(place))
     run = keeper(sink)
-    run.open(SOURCE, dict, {T0: 0}, None)
+    run.open(Takeover(SOURCE, dict, {T0: 0}))
     tidied: list[int] = []
-    run.sink = SimpleNamespace(tidy=lambda _: tidied.append(1))  # type: ignore[assignment]
+    run.store = SimpleNamespace(tidy=lambda _: tidied.append(1))  # type: ignore[assignment]
     for batch in range(40):
         run._tidy(1_000)
         assert len(tidied) == (batch + 1) // 10
@@ -77,7 +78,7 @@ class OneCheckpoint:
 
 def test_write_stream_tidies(place: Place, sink: SqlSink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "stage_frame", lambda *_: [])
-    fence = sink.open(SOURCE, dict, {}).fence
+    fence = sink.open(Takeover(SOURCE, dict, {})).fence
     frame: Any = None
     batches = plugin.PublishedBatches(
         sink.bind(), fence, OneCheckpoint(), lambda _: {}, stateful=False  # type: ignore[arg-type]

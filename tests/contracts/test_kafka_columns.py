@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from oncely.clients.kafka import librdkafka
+from oncely.clients.kafka.non_transactional import Delivered, Plain
+from oncely.clients.kafka.producer import Columns, Producer, binaries, lengths
+from oncely.clients.kafka.producer_settings import producer_config
+from oncely.clients.kafka.transaction import InstanceFenced, Transaction
 from oncely.errors import Unavailable
-from oncely.local.kafka import Broker
-from oncely.sinks.kafka import librdkafka
-from oncely.sinks.kafka.columns import Columns, Producer, binaries, lengths
-from oncely.sinks.kafka.plain import Delivered, Plain
-from oncely.sinks.kafka.settings import producer_config
-from oncely.sinks.kafka.transaction import InstanceFenced, Transaction
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import read_all
 
 PARTS: list[bytes | None] = [b"", None, b"a\0b", "ü".encode(), b"x" * 100_000, b"\xff"]

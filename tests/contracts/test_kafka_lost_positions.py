@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.commit.path import commit
+from oncely.core.claim import Takeover
+from oncely.core.topics import TopicPartition
 from oncely.errors import Stopped
-from oncely.local.kafka import Broker
 from oncely.pipeline.topic_ledger import TopicLedger
-from oncely.runtimes.commit import commit
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import (
     Topics,
     empty_ledger,
@@ -21,7 +22,7 @@ from tests.kafkatools import (
     ready,
 )
 from tests.replaytools import bad, left
-from tests.sinktools import SOURCE, T0, T1, at_t0, chunk, commit_all, impatient, numbered
+from tests.sinktools import SOURCE, T0, T1, at_t0, chunk, commit_all, impatient, numbered, together
 
 START = {T0: 0, T1: 0}
 
@@ -58,12 +59,14 @@ def topics(broker: Broker) -> Topics:
     sink, fence = ready(topics.sink(), START)
     records = [*numbered(100, 104), *bad(104)]
     what = chunk({T0: (0, numbered(0, 3)), T1: (0, records)})
-    list(commit(sink, what, fence, None, impatient()))
+    list(commit(together(sink), what, fence, None, impatient()))
     return topics
 
 
 def reset(topics: Topics, to: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    return dict(topics.sink().reset(SOURCE, lambda: START, START, lambda _: to).positions)
+    return dict(
+        topics.sink().open(Takeover(SOURCE, lambda: START, START, reset=lambda _: to)).positions
+    )
 
 
 def refused(topics: Topics, lost: set[TopicPartition]) -> str:
@@ -136,5 +139,8 @@ def test_a_reset_is_told_where_the_other_positions_stand(topics: Topics, broker:
         asked.append(now)
         return {T0: now[T0] - 1, T1: 100}
 
-    assert sink.reset(SOURCE, lambda: START, START, shifted).positions == {T0: 2, T1: 100}
+    assert sink.open(Takeover(SOURCE, lambda: START, START, reset=shifted)).positions == {
+        T0: 2,
+        T1: 100,
+    }
     assert [dict(one) for one in asked] == [{T0: 3}] * 2

@@ -15,21 +15,33 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from pyarrow import fs
 
+from oncely.clients.kafka.client import make
+from oncely.commit.path import pass_over
+from oncely.core.batch import Chunk, StagedRowsGone
+from oncely.core.claim import Claim, Fence, PositionMoved
 from oncely.core.ranges import OffsetRange
 from oncely.errors import ConfigError, Fenced, InvariantViolation, Stopped, Unavailable
-from oncely.local.kafka import Broker
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import Chunk, Fence, PositionMoved, StagedRowsGone
 from oncely.sinks.kafka import publishing
-from oncely.sinks.kafka.form import Form, RawValue
+from oncely.sinks.kafka.record_format import RawValue, RecordFormat
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sinks.kafka.staging import SCHEMA as STAGED
 from oncely.sinks.kafka.staging import Staging
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink
 from tests.scenarios import publishing_jobs as jobs
 from tests.scenarios.kafka_jobs import Calls, patient
-from tests.sinktools import SCHEMA, SOURCE, T0, T1, T2, at_t0, numbered
+from tests.sinktools import (
+    SCHEMA,
+    SOURCE,
+    T0,
+    T1,
+    T2,
+    at_t0,
+    commit_on,
+    numbered,
+    publish_on,
+    together,
+)
 
 
 @pytest.fixture
@@ -74,7 +86,7 @@ def test_keys_headers_and_topics_of_rows(topics: Topics, broker: Broker, tmp_pat
         ]
     )
     second = broker.create_topic(f"second-{topics.output}", 1, {"max.message.bytes": "2000"})
-    form = Form(schema, RawValue("v"), topic_column="to", key="k", headers="h")
+    form = RecordFormat(schema, RawValue("v"), topic_column="to", key="k", headers="h")
     sink = jobs.batch_sink(topics, tmp_path, form=form)
     fence = open_sink(sink, jobs.START).fence
     data = [
@@ -104,7 +116,7 @@ def test_a_row_that_is_no_message_stops(
     topics: Topics, tmp_path: Path, form: dict[str, str], row: dict[str, Any], match: str
 ) -> None:
     own = {"topic": topics.output} if "topic" in form else form
-    sink = jobs.batch_sink(topics, tmp_path, form=Form(SCHEMA, **own))
+    sink = jobs.batch_sink(topics, tmp_path, form=RecordFormat(SCHEMA, **own))
     fence = open_sink(sink, jobs.START).fence
     good = pa.Table.from_pylist([{"id": 5, "name": topics.output}], SCHEMA)
     with pytest.raises(Stopped, match=match):
@@ -117,12 +129,12 @@ def test_a_row_that_is_no_message_stops(
 
 def test_a_ledger_that_has_moved_leaves_nothing(topics: Topics, tmp_path: Path) -> None:
     sink, fence = ready(topics, tmp_path)
-    stale = sink.entries(fence)
+    stale = sink.ledger.positions(fence)
     what = jobs.publication(jobs.staged(sink, fence))
     nothing = Chunk.of_nothing({T1: OffsetRange(0, 2)})
-    list(commit(sink, nothing, fence, None, patient(), kind="hole"))
+    pass_over(together(sink), nothing.ranges, fence, "hole", patient())
     with pytest.raises(PositionMoved, match="t-1"):
-        sink.publish(what, stale, fence)
+        sink.publish(what, fence, Claim(fence, what.ranges, stale))
     assert topics.ids() == []
     assert topics.committed() == {T0: 0, T1: 2}
 
@@ -173,7 +185,7 @@ def test_a_lost_answer_is_settled_by_asking(
 ) -> None:
     sink, fence = ready(topics, tmp_path)
     what = jobs.publication(jobs.staged(sink, fence))
-    stale = sink.entries(fence)
+    stale = sink.ledger.positions(fence)
 
     def silent(method: Any, *args: Any) -> None:
         if committed:
@@ -181,10 +193,12 @@ def test_a_lost_answer_is_settled_by_asking(
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     with pytest.raises(Unavailable, match="commit_transaction"):
-        faulty(sink, "commit_transaction", silent).publish(what, stale, fence)
+        faulty(sink, "commit_transaction", silent).publish(
+            what, fence, Claim(fence, what.ranges, stale)
+        )
     if committed:
         with pytest.raises(PositionMoved):
-            sink.publish(what, stale, fence)  # blindly
+            sink.publish(what, fence, Claim(fence, what.ranges, stale))  # blindly
     assert jobs.publish_all(sink, what, fence) == committed
     look(topics)
 
@@ -208,9 +222,9 @@ def test_staged_rows_that_are_gone(topics: Topics, tmp_path: Path, damage: str, 
     else:
         other = sink.stage(fence, 0, 9, [jobs.rows(range(4))])
         os.replace(tmp_path / str(other.name), file)
-    entries = sink.entries(fence)
+    entries = sink.ledger.positions(fence)
     with pytest.raises(StagedRowsGone, match=match):
-        sink.publish(jobs.publication(parts), entries, fence)
+        publish_on(sink, jobs.publication(parts), entries, fence)
     look(topics, there=False)
     assert not jobs.publish_all(sink, jobs.publication(jobs.staged(sink, fence)), fence)
     look(topics)
@@ -218,22 +232,22 @@ def test_staged_rows_that_are_gone(topics: Topics, tmp_path: Path, damage: str, 
 
 def test_what_can_not_be_is_not_published(topics: Topics, tmp_path: Path) -> None:
     sink, fence = ready(topics, tmp_path)
-    (part, _), entries = jobs.staged(sink, fence), sink.entries(fence)
+    (part, _), entries = jobs.staged(sink, fence), sink.ledger.positions(fence)
     more = dataclasses.replace(part, rows=10)
     with pytest.raises(InvariantViolation, match="holds 15 rows, and 10 were staged"):
-        sink.publish(jobs.publication([more]), entries, fence)
+        publish_on(sink, jobs.publication([more]), entries, fence)
     with pytest.raises(InvariantViolation, match="rows without a range"):
-        sink.publish(jobs.publication([part], jobs.START), entries, fence)
+        publish_on(sink, jobs.publication([part], jobs.START), entries, fence)
     with pytest.raises(InvariantViolation, match="begins elsewhere"):
-        sink.publish(jobs.publication([part], start={T0: 1, T1: 0}), entries, fence)
+        publish_on(sink, jobs.publication([part], start={T0: 1, T1: 0}), entries, fence)
     with pytest.raises(InvariantViolation, match="by publishing"):
-        sink.commit(at_t0(0, numbered(0, 2)), entries, fence)
+        commit_on(sink, at_t0(0, numbered(0, 2)), entries, fence)
     with pytest.raises(InvariantViolation, match="is moved in mode batch"):
-        topics.sink().commit(at_t0(0, numbered(0, 2)), entries, fence)
+        commit_on(topics.sink(), at_t0(0, numbered(0, 2)), entries, fence)
     with pytest.raises(InvariantViolation, match="a place to stage"):
         topics.sink().stage(fence, 0, 1, [])
     look(topics, there=False)
-    sink.publish(jobs.publication([], jobs.START, rejects=False), entries, fence)  # no new data
+    publish_on(sink, jobs.publication([], jobs.START, rejects=False), entries, fence)  # no new data
 
 
 def test_a_publication_that_takes_too_long_says_what_to_change(
@@ -251,7 +265,7 @@ def test_a_publication_that_takes_too_long_says_what_to_change(
 
     slow = faulty(sink, "produce_batch", slowly)
     with pytest.raises(Unavailable, match="longer than the 60 s") as told:
-        slow.publish(what, sink.entries(fence), fence)
+        slow.publish(what, fence, Claim(fence, what.ranges, sink.ledger.positions(fence)))
     assert "sink.transaction_timeout" in told.value.way_out
     assert "spark.max_records_per_batch" in told.value.way_out
     look(topics, there=False)
@@ -265,10 +279,10 @@ def test_a_publication_that_takes_too_long_says_what_to_change(
 
 def test_holes_and_partitions_found_while_running(topics: Topics, tmp_path: Path) -> None:
     sink, fence = ready(topics, tmp_path)
-    sink.add_partitions({T2: 4}, SOURCE, fence)
+    sink.ledger.add_partitions(fence, {T2: 4}, SOURCE)
     nothing = Chunk.of_nothing({T0: OffsetRange(0, 3), T2: OffsetRange(4, 9)})
     for replayed in (False, True):
-        done = list(commit(sink, nothing, fence, None, patient(), kind="hole"))
+        done = pass_over(together(sink), nothing.ranges, fence, "hole", patient())
         assert [one.replayed for one in done] == [replayed] * 2
     jobs.carry_on(sink, fence, T2, 9, 12)
     assert topics.committed() == {T0: 3, T1: 0, T2: 12}
@@ -277,12 +291,12 @@ def test_holes_and_partitions_found_while_running(topics: Topics, tmp_path: Path
 
 def test_an_older_run_is_fenced(topics: Topics, tmp_path: Path) -> None:
     old, fence = ready(topics, tmp_path)
-    what, stale = jobs.publication(jobs.staged(old, fence)), old.entries(fence)
+    what, stale = jobs.publication(jobs.staged(old, fence)), old.ledger.positions(fence)
     new, newer = ready(topics, tmp_path)
     with pytest.raises(PositionMoved):
-        old.publish(what, stale, fence)
+        old.publish(what, fence, Claim(fence, what.ranges, stale))
     with pytest.raises(Fenced):
-        old.add_partitions({T0: 0}, SOURCE, fence)
+        old.ledger.add_partitions(fence, {T0: 0}, SOURCE)
     look(topics, there=False)
     jobs.publish_all(new, jobs.publication(jobs.staged(new, newer)), newer)
     look(topics)
@@ -330,8 +344,10 @@ def test_init_comes_before_the_read_that_counts(topics: Topics, tmp_path: Path) 
 def test_a_zombie_in_an_open_transaction(topics: Topics, tmp_path: Path, call: str) -> None:
     """What it has left open neither hides anything from the new run nor takes effect."""
     sink, fence = ready(topics, tmp_path)
-    what, entries = jobs.publication(jobs.staged(sink, fence)), sink.entries(fence)
-    old = jobs.Paused(sink, lambda one: one.publish(what, entries, fence), 1, call)
+    what, entries = jobs.publication(jobs.staged(sink, fence)), sink.ledger.positions(fence)
+    old = jobs.Paused(
+        sink, lambda one: one.publish(what, fence, Claim(fence, what.ranges, entries)), 1, call
+    )
     old.start()
     new, newer = ready(topics, tmp_path)
     jobs.publish_all(new, jobs.publication(jobs.staged(new, newer)), newer)

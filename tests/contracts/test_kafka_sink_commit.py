@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from oncely.clients.kafka.client import make
+from oncely.clients.kafka.transaction import InstanceFenced, Message
+from oncely.commit.backoff import Backoff
+from oncely.core.claim import Claim, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.errors import InvariantViolation, TooManyRejects, Unavailable
-from oncely.local.kafka import Broker
-from oncely.runtimes.backoff import Backoff
-from oncely.sinks.base import Fence, PositionMoved, Written
-from oncely.sinks.kafka.cluster import Cluster
+from oncely.ledgers.topic.cluster import Cluster
+from oncely.ledgers.topic.records import PositionRecord
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sinks.kafka.transaction import InstanceFenced, Message
-from oncely.sinks.kafka.words import Moved
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, ready
 from tests.sinktools import T0, T1, Rec, at_t0, chunk, commit_all, numbered
 
@@ -38,9 +38,9 @@ def test_records_rejects_and_position_take_effect_together(topics: Topics) -> No
     assert topics.committed() == {T0: 16, T1: 102}
     assert topics.ledger_positions() == {T0: (16, 1), T1: (102, 1)}
     assert sorted(topics.ledger_ranges()) == [(0, 10, 16, "data"), (1, 0, 102, "data")]
-    assert {o.partition: o.written for o in outcomes} == {
-        T0: Written(5, 3, 1, 1),
-        T1: Written(2, 2, 0, 0),
+    assert {o.partition: o.counts for o in outcomes} == {
+        T0: Counts(5, 3, 1, 1),
+        T1: Counts(2, 2, 0, 0),
     }
     assert not any(o.replayed for o in outcomes)
 
@@ -51,8 +51,8 @@ def test_a_replayed_chunk_writes_nothing(topics: Topics) -> None:
     commit_all(sink, what, fence)
     for again in (sink, topics.sink()):  # the second knows nothing but what the cluster says
         outcomes = commit_all(again, what, fence)
-        assert [(o.range, o.written, o.replayed) for o in outcomes] == [
-            (OffsetRange(0, 6), Written(0, 0, 0, 0), True)
+        assert [(o.range, o.counts, o.replayed) for o in outcomes] == [
+            (OffsetRange(0, 6), Counts(0, 0, 0, 0), True)
         ]
     assert topics.ids() == [0, 1, 2, 3, 4]
     assert len(topics.records(topics.rejects)) == 1
@@ -65,9 +65,9 @@ def test_of_an_overlapping_chunk_only_what_is_new_is_written(topics: Topics) -> 
     wider = [*first, Rec(5, bad="still none"), *numbered(6, 9)]
     outcomes = commit_all(sink, chunk({T0: (0, wider), T1: (0, numbered(50, 52))}), fence)
     assert topics.ids() == [0, 1, 2, 3, 6, 7, 8, 50, 51]
-    assert {(o.partition, o.range, o.written) for o in outcomes} == {
-        (T0, OffsetRange(5, 9), Written(4, 3, 1, 0)),
-        (T1, OffsetRange(0, 52), Written(2, 2, 0, 0)),
+    assert {(o.partition, o.range, o.counts) for o in outcomes} == {
+        (T0, OffsetRange(5, 9), Counts(4, 3, 1, 0)),
+        (T1, OffsetRange(0, 52), Counts(2, 2, 0, 0)),
     }
     assert len(topics.records(topics.rejects)) == 2
 
@@ -75,11 +75,11 @@ def test_of_an_overlapping_chunk_only_what_is_new_is_written(topics: Topics) -> 
 def test_a_moved_position_leaves_nothing(topics: Topics) -> None:
     """The compare-and-set, seen alone: decided on a ledger that has moved since."""
     sink, fence = ready(topics.sink())
-    stale = sink.entries(fence)
+    stale = sink.ledger.positions(fence)
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     for what in (at_t0(0, numbered(0, 3)), at_t0(0, numbered(20, 22))):
         with pytest.raises(PositionMoved):
-            sink.commit(what, stale, fence)
+            sink.commit(what, fence, Claim(fence, what.ranges, stale))
     assert topics.ids() == [0, 1, 2]
     assert len(topics.ledger_ranges()) == 1
 
@@ -87,11 +87,11 @@ def test_a_moved_position_leaves_nothing(topics: Topics) -> None:
 def test_of_several_partitions_each_takes_effect_by_itself(topics: Topics) -> None:
     """Decision 8: the one that moved is left out, and asking again tells the other was done."""
     sink, fence = ready(topics.sink(), {T0: 0, T1: 0})
-    stale = sink.entries(fence)
+    stale = sink.ledger.positions(fence)
     commit_all(sink, chunk({T1: (0, numbered(50, 52))}), fence)
     both = chunk({T0: (0, numbered(0, 2)), T1: (0, numbered(50, 52))})
     with pytest.raises(PositionMoved):
-        sink.commit(both, stale, fence)
+        sink.commit(both, fence, Claim(fence, both.ranges, stale))
     assert topics.ids() == [0, 1, 50, 51]
     assert all(one.replayed for one in commit_all(sink, both, fence))
     assert topics.ids() == [0, 1, 50, 51]
@@ -142,8 +142,8 @@ def test_what_an_open_transaction_of_others_hides_is_found(topics: Topics) -> No
     assert other.flush(20) == 0
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     worker = topics.sink()  # another process
-    assert worker.entries(fence)[T0].position == 0, "hidden"
-    assert worker.committed(fence) == {T0: Entry(3, fence.epoch)}
+    assert worker.ledger.positions(fence)[T0].position == 0, "hidden"
+    assert worker.ledger.positions(fence, settled=True) == {T0: Entry(3, fence.epoch)}
     third = topics.sink()
     commit_all(third, at_t0(3, numbered(3, 5)), fence)
     assert topics.ids() == [0, 1, 2, 3, 4]
@@ -214,7 +214,7 @@ def test_the_other_order_doubles_and_is_seen(
         Cluster,
         "standing",
         lambda _, tps: {
-            tp: Moved(before[tp].position, before[tp].epoch, "", "", 0, 0, "")
+            tp: PositionRecord(before[tp].position, before[tp].epoch, "", "", 0, 0, "")
             for tp in tps
             if tp in before  # not yet while the sink is opened
         },

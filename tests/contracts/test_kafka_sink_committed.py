@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, ready
 from tests.sinktools import T0, at_t0, commit_all, numbered
 
@@ -21,4 +21,4 @@ def test_a_commit_that_was_answered_is_seen_by_others(topics: Topics) -> None:
     driver = topics.sink(run=task.run)
     for at in range(COMMITS):
         commit_all(task, at_t0(at, numbered(at, at + 1)), fence)
-        assert driver.committed(fence)[T0].position == at + 1
+        assert driver.ledger.positions(fence, settled=True)[T0].position == at + 1

@@ -11,16 +11,17 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from oncely.core.offsets import SourceIdentity
+from oncely.commit.path import pass_over
+from oncely.core.batch import Chunk
+from oncely.core.claim import PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import SourceIdentity
 from oncely.errors import ConfigError, Fenced, SourceMismatch, Stopped, TableMismatch, Unavailable
-from oncely.local.kafka import Broker
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import Chunk, PositionMoved
-from oncely.sinks.kafka.form import Form
-from oncely.sinks.kafka.settling import Settling
-from oncely.sinks.kafka.takeover import Takeover
-from oncely.sinks.kafka.words import Stamped, encode, stamp
+from oncely.ledgers.topic.records import OffsetMetadata, encode, stamp
+from oncely.ledgers.topic.settling import Settling
+from oncely.ledgers.topic.takeover import Opener
+from oncely.sinks.kafka.record_format import RecordFormat
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import (
     Topics,
     empty_ledger,
@@ -30,7 +31,19 @@ from tests.kafkatools import (
     put,
     ready,
 )
-from tests.sinktools import SCHEMA, SOURCE, T0, T1, at_t0, chunk, commit_all, impatient, numbered
+from tests.sinktools import (
+    SCHEMA,
+    SOURCE,
+    T0,
+    T1,
+    at_t0,
+    chunk,
+    commit_all,
+    commit_on,
+    impatient,
+    numbered,
+    together,
+)
 
 
 @pytest.fixture
@@ -47,7 +60,7 @@ def test_start_is_asked_once_and_positions_are_kept(topics: Topics) -> None:
     def never() -> dict:
         raise AssertionError("start was asked again")
 
-    again = sink.open(SOURCE, never, {T0: 0, T1: 3})
+    again = sink.open(Takeover(SOURCE, never, {T0: 0, T1: 3}))
     assert (again.fence.epoch, dict(again.positions), again.first_start) == (
         2, {T0: 9, T1: 3}, False,
     )  # fmt: skip
@@ -58,16 +71,16 @@ def test_start_is_asked_once_and_positions_are_kept(topics: Topics) -> None:
 def test_an_older_run_is_fenced(topics: Topics) -> None:
     old, fence = ready(topics.sink())
     commit_all(old, at_t0(0, numbered(0, 3)), fence)
-    decided = old.entries(fence)
+    decided = old.ledger.positions(fence)
     new = open_sink(topics.sink()).fence
     with pytest.raises(PositionMoved):
-        old.commit(at_t0(3, numbered(3, 6)), decided, fence)
+        commit_on(old, at_t0(3, numbered(3, 6)), decided, fence)
     with pytest.raises(Fenced):
         commit_all(old, at_t0(3, numbered(3, 6)), fence)
     with pytest.raises(Fenced):
         open_sink(old, expected=fence.epoch)
     with pytest.raises(Fenced):
-        old.add_partitions({T0: 0}, SOURCE, fence)
+        old.ledger.add_partitions(fence, {T0: 0}, SOURCE)
     assert topics.ids() == [0, 1, 2]
     commit_all(topics.sink(), at_t0(3, numbered(3, 6)), new)
     assert topics.ids() == list(range(6))
@@ -90,7 +103,7 @@ def test_a_run_goes_on_and_opens_again_after_a_rival_died_with_an_epoch_alone(
 
     takes_an_epoch_and_dies(topics)
     commit_all(old, at_t0(3, numbered(3, 6)), fence)
-    old.add_partitions({T1: 0}, SOURCE, fence)
+    old.ledger.add_partitions(fence, {T1: 0}, SOURCE)
     again = open_sink(old, expected=fence.epoch)
     assert (again.fence.epoch, again.positions) == (3, {T0: 6, T1: 0})
     commit_all(old, at_t0(6, numbered(6, 9)), again.fence)
@@ -142,7 +155,7 @@ def test_a_run_whose_opening_was_cut_short_opens_again_though_a_rival_died(
         raise Unavailable("no answer")
 
     with monkeypatch.context() as cut:
-        cut.setattr(Takeover, "_note_settled", unavailable)
+        cut.setattr(Opener, "_note_settled", unavailable)
         with pytest.raises(Unavailable):
             open_sink(sink, expected=fence.epoch)
     takes_an_epoch_and_dies(topics)
@@ -184,7 +197,7 @@ def test_another_output_topic_is_refused(topics: Topics, broker: Broker) -> None
     ready(topics.sink())
     other = broker.create_topic(f"other-{topics.output}")
     with pytest.raises(TableMismatch, match="would begin where the old one ends"):
-        open_sink(topics.sink(Form(SCHEMA, topic=other)))
+        open_sink(topics.sink(RecordFormat(SCHEMA, topic=other)))
 
 
 def test_a_reset_takes_another_output_topic_over(topics: Topics, broker: Broker) -> None:
@@ -194,7 +207,7 @@ def test_a_reset_takes_another_output_topic_over(topics: Topics, broker: Broker)
     other = dataclasses.replace(topics, output=broker.create_topic(f"other-{topics.pipeline}"))
     with pytest.raises(TableMismatch, match="--shift-by 0"):
         open_sink(other.sink())
-    there = other.sink().reset(SOURCE, lambda: {T0: 0}, {T0: 0}, lambda now: now)
+    there = other.sink().open(Takeover(SOURCE, lambda: {T0: 0}, {T0: 0}, reset=lambda now: now))
     assert there.positions == {T0: 3}
     sink, fence = ready(other.sink())
     commit_all(sink, at_t0(3, numbered(3, 5)), fence)
@@ -219,7 +232,7 @@ def test_an_output_topic_that_was_deleted_is_refused(
     there = topics.output in broker.admin().list_topics(timeout=20).topics
     assert there == made_again
     # The way out that it names.
-    opened = topics.sink().reset(SOURCE, lambda: {T0: 0}, {T0: 0}, lambda _: {T0: 1})
+    opened = topics.sink().open(Takeover(SOURCE, lambda: {T0: 0}, {T0: 0}, reset=lambda _: {T0: 1}))
     assert opened.positions == {T0: 1}
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(1, numbered(1, 5)), fence)
@@ -322,7 +335,7 @@ def test_another_pipelines_offset_in_the_group_is_not_believed_by_a_run(topics: 
     commit_all(ours, at_t0(0, numbered(0, 3)), fence)
     theirs, its = ready(dataclasses.replace(topics, pipeline=f"{topics.pipeline}-2").sink())
     commit_all(theirs, at_t0(0, numbered(10, 19)), its)
-    with_group(topics, Stamped(9, 7, "cluster-1", "id-of-t", pipeline=theirs.place.pipeline))
+    with_group(topics, OffsetMetadata(9, 7, "cluster-1", "id-of-t", pipeline=theirs.place.pipeline))
     commit_all(topics.sink(), at_t0(3, numbered(3, 6)), fence)
     assert topics.ids() == [0, 1, 2, 3, 4, 5, *range(10, 19)]
 
@@ -417,8 +430,8 @@ def test_missing_topics_are_created(topics: Topics) -> None:
 
 def test_partitions_found_while_running(topics: Topics) -> None:
     sink, fence = ready(topics.sink())
-    sink.add_partitions({T1: 4}, SOURCE, fence)
-    sink.add_partitions({T1: 0}, SOURCE, fence)  # it has one already
+    sink.ledger.add_partitions(fence, {T1: 4}, SOURCE)
+    sink.ledger.add_partitions(fence, {T1: 0}, SOURCE)  # it has one already
     commit_all(topics.sink(), chunk({T1: (4, numbered(4, 6))}), fence)
     assert topics.ledger_positions() == {T0: (0, 1), T1: (6, 1)}
 
@@ -426,7 +439,7 @@ def test_partitions_found_while_running(topics: Topics) -> None:
 def test_a_reset_fences_and_moves(topics: Topics) -> None:
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 5)), fence)
-    opened = topics.sink().reset(SOURCE, dict, {T0: 0}, lambda at: {T0: at[T0] - 2})
+    opened = topics.sink().open(Takeover(SOURCE, dict, {T0: 0}, reset=lambda at: {T0: at[T0] - 2}))
     assert opened.positions == {T0: 3}
     with pytest.raises(Fenced):
         commit_all(sink, at_t0(5, numbered(5, 6)), fence)
@@ -438,7 +451,7 @@ def test_ranges_without_records(topics: Topics) -> None:
     sink, fence = ready(topics.sink(), {T0: 0, T1: 3})
     nothing = Chunk.of_nothing({T0: OffsetRange(0, 9), T1: OffsetRange(3, 4)})
     for replayed in (False, True):
-        done = list(commit(sink, nothing, fence, None, impatient(), kind="hole"))
+        done = pass_over(together(sink), nothing.ranges, fence, "hole", impatient())
         assert [one.replayed for one in done] == [replayed] * 2
     assert topics.committed() == {T0: 9, T1: 4}
     assert topics.ledger_ranges().count((0, 0, 9, "hole")) == 1
@@ -494,9 +507,9 @@ def as_before(topics: Topics, **changes: object) -> None:
     put(topics, sink.place.words.pipeline_key(), encode(msgspec.structs.replace(known, **changes)))
 
 
-def with_group(topics: Topics, metadata: Stamped | str, at: int | None = None) -> None:
+def with_group(topics: Topics, metadata: OffsetMetadata | str, at: int | None = None) -> None:
     """Put an offset of t-0 into the group, as another program would."""
-    if isinstance(metadata, Stamped):
+    if isinstance(metadata, OffsetMetadata):
         at, metadata = metadata.position, stamp(metadata, metadata.pipeline)
     group = topics.group or topics.pipeline
     consumer = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": group})

@@ -10,11 +10,11 @@ import fastavro
 import pyarrow as pa
 import pytest
 
+from oncely.core.claim import Counts
 from oncely.errors import TableMismatch
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Written
 from oncely.sinks.kafka.avro_value import AvroValue
-from oncely.sinks.kafka.form import Form, RawValue
+from oncely.sinks.kafka.record_format import RawValue, RecordFormat
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, ready
 from tests.sinktools import T0, Rec, at_t0, commit_all, rec
 
@@ -27,14 +27,14 @@ def topics(broker: Broker) -> Topics:
     return make_topics(broker)
 
 
-def write(topics: Topics, form: Form, *records: Rec, keys: Any = ()) -> dict[Any, Written]:
+def write(topics: Topics, form: RecordFormat, *records: Rec, keys: Any = ()) -> dict[Any, Counts]:
     sink, fence = ready(topics.sink(form))
     done = commit_all(sink, at_t0(0, records, form.schema, keys=keys), fence)
-    return {one.partition: one.written for one in done}
+    return {one.partition: one.counts for one in done}
 
 
 def test_a_key_is_a_column_and_stays_in_the_value(topics: Topics) -> None:
-    form = Form(SCHEMA, topic=topics.output, key="name")
+    form = RecordFormat(SCHEMA, topic=topics.output, key="name")
     write(topics, form, rec(0, id=1, name="ü", raw=b"\0"), rec(1, id=2, name=None, raw=None))
     assert [(m.key(), m.value()) for m in topics.records(topics.output)] == [
         ("ü".encode(), '{"id":1,"name":"ü","raw":"AA=="}'.encode()),
@@ -43,7 +43,7 @@ def test_a_key_is_a_column_and_stays_in_the_value(topics: Topics) -> None:
 
 
 def test_a_number_as_the_key_and_raw_values(topics: Topics) -> None:
-    form = Form(SCHEMA, RawValue("raw"), topics.output, key="id")
+    form = RecordFormat(SCHEMA, RawValue("raw"), topics.output, key="id")
     write(topics, form, rec(0, id=-1, name="a", raw=b"\0\xff"), rec(1, id=2, name="b", raw=None))
     assert [(m.key(), m.value()) for m in topics.records(topics.output)] == [
         (b"-1", b"\0\xff"), (b"2", None),
@@ -51,7 +51,7 @@ def test_a_number_as_the_key_and_raw_values(topics: Topics) -> None:
 
 
 def test_a_tombstone_keeps_its_place(topics: Topics) -> None:
-    form = Form(SCHEMA, RawValue("raw"), topics.output, key="name")
+    form = RecordFormat(SCHEMA, RawValue("raw"), topics.output, key="name")
     write(
         topics, form, rec(0, id=1, name="k", raw=b"1"), Rec(1, deletes={"name": "k"}),
         rec(2, id=2, name="k", raw=b"2"), keys=["name"],
@@ -61,7 +61,7 @@ def test_a_tombstone_keeps_its_place(topics: Topics) -> None:
 
 def test_headers_are_carried_in_order(topics: Topics) -> None:
     schema = pa.schema([*SCHEMA, ("h", HEADERS)])
-    form = Form(schema, topic=topics.output, headers="h")
+    form = RecordFormat(schema, topic=topics.output, headers="h")
     carried = [("traceparent", b"00-1-2-01"), ("a", None), ("a", b"")]
     given = [{"key": name, "value": value} for name, value in carried]
     write(topics, form, rec(0, id=1, h=given), rec(1, id=2, h=None))
@@ -73,7 +73,7 @@ def test_headers_are_carried_in_order(topics: Topics) -> None:
 
 def test_each_row_names_its_topic(topics: Topics, broker: Broker) -> None:
     other = broker.create_topic(f"second-{topics.output}")
-    form = Form(SCHEMA, RawValue("raw"), topic_column="name")
+    form = RecordFormat(SCHEMA, RawValue("raw"), topic_column="name")
     written = write(
         topics, form, rec(0, id=0, name=topics.output, raw=b"0"),
         rec(1, id=1, name=other, raw=b"1"),
@@ -85,7 +85,7 @@ def test_each_row_names_its_topic(topics: Topics, broker: Broker) -> None:
     assert [reason(m) for m in topics.records(topics.rejects)] == [
         "no such topic: 'nowhere'", "sink.topic_column is null",
     ]  # fmt: skip
-    assert written == {T0: Written(5, 3, 2, 0)}
+    assert written == {T0: Counts(5, 3, 2, 0)}
 
 
 def test_what_is_too_large_is_a_reject_and_what_just_fits_is_written(broker: Broker) -> None:
@@ -93,7 +93,7 @@ def test_what_is_too_large_is_a_reject_and_what_just_fits_is_written(broker: Bro
     topics = make_topics(
         broker, config={"max.message.bytes": "1000", "compression.type": "producer"}
     )
-    form = Form(SCHEMA, RawValue("raw"), topics.output, key=None)
+    form = RecordFormat(SCHEMA, RawValue("raw"), topics.output, key=None)
     sizes = range(915, 940)
     records = [rec(n, id=n, name="", raw=bytes([n % 256]) * size) for n, size in enumerate(sizes)]
     small = [rec(100 + n, id=n, name="", raw=b"x" * 90) for n in range(100)]
@@ -115,7 +115,7 @@ def test_a_letter_that_is_too_large_for_the_rejects_says_so(broker: Broker) -> N
     topics = dataclasses.replace(topics, rejects=small)
     huge = Rec(0, bad="no JSON", key=b"k", value=b"v" * 2000, headers=[("h", b"1")])
     hugest = Rec(1, bad="no JSON", key=b"k" * 2000, value=b"v" * 2000)
-    written = write(topics, Form(SCHEMA, topic=topics.output), huge, hugest)
+    written = write(topics, RecordFormat(SCHEMA, topic=topics.output), huge, hugest)
     assert written[T0].rejects == 2
     first, second = topics.records(small)
     assert (first.key(), first.value(), second.key()) == (b"k", None, None)
@@ -127,7 +127,7 @@ def test_a_letter_that_is_too_large_for_the_rejects_says_so(broker: Broker) -> N
 
 def test_a_reject_is_the_record_as_it_was(topics: Topics) -> None:
     bad = Rec(3, bad="no JSON", key=b"\0", value=b"\xff", headers=[("a", b"1"), ("a", None)])
-    write(topics, Form(SCHEMA, topic=topics.output), bad)
+    write(topics, RecordFormat(SCHEMA, topic=topics.output), bad)
     (letter,) = topics.records(topics.rejects)
     assert (letter.key(), letter.value()) == (b"\0", b"\xff")
     assert letter.headers()[:2] == [("a", b"1"), ("a", None)]
@@ -153,7 +153,7 @@ AVRO = {
 @pytest.mark.parametrize("schema_id", [None, 7])
 def test_avro(topics: Topics, schema_id: int | None) -> None:
     """A value that the schema does not take is a reject, with all rows of its record."""
-    form = Form(SCHEMA, AvroValue(json.dumps(AVRO), schema_id), topics.output)
+    form = RecordFormat(SCHEMA, AvroValue(json.dumps(AVRO), schema_id), topics.output)
     large = Rec(1, ({"id": 5, "name": "b"}, {"id": 2**40, "name": "c"}))
     write(topics, form, rec(0, id=1, name="a", raw=b"\0"), large, rec(2, id=3, name=None))
     values = [m.value() for m in topics.records(topics.output)]
@@ -171,21 +171,24 @@ def test_avro(topics: Topics, schema_id: int | None) -> None:
 @pytest.mark.parametrize(
     ("form", "match"),
     [
-        (Form(SCHEMA, topic="x", topic_column="name"), "not both"),
-        (Form(SCHEMA), "not both"),
-        (Form(SCHEMA, topic="x", key="nope"), "no column 'nope'"),
-        (Form(SCHEMA, topic_column="id"), "'id' is int64"),
-        (Form(SCHEMA, RawValue("id"), "x"), "'id' is int64"),
-        (Form(SCHEMA, topic="x", headers="raw"), "'raw' is binary"),
-        (Form(pa.schema([("d", pa.duration("s"))]), topic="x"), "no one meaning in JSON"),
-        (Form(pa.schema([("d", pa.float64())]), topic="x", key="d"), "'d' is double"),
-        (Form(SCHEMA, AvroValue("{"), "x"), "not an Avro schema"),
-        (Form(SCHEMA, AvroValue('"string"'), "x"), "not a record"),
-        (Form(pa.schema([("z", pa.int8())]), AvroValue(json.dumps(AVRO)), "x"), "no field"),
-        (Form(pa.schema([("id", pa.int8())]), AvroValue(json.dumps(AVRO)), "x"), "no column"),
+        (RecordFormat(SCHEMA, topic="x", topic_column="name"), "not both"),
+        (RecordFormat(SCHEMA), "not both"),
+        (RecordFormat(SCHEMA, topic="x", key="nope"), "no column 'nope'"),
+        (RecordFormat(SCHEMA, topic_column="id"), "'id' is int64"),
+        (RecordFormat(SCHEMA, RawValue("id"), "x"), "'id' is int64"),
+        (RecordFormat(SCHEMA, topic="x", headers="raw"), "'raw' is binary"),
+        (RecordFormat(pa.schema([("d", pa.duration("s"))]), topic="x"), "no one meaning in JSON"),
+        (RecordFormat(pa.schema([("d", pa.float64())]), topic="x", key="d"), "'d' is double"),
+        (RecordFormat(SCHEMA, AvroValue("{"), "x"), "not an Avro schema"),
+        (RecordFormat(SCHEMA, AvroValue('"string"'), "x"), "not a record"),
+        (RecordFormat(pa.schema([("z", pa.int8())]), AvroValue(json.dumps(AVRO)), "x"), "no field"),
+        (
+            RecordFormat(pa.schema([("id", pa.int8())]), AvroValue(json.dumps(AVRO)), "x"),
+            "no column",
+        ),
     ],
 )
-def test_forms_that_are_refused(topics: Topics, form: Form, match: str) -> None:
+def test_forms_that_are_refused(topics: Topics, form: RecordFormat, match: str) -> None:
     with pytest.raises(TableMismatch, match=match):
         topics.sink(form).bind()
 

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.kafka.client import make
+from oncely.clients.kafka.transaction import Message
+from oncely.core.batch import Reject
+from oncely.core.claim import Fence, Takeover
+from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, Stopped, TableMismatch
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Fence, Reject
-from oncely.sinks.kafka.cluster import Cluster
-from oncely.sinks.kafka.form import Form
+from oncely.ledgers.topic.cluster import Cluster
 from oncely.sinks.kafka.letters import letter
 from oncely.sinks.kafka.messages import batch_size
+from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.sinks.kafka.replay import Replay, ToTopics
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sinks.kafka.transaction import Message
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, ready
 from tests.replaytools import bad, judging, left, mixing, replayed, waiting
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, Rec, at_t0, chunk, commit_all, numbered
@@ -227,7 +228,7 @@ def test_what_a_reset_has_read_again_is_no_letter_any_more(six: Topics) -> None:
     """Else the record would be written by the run that reads it again, and by a replay."""
     assert replayed(six.sink(), judging(lambda one: one.offset < 6)) == (2, 4)
     sink = six.sink()
-    fence = sink.reset(SOURCE, lambda: {T0: 0}, {T0: 0}, lambda _: {T0: 8}).fence
+    fence = sink.open(Takeover(SOURCE, lambda: {T0: 0}, {T0: 0}, reset=lambda _: {T0: 8})).fence
     assert left(six) == [6, 7]
     commit_all(sink, at_t0(8, [*numbered(8, 9), *bad(9)]), fence)
     assert left(six) == [6, 7, 9]
@@ -257,7 +258,7 @@ def test_a_compacted_topic_is_refused(six: Topics, broker: Broker) -> None:
         f"compacted-{six.output}", 1, {"cleanup.policy": "compact,delete"}
     )
     own = dataclasses.replace(six, pipeline=f"{six.pipeline}-by-column")
-    sink, fence = ready(own.sink(form := Form(SCHEMA, topic_column="name")))
+    sink, fence = ready(own.sink(form := RecordFormat(SCHEMA, topic_column="name")))
     commit_all(sink, at_t0(0, bad(0)), fence)
 
     def judge(found: Any) -> Any:
@@ -340,7 +341,7 @@ def test_without_the_second_reading_letters_are_doubled_and_it_is_seen(
 ) -> None:
     """The mistake itself: what was read before ``init`` is taken for where replays stand."""
     monkeypatch.setattr(
-        "oncely.sinks.kafka.dead_letters.Standing.compared",
+        "oncely.sinks.kafka.dead_letters.ReplayPosition.compared",
         property(lambda _: Anything()),
         raising=True,
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, Stopped
-from oncely.stores.base import OffsetStore
+from oncely.ledgers.stores.base import OffsetStore
 from tests.saver import Saver
 from tests.storetools import Numbered, Shelf, at, save_and_load
 

@@ -14,19 +14,19 @@ import psycopg
 import pytest
 from kazoo.security import make_acl, make_digest_acl
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.sql.connection import TableName
+from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, Stopped, Unavailable
-from oncely.local.child_server import ChildServer
-from oncely.local.kafka import Broker, Scram
-from oncely.local.ports import HOST, free_port
-from oncely.local.postgres import Postgres
-from oncely.sinks.sql.connection import TableName
-from oncely.stores.base import OffsetStore
-from oncely.stores.file import FileStore
-from oncely.stores.kafka import KafkaStore
-from oncely.stores.redis import RedisStore
-from oncely.stores.sql import SqlStore
-from oncely.stores.zookeeper import ZooKeeperStore
+from oncely.ledgers.stores.base import OffsetStore
+from oncely.ledgers.stores.file import FileStore
+from oncely.ledgers.stores.kafka import KafkaStore
+from oncely.ledgers.stores.redis import RedisStore
+from oncely.ledgers.stores.sql import SqlStore
+from oncely.ledgers.stores.zookeeper import ZooKeeperStore
+from oncely.testing.servers.child_server import ChildServer
+from oncely.testing.servers.kafka import Broker, Scram
+from oncely.testing.servers.ports import HOST, free_port
+from oncely.testing.servers.postgres import Postgres
 from tests.saver import Saver
 from tests.sinktools import Place
 from tests.storetools import (

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from oncely.config import parse
+from oncely.core.claim import Takeover
 from oncely.errors import WrongInput
-from oncely.local.kafka import Broker
+from oncely.lake.records import encode, schema_key
 from oncely.pipeline import Pipeline
-from oncely.sinks.files.words import encode, schema_key
+from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.laketools import scope_schema
 
@@ -50,7 +51,7 @@ def opened(settings: Settings) -> None:
     sink = pipeline.sink(pipeline.row_schema())
     try:
         start = source.resolve_start("earliest")
-        sink.open(source.identity(), lambda: start, start)
+        sink.open(Takeover(source.identity(), lambda: start, start))
     finally:
         sink.close()
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from oncely.commit.path import Outcome
+from oncely.commit.run import OpenRun
+from oncely.core.budget import RejectCount
+from oncely.core.claim import Counts, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, TooManyRejects
-from oncely.runtimes import task
-from oncely.runtimes.batches import PartitionCommit
-from oncely.runtimes.commit import Outcome
-from oncely.runtimes.ledger_keeper import LedgerKeeper
-from oncely.sinks.base import RejectCount, Written
+from oncely.runtimes.spark import task
+from oncely.runtimes.spark.partition_commit import PartitionCommit
 from tests import kafkatools
-from tests.deliverytools import apart
 from tests.sinktools import KINDS, SCHEMA, SOURCE, T0, T1, Place, sink_to
 
 Make = Callable[[], Any]
@@ -24,7 +24,7 @@ _START = {T0: 0, T1: 0}
 _DECODER: Any = SimpleNamespace(schema=SCHEMA, needs=frozenset())
 
 
-@pytest.fixture(params=[*KINDS, "kafka", "at least once"])
+@pytest.fixture(params=[*KINDS, "kafka"])
 def make(request: pytest.FixtureRequest) -> Make:
     """Sinks of one pipeline, each as a process of its own makes it."""
     if request.param == "kafka":
@@ -33,30 +33,30 @@ def make(request: pytest.FixtureRequest) -> Make:
         on_postgres = request.getfixturevalue("on_postgres")
         return lambda: sink_to(on_postgres)
     place = request.getfixturevalue("on_sqlite")
-    return lambda: sink_to(place) if request.param == "sqlite" else apart(sink_to(place))
+    return lambda: sink_to(place)
 
 
-def started(make: Make, most: int) -> LedgerKeeper[Any]:
+def started(make: Make, most: int) -> OpenRun[Any, Any]:
     """A run whose pipeline file allows so many rejects."""
     nothing: Any = None
-    run = LedgerKeeper[Any](make(), nothing, _DECODER, None, ("t",), None, most)
-    run.open(SOURCE, lambda: _START, _START, None)
+    run = OpenRun[Any, Any](make(), nothing, _DECODER, None, ("t",), None, most)
+    run.open(Takeover(SOURCE, lambda: _START, _START))
     return run
 
 
-def batch(run: LedgerKeeper[Any], records: int, rejects: int) -> None:
+def batch(run: OpenRun[Any, Any], records: int, rejects: int) -> None:
     """What every way of committing does when a batch has taken effect."""
     run._count(records, rejects)
     run._tidy(0)
 
 
-def left(run: LedgerKeeper[Any]) -> int | None:
+def left(run: OpenRun[Any, Any]) -> int | None:
     return run._budget().left(0, 0)
 
 
 def counted(make: Make) -> RejectCount:
     """What the ledger tells the next run."""
-    return make().open(SOURCE, lambda: _START, _START).counted  # type: ignore[no-any-return]
+    return make().open(Takeover(SOURCE, lambda: _START, _START)).counted  # type: ignore[no-any-return]
 
 
 def test_a_run_that_is_started_again_goes_on_counting(make: Make) -> None:
@@ -78,7 +78,7 @@ def test_a_changed_setting_begins_a_new_count(make: Make) -> None:
 
 def test_a_reset_begins_a_new_count(make: Make) -> None:
     batch(started(make, 10), 1_000, 7)
-    moved = make().reset(SOURCE, lambda: _START, _START, lambda _: {T0: 0})
+    moved = make().open(Takeover(SOURCE, lambda: _START, _START, reset=lambda _: {T0: 0}))
     assert moved.counted == RejectCount()
     assert left(started(make, 10)) == 10
 
@@ -107,7 +107,7 @@ def test_records_without_rejects_are_noted_when_the_run_ends(make: Make) -> None
 def test_a_run_that_opens_again_keeps_what_it_has_counted(make: Make) -> None:
     run = started(make, 10)
     run._count(1_000, 4)
-    run.open(SOURCE, lambda: _START, _START, run.fence.epoch)
+    run.open(Takeover(SOURCE, lambda: _START, _START, run.fence.epoch))
     assert left(run) == 6
     assert left(started(make, 10)) == 6
 
@@ -143,8 +143,8 @@ def test_what_was_committed_beside_the_stop_is_counted(make: Make) -> None:
     """A task stops at the budget; another one, and earlier chunks, have added rejects."""
     nothing: Any = None
     run = PartitionCommit(make(), nothing, _DECODER, nothing, ("t",), None, 10)
-    run.open(SOURCE, lambda: _START, _START, None)
-    done = Outcome(T0, OffsetRange(0, 100), Written(100, 94, 6, 0))
+    run.open(Takeover(SOURCE, lambda: _START, _START))
+    done = Outcome(T0, OffsetRange(0, 100), Counts(100, 94, 6, 0))
     job: Any = Job([task._row(done), task._error_row(TooManyRejects("enough"))])
     with pytest.raises(TooManyRejects, match="enough"):
         run.run(job, 0, {T0: OffsetRange(0, 100), T1: OffsetRange(0, 100)})

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from oncely.clients.kafka.client import make
+from oncely.core.batch import Reject
+from oncely.core.claim import Opened, Takeover
 from oncely.errors import Unavailable
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Opened, Reject
 from oncely.sinks.files.replay import ToFiles
 from oncely.sinks.kafka.replay import Replay
 from oncely.sinks.replaying import Judge, Judged
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests import filestools
 from tests.filestools import BAD, FilesPlace, publish_all, stage, what
 from tests.kafkatools import Topics, make_topics, ready
@@ -43,7 +44,7 @@ def put_back(topics: Topics, meanwhile: Callable[[], object] = lambda: None) -> 
         meanwhile()
         return {T0: 4}
 
-    return topics.sink().reset(SOURCE, lambda: {T0: 0}, {T0: 0}, elsewhere)
+    return topics.sink().open(Takeover(SOURCE, lambda: {T0: 0}, {T0: 0}, reset=elsewhere))
 
 
 def read_again(topics: Topics, opened: Opened) -> None:
@@ -135,7 +136,7 @@ def test_a_replay_that_has_compared_before_a_reset_commits_before_it_or_not_at_a
         return {T0: 4}
 
     sink = topics.sink(connect=hooked.connect)
-    opened = sink.reset(SOURCE, lambda: {T0: 0}, {T0: 0}, elsewhere)
+    opened = sink.open(Takeover(SOURCE, lambda: {T0: 0}, {T0: 0}, reset=elsewhere))
     read_again(topics, opened)
     go_on.set()
     thread.join(_WAIT)
@@ -181,7 +182,9 @@ def test_a_reset_after_letters_were_read_voids_them_for_files_too(
     publish_all(sink, what(stage(sink, fence)), fence)
 
     def put_back() -> None:
-        opened = place.sink().reset(SOURCE, lambda: {}, {T0: 0, T1: 0}, lambda _: {T0: 0, T1: 0})
+        opened = place.sink().open(
+            Takeover(SOURCE, lambda: {}, {T0: 0, T1: 0}, reset=lambda _: {T0: 0, T1: 0})
+        )
         sink = place.sink()
         sink.prepare()
         publish_all(sink, what(stage(sink, opened.fence)), opened.fence)

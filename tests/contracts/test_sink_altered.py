@@ -11,14 +11,15 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from oncely.clients.sql.session import close_all
+from oncely.core.batch import Batch, Reject
+from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
-from oncely.sinks.base import Fence, Publication, Reject, Written
 from oncely.sinks.replaying import Judged
 from oncely.sinks.sql.replay import FIRST, replay_run
-from oncely.sinks.sql.session import close_all
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import publish, stage
+from oncely.sinks.sql.staging import stage
 from tests.sinktools import (
     T0,
     Place,
@@ -26,6 +27,7 @@ from tests.sinktools import (
     at_t0,
     commit_all,
     open_sink,
+    publish_on,
     ready,
     rec,
     sink_to,
@@ -156,12 +158,12 @@ def altered(place: Place) -> bool:
 def test_a_publication_is_refused(on_postgres: Place, how: str) -> None:
     sink, fence = begun(on_postgres)
     staged = stage(sink, fence, 0, 1, [at_t0(3, records(3, 6), SCHEMA).rows])
-    entries = sink.entries(fence)
+    entries = sink.ledger.positions(fence)
     alter(on_postgres, how)
     before = state(on_postgres)
-    what = Publication({T0: OffsetRange(3, 6)}, {T0: Written(3, 0, 0, 0)}, [], [staged])
+    what = Batch({T0: OffsetRange(3, 6)}, {T0: Counts(3, 0, 0, 0)}, [], [staged])
     with pytest.raises(TableMismatch, match="while the run was up"):
-        publish(sink, what, entries, fence)
+        publish_on(sink, what, entries, fence)
     assert state(on_postgres) == before
 
 

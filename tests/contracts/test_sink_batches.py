@@ -8,13 +8,25 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from oncely.clients.sql.session import close_all
+from oncely.core.batch import Batch, Reject, Staged
+from oncely.core.claim import Claim, Counts, Fence, PositionMoved, QueryBatch
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, Unavailable, WrongInput
-from oncely.sinks.base import Fence, PositionMoved, Publication, QueryBatch, Reject, Staged, Written
-from oncely.sinks.sql.session import close_all
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import publish, stage, staging_prefix, sweep
-from tests.sinktools import T0, T1, Place, at_t0, commit_all, numbered, open_sink, ready, sink_to
+from oncely.sinks.sql.staging import stage, staging_prefix, sweep
+from tests.sinktools import (
+    T0,
+    T1,
+    Place,
+    at_t0,
+    commit_all,
+    numbered,
+    open_sink,
+    publish_on,
+    ready,
+    sink_to,
+)
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 UPSERT = pa.schema([("id", pa.int64()), ("v", pa.int64())])
@@ -24,10 +36,10 @@ def rows(start: int, end: int) -> pa.Table:
     return pa.table({"id": list(range(start, end)), "name": [f"n{n}" for n in range(start, end)]})
 
 
-def publication(*staged: Staged, end: int = 10, **more: Any) -> Publication:
-    return Publication(
+def publication(*staged: Staged, end: int = 10, **more: Any) -> Batch:
+    return Batch(
         {T0: OffsetRange(0, end), T1: OffsetRange(0, 3)},
-        {T0: Written(end, 0, 1, 0), T1: Written(3, 0, 0, 0)},
+        {T0: Counts(end, 0, 1, 0), T1: Counts(3, 0, 0, 0)},
         [Reject(T0, 4, None, None, b"x", (), "decode", "no JSON")],
         staged,
         **more,
@@ -68,7 +80,7 @@ def test_staged_rows_rejects_history_and_positions_take_effect_together(place: P
     failed = stage(sink, fence, 0, 4, [rows(6, 9)])  # an attempt that nobody heard of again
     assert (first.rows, second.rows, nothing, failed.rows) == (6, 3, Staged(None, 0), 3)
     assert untouched(place)
-    assert publish(sink, publication(first, second, nothing), sink.entries(fence), fence) == 9
+    publish_on(sink, publication(first, second, nothing), sink.ledger.positions(fence), fence)
     assert ids(place) == list(range(9))
     assert place.sql('SELECT "partition", "position" FROM oncely_positions ORDER BY 1') == [
         (0, 10), (1, 3),
@@ -84,17 +96,17 @@ def test_staged_rows_rejects_history_and_positions_take_effect_together(place: P
 
 def test_a_batch_of_no_rows_moves_the_positions(place: Place) -> None:
     sink, fence = opened(place)
-    assert publish(sink, publication(Staged(None, 0)), sink.entries(fence), fence) == 0
-    assert sink.entries(fence)[T0].position == 10
+    publish_on(sink, publication(Staged(None, 0)), sink.ledger.positions(fence), fence)
+    assert sink.ledger.positions(fence)[T0].position == 10
 
 
 def test_a_position_that_moved_leaves_nothing(place: Place) -> None:
     sink, fence = opened(place)
     staged = stage(sink, fence, 0, 1, [rows(0, 9)])
-    entries = sink.entries(fence)
+    entries = sink.ledger.positions(fence)
     commit_all(sink, at_t0(0, numbered(100, 102)), fence)
     with pytest.raises(PositionMoved):
-        publish(sink, publication(staged), entries, fence)
+        publish_on(sink, publication(staged), entries, fence)
     assert ids(place) == [100, 101]
     assert place.sql("SELECT COUNT(*) FROM oncely_rejects") == [(0,)]
     assert staged_tables(place) == [staged.name]
@@ -103,16 +115,16 @@ def test_a_position_that_moved_leaves_nothing(place: Place) -> None:
 def test_a_newer_run_fences_a_publication(place: Place) -> None:
     sink, fence = opened(place)
     staged = stage(sink, fence, 0, 1, [rows(0, 9)])
-    entries = sink.entries(fence)
+    entries = sink.ledger.positions(fence)
     newer = open_sink(sink, {T0: 0, T1: 0}).fence
     close_all()
     with pytest.raises(PositionMoved):
-        publish(sink, publication(staged), entries, fence)
+        publish_on(sink, publication(staged), entries, fence)
     assert untouched(place)
     assert sweep(sink, newer) == 1
     close_all()
     with pytest.raises((PositionMoved, Unavailable)):
-        publish(sink, publication(staged), entries, fence)
+        publish_on(sink, publication(staged), entries, fence)
     assert untouched(place)
 
 
@@ -121,21 +133,21 @@ def test_staged_rows_that_are_gone_publish_nothing(place: Place) -> None:
     staged = stage(sink, fence, 0, 1, [rows(0, 9)])
     place.sql(f"DELETE FROM {staged.name} WHERE id = 5")  # as a crash empties an unlogged table
     with pytest.raises(Unavailable, match="staged 9 rows, 8 were there"):
-        publish(sink, publication(staged), sink.entries(fence), fence)
+        publish_on(sink, publication(staged), sink.ledger.positions(fence), fence)
     assert untouched(place)
     place.sql(f"DROP TABLE {staged.name}")
     with pytest.raises(Unavailable):
-        publish(sink, publication(staged), sink.entries(fence), fence)
+        publish_on(sink, publication(staged), sink.ledger.positions(fence), fence)
     assert untouched(place)
 
 
 def test_published_twice_takes_effect_once(place: Place) -> None:
     sink, fence = opened(place)
     staged = stage(sink, fence, 0, 1, [rows(0, 9)])
-    entries = sink.entries(fence)
-    publish(sink, publication(staged), entries, fence)
+    entries = sink.ledger.positions(fence)
+    publish_on(sink, publication(staged), entries, fence)
     with pytest.raises((PositionMoved, Unavailable)):
-        publish(sink, publication(staged), entries, fence)
+        publish_on(sink, publication(staged), entries, fence)
     assert ids(place) == list(range(9))
 
 
@@ -147,8 +159,13 @@ def test_a_row_that_the_table_refuses_stops(place: Place, at: str) -> None:
     place.sql(f"CREATE TABLE rows (id {int_}, name {text}, CHECK (id <> 5)){strict}")
     sink, fence = opened(place)
     bad = pa.table({"id": [1, 2], "name": ["a", "b\x00"]}) if at == "staging" else rows(0, 9)
+
+    def stage_and_publish() -> None:
+        staged = stage(sink, fence, 0, 1, [bad])
+        publish_on(sink, publication(staged), sink.ledger.positions(fence), fence)
+
     with pytest.raises(Stopped, match="can't be written") as caught:
-        publish(sink, publication(stage(sink, fence, 0, 1, [bad])), sink.entries(fence), fence)
+        stage_and_publish()
     assert "in the transform" in caught.value.way_out
     assert untouched(place)
 
@@ -157,7 +174,7 @@ def test_an_upsert_of_several_tasks(place: Place) -> None:
     sink, fence = opened(place, schema=UPSERT, keys=["id"], version="v")
     parts = [pa.table({"id": [1, 2], "v": [5, 1]}), pa.table({"id": [1, 3], "v": [4, 1]})]
     staged = [stage(sink, fence, 0, n, [part]) for n, part in enumerate(parts)]
-    assert publish(sink, publication(*staged), sink.entries(fence), fence) == 4
+    publish_on(sink, publication(*staged), sink.ledger.positions(fence), fence)
     assert place.sql("SELECT * FROM rows ORDER BY id") == [(1, 5), (2, 1), (3, 1)]
     assert staged_tables(place) == []
 
@@ -167,7 +184,7 @@ def test_two_rows_of_one_key_need_a_version(place: Place) -> None:
     parts = [pa.table({"id": [1, 2], "v": [5, 1]}), pa.table({"id": [1], "v": [4]})]
     staged = [stage(sink, fence, 0, n, [part]) for n, part in enumerate(parts)]
     with pytest.raises(WrongInput, match=r"same sink\.keys"):
-        publish(sink, publication(*staged), sink.entries(fence), fence)
+        publish_on(sink, publication(*staged), sink.ledger.positions(fence), fence)
     assert untouched(place)
 
 
@@ -190,17 +207,19 @@ def test_a_batch_of_a_query_takes_effect_once_also_without_data(place: Place) ->
     sink, fence = opened(place)
     attempts = itertools.count()
 
-    def batch(number: int, query: str = "q") -> Publication:
+    def publish_batch(number: int, query: str = "q") -> None:
         staged = stage(sink, fence, number, next(attempts), [rows(number, number + 1)])
         empty = {T0: OffsetRange(0, 0)}
-        done = {T0: Written(0, 0, 0, 0)}
-        return Publication(empty, done, [], [staged], QueryBatch(query, number, "plan"))
+        done = {T0: Counts(0, 0, 0, 0)}
+        of_query = QueryBatch(query, number, "plan")
+        claim = Claim(fence, empty, sink.ledger.positions(fence), query=of_query)
+        sink.publish(Batch(empty, done, [], [staged]), fence, claim)
 
-    publish(sink, batch(0), sink.entries(fence), fence)
+    publish_batch(0)
     with pytest.raises(PositionMoved, match="published already"):
-        publish(sink, batch(0), sink.entries(fence), fence)
-    publish(sink, batch(1), sink.entries(fence), fence)
+        publish_batch(0)
+    publish_batch(1)
     assert ids(place) == [0, 1]
-    publish(sink, batch(0, "another query"), sink.entries(fence), fence)
+    publish_batch(0, "another query")
     assert ids(place) == [0, 0, 1]
     assert place.sql("SELECT COUNT(*) FROM oncely_ranges") == [(0,)]

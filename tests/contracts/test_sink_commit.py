@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.sql.session import close_all
+from oncely.commit.path import pass_over
+from oncely.core.batch import Chunk
+from oncely.core.claim import Claim, Counts, Fence, PositionMoved
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, Unavailable
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import Chunk, Fence, PositionMoved, Written
-from oncely.sinks.sql.session import close_all
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import history, ids, positions
 from tests.sinktools import (
@@ -25,6 +26,7 @@ from tests.sinktools import (
     at_t0,
     chunk,
     commit_all,
+    commit_on,
     impatient,
     numbered,
     offsets,
@@ -32,6 +34,7 @@ from tests.sinktools import (
     ready,
     rec,
     sink_to,
+    together,
     with_faults,
 )
 
@@ -46,9 +49,9 @@ def test_rows_history_and_position_take_effect_together(place: Place) -> None:
         (1, 0, 102, 1, "data", 2, 2, 0, 0),
     ]
     assert positions(place) == [(0, 16), (1, 102)]
-    assert {o.partition: o.written for o in outcomes} == {
-        T0: Written(5, 3, 1, 1),
-        T1: Written(2, 2, 0, 0),
+    assert {o.partition: o.counts for o in outcomes} == {
+        T0: Counts(5, 3, 1, 1),
+        T1: Counts(2, 2, 0, 0),
     }
     assert not any(o.replayed for o in outcomes)
 
@@ -75,8 +78,8 @@ def test_a_replayed_chunk_writes_nothing(place: Place) -> None:
     commit_all(sink, what, fence)
     again = commit_all(sink, what, fence)
     assert ids(place) == [0, 1, 2, 3, 4]
-    assert [(o.range, o.written, o.replayed) for o in again] == [
-        (OffsetRange(0, 6), Written(0, 0, 0, 0), True)
+    assert [(o.range, o.counts, o.replayed) for o in again] == [
+        (OffsetRange(0, 6), Counts(0, 0, 0, 0), True)
     ]
     assert place.sql("SELECT COUNT(*) FROM oncely_rejects") == [(1,)]
     assert len(history(place)) == 1
@@ -89,9 +92,9 @@ def test_of_an_overlapping_chunk_only_what_is_new_is_written(place: Place) -> No
     wider = [*first, Rec(5, bad="still none"), *numbered(6, 9)]
     outcomes = commit_all(sink, chunk({T0: (0, wider), T1: (0, numbered(50, 52))}), fence)
     assert ids(place) == [0, 1, 2, 3, 6, 7, 8, 50, 51]
-    assert {(o.partition, o.range, o.written) for o in outcomes} == {
-        (T0, OffsetRange(5, 9), Written(4, 3, 1, 0)),
-        (T1, OffsetRange(0, 52), Written(2, 2, 0, 0)),
+    assert {(o.partition, o.range, o.counts) for o in outcomes} == {
+        (T0, OffsetRange(5, 9), Counts(4, 3, 1, 0)),
+        (T1, OffsetRange(0, 52), Counts(2, 2, 0, 0)),
     }
     assert place.sql('SELECT "offset" FROM oncely_rejects ORDER BY 1') == [(4,), (5,)]
 
@@ -138,11 +141,11 @@ def test_a_chunk_ahead_of_the_ledger_writes_nothing(place: Place) -> None:
 def test_a_moved_position_leaves_nothing(place: Place) -> None:
     """The compare-and-set, seen alone: decided on a ledger that has moved since."""
     sink, fence = ready(sink_to(place))
-    stale = sink.entries(fence)
+    stale = sink.ledger.positions(fence)
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     for what in (at_t0(0, numbered(0, 3)), at_t0(0, [*numbered(20, 22), Rec(22, bad="no JSON")])):
         with pytest.raises(PositionMoved):
-            sink.commit(what, stale, fence)
+            sink.commit(what, fence, Claim(fence, what.ranges, stale))
     assert ids(place) == [0, 1, 2]
     assert len(history(place)) == 1
     assert place.sql("SELECT COUNT(*) FROM oncely_rejects") == [(0,)]
@@ -150,10 +153,10 @@ def test_a_moved_position_leaves_nothing(place: Place) -> None:
 
 def test_of_several_partitions_one_moved_leaves_nothing_of_any(place: Place) -> None:
     sink, fence = ready(sink_to(place), {T0: 0, T1: 0})
-    stale = sink.entries(fence)
+    stale = sink.ledger.positions(fence)
     commit_all(sink, chunk({T1: (0, numbered(50, 52))}), fence)
     with pytest.raises(PositionMoved):
-        sink.commit(chunk({T0: (0, numbered(0, 2)), T1: (0, numbered(50, 52))}), stale, fence)
+        commit_on(sink, chunk({T0: (0, numbered(0, 2)), T1: (0, numbered(50, 52))}), stale, fence)
     assert ids(place) == [50, 51]
     assert positions(place) == [(0, 0), (1, 52)]
 
@@ -161,11 +164,11 @@ def test_of_several_partitions_one_moved_leaves_nothing_of_any(place: Place) -> 
 def test_an_epoch_taken_between_decision_and_commit(place: Place) -> None:
     """A zombie that decided long ago: its compare-and-set finds another epoch."""
     sink, old = ready(sink_to(place))
-    decided = sink.entries(old)
+    decided = sink.ledger.positions(old)
     open_sink(sink)
     close_all()  # the takeover ended the old run's session; a zombie opens another one
     with pytest.raises(PositionMoved):
-        sink.commit(at_t0(0, numbered(0, 3)), decided, old)
+        commit_on(sink, at_t0(0, numbered(0, 3)), decided, old)
     assert ids(place) == []
     with pytest.raises(Fenced):
         commit_all(sink, at_t0(0, numbered(0, 3)), old)
@@ -241,14 +244,14 @@ def test_ranges_that_hold_no_records(place: Place, kind: Any) -> None:
     sink, fence = ready(sink_to(place), {T0: 0, T1: 3})
     commit_all(sink, at_t0(0, numbered(0, 2)), fence)
     nothing = Chunk.of_nothing({T0: OffsetRange(2, 9), T1: OffsetRange(3, 4)})
-    list(commit(sink, nothing, fence, None, impatient(), kind=kind))
+    pass_over(together(sink), nothing.ranges, fence, kind, impatient())
     assert positions(place) == [(0, 9), (1, 4)]
     assert history(place) == [
         (0, 0, 2, 1, "data", 2, 2, 0, 0),
         (0, 2, 9, 1, kind, 0, 0, 0, 0),
         (1, 3, 4, 1, kind, 0, 0, 0, 0),
     ]
-    again = list(commit(sink, nothing, fence, None, impatient(), kind=kind))
+    again = pass_over(together(sink), nothing.ranges, fence, kind, impatient())
     assert all(o.replayed for o in again)
 
 
@@ -257,7 +260,7 @@ def test_a_hole_that_is_closed_in_part_already(place: Place) -> None:
     first = Chunk.of_nothing({T0: OffsetRange(0, 4)})
     wider = Chunk.of_nothing({T0: OffsetRange(0, 9), T1: OffsetRange(0, 2)})
     for what in (first, wider):
-        list(commit(sink, what, fence, None, impatient(), kind="hole"))
+        pass_over(together(sink), what.ranges, fence, "hole", impatient())
     assert positions(place) == [(0, 9), (1, 2)]
 
 

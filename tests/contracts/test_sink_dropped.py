@@ -5,11 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from oncely.clients.sql.connection import RowsDropped
+from oncely.core.batch import Batch
+from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Unavailable
-from oncely.sinks.base import Publication, Written
-from oncely.sinks.sql.connection import RowsDropped
-from oncely.sinks.sql.staging import publish, stage
+from oncely.sinks.sql.staging import stage
 from tests.sinktools import (
     SCHEMA,
     T0,
@@ -17,6 +18,7 @@ from tests.sinktools import (
     at_t0,
     commit_all,
     numbered,
+    publish_on,
     ready,
     rec,
     sink_to,
@@ -74,9 +76,9 @@ def test_also_in_a_batch_commit(place: Place) -> None:
     rows = pa.table({"id": range(10), "name": ["x"] * 10}, schema=SCHEMA)
     staged = stage(sink, fence, 0, 1, [rows])
     assert staged.rows == 10
-    what = Publication({T0: OffsetRange(0, 10)}, {T0: Written(10, 0, 0, 0)}, (), [staged])
+    what = Batch({T0: OffsetRange(0, 10)}, {T0: Counts(10, 0, 0, 0)}, (), [staged])
     with pytest.raises(RowsDropped, match="given 10 rows and has taken 5"):
-        publish(sink, what, sink.entries(fence), fence)
+        publish_on(sink, what, sink.ledger.positions(fence), fence)
     assert nothing_was_written(place)
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from oncely.commit.path import publish
+from oncely.core.batch import Batch
+from oncely.core.budget import RejectCount
+from oncely.core.claim import Claim, Counts, Fence, Notes, PositionMoved, QueryBatch, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, LedgerWentBack
-from oncely.runtimes.batches import PartitionCommit
-from oncely.runtimes.publishing import publish
-from oncely.sinks.base import Fence, PositionMoved, Publication, QueryBatch, RejectCount, Written
+from oncely.runtimes.spark.partition_commit import PartitionCommit
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import history, ids
 from tests.sinktools import (
@@ -26,10 +28,12 @@ from tests.sinktools import (
     Place,
     at_t0,
     commit_all,
+    commit_on,
     numbered,
     open_sink,
     ready,
     sink_to,
+    together,
 )
 
 LEDGER = ("oncely_pipelines", "oncely_positions", "oncely_ranges", "oncely_rejects", "rows")
@@ -73,39 +77,43 @@ def test_an_epoch_that_is_given_out_again_belongs_to_the_newer_run(place: Place)
     commit_all(first, at_t0(0, numbered(0, 3)), fence)
     replica = Replica(place)
     older, lost = ready(sink_to(place))
-    decided = older.entries(lost)
+    decided = older.ledger.positions(lost)
     replica.takes_over()
     newer, held = ready(sink_to(place))
     assert held.epoch == lost.epoch
     with pytest.raises(PositionMoved):
-        older.commit(at_t0(3, numbered(3, 6)), decided, lost)
+        commit_on(older, at_t0(3, numbered(3, 6)), decided, lost)
+    batch, query = _publication(3, 6), QueryBatch("query", 0, "plan")
     with pytest.raises(PositionMoved):
-        older.publish(_publication(3, 6, QueryBatch("query", 0, "plan")), decided, lost)
+        older.publish(batch, lost, Claim(lost, batch.ranges, decided, query=query))
     for step in _steps(older, lost):
         with pytest.raises(Fenced, match=f"another run that was given epoch {held.epoch}"):
             step()
-    older.note_leader_epochs({T0: 7}, lost)
-    assert newer.leader_epochs(held) == {}
+    older.ledger.note(lost, Notes(leader_epochs={T0: 7}))
+    with newer.ledger.session(held) as session:
+        assert newer.ledger.statements.leader_epochs(session) == {}
     commit_all(newer, at_t0(3, numbered(3, 6)), held)
     assert ids(place) == list(range(6))
-    assert newer.entries(held).keys() == {T0}
+    assert newer.ledger.positions(held).keys() == {T0}
 
 
 def _steps(sink: SqlSink, fence: Fence) -> list[Callable[[], object]]:
     """Whatever a run does that asks whether it is fenced."""
     return [
         lambda: commit_all(sink, at_t0(3, numbered(3, 6)), fence),
-        lambda: publish(sink, _publication(3, 6), fence, lambda own: own.entries(fence)),
-        lambda: sink.tidy(fence),
-        lambda: sink.add_partitions({T1: 0}, SOURCE, fence),
-        lambda: sink.note_rejects(RejectCount("3", 9, 1), fence),
+        lambda: publish(
+            together(sink), _publication(3, 6), fence, lambda: sink.ledger.positions(fence)
+        ),
+        lambda: sink.ledger.tidy(fence),
+        lambda: sink.ledger.add_partitions(fence, {T1: 0}, SOURCE),
+        lambda: sink.ledger.note(fence, Notes(counted=RejectCount("3", 9, 1))),
         lambda: open_sink(sink, expected=fence.epoch),
     ]
 
 
-def _publication(start: int, end: int, query: QueryBatch | None = None) -> Publication:
+def _publication(start: int, end: int) -> Batch:
     ranges = {T0: OffsetRange(start, end)}
-    return Publication(ranges, dict.fromkeys(ranges, Written(0, 0, 0, 0)), (), (), query)
+    return Batch(ranges, dict.fromkeys(ranges, Counts(0, 0, 0, 0)), (), ())
 
 
 def test_the_driver_sees_it_too(place: Place) -> None:
@@ -113,13 +121,13 @@ def test_the_driver_sees_it_too(place: Place) -> None:
     sink, _ = ready(sink_to(place))
     replica = Replica(place)
     driver = _driver(sink)
-    fence = driver.open(SOURCE, dict, {T0: 0}, None).fence
+    fence = driver.open(Takeover(SOURCE, dict, {T0: 0})).fence
     replica.takes_over()
     with pytest.raises(LedgerWentBack):
         driver.positions()
     with pytest.raises(LedgerWentBack):
-        driver.sink.tidy(fence)
-    driver.open(SOURCE, dict, {T0: 0}, fence.epoch)
+        driver.sink.ledger.tidy(fence)
+    driver.open(Takeover(SOURCE, dict, {T0: 0}, fence.epoch))
     assert driver.positions() == {T0: 0}
     place.sql("DELETE FROM oncely_positions")
     with pytest.raises(LedgerWentBack):
@@ -129,7 +137,7 @@ def test_the_driver_sees_it_too(place: Place) -> None:
 def test_a_batch_that_begins_beyond_the_ledger_is_not_published(place: Place) -> None:
     sink, fence = ready(sink_to(place))
     with pytest.raises(LedgerWentBack):
-        publish(sink, _publication(6, 9), fence, lambda own: own.entries(fence))
+        publish(together(sink), _publication(6, 9), fence, lambda: sink.ledger.positions(fence))
 
 
 def _driver(sink: SqlSink) -> PartitionCommit:

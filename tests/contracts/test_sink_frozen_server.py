@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
+from oncely.clients.sql import postgres_session
+from oncely.clients.sql.dialects import dialect_for
+from oncely.clients.sql.session import close_all
+from oncely.commit.backoff import Backoff
 from oncely.errors import Unavailable
-from oncely.local.ports import HOST
-from oncely.local.postgres import Postgres
-from oncely.runtimes.backoff import Backoff
-from oncely.sinks.sql import postgres_session
-from oncely.sinks.sql.dialects import dialect_for
-from oncely.sinks.sql.session import close_all
+from oncely.testing.servers.ports import HOST
+from oncely.testing.servers.postgres import Postgres
 from tests.sinktools import (
     Place,
     Rec,

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from oncely.core.offsets import SourceIdentity
+from oncely.commit.path import pass_over
+from oncely.core.batch import Chunk
+from oncely.core.claim import Fence, QueryBatch, Takeover
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import SourceIdentity
 from oncely.errors import Fenced, TableMismatch, Unavailable
-from oncely.runtimes.checkpoint import BatchRanges
-from oncely.runtimes.commit import commit
-from oncely.runtimes.plugin import PublishedBatches
-from oncely.sinks.base import Chunk, Fence, QueryBatch
+from oncely.runtimes.spark.checkpoint import BatchRanges
+from oncely.runtimes.spark.plugin import PublishedBatches
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     SOURCE,
@@ -30,6 +31,7 @@ from tests.sinktools import (
     open_sink,
     ready,
     sink_to,
+    together,
     with_faults,
 )
 
@@ -69,13 +71,15 @@ class Meanwhile:
 
 
 def opens(sink: SqlSink) -> object:
-    return sink.open(SOURCE, dict, {T0: 0})
+    return sink.open(Takeover(SOURCE, dict, {T0: 0}))
 
 
 def resets(sink: SqlSink) -> object:
     """Of the same pipeline, whose file names another table from now on."""
     elsewhere = replace(sink.wanted, table=sink.wanted.table.sibling("elsewhere"))
-    return replace(sink, wanted=elsewhere).reset(SOURCE, dict, {T0: 0}, lambda _: {T0: 2})
+    return replace(sink, wanted=elsewhere).open(
+        Takeover(SOURCE, dict, {T0: 0}, reset=lambda _: {T0: 2})
+    )
 
 
 @pytest.mark.parametrize("step", [opens, resets])
@@ -105,10 +109,10 @@ def _after_each_death(place: Place, step: Callable[[SqlSink], object]) -> Iterat
 def _is_fenced(old: SqlSink, fence: Fence) -> bool:
     """Do all that a run does, to its next start. True: every step of it says Fenced."""
     steps = (
-        lambda: old.tidy(fence),
-        lambda: old.add_partitions({T1: 0}, SOURCE, fence),
+        lambda: old.ledger.tidy(fence),
+        lambda: old.ledger.add_partitions(fence, {T1: 0}, SOURCE),
         lambda: commit_all(old, at_t0(3, numbered(3, 6)), fence),
-        lambda: list(commit(old, _gap(6, 8), fence, None, impatient(), "gap")),
+        lambda: pass_over(together(old), _gap(6, 8).ranges, fence, "gap", impatient()),
         lambda: _publish_nothing(old, fence),
         lambda: open_sink(old, expected=fence.epoch),
     )
@@ -154,12 +158,12 @@ def test_an_opener_that_pauses_takes_over_what_the_older_run_did_meanwhile(
 
     def meanwhile() -> None:
         asking_again(lambda: commit_all(sink, at_t0(3, numbered(3, 6)), fence))
-        sink.tidy(fence)
-        sink.add_partitions({T1: 4}, SOURCE, fence)
+        sink.ledger.tidy(fence)
+        sink.ledger.add_partitions(fence, {T1: 4}, SOURCE)
 
     opened = open_sink(with_faults(sink_to(place), Meanwhile(meanwhile)))
     assert opened.positions == {T0: 6, T1: 4}
-    assert _fenced(lambda: sink.tidy(fence))
+    assert _fenced(lambda: sink.ledger.tidy(fence))
     assert _fenced(lambda: open_sink(sink, expected=fence.epoch))
 
 
@@ -175,7 +179,7 @@ def test_an_opener_that_pauses_is_fenced_when_the_older_run_opens_again_meanwhil
     with pytest.raises(Fenced):
         open_sink(with_faults(sink_to(place), Meanwhile(meanwhile)))
     asking_again(lambda: commit_all(sink, at_t0(3, numbered(3, 6)), again[0]))
-    sink.tidy(again[0])
+    sink.ledger.tidy(again[0])
 
 
 def test_a_run_that_opens_again_is_fenced_by_who_took_the_positions_meanwhile(
@@ -246,14 +250,14 @@ def test_a_run_finds_positions_that_it_took_itself_though_a_rival_has_taken_an_e
 def test_a_query_without_kafka_positions_goes_on_after_a_rival_died(place: Place) -> None:
     source = SourceIdentity("", {})
     sink = sink_to(place)
-    fence = sink.open(source, dict, {}).fence
+    fence = sink.open(Takeover(source, dict, {})).fence
     with pytest.raises(Died):
-        with_faults(sink_to(place), Meanwhile(_die)).open(source, dict, {})
-    sink.tidy(fence)
+        with_faults(sink_to(place), Meanwhile(_die)).open(Takeover(source, dict, {}))
+    sink.ledger.tidy(fence)
     _publish_nothing(sink, fence)
     newer = sink_to(place)
-    newer.open(source, dict, {})
-    assert _fenced(lambda: sink.tidy(fence))
+    newer.open(Takeover(source, dict, {}))
+    assert _fenced(lambda: sink.ledger.tidy(fence))
     assert _fenced(lambda: _publish_nothing(sink, fence))
 
 
@@ -266,11 +270,11 @@ def test_a_version_that_kept_no_holder_fences_and_is_fenced(place: Place) -> Non
     place.sql("UPDATE oncely_positions SET epoch = 2")
     newer, held = ready(sink_to(place))
     assert held.epoch == 3
-    assert _fenced(lambda: sink.tidy(fence))
+    assert _fenced(lambda: sink.ledger.tidy(fence))
     place.sql("UPDATE oncely_pipelines SET epoch = 4, run = 'old'")
-    newer.tidy(held)
+    newer.ledger.tidy(held)
     place.sql("UPDATE oncely_positions SET epoch = 4")
-    assert _fenced(lambda: newer.tidy(held))
+    assert _fenced(lambda: newer.ledger.tidy(held))
     assert _fenced(lambda: open_sink(newer, expected=held.epoch))
 
 
@@ -280,7 +284,7 @@ def test_positions_that_name_no_run_are_taken_over(place: Place) -> None:
     commit_all(old, at_t0(0, numbered(0, 3)), before)
     place.sql("ALTER TABLE oncely_positions DROP COLUMN run")
     sink, fence = ready(sink_to(place))
-    assert sink.entries(fence)[T0].run == fence.run
+    assert sink.ledger.positions(fence)[T0].run == fence.run
     assert _fenced(lambda: commit_all(old, at_t0(3, numbered(3, 6)), before))
     commit_all(sink, at_t0(3, numbered(3, 6)), fence)
     assert place.sql('SELECT "position", run FROM oncely_positions') == [(6, sink.run)]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from oncely.clients.sql.session import close_all
+from oncely.commit.path import pass_over
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import Chunk
-from oncely.sinks.sql.session import close_all
 from tests.contracts.looking import history
 from tests.sinktools import (
     T0,
@@ -23,6 +22,7 @@ from tests.sinktools import (
     open_sink,
     ready,
     sink_to,
+    together,
 )
 
 
@@ -34,16 +34,14 @@ def test_joining_history_keeps_sums_gaps_and_the_newest(place: Place) -> None:
 
     at(0, 5)
     at(5, 10)
-    list(commit(sink, Chunk.of_nothing({T0: OffsetRange(10, 14)}), fence, None, impatient(), "gap"))
+    pass_over(together(sink), {T0: OffsetRange(10, 14)}, fence, "gap", impatient())
     at(14, 20)
-    list(
-        commit(sink, Chunk.of_nothing({T0: OffsetRange(20, 22)}), fence, None, impatient(), "hole")
-    )
+    pass_over(together(sink), {T0: OffsetRange(20, 22)}, fence, "hole", impatient())
     at(22, 30)
     at(30, 40)
     at(40, 50)
     commit_all(sink, chunk({T1: (0, numbered(100, 102))}), fence)
-    assert sink.join_history(fence, keep_newest=2) == 3
+    assert sink.ledger.join_history(fence, keep_newest=2) == 3
     assert history(place) == [
         (0, 0, 10, 1, "joined", 10, 8, 2, 0),
         (0, 10, 14, 1, "gap", 0, 0, 0, 0),
@@ -52,8 +50,8 @@ def test_joining_history_keeps_sums_gaps_and_the_newest(place: Place) -> None:
         (0, 40, 50, 1, "data", 10, 9, 1, 0),
         (1, 0, 102, 1, "data", 2, 2, 0, 0),
     ]
-    assert sink.join_history(fence, keep_newest=2) == 0
-    assert sink.join_history(fence, keep_newest=0) == 2
+    assert sink.ledger.join_history(fence, keep_newest=2) == 0
+    assert sink.ledger.join_history(fence, keep_newest=0) == 2
     assert [row[1:3] for row in history(place) if row[0] == 0] == [(0, 10), (10, 14), (14, 50)]
 
 
@@ -66,10 +64,10 @@ def test_joining_history_crosses_epochs_and_leaves_what_was_superseded(place: Pl
     place.sql('UPDATE oncely_positions SET "position" = 5')
     fence = open_sink(sink).fence
     commit_all(sink, at_t0(5, numbered(5, 10)), fence)
-    assert sink.join_history(fence, keep_newest=0) == 1
+    assert sink.ledger.join_history(fence, keep_newest=0) == 1
     assert [row[1:5] for row in history(place)] == [(0, 10, 3, "joined"), (5, 10, 2, "data")]
     newer = open_sink(sink).fence
     close_all()
     with pytest.raises(Fenced):
-        sink.join_history(fence, keep_newest=0)
+        sink.ledger.join_history(fence, keep_newest=0)
     assert newer.epoch == 4

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.claim import Fence, Notes, Takeover
+from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced
-from oncely.sinks.base import Fence
 from tests import kafkatools
 from tests.sinktools import KINDS, SOURCE, T0, T1, at_t0, commit_all, numbered, sink_to
 
@@ -29,37 +29,38 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 def opened(make: Make) -> tuple[Any, Fence]:
     sink = make()
-    fence = sink.open(SOURCE, lambda: _START, _START).fence
+    fence = sink.open(Takeover(SOURCE, lambda: _START, _START)).fence
     return sink.bind(), fence
 
 
-def noted(make: Make, fence: Fence) -> dict[TopicPartition, int]:
-    return dict(make().leader_epochs(fence))
+def noted(make: Make) -> dict[TopicPartition, int]:
+    """What the ledger tells the next run."""
+    return dict(make().open(Takeover(SOURCE, lambda: _START, _START)).leader_epochs)
 
 
 def test_leader_epochs_outlive_commits_and_runs(make: Make) -> None:
     sink, fence = opened(make)
-    assert noted(make, fence) == {}
-    sink.note_leader_epochs({T0: 3, T1: 5}, fence)
-    sink.note_leader_epochs({T0: 4}, fence)
+    assert noted(make) == {}
+    sink, fence = opened(make)
+    sink.ledger.note(fence, Notes(leader_epochs={T0: 3, T1: 5}))
+    sink.ledger.note(fence, Notes(leader_epochs={T0: 4}))
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
-    assert noted(make, fence) == {T0: 4, T1: 5}
-    _, newer = opened(make)
-    assert noted(make, newer) == {T0: 4, T1: 5}
+    assert noted(make) == {T0: 4, T1: 5}
+    assert noted(make) == {T0: 4, T1: 5}
 
 
 def test_a_fenced_run_notes_nothing(make: Make) -> None:
     old, fence = opened(make)
-    old.note_leader_epochs({T0: 3, T1: 5}, fence)
+    old.ledger.note(fence, Notes(leader_epochs={T0: 3, T1: 5}))
     new, newer = opened(make)
-    new.note_leader_epochs({T0: 9}, newer)
+    new.ledger.note(newer, Notes(leader_epochs={T0: 9}))
     with contextlib.suppress(Fenced):  # a SQL ledger leaves it to the next commit
-        old.note_leader_epochs({T0: 1, T1: 1}, fence)
-    assert noted(make, newer) == {T0: 9, T1: 5}
+        old.ledger.note(fence, Notes(leader_epochs={T0: 1, T1: 1}))
+    assert noted(make) == {T0: 9, T1: 5}
 
 
 def test_a_reset_forgets_those_that_it_moves(make: Make) -> None:
     sink, fence = opened(make)
-    sink.note_leader_epochs({T0: 3, T1: 5}, fence)
-    newer = make().reset(SOURCE, lambda: _START, _START, lambda _: {T0: 0}).fence
-    assert noted(make, newer) == {T1: 5}
+    sink.ledger.note(fence, Notes(leader_epochs={T0: 3, T1: 5}))
+    make().open(Takeover(SOURCE, lambda: _START, _START, reset=lambda _: {T0: 0}))
+    assert noted(make) == {T1: 5}

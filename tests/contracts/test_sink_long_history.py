@@ -8,12 +8,12 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from oncely.clients.sql.connection import Connection, Dialect, Params, Row, connect
+from oncely.clients.sql.session import close_all
+from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.sinks.base import Fence
-from oncely.sinks.sql.connection import Connection, Dialect, Params, Row, connect
-from oncely.sinks.sql.session import close_all
+from oncely.core.topics import TopicPartition
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import history
 from tests.sinktools import T0, Place, ready, sink_to
@@ -100,7 +100,9 @@ def test_positions_are_read_by_one_index_lookup_for_each_partition(place: Place)
     """Also after a reset, which leaves undone ranges beyond the positions."""
     sink, fence = long_history(place, superseded=RANGES)
     with recorded(sink) as (seen, connections):
-        assert set(seen.entries(fence).values()) == {Entry(RANGES, fence.epoch, run=fence.run)}
+        assert set(seen.ledger.positions(fence).values()) == {
+            Entry(RANGES, fence.epoch, run=fence.run)
+        }
     (connection,) = connections
     assert connection.longest == PARTITIONS
     for sql, params in connection.statements:
@@ -117,7 +119,7 @@ def test_ranges_done_beyond_a_position_are_found(place: Place) -> None:
     place.sql('UPDATE oncely_positions SET "position" = ? WHERE "partition" = 3', RANGES - 2)
     place.sql('UPDATE oncely_ranges SET range_end = ? WHERE "partition" = 3 AND range_start = ?',
               RANGES + 5, RANGES - 1)  # fmt: skip
-    found = sink.entries(fence)
+    found = sink.ledger.positions(fence)
     done = (OffsetRange(RANGES - 2, RANGES - 1), OffsetRange(RANGES - 1, RANGES + 5))
     assert found[TopicPartition("t", 3)] == Entry(RANGES - 2, fence.epoch, done, fence.run)
     assert found[T0] == Entry(RANGES, fence.epoch, run=fence.run)
@@ -127,7 +129,7 @@ def test_a_long_history_is_joined_in_the_database_and_one_partition_at_a_time(pl
     """No row of it travels, and nobody waits for the pipeline's row until all is joined."""
     sink, fence = long_history(place)
     with recorded(sink) as (seen, connections):
-        assert seen.join_history(fence, keep_newest=50) == PARTITIONS * (RANGES - 50 - 1)
+        assert seen.ledger.join_history(fence, keep_newest=50) == PARTITIONS * (RANGES - 50 - 1)
     (connection,) = connections
     assert connection.longest <= PARTITIONS
     assert connection.calls.count("begin") == connection.calls.count("commit") == PARTITIONS

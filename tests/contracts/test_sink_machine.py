@@ -24,14 +24,15 @@ from hypothesis.stateful import (
     rule,
 )
 
+from oncely.clients.sql.session import close_all
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import pass_over
+from oncely.core.batch import Chunk
+from oncely.core.claim import Claim, Fence, PositionMoved
 from oncely.core.ledger import Entry
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced, Unavailable
-from oncely.runtimes.backoff import Backoff
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import Chunk, Fence, PositionMoved
-from oncely.sinks.sql.session import close_all
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     T0,
@@ -44,6 +45,7 @@ from tests.sinktools import (
     open_sink,
     rec,
     sink_to,
+    together,
     with_faults,
 )
 
@@ -130,10 +132,10 @@ class Ledger(RuleBasedStateMachine):
             self.took_effect(what)
 
     @rule(size=SIZES, kind=st.sampled_from(["hole", "gap"]), tp=st.sampled_from(PARTITIONS))
-    def pass_over(self, size: int, kind: Any, tp: TopicPartition) -> None:
+    def passes_over(self, size: int, kind: Any, tp: TopicPartition) -> None:
         at = self.position[tp]
         nothing = Chunk.of_nothing({tp: OffsetRange(at, at + size)})
-        list(commit(self.sink, nothing, self.fence, None, impatient(), kind))
+        pass_over(together(self.sink), nothing.ranges, self.fence, kind, impatient())
         self.closed[tp] |= set(range(at, at + size))
         self.took_effect(nothing)
 
@@ -217,7 +219,7 @@ class Ledger(RuleBasedStateMachine):
         what = self.next_chunk(0, sizes)
         if what is None:
             return (self.fence, {}, Chunk.of_nothing({}))
-        return (self.fence, self.sink.entries(self.fence), what)
+        return (self.fence, self.sink.ledger.positions(self.fence), what)
 
     @rule(paused=consumes(decided))
     def resume(self, paused: Decided) -> None:
@@ -228,15 +230,15 @@ class Ledger(RuleBasedStateMachine):
             entries[tp].position == self.position[tp] for tp in what.ranges
         )
         if unmoved:
-            self.sink.commit(what, entries, fence)
+            self.sink.commit(what, fence, Claim(fence, what.ranges, entries))
             self.took_effect(what)
         else:
             with pytest.raises(PositionMoved):
-                self.sink.commit(what, entries, fence)
+                self.sink.commit(what, fence, Claim(fence, what.ranges, entries))
 
     @rule(keep=st.integers(0, 3))
     def join_history(self, keep: int) -> None:
-        self.sink.join_history(self.fence, keep)
+        self.sink.ledger.join_history(self.fence, keep)
 
     @invariant()
     def the_table_holds_the_records_below_the_positions(self) -> None:

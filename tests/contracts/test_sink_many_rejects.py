@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.decode.base import Rejection
-from oncely.sinks.base import Reject
-from oncely.sinks.sql.connection import RowsDropped
-from oncely.sinks.sql.session import close_all
+from oncely.clients.sql.connection import RowsDropped
+from oncely.clients.sql.session import close_all
+from oncely.core.batch import Reject, Rejection
 from tests.contracts.looking import create, history, ids, rejected
 from tests.sinktools import Place, at_t0, commit_all, numbered, ready, rec, sink_to, with_faults
 

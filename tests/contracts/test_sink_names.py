@@ -8,11 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from oncely.clients.sql.session import (
+    application_prefix,
+    brief_session,
+    close_all,
+)
+from oncely.core.batch import Batch
+from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
-from oncely.sinks.base import Publication, Written
-from oncely.sinks.sql.session import application_prefix, brief_session, close_all
-from oncely.sinks.sql.staging import publish, stage, sweep
+from oncely.sinks.sql.staging import stage, sweep
 from tests.sinktools import (
     T0,
     Place,
@@ -21,6 +26,7 @@ from tests.sinktools import (
     commit_all,
     open_sink,
     postgres_place,
+    publish_on,
     quoted,
     ready,
     sink_to,
@@ -72,7 +78,7 @@ def test_hostile_names_in_every_statement(place: Place, name: str, keys: tuple[s
     wanted = [n for n in wanted if not (keys and n == 3)]  # 13 has the key of 3
     assert found == [(n, "x") for n in wanted]
     assert place.sql('SELECT pipeline, "offset" FROM oncely_rejects') == [(name, 4)]
-    assert sink.join_history(fence, keep_newest=0) == 1
+    assert sink.ledger.join_history(fence, keep_newest=0) == 1
     newer = open_sink(sink)
     assert newer.positions == {T0: 14}
 
@@ -84,8 +90,8 @@ def test_hostile_names_in_batch_commit(place: Place, name: str) -> None:
     rows = pa.Table.from_pylist([row(name, at).rows[0] for at in range(3)], schema=schema)
     staged = stage(sink, fence, 0, 0, [rows])
     stage(sink, fence, 0, 1, [rows])
-    what = Publication({T0: OffsetRange(0, 3)}, {T0: Written(3, 3, 0, 0)}, [], [staged])
-    assert publish(sink, what, sink.entries(fence), fence) == 3
+    what = Batch({T0: OffsetRange(0, 3)}, {T0: Counts(3, 3, 0, 0)}, [], [staged])
+    publish_on(sink, what, sink.ledger.positions(fence), fence)
     assert sweep(sink, fence, keep_batches_from=1) == 1
     assert place.sql(f"SELECT COUNT(*) FROM {quoted(name)}") == [(3,)]
 
@@ -127,8 +133,8 @@ def test_a_takeover_finds_sessions_whatever_the_pipeline_s_name(database: str, n
     """PostgreSQL changes an application_name that is not plain ASCII, and cuts a long one."""
     place = postgres_place(database)
     sink, fence = ready(sink_to(place, pipeline=name * 30))
-    sink.entries(fence)  # its session is kept
-    dialect, tables = place.dialect, sink.ledger_tables.all()
+    sink.ledger.positions(fence)  # its session is kept
+    dialect, tables = place.dialect, sink.ledger.tables.all()
     with brief_session(dialect, "test", sink.connect) as session:
         assert dialect.end_sessions(session, application_prefix(sink.pipeline), tables) == 1
     close_all()

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from oncely.clients.sql.connection import Contention
+from oncely.clients.sql.session import close_all
 from oncely.errors import Unavailable
-from oncely.sinks.sql.connection import Contention
-from oncely.sinks.sql.session import close_all
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (

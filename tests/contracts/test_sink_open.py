@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from oncely.core.claim import Fence, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.offsets import SourceIdentity, TopicPartition
+from oncely.core.topics import SourceIdentity, TopicPartition
 from oncely.errors import Fenced, SourceMismatch, TableMismatch, Unavailable
-from oncely.pipeline.looking import look
-from oncely.sinks.base import Fence
+from oncely.pipeline.inspect import look
 from tests.sinktools import (
     SCHEMA,
     SOURCE,
@@ -46,10 +46,10 @@ def test_start_is_asked_once_in_the_life_of_a_pipeline(place: Place) -> None:
         asked.append(1)
         return {T0: 100, T1: 200}
 
-    first = sink.open(SOURCE, start, {T0: 1, T1: 2})
+    first = sink.open(Takeover(SOURCE, start, {T0: 1, T1: 2}))
     assert first.first_start
     assert first.positions == {T0: 100, T1: 200}
-    again = sink.open(SOURCE, start, {T0: 1, T1: 2})
+    again = sink.open(Takeover(SOURCE, start, {T0: 1, T1: 2}))
     assert not again.first_start
     assert again.positions == {T0: 100, T1: 200}
     assert len(asked) == 1
@@ -58,28 +58,33 @@ def test_start_is_asked_once_in_the_life_of_a_pipeline(place: Place) -> None:
 def test_a_partition_seen_later_begins_at_its_first_offset(place: Place) -> None:
     sink = sink_to(place)
     open_sink(sink, {T0: 100})
-    opened = sink.open(SOURCE, lambda: pytest.fail("start was settled"), {T0: 5, T1: 7, T2: 0})
+    opened = sink.open(
+        Takeover(SOURCE, lambda: pytest.fail("start was settled"), {T0: 5, T1: 7, T2: 0})
+    )
     assert opened.positions == {T0: 100, T1: 7, T2: 0}
 
 
 def test_a_partition_found_while_running(place: Place) -> None:
     sink, fence = ready(sink_to(place))
-    sink.add_partitions({T1: 9, T0: 77}, SOURCE, fence)
-    assert sink.entries(fence) == {T0: Entry(0, 1, run=sink.run), T1: Entry(9, 1, run=sink.run)}
+    sink.ledger.add_partitions(fence, {T1: 9, T0: 77}, SOURCE)
+    assert sink.ledger.positions(fence) == {
+        T0: Entry(0, 1, run=sink.run),
+        T1: Entry(9, 1, run=sink.run),
+    }
     newer = open_sink(sink).fence
     with pytest.raises(Fenced):
-        asking_again(lambda: sink.add_partitions({T2: 0}, SOURCE, fence))
-    assert set(sink.entries(newer)) == {T0, T1}
+        asking_again(lambda: sink.ledger.add_partitions(fence, {T2: 0}, SOURCE))
+    assert set(sink.ledger.positions(newer)) == {T0, T1}
 
 
 def test_pipelines_share_the_tables_and_nothing_else(place: Place) -> None:
     one, one_fence = ready(sink_to(place, pipeline="one"))
     other, other_fence = ready(sink_to(place, pipeline="other"), {T0: 50})
     commit_all(one, at_t0(0, numbered(0, 3)), one_fence)
-    assert one.entries(one_fence)[T0].position == 3
-    assert other.entries(other_fence)[T0].position == 50
+    assert one.ledger.positions(one_fence)[T0].position == 3
+    assert other.ledger.positions(other_fence)[T0].position == 50
     assert open_sink(other).fence.epoch == 2
-    assert one.entries(one_fence)[T0].epoch == 1
+    assert one.ledger.positions(one_fence)[T0].epoch == 1
 
 
 def test_opening_again_after_a_failure_does_not_steal_from_a_newer_run(place: Place) -> None:
@@ -257,7 +262,7 @@ def test_a_reset_adds_columns_too(place: Place) -> None:
     sink = sink_to(place)
     open_sink(sink, {T0: 5})
     older_ledger(place)
-    sink.reset(SOURCE, lambda: {}, {T0: 0}, lambda _: {T0: 2})
+    sink.open(Takeover(SOURCE, lambda: {}, {T0: 0}, reset=lambda _: {T0: 2}))
     assert open_sink(sink).positions == {T0: 2}
 
 
@@ -278,7 +283,7 @@ def test_a_renamed_table_is_taken_up_by_a_reset(place: Place) -> None:
     renamed = sink_to(place, table="renamed")
     with pytest.raises(TableMismatch, match="has written to 'rows'"):
         open_sink(renamed)
-    renamed.reset(SOURCE, lambda: {T0: 0}, {T0: 0}, lambda positions: positions)
+    renamed.open(Takeover(SOURCE, lambda: {T0: 0}, {T0: 0}, reset=lambda positions: positions))
     bound, fence = ready(renamed)
     commit_all(bound, at_t0(2, numbered(2, 4)), fence)
     assert place.sql("SELECT id FROM renamed ORDER BY id") == [(0,), (1,), (2,), (3,)]
@@ -344,7 +349,9 @@ def test_sqlite_tasks_make_no_second_file(on_sqlite: Place) -> None:
     sink, fence = ready(sink_to(on_sqlite))
     on_sqlite.file.unlink()
     with pytest.raises(TableMismatch, match="no database file"):
-        sink.entries(Fence("p", fence.epoch + 1))  # a task in another process: a new session
+        sink.ledger.positions(
+            Fence("p", fence.epoch + 1)
+        )  # a task in another process: a new session
     assert not on_sqlite.file.exists()
 
 

@@ -7,20 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from oncely.commit.path import commit
+from oncely.core.claim import PositionMoved, Takeover
 from oncely.core.ledger import Entry
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import PositionMoved
 from tests.contracts.looking import history, ids
 from tests.sinktools import (
     SOURCE,
     T0,
     Place,
     at_t0,
+    commit_on,
     impatient,
     numbered,
     open_sink,
     ready,
     sink_to,
+    together,
 )
 
 ROUNDS = 50
@@ -32,11 +34,11 @@ def test_of_two_writers_of_one_range_exactly_one_wins(place: Place) -> None:
     other = replace(one, pipeline="p", run="another process")
     won = []
     for at in range(0, ROUNDS * 3, 3):
-        entries = one.entries(fence)
+        entries = one.ledger.positions(fence)
         assert entries[T0] == Entry(at, fence.epoch, run=fence.run)
         results = at_once(
-            lambda sink, at=at, entries=entries: sink.commit(
-                at_t0(at, numbered(at, at + 3)), entries, fence
+            lambda sink, at=at, entries=entries: commit_on(
+                sink, at_t0(at, numbered(at, at + 3)), entries, fence
             ),
             one,
             other,
@@ -53,7 +55,7 @@ def test_two_writers_by_the_commit_path(place: Place) -> None:
     for at in range(0, ROUNDS * 3, 3):
         results = at_once(
             lambda sink, at=at: list(
-                commit(sink, at_t0(at, numbered(at, at + 3)), fence, None, impatient())
+                commit(together(sink), at_t0(at, numbered(at, at + 3)), fence, None, impatient())
             ),
             one,
             other,
@@ -72,7 +74,7 @@ def test_two_writers_of_a_table_with_a_primary_key(place: Place) -> None:
     for at in range(0, ROUNDS * 3, 3):
         at_once(
             lambda sink, at=at: list(
-                commit(sink, at_t0(at, numbered(at, at + 3)), fence, None, impatient())
+                commit(together(sink), at_t0(at, numbered(at, at + 3)), fence, None, impatient())
             ),
             one,
             replace(one),
@@ -91,9 +93,9 @@ def test_an_opener_and_a_writer(place: Place) -> None:
         results = at_once(
             lambda go: go(),
             lambda at=at, fence=before.fence, sink=sink: list(
-                commit(sink, at_t0(at, numbered(at, at + 3)), fence, None, impatient())
+                commit(together(sink), at_t0(at, numbered(at, at + 3)), fence, None, impatient())
             ),
-            lambda: sink_to(place).open(SOURCE, dict, {T0: 0}),
+            lambda: sink_to(place).open(Takeover(SOURCE, dict, {T0: 0})),
         )
         assert not isinstance(results[1], Exception), results
         assert ids(place) == list(range(results[1].positions[T0]))

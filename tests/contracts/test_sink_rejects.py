@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from oncely.clients.sql.session import brief_session
+from oncely.core.batch import Reject
 from oncely.errors import Stopped, TooManyRejects
-from oncely.sinks.base import Reject
-from oncely.sinks.sql.session import brief_session
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (
     T0,
@@ -38,10 +38,10 @@ def test_what_a_reject_keeps(place: Place) -> None:
     worse = Rec(2, bad="not JSON", key=None, value=None)
     commit_all(sink, at_t0(0, [rec(0, id=0), bad, worse]), fence)
     with brief_session(place.dialect, "test", sink.connect) as session:
-        kept = sink.dead_letters.read(session, ("", -1, -1), 10)
-        assert sink.dead_letters.count(session) == 2
-        assert [r.offset for r in sink.dead_letters.read(session, ("t", 0, 1), 10)] == [2]
-        assert [r.offset for r in sink.dead_letters.read(session, ("", -1, -1), 1)] == [1]
+        kept = sink.ledger.dead_letters.read(session, ("", -1, -1), 10)
+        assert sink.ledger.dead_letters.count(session) == 2
+        assert [r.offset for r in sink.ledger.dead_letters.read(session, ("t", 0, 1), 10)] == [2]
+        assert [r.offset for r in sink.ledger.dead_letters.read(session, ("", -1, -1), 1)] == [1]
     refused, undecoded = kept
     assert (refused.partition, refused.offset, refused.stage) == (T0, 1, "write")
     assert refused.key == b"\x00\xff"
@@ -91,8 +91,8 @@ def test_one_bad_row_in_the_middle(
     import re
 
     assert re.search(reason, rejected(place)[0][1])
-    assert outcomes[0].written.rejects == 1
-    assert outcomes[0].written.rows == 299
+    assert outcomes[0].counts.rejects == 1
+    assert outcomes[0].counts.rows == 299
 
 
 def test_many_bad_rows_among_many(place: Place) -> None:
@@ -110,7 +110,7 @@ def test_a_chunk_of_bad_rows_only(place: Place) -> None:
     outcomes = commit_all(sink, at_t0(0, numbered(0, 50)), fence)
     assert ids(place) == []
     assert [offset for offset, _ in rejected(place)] == list(range(50))
-    assert outcomes[0].written.rejects == 50
+    assert outcomes[0].counts.rejects == 50
     assert place.sql('SELECT "position" FROM oncely_positions') == [(50,)]
     commit_all(sink, at_t0(50, [Rec(50, bad="x"), Rec(51, bad="y")]), fence)
     assert place.sql("SELECT COUNT(*) FROM oncely_rejects") == [(52,)]
@@ -216,7 +216,7 @@ def test_a_record_is_rows_or_a_reject_never_both(place: Place) -> None:
     outcomes = commit_all(sink, at_t0(0, records), fence)
     assert ids(place) == [0, 1, 20, 30, 31]
     assert [offset for offset, _ in rejected(place)] == [1, 4]
-    written = outcomes[0].written
+    written = outcomes[0].counts
     assert (written.records, written.rows, written.rejects, written.filtered) == (6, 5, 2, 1)
 
 
@@ -290,7 +290,7 @@ def test_rejects_of_several_partitions(place: Place) -> None:
         'SELECT topic, "partition", "offset", reason FROM oncely_rejects ORDER BY 2, 3'
     )
     assert found == [("t", 0, 2, "a"), ("t", 1, 0, "b")]
-    assert {o.partition: o.written.rejects for o in outcomes} == {T0: 1, T1: 1}
+    assert {o.partition: o.counts.rejects for o in outcomes} == {T0: 1, T1: 1}
 
 
 def test_a_reject_met_again_after_a_reset_replaces_its_older_self(place: Place) -> None:
@@ -307,6 +307,6 @@ def test_taking_a_reject_out(place: Place) -> None:
     sink, fence = ready(sink_to(place))
     commit_all(sink, at_t0(0, [Rec(0, bad="first"), Rec(1, bad="second")]), fence)
     with brief_session(place.dialect, "test", through(lambda _, go: go())) as session:
-        assert sink.dead_letters.remove(session, T0, 0)
-        assert not sink.dead_letters.remove(session, T0, 0)
+        assert sink.ledger.dead_letters.remove(session, T0, 0)
+        assert not sink.ledger.dead_letters.remove(session, T0, 0)
     assert [offset for offset, _ in rejected(place)] == [1]

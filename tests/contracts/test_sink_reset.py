@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.sql.session import close_all
+from oncely.core.claim import Opened, Takeover
+from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced, TableMismatch
-from oncely.sinks.base import Opened
-from oncely.sinks.sql.session import close_all
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     SOURCE,
@@ -30,7 +30,7 @@ START = {T0: 0, T1: 0}
 
 
 def reset(sink: SqlSink, to: Mapping[TopicPartition, int]) -> Opened:
-    return sink.reset(SOURCE, lambda: START, START, lambda _: to)
+    return sink.open(Takeover(SOURCE, lambda: START, START, reset=lambda _: to))
 
 
 def ids(place: Place) -> list[int]:
@@ -83,7 +83,7 @@ def test_it_is_asked_where_the_old_run_has_really_ended(place: Place) -> None:
         seen.append(dict(positions))
         return {tp: max(0, at - 3) for tp, at in positions.items()}
 
-    opened = sink.reset(SOURCE, lambda: START, START, shift)
+    opened = sink.open(Takeover(SOURCE, lambda: START, START, reset=shift))
     assert seen == [{T0: 7, T1: 52}]
     assert opened.positions == {T0: 4, T1: 49}
 
@@ -95,7 +95,7 @@ def test_a_reset_into_the_middle_of_a_committed_range(place: Place) -> None:
     fence = open_sink(sink, START).fence
     outcomes = commit_all(sink, at_t0(4, numbered(4, 6)), fence)
     assert not outcomes[0].replayed
-    assert sink.entries(fence)[T0].position == 6
+    assert sink.ledger.positions(fence)[T0].position == 6
 
 
 def test_a_pipeline_that_never_ran(place: Place) -> None:

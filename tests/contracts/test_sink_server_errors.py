@@ -10,12 +10,12 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import pytest
 
+from oncely.clients.sql.connection import BadData, Contention
+from oncely.clients.sql.session import close_all
 from oncely.core.ledger import Entry
 from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
-from oncely.local.postgres import Postgres
-from oncely.pipeline.looking import check_table
-from oncely.sinks.sql.connection import BadData, Contention
-from oncely.sinks.sql.session import close_all
+from oncely.pipeline.inspect import check_table
+from oncely.testing.servers.postgres import Postgres
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (
     T0,
@@ -23,6 +23,7 @@ from tests.sinktools import (
     Rec,
     at_t0,
     commit_all,
+    commit_on,
     numbered,
     postgres_place,
     ready,
@@ -189,7 +190,9 @@ def test_a_standby_is_waited_for() -> None:
         server.start()
         close_all()
         with pytest.raises(Unavailable, match="is a standby") as caught:
-            sink.commit(at_t0(0, numbered(0, 5)), {T0: Entry(0, fence.epoch, run=fence.run)}, fence)
+            commit_on(
+                sink, at_t0(0, numbered(0, 5)), {T0: Entry(0, fence.epoch, run=fence.run)}, fence
+            )
         assert "target_session_attrs" in caught.value.way_out
         place.sql("SELECT pg_promote()")
         commit_all(sink, at_t0(0, numbered(0, 5)), fence)

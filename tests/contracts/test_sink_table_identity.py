@@ -6,16 +6,16 @@ import subprocess
 
 import pytest
 
+from oncely.clients.sql.session import close_all
+from oncely.clients.sql.sqlite import Sqlite
 from oncely.config import parse
+from oncely.core.claim import Fence, Takeover
 from oncely.errors import TableMismatch
-from oncely.local import pginstall
 from oncely.pipeline import Pipeline
-from oncely.pipeline.findings import Findings
-from oncely.pipeline.looking import check_table
-from oncely.sinks.base import Fence
-from oncely.sinks.sql.session import close_all
+from oncely.pipeline.inspect import check_table
+from oncely.pipeline.problems import Problems
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.sqlite import Sqlite
+from oncely.testing.servers import pginstall
 from tests.sinktools import (
     SOURCE,
     T0,
@@ -63,13 +63,13 @@ def planned(sink: SqlSink) -> list[str]:
         "decode": {"format": "json", "schema": "id BIGINT, name STRING"},
         "sink": {"kind": "sql", "url": url, "table": str(sink.wanted.table)},
     }
-    findings = Findings()
+    findings = Problems()
     Pipeline(parse(described)).destination.plan(sink.wanted.schema, findings, [], None)
     return [f"{one.key}: {one.message}" for one in findings.problems]
 
 
 def reset(sink: SqlSink, to: int) -> None:
-    sink.reset(SOURCE, lambda: {T0: 0}, {T0: 0}, lambda _: {T0: to})
+    sink.open(Takeover(SOURCE, lambda: {T0: 0}, {T0: 0}, reset=lambda _: {T0: to}))
 
 
 def goes_on(sink: SqlSink, at: int) -> None:

@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from oncely.sinks.sql.connection import Connection
-from oncely.sinks.sql.session import application_name
+from oncely.clients.sql.connection import Connection
+from oncely.clients.sql.session import application_name
 from tests.sinktools import Place, open_sink, postgres_place, sink_to
 
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oncely.core.batch import Chunk
+from oncely.core.claim import Fence
 from oncely.errors import TableMismatch
-from oncely.sinks.base import Chunk, Fence
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     T0,
@@ -59,7 +60,7 @@ def test_the_last_offset_of_a_key_wins(place: Place) -> None:
     assert rows(place) == [(1, 5, "c"), (2, 1, "b")]
     outcomes = commit_all(sink, upserts(3, [rec(3, id=2, v=None, name=None)]), fence)
     assert rows(place) == [(1, 5, "c"), (2, None, None)]
-    assert outcomes[0].written.rows == 1
+    assert outcomes[0].counts.rows == 1
 
 
 def test_a_tombstone_deletes(place: Place) -> None:
@@ -68,7 +69,7 @@ def test_a_tombstone_deletes(place: Place) -> None:
     outcomes = commit_all(sink, upserts(3, [gone(3, id=2), gone(4, id=77)]), fence)
     assert [row[0] for row in rows(place)] == [1, 3]
     assert place.sql("SELECT records, written FROM oncely_ranges WHERE range_start = 3") == [(2, 2)]
-    assert outcomes[0].written.filtered == 0
+    assert outcomes[0].counts.filtered == 0
 
 
 def test_tombstone_then_insert(place: Place) -> None:
@@ -202,7 +203,7 @@ def test_in_append_mode_a_tombstone_is_counted_as_filtered(place: Place) -> None
     sink, fence = ready(sink_to(place, SCHEMA))
     outcomes = commit_all(sink, upserts(0, [rec(0, id=1), gone(1, id=1)]), fence)
     assert [row[0] for row in rows(place)] == [1]
-    assert (outcomes[0].written.rows, outcomes[0].written.filtered) == (1, 1)
+    assert (outcomes[0].counts.rows, outcomes[0].counts.filtered) == (1, 1)
 
 
 def test_a_chunk_of_tombstones_only(place: Place) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 from tests.golden import writers
 from tests.golden.compare import assert_golden
 from tests.sinktools import Place

@@ -7,24 +7,26 @@ import pickle
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.commit.run import OpenRun
+from oncely.commit.timer import Interval, save
+from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
-from oncely.delivery.timed import Timed
+from oncely.core.topics import TopicPartition
 from oncely.errors import Unavailable
-from oncely.sinks.base import Fence, Written
-from oncely.stores.base import Stored
-from oncely.stores.file import FileStore
+from oncely.ledgers.base import Ledger
+from oncely.ledgers.stores.base import Stored
+from oncely.ledgers.stores.file import FileStore
 from tests.deliverytools import (
     KINDS,
     Hurt,
     Target,
     opened,
-    positions_of,
     ready,
+    run_of,
     standing,
     target,
 )
@@ -55,9 +57,9 @@ class Heard:
             self.saved.set()
 
 
-def timed(records: Any, store: Any = None, **when: Any) -> Timed:
+def timed(sink: Any, store: Any = None, **when: Any) -> OpenRun[Any, Any]:
     """Not opened."""
-    return Timed(records, positions_of(records, store), position_first=False, **when)
+    return run_of(sink, store, interval=Interval(**when))
 
 
 @pytest.fixture
@@ -66,13 +68,13 @@ def heard(tmp_path: Any) -> Heard:
 
 
 @pytest.fixture
-def by_hand(on_sqlite: Place, heard: Heard) -> Iterator[tuple[Timed, Fence]]:
-    """A sink whose timer fires at the end only."""
-    sink, fence = ready(timed(sink_to(on_sqlite), heard, seconds=3600.0), {T0: 0, T1: 0})
+def by_hand(on_sqlite: Place, heard: Heard) -> Iterator[tuple[OpenRun[Any, Any], Fence]]:
+    """A run whose timer fires at the end only."""
+    run, fence = ready(timed(sink_to(on_sqlite), heard, seconds=3600.0), {T0: 0, T1: 0})
     heard.saves.clear()
     heard.saved.clear()
-    yield sink, fence
-    sink.close()
+    yield run, fence
+    run.close()
 
 
 def upto(t0: int, t1: int = 0, start: int = 0) -> dict[TopicPartition, OffsetRange]:
@@ -82,115 +84,115 @@ def upto(t0: int, t1: int = 0, start: int = 0) -> dict[TopicPartition, OffsetRan
 
 
 def test_records_and_positions_on_every_sink(to: Target) -> None:
-    sink, fence = ready(timed(to.make(), seconds=3600.0), {T0: 0, T1: 0})
-    part = sink.in_hand(upto(5, 3))
+    run, fence = ready(timed(to.make(), seconds=3600.0), {T0: 0, T1: 0})
+    part = run.for_batch(upto(5, 3))
     task = pickle.loads(pickle.dumps(part))
     parts = {T0: (0, numbered(0, 5)), T1: (0, numbered(10, 13))}
     done = commit_all(task, chunk(parts), fence)
-    assert {one.partition: one.written for one in done} == {
-        T0: Written(5, 5, 0, 0),
-        T1: Written(3, 3, 0, 0),
+    assert {one.partition: one.counts for one in done} == {
+        T0: Counts(5, 5, 0, 0),
+        T1: Counts(3, 3, 0, 0),
     }
     assert to.ids() == [*range(5), 10, 11, 12]
-    assert standing(sink, fence) == {T0: 0, T1: 0}, "written, and no position was moved"
-    sink.close()
-    assert standing(sink, fence) == {T0: 5, T1: 3}
+    assert standing(run, fence) == {T0: 0, T1: 0}, "written, and no position was moved"
+    run.close()
+    assert standing(run, fence) == {T0: 5, T1: 3}
 
 
 def test_a_crash_after_the_timer_loses_and_one_before_it_doubles(to: Target) -> None:
     """Not a defect: it is what ``none`` says."""
     lost, fence = ready(timed(to.make(), offsets=1, seconds=None))
-    lost.in_hand({T0: OffsetRange(0, 5)})  # the process dies here, and nothing was written
+    lost.for_batch({T0: OffsetRange(0, 5)})  # the process dies here, and nothing was written
     assert standing(lost, fence) == {T0: 5}
     doubled, fence = ready(timed(to.make(), offsets=1_000, seconds=None))
     for _ in range(2):
-        task = doubled.in_hand({T0: OffsetRange(5, 7)})
+        task = doubled.for_batch({T0: OffsetRange(5, 7)})
         commit_all(task, at_t0(5, numbered(5, 7)), fence)  # and here, before the timer
-        doubled._timer = None
-        opened(doubled)
-        fence = doubled._fence
+        doubled, fence = ready(timed(to.make(), offsets=1_000, seconds=None))
     assert to.ids() == [5, 5, 6, 6]
 
 
 def test_by_the_clock(on_sqlite: Place, heard: Heard) -> None:
-    sink, fence = ready(timed(sink_to(on_sqlite), heard, seconds=0.05))
+    run, fence = ready(timed(sink_to(on_sqlite), heard, seconds=0.05))
     try:
         for end in (5, 9):
             heard.saved.clear()
-            sink.in_hand({T0: OffsetRange(0, end)})
+            run.for_batch({T0: OffsetRange(0, end)})
             assert heard.saved.wait(20)
-            assert standing(sink, fence) == {T0: end}
+            assert standing(run, fence) == {T0: end}
         heard.saved.clear()
         assert not heard.saved.wait(0.3), "nothing new was handed out"
     finally:
-        sink.close()
+        run.close()
     assert len(heard.saves) == 3, "the opening, and once for each hand-out"
 
 
 def test_by_the_number_of_records(on_sqlite: Place, heard: Heard) -> None:
-    sink, fence = ready(timed(sink_to(on_sqlite), heard, seconds=None, offsets=10), {T0: 0, T1: 0})
+    run, fence = ready(timed(sink_to(on_sqlite), heard, seconds=None, offsets=10), {T0: 0, T1: 0})
     seen = []
     for batch in (upto(4), upto(0, 6), upto(5, start=4), upto(0, 15, start=6)):
-        sink.in_hand(batch)
-        seen.append(standing(sink, fence))
+        run.for_batch(batch)
+        seen.append(standing(run, fence))
     # 4; 4 + 6: due; 1; 1 + 9: due.
     assert seen == [{T0: 0, T1: 0}, {T0: 4, T1: 6}, {T0: 4, T1: 6}, {T0: 5, T1: 15}]
-    assert sink._timer
-    assert sink._timer._thread is None
-    sink.in_hand(upto(7, start=5))
-    sink.close()
-    assert standing(sink, fence) == {T0: 7, T1: 15}, "what was not due is saved at the end"
+    assert run._timer
+    assert run._timer._thread is None
+    run.for_batch(upto(7, start=5))
+    run.close()
+    assert standing(run, fence) == {T0: 7, T1: 15}, "what was not due is saved at the end"
 
 
 def test_the_last_save_comes_with_an_orderly_end_and_only_once(
-    by_hand: tuple[Timed, Fence], heard: Heard
+    by_hand: tuple[OpenRun[Any, Any], Fence], heard: Heard
 ) -> None:
-    sink, fence = by_hand
-    sink.in_hand(upto(5, 3))
-    sink.in_hand(upto(8))
+    run, fence = by_hand
+    run.for_batch(upto(5, 3))
+    run.for_batch(upto(8))
     assert heard.saves == []
-    assert sink._timer
-    assert sink._timer._thread
-    thread = sink._timer._thread
-    sink.close()
+    assert run._timer
+    assert run._timer._thread
+    thread = run._timer._thread
+    run.close()
     assert not thread.is_alive()
-    assert standing(sink, fence) == {T0: 8, T1: 3}
+    assert standing(run, fence) == {T0: 8, T1: 3}
     assert len(heard.saves) == 1
-    sink.close()
+    run.close()
     assert len(heard.saves) == 1
 
 
-def test_a_position_never_goes_back(by_hand: tuple[Timed, Fence], heard: Heard) -> None:
+def test_a_position_never_goes_back(by_hand: tuple[OpenRun[Any, Any], Fence], heard: Heard) -> None:
     """A batch that is handed out again after a failed one ends where positions stand already."""
-    sink, fence = by_hand
-    sink.save({T0: 8})
-    sink.save({T0: 5})
-    sink.save({T0: 8})
-    assert standing(sink, fence) == {T0: 8, T1: 0}
+    run, fence = by_hand
+    save(run.ledger, fence, {T0: 8})
+    save(run.ledger, fence, {T0: 5})
+    save(run.ledger, fence, {T0: 8})
+    assert standing(run, fence) == {T0: 8, T1: 0}
     assert len(heard.saves) == 1
 
 
 def test_a_partition_without_a_position_is_left_alone(
-    by_hand: tuple[Timed, Fence], heard: Heard
+    by_hand: tuple[OpenRun[Any, Any], Fence], heard: Heard
 ) -> None:
-    sink, fence = by_hand
-    sink.save({TopicPartition("t", 3): 8, T0: 2})
-    assert standing(sink, fence) == {T0: 2, T1: 0}
+    run, fence = by_hand
+    save(run.ledger, fence, {TopicPartition("t", 3): 8, T0: 2})
+    assert standing(run, fence) == {T0: 2, T1: 0}
 
 
 def test_a_save_without_an_answer_is_made_up_for(
-    by_hand: tuple[Timed, Fence], caplog: pytest.LogCaptureFixture
+    by_hand: tuple[OpenRun[Any, Any], Fence], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink, fence = by_hand
-    sink.positions = Hurt(sink.positions, "move", Unavailable("no answer"))  # type: ignore[assignment]
-    sink.in_hand(upto(5, 3))
-    assert sink._timer
+    run, fence = by_hand
+    hurt = Hurt(run.ledger, "move", Unavailable("no answer"))
+    assert run._timer
+    run._timer.begin(cast(Ledger, hurt), fence)
+    run.for_batch(upto(5, 3))
+    assert run._timer
     with caplog.at_level(logging.WARNING):
-        sink._timer._save()
+        run._timer._save()
     assert "positions were not saved, and are saved again later: no answer" in caplog.text
-    sink.in_hand(upto(8))
-    sink.close()
-    assert standing(sink, fence) == {T0: 8, T1: 3}
+    run.for_batch(upto(8))
+    run.close()
+    assert standing(run, fence) == {T0: 8, T1: 3}
 
 
 def test_a_run_that_was_taken_over_moves_nothing(
@@ -198,7 +200,7 @@ def test_a_run_that_was_taken_over_moves_nothing(
 ) -> None:
     """Also when its timer fires late."""
     old, _ = ready(timed(to.make(), seconds=3600.0))
-    old.in_hand({T0: OffsetRange(0, 5)})
+    old.for_batch({T0: OffsetRange(0, 5)})
     new, newer = ready(timed(to.make(), seconds=3600.0))
     with caplog.at_level(logging.WARNING):
         old.close()
@@ -208,23 +210,12 @@ def test_a_run_that_was_taken_over_moves_nothing(
     assert "another epoch's entry" not in caplog.text, "it is no defect"
 
 
-def test_opening_again_forgets_what_was_handed_out(by_hand: tuple[Timed, Fence]) -> None:
+def test_opening_again_forgets_what_was_handed_out(
+    by_hand: tuple[OpenRun[Any, Any], Fence],
+) -> None:
     """A batch has failed: what it was to read is read again from where positions stand."""
-    sink, fence = by_hand
-    sink.in_hand(upto(5, 3))
-    again = opened(sink, {T0: 0, T1: 0}, expected=fence.epoch).fence
-    sink.close()
-    assert standing(sink, again) == {T0: 0, T1: 0}
-
-
-def test_it_travels_without_its_timer(by_hand: tuple[Timed, Fence], on_sqlite: Place) -> None:
-    sink, _ = by_hand
-    sink.in_hand(upto(5))
-    assert sink._timer
-    plain = timed(sink_to(on_sqlite), seconds=3600.0)
-    plain._timer, plain._fence = sink._timer, sink._fence
-    shipped = pickle.loads(pickle.dumps(plain))
-    assert shipped._timer is None
-    assert shipped._fence == sink._fence
-    assert shipped.seconds == 3600.0
-    plain._timer = None
+    run, fence = by_hand
+    run.for_batch(upto(5, 3))
+    again = opened(run, {T0: 0, T1: 0}, expected=fence.epoch).fence
+    run.close()
+    assert standing(run, again) == {T0: 0, T1: 0}

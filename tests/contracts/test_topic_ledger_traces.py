@@ -22,18 +22,20 @@ from confluent_kafka import TopicPartition as Offset
 
 from models.catalogue import TOPIC_LEDGER
 from models.traces import Step, traces
+from oncely.clients.kafka.client import make
+from oncely.core.batch import Batch
+from oncely.core.budget import RejectCount
+from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, Notes, PositionMoved, Takeover
 from oncely.core.ledger import Entry, Fenced, decide
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced as RunFenced
 from oncely.errors import OncelyError
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Chunk, Fence, PositionMoved, Publication, RejectCount, Written
+from oncely.ledgers.topic.records import OffsetMetadata, read_stamp, stamp
 from oncely.sinks.kafka.letters import opened
 from oncely.sinks.kafka.replay import Replay, ToTopics
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sinks.kafka.words import Stamped, read_stamp, stamp
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics
 from tests.replaytools import bad, judging
 from tests.sinktools import SOURCE, T0, chunk, rec
@@ -82,7 +84,7 @@ class Gates:
         self.open = False
 
     def connect(self, kind: Any, *args: Any, **own: Any) -> Any:
-        """As :func:`oncely.sources.clients.make`."""
+        """As :func:`oncely.clients.kafka.client.make`."""
         made = make(kind, *args, **own)
         gated = {"init_transactions", "begin_transaction", "commit_transaction"}
         if not issubclass(kind, Producer):
@@ -229,9 +231,11 @@ class World:
             expected = one.fence.epoch if one.fence else None
             if proc["resets"]:
                 there = {tp: 0 for tp in earliest}
-                opened = one.sink.reset(SOURCE, lambda: earliest, earliest, lambda _: there)
+                opened = one.sink.open(
+                    Takeover(SOURCE, lambda: earliest, earliest, reset=lambda _: there)
+                )
             else:
-                opened = one.sink.open(SOURCE, lambda: earliest, earliest, expected)
+                opened = one.sink.open(Takeover(SOURCE, lambda: earliest, earliest, expected))
             one.fence = opened.fence
             return opened
 
@@ -252,20 +256,20 @@ class World:
             entries = {tp: Entry(at, epoch)}
             try:
                 if at in HOLES:
-                    nothing = Chunk.of_nothing({tp: range_})
-                    return one.sink.commit(nothing, entries, one.fence, kind="hole")
+                    hole = Claim(one.fence, {tp: range_}, entries, "hole")
+                    return one.sink.ledger.move(hole, {tp: NO_RECORDS})
                 one_record = bad(at) if rejected else [rec(at, id=at, name="n")]
                 what = chunk({tp: (at, one_record)})
                 if proc["mode"] == "partition":
-                    return one.sink.commit(what, entries, one.fence)
+                    return one.sink.commit(what, one.fence, Claim(one.fence, what.ranges, entries))
                 staged = one.sink.stage(one.fence, batch, 0, [what.rows])
                 letters = what.dead_letters(what.rejections) if rejected else []
-                written = {tp: Written(1, len(what.rows), len(letters), 0)}
-                whole = Publication({tp: range_}, written, letters, [staged])
-                return one.sink.publish(whole, entries, one.fence)
+                written = {tp: Counts(1, len(what.rows), len(letters), 0)}
+                whole = Batch({tp: range_}, written, letters, [staged])
+                return one.sink.publish(whole, one.fence, Claim(one.fence, whole.ranges, entries))
             except PositionMoved:
                 one.gates.let_all()
-                return decide(one.sink.committed(one.fence)[tp], range_, epoch)
+                return decide(one.sink.ledger.positions(one.fence, settled=True)[tp], range_, epoch)
 
         self.start(r, committing)
 
@@ -299,7 +303,7 @@ class World:
     def note(self, r: str) -> None:
         def noting(one: Process) -> object:
             assert one.fence is not None
-            return one.sink.note_rejects(RejectCount(), one.fence)
+            return one.sink.ledger.note(one.fence, Notes(counted=RejectCount()))
 
         self.start(r, noting)
 
@@ -461,7 +465,7 @@ class World:
         changed = [p for p in PARTITIONS if self.before["group"][p] != self.now["group"][p]]
         offset = self.now["group"][changed[0]]["at"]
         tp = PARTITIONS[changed[0]]
-        known = Stamped(offset, 1, SOURCE.cluster_id, SOURCE.topic_ids[tp.topic])
+        known = OffsetMetadata(offset, 1, SOURCE.cluster_id, SOURCE.topic_ids[tp.topic])
         metadata = stamp(known, "another-pipeline") if foreign else ""
         with closing(plain_reader(self.topics)) as reader:
             reader.commit(offsets=[Offset(*tp, offset, metadata)], asynchronous=False)

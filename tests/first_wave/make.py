@@ -227,8 +227,9 @@ def work(job: dict[str, Any]) -> None:
 
 def die_running(case: Case, known: dict[str, str], spark: Any) -> None:
     """Run until the third micro-batch is at the point where it dies."""
-    from oncely.runtimes import session
     from oncely.semantics.victim import _arming, _dying
+
+    from oncely.runtimes import session
 
     order = {"run": case.settings(known, wide=False), "point": case.dies, "files": 6}
     java = session.java_process()
@@ -238,10 +239,11 @@ def die_running(case: Case, known: dict[str, str], spark: Any) -> None:
 
 def die_opening(case: Case, known: dict[str, str]) -> None:
     """Take the next epoch and die before a position is taken."""
-    from oncely.config import parse
-    from oncely.pipeline import Pipeline
     from oncely.sinks.sql.connection import connect
     from oncely.sources.clients import make
+
+    from oncely.config import parse
+    from oncely.pipeline import Pipeline
 
     class Session:
         def __init__(self, inner: Any) -> None:

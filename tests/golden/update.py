@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from oncely.local.kafka import Broker
-from oncely.local.postgres import Postgres
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.postgres import Postgres
 from tests.golden import writers
 from tests.sinktools import Place, sqlite_place
 

@@ -21,28 +21,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.kafka.client import make
+from oncely.clients.kafka.transaction import Message
+from oncely.clients.sql.connection import Connection, Dialect, TableName, connect
+from oncely.clients.sql.dialects import dialect_for
+from oncely.clients.sql.session import application_name, close_all
+from oncely.commit.path import pass_over
+from oncely.core.batch import Batch, Reject, Staged
+from oncely.core.budget import RejectCount
+from oncely.core.claim import Claim, Counts, Fence, Notes, QueryBatch, Takeover
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
-from oncely.local.kafka import Broker
-from oncely.sinks.base import (
-    Chunk,
-    Fence,
-    Publication,
-    QueryBatch,
-    Reject,
-    RejectCount,
-    Staged,
-    Written,
-)
-from oncely.sinks.files.avro_file import AvroFiles
-from oncely.sinks.files.live import FIELDS, LiveFiles
-from oncely.sinks.files.parquet_file import ParquetFiles
-from oncely.sinks.files.partitions import parse_partition_by
-from oncely.sinks.files.paths import FileNames, directory
-from oncely.sinks.files.snapshot import ReadSoFar, Snapshot, save
-from oncely.sinks.files.words import (
+from oncely.lake.avro_file import AvroFiles
+from oncely.lake.live_files import FIELDS, LiveFiles
+from oncely.lake.parquet_file import ParquetFiles
+from oncely.lake.partitions import parse_partition_by
+from oncely.lake.paths import FileNames, directory
+from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
     ScopeSchema,
@@ -51,37 +48,45 @@ from oncely.sinks.files.words import (
     path_key,
     schema_key,
 )
-from oncely.sinks.files.words import encode as manifest_value
-from oncely.sinks.kafka import letters
-from oncely.sinks.kafka.letters import DeadLetter
-from oncely.sinks.kafka.transaction import Message
-from oncely.sinks.kafka.words import (
-    Moved,
-    PutBack,
-    Registered,
-    Replayed,
-    Stamped,
-    Words,
+from oncely.lake.records import encode as manifest_value
+from oncely.lake.snapshot import ReadSoFar, Snapshot, save
+from oncely.ledgers.sql.tables import TABLES, LedgerTables
+from oncely.ledgers.stores.base import Stored
+from oncely.ledgers.stores.file import FileStore
+from oncely.ledgers.stores.records import encode as store_value
+from oncely.ledgers.stores.records import field
+from oncely.ledgers.stores.redis import RedisStore
+from oncely.ledgers.stores.zookeeper import ZooKeeperStore
+from oncely.ledgers.topic.records import (
+    LedgerKeys,
+    OffsetMetadata,
+    PipelineRecord,
+    PositionRecord,
+    ReplayRecord,
+    ResetRecord,
     encode,
     replay_group,
     stamp,
 )
-from oncely.sinks.sql.connection import Connection, Dialect, TableName, connect
-from oncely.sinks.sql.dialects import dialect_for
-from oncely.sinks.sql.ledger_tables import TABLES, LedgerTables
-from oncely.sinks.sql.session import application_name, close_all
+from oncely.sinks.kafka import letters
+from oncely.sinks.kafka.letters import DeadLetter
 from oncely.sinks.sql.staging import staging_prefix
 from oncely.sinks.sql.target import Wanted, create_statement
-from oncely.sources.clients import make
-from oncely.stores.base import Stored
-from oncely.stores.file import FileStore
-from oncely.stores.redis import RedisStore
-from oncely.stores.words import encode as store_value
-from oncely.stores.words import field
-from oncely.stores.zookeeper import ZooKeeperStore
+from oncely.testing.servers.kafka import Broker
 from tests import filestools, kafkatools, replaytools
 from tests.scenarios.publishing_jobs import publish_all
-from tests.sinktools import SOURCE, T0, T1, Place, Rec, chunk, commit_all, rec, sink_to
+from tests.sinktools import (
+    SOURCE,
+    T0,
+    T1,
+    Place,
+    Rec,
+    chunk,
+    commit_all,
+    rec,
+    sink_to,
+    together,
+)
 
 HERE = Path(__file__).parent
 PIPELINES = ("orders", 'née "x"/1, longer than any session\'s name may be')
@@ -118,7 +123,7 @@ def names() -> Golden:
     """Ids, names and paths."""
     found: list[tuple[str, str]] = []
     for pipeline in PIPELINES:
-        words = Words(pipeline)
+        words = LedgerKeys(pipeline)
         found += [
             ("transactional id of openers", words.opener),
             ("transactional id of a position", words.writer(TopicPartition("t", 3))),
@@ -147,11 +152,11 @@ def names() -> Golden:
 
 def ledger_records() -> Golden:
     """Each kind of record in the ledger topic, and the metadata of group offsets."""
-    words, tp = Words("orders"), TopicPartition("t", 3)
-    done = Moved(17, 4, "cluster-1", "id-of-t", 10, 17, "data", 6, 5, 1, 2)
-    batch = Moved(17, 4, "cluster-1", "id-of-t", 17, 17, "taken", mode="batch")
-    new = Registered(1, "run-1", "cluster-1", {"t": "id-of-t"}, "out", {"t": {3: 0}}, {})
-    known = Registered(
+    words, tp = LedgerKeys("orders"), TopicPartition("t", 3)
+    done = PositionRecord(17, 4, "cluster-1", "id-of-t", 10, 17, "data", 6, 5, 1, 2)
+    batch = PositionRecord(17, 4, "cluster-1", "id-of-t", 17, 17, "taken", mode="batch")
+    new = PipelineRecord(1, "run-1", "cluster-1", {"t": "id-of-t"}, "out", {"t": {3: 0}}, {})
+    known = PipelineRecord(
         4, "run-4", "cluster-1", {"t": "id-of-t", "u": "id-of-u"}, "out", {"u": {0: 5}},
         {"t": [0, 3]}, {"out": "id-of-out"}, {"t": {3: 9}}, {"t": {0: 2, 3: 1}},
         RejectCount("1%", 1_000, 3),
@@ -159,11 +164,13 @@ def ledger_records() -> Golden:
     records = [
         *((words.pipeline_key(), encode(one)) for one in (new, known)),
         *((words.position_key(tp), encode(one)) for one in (done, batch)),
-        (words.reset_key(tp, 5), encode(PutBack(9))),
-        (words.replayed_key(TopicPartition("out.rejects", 0)), encode(Replayed(3, "id-of-it"))),
-        (Words(PIPELINES[1]).position_key(tp), encode(done)),
+        (words.reset_key(tp, 5), encode(ResetRecord(9))),
+        (words.replayed_key(TopicPartition("out.rejects", 0)), encode(ReplayRecord(3, "id-of-it"))),
+        (LedgerKeys(PIPELINES[1]).position_key(tp), encode(done)),
     ]
-    stamps = [stamp(one, "orders") for one in (done, batch, Stamped(1, 2, "cluster-1", "id-of-t"))]
+    stamps = [
+        stamp(one, "orders") for one in (done, batch, OffsetMetadata(1, 2, "cluster-1", "id-of-t"))
+    ]
     return {
         "ledger_topic.jsonl": lines([key, value] for key, value in records),
         "offset_metadata.txt": "".join(f"{one}\n" for one in stamps),
@@ -277,10 +284,6 @@ BAD = Rec(2, bad="no JSON", value=b"{", headers=[("h", b"1"), ("h", None)])
 RECORDS = [rec(0, id=1, name="a"), rec(1, id=2, name=None), BAD, rec(4, id=5, name="é")]
 
 
-def holes(tp: TopicPartition, start: int, end: int) -> Chunk:
-    return Chunk.of_nothing({tp: OffsetRange(start, end)})
-
-
 def in_tables(place: Place) -> Golden:
     """What the SQL sink leaves in an empty database, and how its sessions are called."""
     told: list[str] = []
@@ -290,19 +293,21 @@ def in_tables(place: Place) -> Golden:
         run="run-1",
         connect=_recording_sessions(told),
     )
-    fence = sink.open(SOURCE, lambda: at, at).fence
+    fence = sink.open(Takeover(SOURCE, lambda: at, at)).fence
     sink = sink.bind()
     commit_all(sink, chunk({T0: (0, RECORDS)}), fence)
     for kind, (start, end) in {"hole": (5, 7), "gap": (7, 9)}.items():
-        sink.commit(holes(T0, start, end), sink.entries(fence), fence, None, kind)  # type: ignore[arg-type]
-    sink.note_leader_epochs({T0: 3}, fence)
-    sink.note_rejects(RejectCount("1%", 4, 1), fence)
+        pass_over(together(sink), {T0: OffsetRange(start, end)}, fence, kind)  # type: ignore[arg-type]
+    sink.ledger.note(fence, Notes(leader_epochs={T0: 3}))
+    sink.ledger.note(fence, Notes(counted=RejectCount("1%", 4, 1)))
     again = replace(sink, run="run-2")
-    fence = again.open(SOURCE, lambda: at, at).fence
+    fence = again.open(Takeover(SOURCE, lambda: at, at)).fence
     rows = sink_rows(sink.wanted.schema)
     staged = again.stage(fence, 3, 8, [rows])
-    again.publish(_publication(staged, QueryBatch("query", 3, "plan")), again.entries(fence), fence)
-    replace(sink, run="run-3").reset(SOURCE, lambda: at, at, lambda _: {T0: 4})
+    batch, positions = _publication(staged), again.ledger.positions(fence)
+    query = QueryBatch("query", 3, "plan")
+    again.publish(batch, fence, Claim(fence, batch.ranges, positions, query=query))
+    replace(sink, run="run-3").open(Takeover(SOURCE, lambda: at, at, reset=lambda _: {T0: 4}))
     kind = "postgresql" if place.is_postgres else "sqlite"
     tables = [[name, *row] for name in TABLES for row in _content(place, name)]
     close_all()
@@ -319,11 +324,11 @@ def sink_rows(schema: pa.Schema) -> pa.Table:
     )
 
 
-def _publication(staged: Staged, query: QueryBatch | None = None) -> Publication:
+def _publication(staged: Staged) -> Batch:
     ranges = {T0: OffsetRange(9, 11), T1: OffsetRange(5, 6)}
-    written = {T0: Written(2, 0, 1, 0), T1: Written(1, 0, 0, 0)}
+    written = {T0: Counts(2, 0, 1, 0), T1: Counts(1, 0, 0, 0)}
     reject = Reject(T0, 10, None, None, b"x", (), "transform", "refused")
-    return Publication(ranges, written, [reject], [staged], query)
+    return Batch(ranges, written, [reject], [staged])
 
 
 def _recording_sessions(told: list[str]) -> Callable[[Dialect, str], Connection]:
@@ -376,24 +381,24 @@ def in_topics(broker: Broker) -> Golden:
     topics = _named_topics(broker)
     at = {T0: 0, T1: 5}
     first = topics.sink(run="run-1", connect=_recording_clients(ids))
-    fence = first.open(SOURCE, lambda: at, at).fence
+    fence = first.open(Takeover(SOURCE, lambda: at, at)).fence
     first.bind()
     commit_all(first, chunk({T0: (0, [*RECORDS, Rec(5, bad="gone", value=None)])}), fence)  # type: ignore[arg-type]
     for kind, (start, end) in {"hole": (6, 7), "gap": (7, 9)}.items():
-        first.commit(holes(T0, start, end), first.entries(fence), fence, None, kind)  # type: ignore[arg-type]
-    first.note_leader_epochs({T0: 3}, fence)
-    first.note_rejects(RejectCount("1%", 4, 1), fence)
+        pass_over(together(first), {T0: OffsetRange(start, end)}, fence, kind)  # type: ignore[arg-type]
+    first.ledger.note(fence, Notes(leader_epochs={T0: 3}))
+    first.ledger.note(fence, Notes(counted=RejectCount("1%", 4, 1)))
     replaytools.replayed(first, replaytools.judging(lambda one: one.offset == BAD.offset))
     first.close()
     with TemporaryDirectory() as folder:
         batch = replace(topics.sink(run="run-2", connect=_recording_clients(ids)), staging=folder)
-        fence = batch.open(SOURCE, lambda: at, at).fence
+        fence = batch.open(Takeover(SOURCE, lambda: at, at)).fence
         batch.bind()
         staged = batch.stage(fence, 3, 8, [sink_rows(first.form.schema)])
         publish_all(batch, _publication(staged), fence)
         batch.close()
     last = topics.sink(run="run-3", connect=_recording_clients(ids))
-    last.reset(SOURCE, lambda: at, at, lambda _: {T0: 4})
+    last.open(Takeover(SOURCE, lambda: at, at, reset=lambda _: {T0: 4}))
     last.close()
     hidden = _topic_ids(broker, [topics.output, topics.rejects])
     return {
@@ -426,7 +431,7 @@ def in_files(broker: Broker, folder: Path) -> Golden:
     fence = filestools.open_sink(sink).fence
     for batch in range(2):
         start = batch * filestools.PER_TASK
-        sink.in_hand({})
+        sink.begin_batch()
         staged = filestools.stage(sink, fence, batch, start)
         filestools.publish_all(sink, filestools.what(staged, start), fence)
     table = place.table()

@@ -18,9 +18,9 @@ from properties.test_avro_names import datums
 
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.errors import InvariantViolation
-from oncely.sinks.files import avro_file, parquet_file
-from oncely.sinks.files.avro_file import SCHEMA_ID, AvroFiles
-from oncely.sinks.files.parquet_file import ParquetFiles
+from oncely.lake import avro_file, parquet_file
+from oncely.lake.avro_file import SCHEMA_ID, AvroFiles
+from oncely.lake.parquet_file import ParquetFiles
 
 
 def by_fastavro(data: bytes) -> list[Any]:

@@ -22,7 +22,7 @@ from oncely.decode.avro_names import (
     column_name,
     storable,
 )
-from oncely.sinks.files import avro_file
+from oncely.lake import avro_file
 
 
 @given(NAMES, NAMES)

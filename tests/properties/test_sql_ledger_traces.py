@@ -22,15 +22,16 @@ import pytest
 from models.catalogue import SQL_LEDGER
 from models.check import tla_set
 from models.traces import INITIAL, Step, traces
+from oncely.clients.sql.session import brief_session, close_all
+from oncely.commit.path import pass_over
+from oncely.core.batch import Chunk
+from oncely.core.claim import NO_RECORDS, Claim, Fence, PositionMoved, RangeKind, Takeover
 from oncely.core.ledger import Append, Entry, decide
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, Unavailable
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import Chunk, Fence, PositionMoved, RangeKind
-from oncely.sinks.sql import takeover
+from oncely.ledgers.sql import takeover
 from oncely.sinks.sql.replay import replay_run
-from oncely.sinks.sql.session import brief_session, close_all
 from oncely.sinks.sql.sink import SqlSink
 from tests.replaytools import judging
 from tests.sinktools import (
@@ -44,6 +45,7 @@ from tests.sinktools import (
     rec,
     sink_to,
     sqlite_place,
+    together,
     with_faults,
 )
 
@@ -121,7 +123,7 @@ class World:
 
     def _given(self, sink: SqlSink, opener: takeover.Opener) -> Process:
         with brief_session(sink.dialect, "open", sink.connect) as setup:
-            fence = takeover.take_epoch(setup, sink.ledger_tables, SOURCE, opener)
+            fence = takeover.take_epoch(setup, sink.ledger.tables, SOURCE, opener)
         return Process(sink, fence, opener.expected, opener)
 
     def FencedAtReopen(self, r: str, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -155,9 +157,17 @@ class World:
         targets = {TOPIC[p]: after["db"]["positions"][p]["at"] for p in TOPIC} if reset else {}
         with brief_session(sink.dialect, "open", sink.connect) as setup:
             takeover.take_positions(
-                setup, sink.ledger_tables, own.fence, own.opener, SOURCE, lambda: seen, seen,
-                lambda known: {tp: at for tp, at in targets.items() if tp in known},
-            )  # fmt: skip
+                setup,
+                sink.ledger.tables,
+                own.fence,
+                own.opener,
+                Takeover(
+                    SOURCE,
+                    lambda: seen,
+                    seen,
+                    reset=lambda known: {tp: at for tp, at in targets.items() if tp in known},
+                ),
+            )
         for p, tp in TOPIC.items():
             for o in range(targets.get(tp, RECORDS), RECORDS):
                 self.undone[p, o] = self.rows()[p, o]
@@ -179,7 +189,7 @@ class World:
         own, claim = self.processes[r], after["proc"][r]["claim"]
         p, at, to = claim["partition"], claim["at"], claim["to"]
         own.kind, own.chunk = self._chunk(p, at, to)
-        own.entries = own.sink.entries(own.fence)
+        own.entries = own.sink.ledger.positions(own.fence)
         wanted = own.chunk.ranges[TOPIC[p]]
         assert wanted == OffsetRange(at, to)
         assert decide(own.entries[TOPIC[p]], wanted, own.fence.epoch) == Append(wanted)
@@ -204,7 +214,12 @@ class World:
 
     def _commit(self, own: Process, sink: SqlSink | None = None) -> None:
         assert own.chunk is not None
-        (sink or own.sink).commit(own.chunk, own.entries, own.fence, None, own.kind)
+        to, ranges = sink or own.sink, own.chunk.ranges
+        claim = Claim(own.fence, ranges, own.entries, own.kind)
+        if own.kind == "data":
+            to.commit(own.chunk, own.fence, claim)
+        else:
+            to.ledger.move(claim, dict.fromkeys(ranges, NO_RECORDS))
 
     def FencedByLedger(self, r: str, before: dict[str, Any], after: dict[str, Any]) -> None:
         with pytest.raises(Fenced):
@@ -217,8 +232,8 @@ class World:
     def _pass_over_everything(self, r: str, before: dict[str, Any]) -> None:
         own = self.processes[r]
         there = [TOPIC[p] for p, at in before["db"]["positions"].items() if at["epoch"]] or [T0]
-        nothing = Chunk.of_nothing({tp: OffsetRange(0, RECORDS) for tp in there})
-        list(commit(own.sink, nothing, own.fence, None, impatient(), "hole"))
+        ranges = {tp: OffsetRange(0, RECORDS) for tp in there}
+        pass_over(together(own.sink), ranges, own.fence, "hole", impatient())
 
     def AddPartition(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         positions = after["db"]["positions"]
@@ -230,7 +245,7 @@ class World:
             and of["held"]
             and (of["run"], of["epoch"]) == (positions[p]["run"], positions[p]["epoch"])
         )
-        own.sink.add_partitions({TOPIC[p]: 0}, SOURCE, own.fence)
+        own.sink.ledger.add_partitions(own.fence, {TOPIC[p]: 0}, SOURCE)
 
     def ReplayLetter(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         [(p, o)] = before["db"]["letters"] - after["db"]["letters"]

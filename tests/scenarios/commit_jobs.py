@@ -11,19 +11,19 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.sql.connection import ColumnFit
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import commit, publish
+from oncely.core.batch import Batch, Chunk, Reject, Rejection
+from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange
-from oncely.decode.base import Decoded, Rejection
+from oncely.core.topics import TopicPartition
+from oncely.decode.base import Decoded
 from oncely.errors import Unavailable
-from oncely.runtimes.backoff import Backoff
-from oncely.runtimes.batch_commit import BatchCommit
 from oncely.runtimes.chunks import Bounds, Chunks
-from oncely.runtimes.commit import commit
-from oncely.runtimes.publishing import publish
 from oncely.runtimes.row_transform import Unchanged
-from oncely.sinks.base import Chunk, Fence, Opened, Publication, Reject, Written
+from oncely.runtimes.spark.batch_commit import BatchCommit
 from oncely.sinks.sql.cast import cast_rows
-from oncely.sinks.sql.connection import ColumnFit
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.staging import stage, sweep
 from tests.scenarios.commit_topic import APPEND, Task, left, topic
@@ -32,6 +32,7 @@ from tests.sinktools import (
     T0,
     T1,
     Rec,
+    together,
     with_faults,
 )
 
@@ -89,7 +90,7 @@ def prepare(task: Task) -> Opened:
 
 def opened(sink: SqlSink) -> Opened:
     start = {T0: 0, T1: 0}
-    return sink.open(SOURCE, lambda: start, start)
+    return sink.open(Takeover(SOURCE, lambda: start, start))
 
 
 def write(
@@ -100,7 +101,7 @@ def write(
     patience = Backoff(0.01, 0.01, 0.1)
     while True:
         try:
-            positions = {tp: entry.position for tp, entry in sink.entries(fence).items()}
+            positions = {tp: entry.position for tp, entry in sink.ledger.positions(fence).items()}
         except Unavailable:
             patience.wait_or_raise()
             continue
@@ -111,7 +112,7 @@ def write(
             return _write_batch(sink, what, fence, patience)
         return [
             (one.partition, one.range, one.replayed)
-            for one in commit(sink, what, fence, None, patience)
+            for one in commit(together(sink), what, fence, None, patience)
         ]
 
 
@@ -131,16 +132,16 @@ def _write_batch(
             except Unavailable:
                 patience.wait_or_raise()
     counts = {
-        tp: Written(
+        tp: Counts(
             int((what.partition == index).sum()), 0, sum(
                 int(what.partition[r.record]) == index for r in what.rejections), 0
         )
         for index, tp in enumerate(what.partitions)
     }  # fmt: skip
-    publication = Publication(what.ranges, counts, what.dead_letters(what.rejections), staged)
+    publication = Batch(what.ranges, counts, what.dead_letters(what.rejections), staged)
     driver: Any = BatchCommit(sink, None, None, None, ())  # type: ignore[arg-type]
     driver._fence = fence
-    replayed = publish(sink, publication, driver.fence, driver._entries)
+    replayed = publish(together(sink), publication, driver.fence, driver._entries)
     return [(tp, range_, replayed) for tp, range_ in what.ranges.items()]
 
 
@@ -222,7 +223,7 @@ def write_input(task: Task, fence: Fence, read: int) -> None:
     sink = task.sink().bind()
     chunks = Chunks({T0: 0, T1: 0}, _decode, Unchanged(), _kept, Bounds(records=4))
     for what in chunks.cut(batches):
-        list(commit(sink, what, fence, None, Backoff(0.01, 0.01, 0.1)))
+        list(commit(together(sink), what, fence, None, Backoff(0.01, 0.01, 0.1)))
 
 
 def _as_table(records: Sequence[tuple[TopicPartition, Rec]]) -> pa.Table:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from oncely.core.offsets import TopicPartition
-from oncely.sinks.base import Chunk
+from oncely.core.batch import Chunk
+from oncely.core.topics import TopicPartition
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     T0,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oncely.local.kafka import Broker
-from oncely.runtimes import session
+from oncely.runtimes.spark import session
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.files_world import FilesWorld
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World

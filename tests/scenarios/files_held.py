@@ -18,11 +18,11 @@ from typing import Any, Literal
 
 from confluent_kafka import Producer
 
+from oncely.clients.files.filesystem import FileSystem, connect
+from oncely.clients.kafka.client import make
 from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
-from oncely.sinks.files.place import Place, connect
-from oncely.sources.clients import make
 from tests.scenarios.held import hold_file
 from tests.scenarios.world import Child, child
 
@@ -55,7 +55,7 @@ class Halt:
         made = make(kind, brokers, kafka, trouble, **own)
         return _Producer(made, self) if issubclass(kind, Producer) else made
 
-    def files(self, url: str, s3: Any) -> Place:
+    def files(self, url: str, s3: Any) -> FileSystem:
         """``Pipeline.files_connect``."""
         return _Place(connect(url, s3), self)  # type: ignore[return-value]
 
@@ -83,7 +83,7 @@ class _Producer:
 
 
 class _Place:
-    def __init__(self, inner: Place, halt: Halt) -> None:
+    def __init__(self, inner: FileSystem, halt: Halt) -> None:
         self._inner, self._halt = inner, halt
 
     def __getattr__(self, name: str) -> Any:

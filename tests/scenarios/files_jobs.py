@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncely.clients.files.filesystem import Connect, FileSystem, connect
+from oncely.core.claim import Fence
 from oncely.errors import Fenced, Unavailable
-from oncely.sinks.base import Fence
-from oncely.sinks.files.place import Connect, Place, connect
 from oncely.sinks.files.sink import FilesSink
 from tests.filestools import ENDS, START, FilesPlace, open_sink, publish_all, stage, what
 from tests.scenarios.kafka_jobs import Calls, kill_self, stop_self
@@ -17,7 +17,7 @@ HALF = "half of it"
 class Steps(Calls):
     """Counts the calls to producers and to the store together, in one sequence."""
 
-    def place(self, url: str, s3: Any) -> Place:
+    def place(self, url: str, s3: Any) -> FileSystem:
         """Opens the store, counted."""
         return _Watched(connect(url, s3), self)  # type: ignore[return-value]
 
@@ -35,7 +35,7 @@ class Steps(Calls):
 class _Watched:
     """A store of which writing has a middle: half a file, as a crash leaves it."""
 
-    def __init__(self, inner: Place, steps: Steps) -> None:
+    def __init__(self, inner: FileSystem, steps: Steps) -> None:
         self._inner, self._steps = inner, steps
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +95,8 @@ def zombie(place: FilesPlace, fence: Fence, at: int, only: str, **more: Any) -> 
     said = ""
     while only not in steps.names:  # a busy machine may take longer than the files may wait
         try:
-            publish_all(sink, what(stage(sink.in_hand({}), fence)), fence)
+            sink.begin_batch()
+            publish_all(sink, what(stage(sink, fence)), fence)
             said = "published"
         except Fenced:
             said = "fenced"

@@ -21,10 +21,10 @@ from typing import Any
 import psutil
 from confluent_kafka import Producer
 
+from oncely.clients.kafka.client import make
 from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
-from oncely.sources.clients import make
 from tests.scenarios.world import Child, await_that, child, tree
 
 

@@ -11,16 +11,17 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.kafka.client import make
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import commit
+from oncely.core.batch import Chunk
+from oncely.core.claim import Fence, Takeover
+from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced
-from oncely.runtimes.backoff import Backoff
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import Chunk, Fence
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sources.clients import make
 from tests.kafkatools import Topics, open_sink
 from tests.replaytools import judging, replayed
-from tests.sinktools import SOURCE, T0, T1, Rec, at_t0, chunk, numbered
+from tests.sinktools import SOURCE, T0, T1, Rec, at_t0, chunk, numbered, together
 
 LAST = 20
 BAD = 13
@@ -97,7 +98,7 @@ def write(
     calls = Calls(at, when, kill_self if how == "kill" else stop_self)
     sink = hooked(topics.sink(**more), calls)
     try:
-        done = list(commit(sink, what(both), fence, None, patient()))
+        done = list(commit(together(sink), what(both), fence, None, patient()))
     except Fenced:
         return calls.names, "fenced"
     return calls.names, [(one.partition, one.replayed) for one in done]
@@ -115,7 +116,7 @@ def reset_and_die(
 ) -> list[str]:
     """A person resets; at the ``at``-th call to a producer the process dies."""
     calls = Calls(at, when, kill_self, only)
-    hooked(topics.sink(), calls).reset(SOURCE, lambda: START, START, lambda _: to)
+    hooked(topics.sink(), calls).open(Takeover(SOURCE, lambda: START, START, reset=lambda _: to))
     return calls.names
 
 
@@ -123,7 +124,7 @@ def restart(topics: Topics, both: bool) -> list[tuple[TopicPartition, bool]]:
     """A new run brings the same chunk, as a replay does."""
     sink = topics.sink()
     fence = open_sink(sink, START).fence
-    done = list(commit(sink, what(both), fence, None, patient()))
+    done = list(commit(together(sink), what(both), fence, None, patient()))
     return [(one.partition, one.replayed) for one in done]
 
 
@@ -132,7 +133,7 @@ def write_range(topics: Topics, fence: Fence, start: int, end: int, at: int, how
     calls = Calls(at, "before", kill_self if how == "kill" else stop_self)
     sink = hooked(topics.sink(), calls)
     try:
-        list(commit(sink, at_t0(start, numbered(start, end)), fence, None, patient()))
+        list(commit(together(sink), at_t0(start, numbered(start, end)), fence, None, patient()))
     except Fenced:
         return "fenced"
     return "done"

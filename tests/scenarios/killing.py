@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.sinks.sql.connection import Connection, Dialect, Params, Row, TableName, connect
+from oncely.clients.sql.connection import Connection, Dialect, Params, Row, TableName, connect
 
 
 @dataclass

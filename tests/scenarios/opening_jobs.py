@@ -9,15 +9,16 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oncely.core.offsets import TopicPartition
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import pass_over
+from oncely.core.batch import Chunk
+from oncely.core.claim import Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange
-from oncely.runtimes.backoff import Backoff
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import Chunk, Fence, Opened
+from oncely.core.topics import TopicPartition
 from oncely.sinks.sql.sink import SqlSink
 from tests.scenarios.commit_jobs import Hit, send_self
 from tests.scenarios.commit_topic import Task
-from tests.sinktools import SOURCE, T0, T1, with_faults
+from tests.sinktools import SOURCE, T0, T1, together, with_faults
 
 Around = Callable[[str, Callable[[], Any]], Any]
 Step = Callable[[Task, Fence, Around], object]
@@ -37,7 +38,7 @@ def die_at(step: Step, task: Task, fence: Fence, at: int, when: str) -> list[str
 
 def open_at(task: Task, start: Positions, earliest: Positions | None = None) -> Opened:
     """A run opens the ledger, undisturbed."""
-    return task.sink().open(SOURCE, lambda: start, earliest or dict.fromkeys(start, 0))
+    return task.sink().open(Takeover(SOURCE, lambda: start, earliest or dict.fromkeys(start, 0)))
 
 
 # -- steps that are killed -----------------------------------------------------------------
@@ -45,17 +46,17 @@ def open_at(task: Task, start: Positions, earliest: Positions | None = None) -> 
 
 def open_first(task: Task, _: Fence, around: Around) -> object:
     """The first start of a pipeline that begins at the topic's end."""
-    return _sink(task, around).open(SOURCE, lambda: LATEST, {T0: 0, T1: 0})
+    return _sink(task, around).open(Takeover(SOURCE, lambda: LATEST, {T0: 0, T1: 0}))
 
 
 def take_over(task: Task, _: Fence, around: Around) -> object:
     """A further run opens."""
-    return _sink(task, around).open(SOURCE, dict, {T0: 0, T1: 0})
+    return _sink(task, around).open(Takeover(SOURCE, dict, {T0: 0, T1: 0}))
 
 
 def add_partition(task: Task, fence: Fence, around: Around) -> object:
     """A partition is found while running."""
-    _sink(task, around).add_partitions({T1: 0}, SOURCE, fence)
+    _sink(task, around).ledger.add_partitions(fence, {T1: 0}, SOURCE)
     return None
 
 
@@ -63,17 +64,17 @@ def record_gap(task: Task, fence: Fence, around: Around) -> object:
     """Records left the topic before they were read, and ``on_gap`` is ``record``."""
     lost = Chunk.of_nothing({T0: GAP})
     patience = Backoff(0.01, 0.01, 0.1)
-    return list(commit(_sink(task, around), lost, fence, None, patience, kind="gap"))
+    return pass_over(together(_sink(task, around)), lost.ranges, fence, "gap", patience)
 
 
 def reset(task: Task, _: Fence, around: Around) -> object:
     """A person puts the position of one partition back."""
-    return _sink(task, around).reset(SOURCE, dict, {T0: 0, T1: 0}, lambda _: {T0: 3})
+    return _sink(task, around).open(Takeover(SOURCE, dict, {T0: 0, T1: 0}, reset=lambda _: {T0: 3}))
 
 
 def join_history(task: Task, fence: Fence, around: Around) -> object:
     """Old ranges of the history are joined."""
-    return _sink(task, around).join_history(fence, 1)
+    return _sink(task, around).ledger.join_history(fence, 1)
 
 
 def _sink(task: Task, around: Around) -> SqlSink:

@@ -10,16 +10,27 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from oncely.commit.path import pass_over
+from oncely.core.batch import Batch, Chunk, Reject, Staged
+from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved
 from oncely.core.ledger import Append, Skip, decide
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced, Unavailable
-from oncely.runtimes.commit import commit
-from oncely.sinks.base import Chunk, Fence, PositionMoved, Publication, Reject, Staged, Written
 from oncely.sinks.kafka.sink import KafkaSink
 from tests.kafkatools import Topics, open_sink
 from tests.scenarios.kafka_jobs import Calls, hooked, kill_self, patient
-from tests.sinktools import SOURCE, T0, T1, at_t0, commit_all, numbered
+from tests.sinktools import (
+    SOURCE,
+    T0,
+    T1,
+    at_t0,
+    commit_all,
+    commit_on,
+    numbered,
+    publish_on,
+    together,
+)
 
 ENDS = {T0: 10, T1: 25}
 START = {T0: 0, T1: 0}
@@ -50,25 +61,25 @@ def publication(
     ends: Mapping[TopicPartition, int] = ENDS,
     start: Mapping[TopicPartition, int] = START,
     rejects: bool = True,
-) -> Publication:
+) -> Batch:
     """Everything from ``start`` to ``ends``, one record of it a reject."""
     bad = Reject(T0, 3, 1_700_000_000_000, b"k", b"{", [("h", b"v")], "decode", "no JSON")
     ranges = {tp: OffsetRange(start[tp], end) for tp, end in ends.items()}
-    written = {tp: Written(range_.end - range_.start, 0, 0, 0) for tp, range_ in ranges.items()}
-    return Publication(ranges, written, [bad] if rejects else [], parts)
+    written = {tp: Counts(range_.end - range_.start, 0, 0, 0) for tp, range_ in ranges.items()}
+    return Batch(ranges, written, [bad] if rejects else [], parts)
 
 
-def publish_all(sink: KafkaSink, what: Publication, fence: Fence) -> bool:
+def publish_all(sink: KafkaSink, what: Batch, fence: Fence) -> bool:
     """As the driver does it: until the ledger tells; whether it had taken effect before."""
     patience = patient()
     while True:
         try:
-            entries = sink.entries(fence)
+            entries = sink.ledger.positions(fence)
             decisions = [decide(entries[tp], one, fence.epoch) for tp, one in what.ranges.items()]
             if all(isinstance(one, Skip) for one in decisions):
                 return True
             assert all(isinstance(one, Append) for one in decisions), decisions
-            sink.publish(what, entries, fence)
+            sink.publish(what, fence, Claim(fence, what.ranges, entries))
         except PositionMoved:
             continue
         except Unavailable:
@@ -151,19 +162,20 @@ def zombie(kind: str, topics: Topics, folder: Path, at: int = 2) -> Paused:
     """
     sink = topics.sink() if kind == "commit" else batch_sink(topics, folder)
     fence = open_sink(sink, {T0: 0}).fence
-    entries = sink.entries(fence)
+    entries = sink.ledger.positions(fence)
 
     def publish(ours: KafkaSink) -> None:
-        ours.publish(one_range(ours, fence, range(5)), entries, fence)
+        publish_on(ours, one_range(ours, fence, range(5)), entries, fence)
 
     def hole(ours: KafkaSink) -> None:
-        ours.commit(Chunk.of_nothing({T0: OffsetRange(0, 5)}), entries, fence, kind="hole")
+        claim = Claim(fence, {T0: OffsetRange(0, 5)}, entries, "hole")
+        ours.ledger.move(claim, {T0: NO_RECORDS})
 
     def write(ours: KafkaSink) -> None:
-        ours.commit(at_t0(0, numbered(0, 5)), entries, fence)
+        commit_on(ours, at_t0(0, numbered(0, 5)), entries, fence)
 
     def add(ours: KafkaSink) -> None:
-        ours.add_partitions({T1: 0}, SOURCE, fence)
+        ours.ledger.add_partitions(fence, {T1: 0}, SOURCE)
 
     works: dict[str, Work] = {"publish": publish, "hole": hole, "commit": write, "add": add}
     return Paused(sink, works[kind], at)
@@ -171,7 +183,7 @@ def zombie(kind: str, topics: Topics, folder: Path, at: int = 2) -> Paused:
 
 def one_range(
     sink: KafkaSink, fence: Fence, ids: range, tp: TopicPartition = T0, batch: int = 0
-) -> Publication:
+) -> Batch:
     """Records of one partition, the id of each its offset."""
     parts = [sink.stage(fence, batch, 1, [rows(ids)])]
     return publication(parts, {tp: ids.stop}, {tp: ids.start}, rejects=False)
@@ -185,7 +197,7 @@ def carry_on(sink: KafkaSink, fence: Fence, tp: TopicPartition, start: int, end:
         commit_all(sink, at_t0(start, numbered(start, end)), fence)
     else:
         nothing = Chunk.of_nothing({tp: OffsetRange(start, end)})
-        list(commit(sink, nothing, fence, None, patient(), kind="hole"))
+        pass_over(together(sink), nothing.ranges, fence, "hole", patient())
 
 
 def taken_over(

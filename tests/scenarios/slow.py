@@ -21,17 +21,17 @@ import pgpq
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.sql.postgres import PostgresConnection
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import pass_over
+from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline
-from oncely.runtimes.backoff import Backoff
-from oncely.runtimes.commit import commit
+from oncely.runtimes.spark import options as spark_options
+from oncely.runtimes.spark.task import run
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.task import run
-from oncely.sinks.base import Chunk
-from oncely.sinks.sql.postgres import PostgresConnection
-from oncely.sources import spark_options
 
 SLEEP = "coalesce(reflect('java.lang.Thread', 'sleep', {ms}L), 'slept') is not null"
 ARROW_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -109,11 +109,11 @@ def _claim(
             yield batch
 
     yield from run(plan, watched())
-    entries = plan.sink.entries(plan.fence)
+    entries = plan.delivery.ledger.positions(plan.fence)
     for tp, planned in ranges.items():
         if tp.partition in seen and entries[tp].position < planned.end:
             rest = Chunk.of_nothing({tp: OffsetRange(entries[tp].position, planned.end)})
-            list(commit(plan.sink, rest, plan.fence, None, Backoff(), kind="hole"))
+            pass_over(plan.delivery, rest.ranges, plan.fence, "hole", Backoff())
 
 
 class PausingInCopy(PostgresConnection):

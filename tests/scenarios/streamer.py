@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from oncely import OncelyError, write_stream
-from oncely.runtimes import session
-from oncely.sinks.sql.connection import connect
+from oncely.clients.sql.connection import connect
+from oncely.runtimes.spark import session
 from tests.scenarios.killing import KillAt
 
 

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 
 from bench.kafka.check import committed, settle
 from bench.kafka.clock import appended
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 

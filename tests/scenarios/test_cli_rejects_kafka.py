@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from oncely.config import parse
-from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
+from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.kafkatools import read_all
 from tests.scenarios.commands import oncely, oncely_json

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from oncely.local.spark_cluster import SparkCluster
+from oncely.testing.servers.spark_cluster import SparkCluster
 from tests.scenarios.moment import closed_gate, owner_of, waiting
 from tests.scenarios.world import World, assert_exactly_once, await_that, running
 

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from oncely.clients.sql.connection import Contention
+from oncely.clients.sql.session import close_all
 from oncely.errors import OncelyError
-from oncely.sinks.sql.connection import Contention
-from oncely.sinks.sql.session import close_all
 from tests.scenarios import commit_jobs as jobs
 from tests.scenarios.commit_reader import END, check_restart, look, new_task
 from tests.scenarios.commit_topic import KINDS

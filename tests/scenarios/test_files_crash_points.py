@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oncely.local.kafka import Broker
-from oncely.sinks.base import StagedRowsGone
+from oncely.core.batch import StagedRowsGone
+from oncely.testing.servers.kafka import Broker
 from tests.filestools import (
     ENDS,
     IDS,
@@ -114,11 +114,13 @@ def test_files_that_may_have_been_vacuumed_are_not_named(broker: Broker, tmp_pat
     place = make_place(broker, tmp_path)
     sink = place.sink(max_staging_age=3600.0)
     fence = open_sink(sink).fence
-    staged = stage(sink.in_hand({}), fence)
+    sink.begin_batch()
+    staged = stage(sink, fence)
     sink._began -= 3601  # the machine was asleep
     with pytest.raises(StagedRowsGone, match="may have been vacuumed"):
         publish_all(sink, what(staged), fence)
     look(place, there=False)
-    again = stage(sink.in_hand({}), fence)
+    sink.begin_batch()
+    again = stage(sink, fence)
     publish_all(sink, what(again), fence)
     look(place)

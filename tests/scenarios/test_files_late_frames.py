@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from oncely.clients.kafka.client import make
+from oncely.core.claim import Fence
 from oncely.errors import Fenced
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Fence
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests import kafka_proxy as kp
 from tests.filestools import (
     ENDS,

@@ -12,10 +12,10 @@ import pytest
 from pyarrow.fs import FileSelector, FileType
 
 from oncely import files
+from oncely.clients.files.filesystem import s3_filesystem
 from oncely.config import parse
 from oncely.files.verify import verify
 from oncely.pipeline import Pipeline
-from oncely.sinks.files.place import s3_filesystem
 from tests import s3tools
 from tests.s3tools import S3Proxy, S3Server
 from tests.scenarios import files_held

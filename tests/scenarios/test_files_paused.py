@@ -15,8 +15,8 @@ from oncely.files import vacuum as vacuum_module
 from oncely.files.table import Table
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
-from oncely.local.kafka import Broker
-from oncely.sinks.files.names import is_file
+from oncely.lake.names import is_file
+from oncely.testing.servers.kafka import Broker
 from tests.filestools import IDS, FilesPlace, make_place, open_sink
 from tests.scenarios import files_jobs as jobs
 from tests.scenarios.world import await_that

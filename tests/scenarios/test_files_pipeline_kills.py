@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from oncely.config import parse
-from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios import files_held
 from tests.scenarios.files_held import Word, running_held
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once

@@ -13,7 +13,7 @@ from oncely import files
 from oncely.errors import ConfigError
 from oncely.files.compact import compact
 from oncely.files.vacuum import vacuum
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, events, lake
 
 

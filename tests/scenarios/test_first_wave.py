@@ -23,9 +23,9 @@ from oncely import Pipeline, parse
 from oncely.core import events
 from oncely.files import table_of
 from oncely.files.verify import verify
-from oncely.local.kafka import Broker
-from oncely.local.postgres import Postgres
 from oncely.sources.reset import ToEarliest
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.postgres import Postgres
 from tests.conftest import produce
 from tests.first_wave.cases import CASES, FIRST, SECOND, THIRD, Case, good, ident, key, value
 from tests.first_wave.restore import Restored, remove, restore

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from oncely.local.kafka import Broker
-from oncely.sinks.base import Fence
+from oncely.core.claim import Claim, Fence
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink
 from tests.scenarios import publishing_jobs as jobs
 from tests.scenarios.kafka_jobs import Calls
@@ -114,7 +114,7 @@ def peak_of_publishing(topics: Topics, folder: Path, files: int, rows: int, size
     fence: Fence = open_sink(sink, {T0: 0}).fence
     parts = [sink.stage(fence, 0, at, [jobs.large_rows(rows, size)]) for at in range(files)]
     what = jobs.publication(parts, {T0: files * rows}, {T0: 0}, rejects=False)
-    entries = sink.entries(fence)
+    entries = sink.ledger.positions(fence)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    sink.publish(what, entries, fence)
+    sink.publish(what, fence, Claim(fence, what.ranges, entries))
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024

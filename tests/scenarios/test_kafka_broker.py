@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.local.kafka import Broker
-from oncely.runtimes.backoff import Backoff
+from oncely.clients.kafka.client import KafkaAdmin, make
+from oncely.commit.backoff import Backoff
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sources.clients import Asker, make
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink, ready
 from tests.sinktools import T0, Rec, at_t0, commit_all, numbered
 
@@ -40,7 +40,7 @@ def topics(own_broker: Broker) -> Topics:
 def test_an_admin_client_outlives_a_restart(own_broker: Broker) -> None:
     """The leader's epoch is another one then, and librdkafka keeps the old one for minutes."""
     here = TopicPartition(own_broker.create_topic("restarted"), 0)
-    asker = Asker(own_broker.bootstrap, {}, 20.0)
+    asker = KafkaAdmin(own_broker.bootstrap, {}, 20.0)
 
     def end() -> int:
         answer = asker.one(
@@ -95,7 +95,7 @@ def test_a_group_offset_that_has_expired(topics: Topics) -> None:
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     idle = topics.sink()
-    idle.entries(fence)
+    idle.ledger.positions(fence)
     await_expiry(topics)
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     commit_all(idle, at_t0(1, numbered(1, 5)), fence)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink
 from tests.scenarios import kafka_jobs as jobs
 from tests.scenarios.zygote import Zygote

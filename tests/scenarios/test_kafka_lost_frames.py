@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+from oncely.clients.kafka.client import make
+from oncely.commit.backoff import Backoff
 from oncely.errors import Unavailable
-from oncely.local.kafka import Broker
-from oncely.runtimes.backoff import Backoff
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests import kafka_proxy as kp
 from tests.kafka_proxy import KafkaProxy, proxied_broker
 from tests.kafkatools import Topics, make_topics, read_all, ready
-from tests.sinktools import T0, Rec, at_t0, commit_all, numbered
+from tests.sinktools import T0, Rec, at_t0, commit_all, commit_on, numbered
 
 pytestmark = pytest.mark.long
 
@@ -88,7 +88,7 @@ def test_a_request_of_an_ended_attempt_comes_in_the_middle_of_the_next(
 
         hurt = before_commit(sink, late)
         with pytest.raises(Unavailable):
-            hurt.commit(at_t0(5, numbered(5, 10)), hurt.entries(fence), fence)
+            commit_on(hurt, at_t0(5, numbered(5, 10)), hurt.ledger.positions(fence), fence)
     assert [one["id"] for one in topics.values()] == [0, 1, 2, 3, 4]
     assert topics.committed() == {T0: 5}
     commit_all(sink, at_t0(5, numbered(5, 10)), fence, patience=patient())

@@ -13,8 +13,8 @@ import pytest
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import DataLost, TooManyRejects
-from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
+from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.scenarios.topic_world import TopicWorld, assert_exactly_once, origin, value
 from tests.scenarios.world import await_that

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from oncely.config import parse
-from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.held import held, hold_file, running_held
 from tests.scenarios.topic_world import TopicWorld, assert_exactly_once, watching
 from tests.scenarios.world import jvm_of, kill_tree

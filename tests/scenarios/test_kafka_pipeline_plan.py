@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from oncely.config import parse
-from oncely.local.kafka import Broker
+from oncely.ledgers.topic.records import OffsetMetadata, stamp
 from oncely.pipeline import Pipeline
 from oncely.pipeline.offsets import reset
-from oncely.sinks.kafka.words import Stamped, stamp
 from oncely.sources.reset import ToEarliest
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
 
@@ -128,7 +128,7 @@ def test_a_missing_column_stops_a_run_before_it_begins(world: TopicWorld) -> Non
 def test_a_group_that_holds_another_pipelines_positions(world: TopicWorld) -> None:
     group, other = f"shared-{world.name}", "somebody-else"
     consumer = Consumer({"bootstrap.servers": world.brokers, "group.id": group})
-    metadata = stamp(Stamped(3, 1, "c", "t"), other)
+    metadata = stamp(OffsetMetadata(3, 1, "c", "t"), other)
     consumer.commit(offsets=[TopicPartition(world.topic, 0, 3, metadata)], asynchronous=False)
     consumer.close()
     found = planned(world, source={"group": group})

@@ -9,7 +9,7 @@ import threading
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import make_topics, open_sink
 from tests.scenarios import kafka_jobs as jobs
 from tests.scenarios.zygote import Zygote

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 from tests import kafka_proxy as kp
 from tests.kafka_proxy import KafkaProxy, proxied_broker
 from tests.kafkatools import Topics, make_topics, ready

@@ -9,16 +9,16 @@ from contextlib import closing
 
 import pytest
 
+from oncely.commit.path import commit
 from oncely.errors import Stopped
-from oncely.local.kafka import Broker
-from oncely.runtimes.commit import commit
-from oncely.sinks.kafka.cluster import Cluster
+from oncely.ledgers.topic.cluster import Cluster
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, empty_ledger, forget_group, make_topics, open_sink, put
 from tests.replaytools import judging, left, replayed
 from tests.scenarios import kafka_jobs as jobs
 from tests.scenarios.kafka_jobs import BAD, LAST, START
 from tests.scenarios.zygote import Zygote
-from tests.sinktools import T0, T1, chunk, commit_all, impatient, numbered
+from tests.sinktools import T0, T1, chunk, commit_all, impatient, numbered, together
 
 BEFORE = {T0: LAST, T1: 105}
 TO = {T0: 5, T1: 102}
@@ -29,7 +29,7 @@ def written(broker: Broker) -> Topics:
     """Two partitions are read to their ends, with a reject."""
     topics = make_topics(broker)
     fence = open_sink(topics.sink(), START).fence
-    list(commit(topics.sink(), jobs.what(both=True), fence, None, impatient()))
+    list(commit(together(topics.sink()), jobs.what(both=True), fence, None, impatient()))
     assert topics.ids() == WHOLE
     return topics
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from oncely.local.kafka import Broker
-from oncely.local.postgres import Postgres
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.postgres import Postgres
 from tests.scenarios.moment import Moment, inside_a_commit
 from tests.scenarios.world import (
     World,

@@ -7,8 +7,8 @@ from typing import Any
 from confluent_kafka import ConsumerGroupTopicPartitions
 
 from oncely.config import parse
-from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.world import World
 
 

@@ -17,8 +17,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 
 from oncely.errors import Unavailable, WrongInput
-from oncely.local.certificates import make_certificates
-from oncely.local.kafka import Broker, Scram
+from oncely.testing.servers.certificates import make_certificates
+from oncely.testing.servers.kafka import Broker, Scram
 from tests.scenarios.world import command_of
 
 _PASSWORD = "p@ss: \"w'ö/%20"
@@ -125,8 +125,8 @@ def test_what_needs_a_running_broker_says_so(tmp_path: Path) -> None:
 
 _CHILD = """
 import time
-from oncely.local.certificates import make_certificates
-from oncely.local.kafka import Broker
+from oncely.testing.servers.certificates import make_certificates
+from oncely.testing.servers.kafka import Broker
 broker = Broker().start()
 print(broker.pid, broker.directory, flush=True)
 time.sleep(1000)

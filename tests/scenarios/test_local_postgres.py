@@ -15,10 +15,10 @@ import psycopg
 import pytest
 
 from oncely.errors import Unavailable, WrongInput
-from oncely.local import pginstall
-from oncely.local.certificates import make_certificates
-from oncely.local.postgres import Mode, Postgres
-from oncely.local.process import Process
+from oncely.testing.servers import pginstall
+from oncely.testing.servers.certificates import make_certificates
+from oncely.testing.servers.postgres import Mode, Postgres
+from oncely.testing.servers.process import Process
 
 _PASSWORD = "p@ss: /w%20'ö\""
 
@@ -152,7 +152,7 @@ def test_a_directory_is_opened_again_by_another_object() -> None:
 
 _CHILD = """
 import time
-from oncely.local.postgres import Postgres
+from oncely.testing.servers.postgres import Postgres
 server = Postgres().start()
 print(server.pid, server.url(), server.directory, flush=True)
 time.sleep(1000)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from oncely.errors import Unavailable
-from oncely.local.process import Process, wait_until
+from oncely.testing.servers.process import Process, wait_until
 
 _SERVER = ["/bin/sleep", "1000"]
 _STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.1; done"
@@ -23,7 +23,7 @@ _STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.1; done"
 _PARENT = """
 import os, signal, sys, time
 from pathlib import Path
-from oncely.local.process import Process
+from oncely.testing.servers.process import Process
 here = Path(sys.argv[1])
 server = Process("x", ["/bin/sleep", "1000"], directory=here, log=here / "log", remove={remove})
 print(server.pid, server._guard.pid, flush=True)

@@ -18,7 +18,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from oncely.errors import Unavailable
-from oncely.local import pginstall, servers
+from oncely.testing.servers import background as servers
+from oncely.testing.servers import pginstall
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_up_status_down_and_up_again(home: Path) -> None:
 
 
 def test_they_stay_when_the_command_ends_and_go_with_their_keeper(home: Path) -> None:
-    command = "from oncely.local import servers; print(servers.up())"
+    command = "from oncely.testing.servers import background; print(background.up())"
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, check=True
     )

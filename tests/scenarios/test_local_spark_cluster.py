@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from oncely.local.kafka import Broker
-from oncely.local.spark_cluster import SparkCluster
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.spark_cluster import SparkCluster
 
 _JOB = textwrap.dedent(
     """
@@ -124,7 +124,7 @@ def test_it_listens_on_the_loopback_only(cluster: SparkCluster) -> None:
 
 _CHILD = """
 import time
-from oncely.local.spark_cluster import SparkCluster
+from oncely.testing.servers.spark_cluster import SparkCluster
 cluster = SparkCluster(workers=1).start()
 print(cluster._master.pid, *cluster.workers, flush=True)
 time.sleep(1000)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from oncely.core.offsets import SourceIdentity, TopicPartition
-from oncely.local.kafka import Broker
+from oncely.clients.kafka.client import make
+from oncely.core.claim import Takeover
+from oncely.core.topics import SourceIdentity, TopicPartition
 from oncely.pipeline.topic_ledger import TopicLedger
-from oncely.sources.clients import make
+from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics
 from tests.scenarios.zygote import Zygote
 
@@ -82,7 +83,7 @@ def open_limited(topics: Topics, source: str, partitions: int, limit: int) -> An
     sink = replace(sink, place=replace(sink.place, connect=connect))
     start = {TopicPartition(source, n): n for n in range(partitions)}
     identity = SourceIdentity("cluster-1", {source: "id-of-it"})
-    return dict(sink.open(identity, lambda: start, start).positions), most
+    return dict(sink.open(Takeover(identity, lambda: start, start)).positions), most
 
 
 def check_limited(topics: Topics, limit: int) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from oncely.config import parse
 from oncely.core.events import PartitionAdded
-from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.world import World, assert_exactly_once, await_that
 
 

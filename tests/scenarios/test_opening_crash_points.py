@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncely.sinks.base import Fence
+from oncely.core.claim import Fence
 from tests.scenarios import commit_jobs
 from tests.scenarios import opening_jobs as jobs
 from tests.scenarios.commit_reader import END, check_restart, look, new_task

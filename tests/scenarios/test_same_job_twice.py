@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncely.config import parse
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.pipeline import Pipeline
 from tests.scenarios.moment import closed_gate, waiting
 from tests.scenarios.world import World, assert_exactly_once, await_that

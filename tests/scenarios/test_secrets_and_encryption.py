@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
-from oncely.local.kafka import Broker, Scram
-from oncely.local.postgres import Postgres
+from oncely.testing.servers.kafka import Broker, Scram
+from oncely.testing.servers.postgres import Postgres
 from tests.scenarios.world import World, await_that, command_of, good, running, tree
 
 # Signs that one client or another takes apart; then a piece alone would be a leak, too.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncely.semantics.cells import (
+from oncely.testing.semantics.cells import (
     DELIVERIES,
     INSIDE,
     NAMING,

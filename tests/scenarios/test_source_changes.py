@@ -8,8 +8,8 @@ import pytest
 
 from oncely.config import parse
 from oncely.errors import DataLost, SourceMismatch
-from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.moment import inside_a_commit
 from tests.scenarios.world import World, assert_exactly_once, await_that, kill_tree, running
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
-from oncely.local.kafka import Broker
+from oncely.core.topics import TopicPartition
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.records import KafkaRecord
+from oncely.testing.servers.kafka import Broker
 
 MakeTopic = Callable[..., str]
 

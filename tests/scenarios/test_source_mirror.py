@@ -9,10 +9,10 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.errors import Unavailable
-from oncely.local.kafka import Broker
 from oncely.sources.kafka import KafkaSource
+from oncely.testing.servers.kafka import Broker
 
 MakeTopic = Callable[..., str]
 

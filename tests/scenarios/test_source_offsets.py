@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError
-from oncely.local.kafka import Broker
 from oncely.sources.kafka import KafkaSource, Watermarks
 from oncely.sources.lag import PartitionLag, measure_lag
 from oncely.sources.start import Moment
+from oncely.testing.servers.kafka import Broker
 
 MakeTopic = Callable[..., str]
 DAY = 1_717_113_600_000

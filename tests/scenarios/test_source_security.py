@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError
-from oncely.local.kafka import Broker, Scram
+from oncely.runtimes.spark.options import parse_initial_offsets, parse_offset_log
 from oncely.sources.kafka import KafkaSource
-from oncely.sources.spark_options import parse_initial_offsets, parse_offset_log
+from oncely.testing.servers.kafka import Broker, Scram
 
 TOPIC = "behind-a-lock"
 P0, P1 = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -33,8 +33,8 @@ READER = """
     import json, sys
     from pathlib import Path
     from pyspark.sql import SparkSession
-    from oncely.core.offsets import TopicPartition
-    from oncely.sources.spark_options import REDACTION_REGEX, reader_options
+    from oncely.core.topics import TopicPartition
+    from oncely.runtimes.spark.options import REDACTION_REGEX, reader_options
 
     job = json.loads(Path(sys.argv[1]).read_text())
     session = (

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from oncely.config import parse
-from oncely.core.offsets import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.errors import SourceMismatch
-from oncely.local.kafka import Broker
 from oncely.pipeline import Pipeline
 from oncely.sources.kafka import KafkaSource
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World
 

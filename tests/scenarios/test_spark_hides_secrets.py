@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.world import World
 
 PROGRAM = """

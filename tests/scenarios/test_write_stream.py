@@ -19,9 +19,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from oncely.errors import ConfigError, OncelyError, SourceMismatch, TableMismatch
-from oncely.local.kafka import Broker
 from oncely.pipeline.streaming import write_stream
-from oncely.runtimes.plugin import is_stateful
+from oncely.runtimes.spark.plugin import is_stateful
+from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.scenarios.streamer import frame_of, run, start
 from tests.scenarios.world import World, produce

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from oncely.clients.sql.connection import TableName
 from oncely.config import RejectBudget, load, parse
 from oncely.config.decode import AvroDecode, JsonDecode, RawDecode, TextKey
-from oncely.sinks.sql.connection import TableName
 from oncely.sources.start import Moment
 
 SHORTEST = """

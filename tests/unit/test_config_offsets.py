@@ -14,13 +14,13 @@ from oncely.config import OffsetsSettings, RedisOffsets, SqlOffsets
 from oncely.config.base import Section
 from oncely.config.problems import explain
 from oncely.errors import ConfigError
-from oncely.pipeline.storing import store_of
+from oncely.ledgers.stores.file import FileStore
+from oncely.ledgers.stores.kafka import KafkaStore
+from oncely.ledgers.stores.redis import RedisStore
+from oncely.ledgers.stores.sql import SqlStore
+from oncely.ledgers.stores.zookeeper import ZooKeeperStore
+from oncely.pipeline.stores import store_of
 from oncely.sources.kafka import KafkaSource
-from oncely.stores.file import FileStore
-from oncely.stores.kafka import KafkaStore
-from oncely.stores.redis import RedisStore
-from oncely.stores.sql import SqlStore
-from oncely.stores.zookeeper import ZooKeeperStore
 
 SOURCE = KafkaSource("broker:9092", ["t"])
 _ADAPTER: TypeAdapter[OffsetsSettings] = TypeAdapter(OffsetsSettings)

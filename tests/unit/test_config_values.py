@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
+from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.spark import is_local, parse_master
 from oncely.config.values import (
@@ -20,7 +21,6 @@ from oncely.config.values import (
     parse_table,
     quoted,
 )
-from oncely.sinks.sql.connection import TableName
 from oncely.sources.start import Moment
 
 

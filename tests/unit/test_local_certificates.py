@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oncely.local.certificates import Certificates, make_certificates
+from oncely.testing.servers.certificates import Certificates, make_certificates
 
 
 @pytest.fixture

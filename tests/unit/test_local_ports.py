@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from oncely.local.ports import HOST, free_port, is_free
+from oncely.testing.servers.ports import HOST, free_port, is_free
 
 
 def test_ports_differ_although_nobody_listens_yet() -> None:

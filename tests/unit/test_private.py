@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from oncely.cli.spark_log import SparkLog
+from oncely.core.claim import Fence
 from oncely.errors import ConfigError, TooManyRejects
 from oncely.private import check_private, is_private, make_private
 from oncely.refused import Refused
-from oncely.sinks.base import Fence
 from oncely.sinks.kafka.staging import SCHEMA, Staging, default_staging
 
 Plant = Callable[[Path], None]

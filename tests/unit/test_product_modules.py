@@ -24,8 +24,8 @@ ENTRY_POINTS = {
 """Beside the scripts that pyproject.toml names."""
 
 EXCEPTIONS: Mapping[str, str] = {
-    "oncely.local.spark_cluster": "a server like the others in oncely.local, for tests of pipelines"
-    " on a standalone cluster",
+    "oncely.testing.servers.spark_cluster": "a server like the others, for tests of"
+    " pipelines on a standalone cluster",
 }
 """Modules that no entry point reaches, each with the reason why it stays."""
 

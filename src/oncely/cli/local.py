@@ -13,7 +13,7 @@ from oncely.errors import WrongInput
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from oncely.local.servers import LocalServers
+    from oncely.testing.servers.background import LocalServers
 
 
 def _servers() -> ModuleType:
@@ -23,7 +23,7 @@ def _servers() -> ModuleType:
         WrongInput: they are not.
     """
     try:
-        from oncely.local import servers
+        from oncely.testing.servers import background as servers
     except ModuleNotFoundError as error:
         raise WrongInput(
             f"the local servers need {error.name}", way_out="pip install 'oncely[local]'"

@@ -14,8 +14,8 @@ from oncely.cli.opened import opened
 from oncely.cli.run import importable
 from oncely.cli.tables import LEFT, cell, show
 from oncely.pipeline.destination import Connections, SinkFacts
-from oncely.pipeline.findings import Problem
 from oncely.pipeline.planning import Plan, SourceFacts
+from oncely.pipeline.problems import Problem
 
 
 def show_plan(file: Path, use_spark: bool | None, as_json: bool) -> int:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from oncely.cli import screen
 from oncely.core import events
-from oncely.core.offsets import Position, TopicPartition
+from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError
 
 log = logging.getLogger("oncely.run")

@@ -10,7 +10,7 @@ from oncely.cli.run import importable
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.tables import LEFT, REST, RIGHT, show
 from oncely.pipeline.rejects import as_json as rejects_as_json
-from oncely.runtimes import session
+from oncely.runtimes.spark import session
 
 _LONGEST = 200
 

@@ -18,7 +18,7 @@ from oncely.cli.progress import LiveLine, LogLines, Progress
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.pipeline import Pipeline
-from oncely.runtimes import session
+from oncely.runtimes.spark import session
 from oncely.runtimes.stop import StopSignal
 
 log = logging.getLogger("oncely.run")

@@ -17,7 +17,7 @@ from oncely.cli import screen
 from oncely.errors import WrongInput
 
 if TYPE_CHECKING:
-    from oncely.semantics.cells import Cell, Outcome, SinkKind
+    from oncely.testing.semantics.cells import Cell, Outcome, SinkKind
 
 
 def show_semantics(
@@ -38,8 +38,8 @@ def show_semantics(
         WrongInput: the packages of the local servers are missing; no such sink, semantics or point.
     """
     try:
-        import oncely.semantics.trial  # noqa: F401 - brings the local servers' packages
-        from oncely.semantics import cells, report
+        import oncely.testing.semantics.trial  # noqa: F401 - brings the local servers' packages
+        from oncely.testing.semantics import cells, report
     except ModuleNotFoundError as error:
         raise WrongInput(
             f"the local servers need {error.name}", way_out="pip install 'oncely[local]'"
@@ -81,9 +81,9 @@ def _known(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:
 
 def _all(chains: Sequence[list[Cell]]) -> list[Outcome]:
     """Every trial; each sink's run beside the others'."""
-    from oncely.local.kafka import Broker
-    from oncely.local.postgres import Postgres
-    from oncely.semantics import trial
+    from oncely.testing.semantics import trial
+    from oncely.testing.servers.kafka import Broker
+    from oncely.testing.servers.postgres import Postgres
 
     artifacts.resolve(artifacts.KAFKA_BROKER)  # here, where its progress can be seen
     total = sum(map(len, chains))
@@ -108,8 +108,8 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
-    from oncely.semantics.cells import DELIVERIES, POINTS_OF
-    from oncely.semantics.page import TITLES
+    from oncely.testing.semantics.cells import DELIVERIES, POINTS_OF
+    from oncely.testing.semantics.page import TITLES
 
     for sink in dict.fromkeys(one.cell.sink for one in outcomes):
         found = {(o.cell.delivery, o.cell.point): o for o in outcomes if o.cell.sink == sink}

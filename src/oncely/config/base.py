@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.config.wrong import shown, wrong
+from oncely.config.errors import shown, wrong
 from oncely.secrets import Secrets
 
 

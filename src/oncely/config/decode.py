@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from oncely.config.base import Section, as_tuple, file_name
-from oncely.config.wrong import shown, wrong
+from oncely.config.errors import shown, wrong
 from oncely.decode.raw import RAW_COLUMNS
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError

@@ -15,14 +15,14 @@ from pydantic import (
     model_validator,
 )
 
+from oncely.clients.files.store import S3Options, Store
 from oncely.config.base import Section, as_tuple
+from oncely.config.errors import Problem, all_wrong, shown, wrong
 from oncely.config.kafka_sink import producer_keys, transaction_seconds
 from oncely.config.source import topic_name
 from oncely.config.values import RejectBudget, parse_budget, parse_seconds, parse_size
-from oncely.config.wrong import Problem, all_wrong, shown, wrong
 from oncely.errors import ConfigError
-from oncely.sinks.files.partitions import parse_partition_by
-from oncely.sinks.files.store import S3Options, Store
+from oncely.lake.partitions import parse_partition_by
 
 _TOPIC = Annotated[str, AfterValidator(topic_name)]
 

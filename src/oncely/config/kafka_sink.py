@@ -13,13 +13,13 @@ from pydantic import (
     model_validator,
 )
 
+from oncely.clients.kafka.producer_settings import checked
 from oncely.config.base import Section, plain_table
 from oncely.config.decode import FileName
+from oncely.config.errors import Problem, all_wrong, shown, wrong
 from oncely.config.source import broker_list, topic_name
 from oncely.config.values import RejectBudget, parse_budget, parse_seconds
-from oncely.config.wrong import Problem, all_wrong, shown, wrong
 from oncely.errors import ConfigError
-from oncely.sinks.kafka.settings import checked
 
 _SHORTEST = 10.0  # seconds
 _LONGEST = 900.0  # the broker's default of transaction.max.timeout.ms

@@ -16,12 +16,12 @@ from pydantic import (
     model_validator,
 )
 
+from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, file_name
+from oncely.config.errors import shown, wrong
 from oncely.config.values import parse_table, quoted
-from oncely.config.wrong import shown, wrong
-from oncely.sinks.sql.connection import TableName
-from oncely.stores.sql import DEFAULT_TABLE
+from oncely.ledgers.stores.sql import DEFAULT_TABLE
 
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 _NODES = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^/\0]+)+")

@@ -17,6 +17,7 @@ from pydantic import (
 
 from oncely.config.base import Section
 from oncely.config.decode import DecodeSettings, JsonDecode, key_columns
+from oncely.config.errors import Problem, all_wrong, shown, wrong
 from oncely.config.files_sink import FilesSinkSettings
 from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.offsets import (
@@ -30,7 +31,6 @@ from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
 from oncely.config.values import CommitInterval, parse_interval
-from oncely.config.wrong import Problem, all_wrong, shown, wrong
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _RECORDS_A_FLUSH = 5_000_000

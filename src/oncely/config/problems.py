@@ -10,6 +10,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from oncely.config.decode import AvroDecode, AvroKey, JsonDecode, JsonKey, RawDecode, TextKey
+from oncely.config.errors import KIND, shown
 from oncely.config.files_sink import FilesSinkSettings, S3Settings
 from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.offsets import (
@@ -24,7 +25,6 @@ from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
-from oncely.config.wrong import KIND, shown
 from oncely.errors import ConfigError
 
 _TABLES: Mapping[str, Sequence[type[Any]]] = {

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from oncely.clients.kafka.keys import ACCEPTED, SECRET
+from oncely.clients.kafka.security import secret_values
 from oncely.config import urls
 from oncely.config.problems import is_secret_field, known_keys
 from oncely.config.spark import is_secret
-from oncely.sources.keys import ACCEPTED, SECRET
-from oncely.sources.security import secret_values
 
 _URL = re.compile(r"\s*[A-Za-z][\w+.-]*://")
 _ADDRESS = re.compile(r"(?:endpoint|hosts?|address|port|region|master)$", re.IGNORECASE)

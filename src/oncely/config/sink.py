@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, SecretStr, model_validator
 
+from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, as_tuple
+from oncely.config.errors import Problem, all_wrong, shown, wrong
 from oncely.config.values import (
     RejectBudget,
     folded,
@@ -17,8 +19,6 @@ from oncely.config.values import (
     parse_table,
     quoted,
 )
-from oncely.config.wrong import Problem, all_wrong, shown, wrong
-from oncely.sinks.sql.connection import TableName
 
 _LONGEST_NAME = 63  # bytes: PostgreSQL cuts a longer identifier without a word
 

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, SecretStr
 
+from oncely.clients.kafka import properties
+from oncely.clients.kafka.keys import SECRET
 from oncely.config.base import Section, as_tuple, plain_table, revealed
+from oncely.config.errors import Problem, all_wrong, shown, wrong
 from oncely.config.values import parse_start
-from oncely.config.wrong import Problem, all_wrong, shown, wrong
 from oncely.errors import ConfigError
-from oncely.sources import properties
-from oncely.sources.keys import SECRET
 from oncely.sources.start import Moment
 
 _BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")

@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, SecretStr
 
 from oncely.config.base import Section, plain_table, revealed
+from oncely.config.errors import Problem, all_wrong, shown, wrong
 from oncely.config.values import parse_seconds
-from oncely.config.wrong import Problem, all_wrong, shown, wrong
 
 _LOCAL = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?")
 _CLUSTER = re.compile(r"(spark|k8s)://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")

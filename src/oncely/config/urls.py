@@ -6,7 +6,7 @@ import re
 from typing import Literal
 from urllib.parse import unquote
 
-from oncely.config.wrong import wrong
+from oncely.config.errors import wrong
 from oncely.secrets import MASK
 
 # A password may hold an unescaped @, / or ?: then everything up to the last @ is taken for it,

@@ -8,8 +8,8 @@ from datetime import date
 from fractions import Fraction
 from typing import Literal
 
-from oncely.config.wrong import shown, wrong
-from oncely.sinks.sql.connection import TableName
+from oncely.clients.sql.connection import TableName
+from oncely.config.errors import shown, wrong
 from oncely.sources.start import Moment, Start, parse_moment
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from oncely.core.offsets import Position, TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import Position, TopicPartition
 
 
 @dataclass(frozen=True)

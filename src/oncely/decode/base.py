@@ -8,27 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 import pyarrow as pa
+
+from oncely.core.batch import Rejection
 
 RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 """Spark's Kafka source names; ``key`` and ``value`` are binary and may be null."""
 
-Stage = Literal["decode", "transform", "write"]
-"""Where a record was refused."""
-
 
 class Refused(Exception):
     """A record can't become a row; the text is the rejection's reason."""
-
-
-class Rejection(NamedTuple):
-    """A record that can't become a row, by its index among the records, and why."""
-
-    record: int
-    stage: Stage
-    reason: str
 
 
 @dataclass(frozen=True)

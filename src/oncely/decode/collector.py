@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.base import Decoded, Refused, Rejection
+from oncely.core.batch import Rejection
+from oncely.decode.base import Decoded, Refused
 from oncely.decode.columns import Piece, Positions
 
 SLICE_ROWS = 32_768

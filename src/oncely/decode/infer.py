@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from oncely.decode.base import Refused, Rejection
+from oncely.core.batch import Rejection
+from oncely.decode.base import Refused
 from oncely.decode.collector import Slice, no_gc, readable, slices
 from oncely.decode.columns import Positions, from_dicts
 from oncely.decode.merging import Caps, Grown, grow, widen

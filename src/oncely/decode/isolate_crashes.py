@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from oncely.decode.base import Decoded, Decoder, Rejection
+from oncely.core.batch import Rejection
+from oncely.decode.base import Decoded, Decoder
 from oncely.decode.collector import as_arrow
 from oncely.errors import InvariantViolation
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.base import Decoded, Decoder, Rejection
+from oncely.core.batch import Rejection
+from oncely.decode.base import Decoded, Decoder
 from oncely.decode.collector import BytesDecoder, read_each
 from oncely.decode.columns import Piece, Positions
 from oncely.decode.reference import utf8

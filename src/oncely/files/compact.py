@@ -34,23 +34,24 @@ from typing import Any
 
 import pyarrow as pa
 
+from oncely.clients.kafka.topics import largest_batch
+from oncely.clients.kafka.transaction import Message
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation, Stopped, Unavailable
 from oncely.files.plan import Bin, bins, in_order, union
 from oncely.files.reading import Named, rows_of
 from oncely.files.table import Table
 from oncely.files.times import instant
-from oncely.sinks.files.avro_file import AvroFiles
-from oncely.sinks.files.conform import Rounding
-from oncely.sinks.files.leases import Limits, StagingLeases
-from oncely.sinks.files.manifest import Contents, Manifest
-from oncely.sinks.files.names import is_mixed
-from oncely.sinks.files.parquet_file import ParquetFiles
-from oncely.sinks.files.paths import FileNames
-from oncely.sinks.files.words import ManifestFile, encode, path_key
-from oncely.sinks.kafka.cluster import Cluster
-from oncely.sinks.kafka.topics import largest_batch
-from oncely.sinks.kafka.transaction import Message
+from oncely.lake.avro_file import AvroFiles
+from oncely.lake.conform import Rounding
+from oncely.lake.leases import Limits, StagingLeases
+from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.names import is_mixed
+from oncely.lake.parquet_file import ParquetFiles
+from oncely.lake.paths import FileNames
+from oncely.lake.records import ManifestFile, encode, path_key
+from oncely.ledgers.topic.cluster import Cluster
+from oncely.ledgers.topic.compare_and_set import compare_and_set
 
 _TRIES = 5
 _FETCHES = 8
@@ -242,9 +243,10 @@ class _Compaction:
         identity = f"oncely/{self.table.place.pipeline}//compact"
         last: Unavailable | None = None
         for _ in range(_TRIES):
-            with self.cluster.transaction(identity, [self.largest]) as transaction:
-                transaction.init()
-                contents = self.manifest.settled()
+            with compare_and_set(self.cluster, identity, self.manifest.settled, [self.largest]) as (
+                transaction,
+                contents,
+            ):
                 named = contents.files
                 done = [f for f in made if f.path in named or f.path in contents.removed]
                 if done:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from oncely.files.table import Table
-from oncely.sinks.files.words import ManifestFile
+from oncely.lake.records import ManifestFile
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from oncely.core.offsets import Position, TopicPartition
-from oncely.sinks.files.names import is_mixed, is_replayed
-from oncely.sinks.files.words import ManifestFile, SourceRange
+from oncely.core.topics import Position, TopicPartition
+from oncely.lake.names import is_mixed, is_replayed
+from oncely.lake.records import ManifestFile, SourceRange
 
 Resets = Mapping[TopicPartition, Mapping[int, Position]]
 """Per source partition, the epoch of each reset and where it led."""

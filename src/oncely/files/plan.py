@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.topics import TopicPartition
 from oncely.files.overlaps import Resets, era
-from oncely.sinks.files.names import is_mixed, is_replayed
-from oncely.sinks.files.words import ManifestFile, SourceRange, encode
+from oncely.lake.names import is_mixed, is_replayed
+from oncely.lake.records import ManifestFile, SourceRange, encode
 
 Bin: TypeAlias = "list[str]"
 """The paths of two or more files in the order of their rows, to be written as one."""

@@ -7,12 +7,12 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
+from oncely.clients.files.store import NoSuchFile, Store
 from oncely.errors import DataLost, InvariantViolation, WrongInput
 from oncely.files.schemas import resolved
-from oncely.sinks.files import avro_file, parquet_file
-from oncely.sinks.files.conform import Rounding
-from oncely.sinks.files.store import NoSuchFile, Store
-from oncely.sinks.files.words import Format, ManifestFile
+from oncely.lake import avro_file, parquet_file
+from oncely.lake.conform import Rounding
+from oncely.lake.records import Format, ManifestFile
 
 
 class Named(NamedTuple):

@@ -19,16 +19,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from oncely.core.claim import Takeover
 from oncely.decode.avro_names import arrow_schema_of, avro_schema_of
 from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.files.reading import Named, own_rows
 from oncely.files.table import Table, destination_of, table_of
+from oncely.lake.held import held_schema
+from oncely.lake.manifest import Contents
+from oncely.lake.records import Scope
 from oncely.pipeline import Pipeline
-from oncely.sinks.files.held import held_schema
-from oncely.sinks.files.manifest import Contents
-from oncely.sinks.files.words import Scope
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,13 @@ def reset_schema(pipeline: Pipeline, scope: Sequence[str | None], *, execute: bo
             way_out="give the pipeline a new name, root and topics",
         )
     source = pipeline.source
-    with closing(destination_of(pipeline).ledger) as sink:
+    with closing(destination_of(pipeline).bare_sink) as sink:
         opened = sink.open(
-            source.identity(),
-            lambda: source.resolve_start(pipeline.settings.source.start),
-            {tp: mark.low for tp, mark in source.watermarks().items()},
+            Takeover(
+                source.identity(),
+                lambda: source.resolve_start(pipeline.settings.source.start),
+                {tp: mark.low for tp, mark in source.watermarks().items()},
+            )
         )
 
         def learned(contents: Contents) -> str | None:

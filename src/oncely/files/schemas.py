@@ -14,8 +14,8 @@ import pyarrow as pa
 from oncely.decode.avro_names import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, InvariantViolation
-from oncely.sinks.files.conform import conform
-from oncely.sinks.files.words import Scope, ScopeSchema
+from oncely.lake.conform import conform
+from oncely.lake.records import Scope, ScopeSchema
 
 
 def wanted_schema(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from oncely.clients.files.store import Store
 from oncely.files.reading import Allowed, Named, read_as
 from oncely.files.schemas import wanted_schema
 from oncely.files.table import Table, table_of
-from oncely.sinks.files.store import Store
-from oncely.sinks.files.words import ManifestFile
+from oncely.lake.records import ManifestFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncely.artifacts import cache_directory
+from oncely.clients.files.store import Store
 from oncely.config import FilesSinkSettings
 from oncely.errors import ConfigError
+from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.partitions import PartitionColumn, parse_partition_by
+from oncely.lake.records import Format, ManifestFile
+from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
+from oncely.ledgers.topic.records import View
 from oncely.pipeline import Pipeline
 from oncely.pipeline.files_destination import FilesDestination
-from oncely.sinks.files.manifest import Contents, Manifest
-from oncely.sinks.files.partitions import PartitionColumn, parse_partition_by
-from oncely.sinks.files.store import Store
-from oncely.sinks.files.words import Format, ManifestFile
-from oncely.sinks.kafka.cluster import Cluster, Place
-from oncely.sinks.kafka.words import View
 
 Where = Mapping[str, str | None]
 """Values of partition columns that a file must have; None: the column has no value."""
@@ -37,7 +37,7 @@ class Table:
         max_staging_age: seconds after which a file that was never published can't be any more.
     """
 
-    place: Place
+    place: PipelineTopics
     store: Store
     manifest_topic: str
     schema_topic: str

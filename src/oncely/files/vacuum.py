@@ -10,7 +10,7 @@ Why none of them can be, or become, part of the table; times are the store's clo
    its timeout, and the coordinator looks for those that have not every ten seconds. So a file that
    is older than both, and some slack, at the reading of the clock will be published by nobody.
    Both limits are those of the process that staged the file, which the pipeline file may not hold
-   any more: the largest of all leases (:mod:`oncely.sinks.files.leases`) and the file's own count.
+   any more: the largest of all leases (:mod:`oncely.lake.leases`) and the file's own count.
    A process whose lease is not in the listing began its batch after the clock was read.
 3. Files that a compaction has replaced are what readers may still be reading, who have looked at
    the manifest before. They are kept for ``max_staging_age``, the same, from then on. The broker
@@ -20,7 +20,7 @@ Why none of them can be, or become, part of the table; times are the store's clo
    id must be the one that the ledger has noted, before and after it was read: a topic that is made
    again meanwhile has another one. And its log must begin at 0, where it was created: what is only
    ever compacted does.
-5. The root must be this manifest's (:mod:`oncely.sinks.files.owner`), and a file's name one that
+5. The root must be this manifest's (:mod:`oncely.lake.root_marker`), and a file's name one that
    Oncely gives: what else lies there is not touched, and neither is what lies below a folder that
    is the root of another table. The same holds for multipart uploads.
 """
@@ -33,20 +33,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from oncely.clients.files.store import Stored
 from oncely.errors import ConfigError
 from oncely.files.table import Table
-from oncely.sinks.files import owner
-from oncely.sinks.files.leases import Limits, limits_of, valid_leases
-from oncely.sinks.files.manifest import Contents
-from oncely.sinks.files.names import is_file
-from oncely.sinks.files.store import Stored
+from oncely.lake import root_marker as owner
+from oncely.lake.leases import Limits, limits_of, valid_leases
+from oncely.lake.manifest import Contents
+from oncely.lake.names import is_file
 
 SLACK = timedelta(seconds=60)
 """Clocks of broker and store may differ, a store may tell whole seconds, and the coordinator ends a
 transaction up to ten seconds late (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 _PROBE = re.compile(r"\.oncely-probe-[0-9a-f]+")
-"""See :mod:`oncely.sinks.files.store`."""
+"""See :mod:`oncely.clients.files.store`."""
 
 
 @dataclass(frozen=True)

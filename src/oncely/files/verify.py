@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncely.clients.files.store import NoSuchFile, Store
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.files.overlaps import overlaps
@@ -24,14 +25,13 @@ from oncely.files.reading import decoded
 from oncely.files.schemas import resolved
 from oncely.files.table import Table
 from oncely.files.times import instant
-from oncely.sinks.files.event_time import NO_TIME
-from oncely.sinks.files.held import held_schema
-from oncely.sinks.files.manifest import Contents
-from oncely.sinks.files.names import is_file
-from oncely.sinks.files.partitions import PartitionColumn, split
-from oncely.sinks.files.paths import directory
-from oncely.sinks.files.store import NoSuchFile, Store
-from oncely.sinks.files.words import ManifestFile
+from oncely.lake.event_time import NO_TIME
+from oncely.lake.held import held_schema
+from oncely.lake.manifest import Contents
+from oncely.lake.names import is_file
+from oncely.lake.partitions import PartitionColumn, split
+from oncely.lake.paths import directory
+from oncely.lake.records import ManifestFile
 
 _THREADS = 4
 _QUEUED = 64

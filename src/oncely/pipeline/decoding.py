@@ -25,7 +25,7 @@ from oncely.decode.raw import RawDecoder
 from oncely.decode.registry import Registry
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
-from oncely.sinks.files.form import VALUE
+from oncely.lake.file_format import VALUE
 
 
 def decoder_of(decode: DecodeSettings, topics: Sequence[str]) -> Decoder:

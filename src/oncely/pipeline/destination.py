@@ -9,10 +9,11 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from oncely.core.offsets import Position, TopicPartition
-from oncely.pipeline.findings import Findings
-from oncely.runtimes.probe import Slots
-from oncely.sinks.base import Reject, Sink
+from oncely.core.batch import Reject
+from oncely.core.topics import Position, TopicPartition
+from oncely.pipeline.problems import Problems
+from oncely.runtimes.spark.probe import Slots
+from oncely.sinks.base import Sink
 from oncely.sinks.replaying import Judge, Tried
 from oncely.sinks.sql.privileges import Room
 
@@ -116,7 +117,7 @@ class Destination(Protocol):
         """The sink for rows of these columns."""
 
     @property
-    def ledger(self) -> Sink:
+    def bare_sink(self) -> Sink:
         """The sink for work on the ledger alone: it does not know the rows' columns."""
 
     def look(self) -> Known:
@@ -156,6 +157,6 @@ class Destination(Protocol):
         """
 
     def plan(
-        self, schema: pa.Schema | None, findings: Findings, notes: list[str], slots: Slots | None
+        self, schema: pa.Schema | None, findings: Problems, notes: list[str], slots: Slots | None
     ) -> SinkPlan:
         """Look at everything that can be looked at; problems go to ``findings``."""

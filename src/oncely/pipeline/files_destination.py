@@ -8,24 +8,24 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from oncely.clients.files.filesystem import Connect as FilesConnect
+from oncely.clients.files.filesystem import connect as connect_files
+from oncely.clients.kafka import limits, topics
+from oncely.clients.kafka.client import make
 from oncely.config import FilesSinkSettings, JsonDecode, PipelineSettings
+from oncely.core.batch import Reject
 from oncely.decode.merging import Caps
+from oncely.lake.file_format import FileFormat
+from oncely.lake.partitions import parse_partition_by
+from oncely.ledgers.topic.cluster import Connect, PipelineTopics
 from oncely.pipeline.destination import Known, Replaying, SinkFacts, SinkPlan
-from oncely.pipeline.findings import Check, Findings
+from oncely.pipeline.problems import Check, Problems
 from oncely.pipeline.topic_ledger import TopicLedger
-from oncely.runtimes.probe import Slots
-from oncely.sinks.base import Reject
-from oncely.sinks.files.form import Form
-from oncely.sinks.files.partitions import parse_partition_by
-from oncely.sinks.files.place import Connect as FilesConnect
-from oncely.sinks.files.place import connect as connect_files
+from oncely.runtimes.spark.probe import Slots
 from oncely.sinks.files.publication import Topics
 from oncely.sinks.files.replay import ToFiles
 from oncely.sinks.files.sink import FilesSink
-from oncely.sinks.kafka import limits, topics
-from oncely.sinks.kafka.cluster import Connect, Place
 from oncely.sinks.kafka.replay import Replay
-from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
 
 _PROBE = (
@@ -57,9 +57,9 @@ class FilesDestination:
     files_connect: FilesConnect = connect_files
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PipelineTopics:
         """Cluster, group and ledger topic."""
-        return Place(
+        return PipelineTopics(
             brokers=self.source.brokers,
             pipeline=self.settings.name,
             group=self.settings.mirror_group or f"oncely-{self.settings.name}",
@@ -77,7 +77,7 @@ class FilesDestination:
     def sink(self, schema: pa.Schema) -> FilesSink:
         """The files for rows of these columns; inferred ones come as they are."""
         given = self.given
-        form = Form(
+        form = FileFormat(
             given.format,
             parse_partition_by(given.partition_by),
             None if self._inferred else schema,
@@ -95,7 +95,7 @@ class FilesDestination:
         )
 
     @property
-    def ledger(self) -> FilesSink:
+    def bare_sink(self) -> FilesSink:
         """The sink for work on the ledger alone."""
         return self.sink(pa.schema([]))
 
@@ -143,13 +143,13 @@ class FilesDestination:
     def plan(
         self,
         schema: pa.Schema | None,
-        findings: Findings,
+        findings: Problems,
         notes: list[str],
         slots: Slots | None,  # noqa: ARG002 - the protocol's
     ) -> SinkPlan:
         """Look at root, topics and columns."""
         given, absent, facts = self.given, [], None
-        with closing(self.ledger if schema is None else self.sink(schema)) as sink:
+        with closing(self.bare_sink if schema is None else self.sink(schema)) as sink:
             findings.collect(self._checks(sink))
             notes.append(_PROBE)
             if self._inferred and any("." in one.column for one in sink.form.columns):

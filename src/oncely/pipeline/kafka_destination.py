@@ -10,21 +10,21 @@ from typing import Literal
 
 import pyarrow as pa
 
+from oncely.clients.kafka import limits, topics
+from oncely.clients.kafka.client import make
 from oncely.config import KafkaSinkSettings, PipelineSettings
+from oncely.core.batch import Reject
 from oncely.errors import ConfigError, OncelyError
+from oncely.ledgers.topic.cluster import Connect, PipelineTopics
 from oncely.pipeline.destination import Known, SinkFacts, SinkPlan
-from oncely.pipeline.findings import Check, Findings
+from oncely.pipeline.problems import Check, Problems
 from oncely.pipeline.topic_ledger import TopicLedger
-from oncely.runtimes.probe import Slots
-from oncely.sinks.base import Reject
-from oncely.sinks.kafka import limits, topics
+from oncely.runtimes.spark.probe import Slots
 from oncely.sinks.kafka.avro_value import AvroValue
-from oncely.sinks.kafka.cluster import Connect, Place
-from oncely.sinks.kafka.form import Form, RawValue
+from oncely.sinks.kafka.record_format import RawValue, RecordFormat
 from oncely.sinks.kafka.replay import Replay, ToTopics, refuse_compacted
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.sinks.kafka.staging import default_staging
-from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
 
 _NO_LATE_DELETES = (
@@ -50,10 +50,10 @@ class KafkaDestination:
     connect: Connect = make
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PipelineTopics:
         """Cluster, group and ledger topic."""
         given = self.given
-        return Place(
+        return PipelineTopics(
             brokers=given.brokers or self.source.brokers,
             pipeline=self.settings.name,
             group=self.settings.mirror_group or f"oncely-{self.settings.name}",
@@ -71,7 +71,7 @@ class KafkaDestination:
     def sink(self, schema: pa.Schema) -> KafkaSink:
         """The topics for rows of these columns."""
         given = self.given
-        form = Form(schema, self._value(), given.topic, given.topic_column, given.key)
+        form = RecordFormat(schema, self._value(), given.topic, given.topic_column, given.key)
         return KafkaSink(
             self.place,
             form,
@@ -82,7 +82,7 @@ class KafkaDestination:
         )
 
     @property
-    def ledger(self) -> KafkaSink:
+    def bare_sink(self) -> KafkaSink:
         """The sink for work on the ledger alone."""
         return self.sink(pa.schema([]))
 
@@ -127,7 +127,7 @@ class KafkaDestination:
     def check_replay(self) -> None:
         """Refuse a compacted topic: an old record would replace newer ones of its key."""
         self._same_cluster()
-        with closing(self.ledger) as sink:
+        with closing(self.bare_sink) as sink:
             named = [self.given.topic] if self.given.topic else []
             refuse_compacted(sink, topics.described(sink.cluster.asker, named))
 
@@ -140,13 +140,13 @@ class KafkaDestination:
     def plan(
         self,
         schema: pa.Schema | None,
-        findings: Findings,
+        findings: Problems,
         notes: list[str],  # noqa: ARG002 - the protocol's
         slots: Slots | None,  # noqa: ARG002
     ) -> SinkPlan:
         """Look at cluster, topics and columns."""
         facts, absent = None, []
-        with closing(self.ledger if schema is None else self.sink(schema)) as sink:
+        with closing(self.bare_sink if schema is None else self.sink(schema)) as sink:
             findings.collect(self._checks(sink))
             with findings.about("sink.topic"):
                 absent = topics.missing(sink.cluster.asker, self._written)

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncely.core.offsets import Position, TopicPartition
+from oncely.commit.run import take_over
+from oncely.core.claim import Opened, Takeover
+from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable, WrongInput
-from oncely.sinks.base import Opened
 from oncely.sources.kafka import Watermarks
 from oncely.sources.reset import ResetPlan, Verb, plan_reset
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Standing(NamedTuple):
+class PartitionOffsets(NamedTuple):
     """One partition's offsets.
 
     Attributes:
@@ -41,7 +42,7 @@ class Standing(NamedTuple):
     mirrored: Position | None
 
 
-def standings(pipeline: Pipeline) -> list[Standing]:
+def standings(pipeline: Pipeline) -> list[PartitionOffsets]:
     """Positions of every partition that the topics have.
 
     Raises:
@@ -58,7 +59,7 @@ def standings(pipeline: Pipeline) -> list[Standing]:
         except OncelyError as error:  # display only
             log.warning("group %s can't be read: %s", group, error.message)
     return [
-        Standing(*tp, mark.low, known.positions.get(tp), mark.stable, mirrored.get(tp))
+        PartitionOffsets(*tp, mark.low, known.positions.get(tp), mark.stable, mirrored.get(tp))
         for tp, mark in sorted(marks.items())
     ]
 
@@ -136,12 +137,13 @@ def reset(
         before = {tp: current[tp] for tp in plan.positions if tp in current}
         return plan.positions
 
-    opened = pipeline.destination.ledger.reset(
+    takeover = Takeover(
         source.identity(),
         lambda: source.resolve_start(pipeline.settings.source.start),
         {tp: mark.low for tp, mark in marks.items()},
-        settled,
+        reset=settled,
     )
+    opened = take_over(pipeline.destination.bare_sink, pipeline.store, takeover)
     _mirror(pipeline, opened)
     return Reset(before, plan.positions, plan.notes, opened.fence.epoch)
 

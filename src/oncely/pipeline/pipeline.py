@@ -10,27 +10,32 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import pyarrow as pa
 
+from oncely.clients.files.filesystem import Connect as FilesConnect
+from oncely.clients.files.filesystem import connect as connect_files
+from oncely.clients.kafka import security
+from oncely.clients.kafka.client import make
+from oncely.clients.sql.connection import Connect, connect
+from oncely.commit.delivery import Order
+from oncely.commit.timer import Interval
 from oncely.config import FilesSinkSettings, PipelineSettings, SqlSinkSettings, load
 from oncely.core import events
 from oncely.decode.base import Decoder
 from oncely.errors import ConfigError, OncelyError
+from oncely.ledgers.stores.ledger import StoreLedger
+from oncely.ledgers.topic.cluster import Connect as KafkaConnect
 from oncely.pipeline import offsets, planning, rejects, running, status
 from oncely.pipeline.decoding import decoder_of
 from oncely.pipeline.destination import Destination
 from oncely.pipeline.files_destination import FilesDestination
 from oncely.pipeline.kafka_destination import KafkaDestination
-from oncely.pipeline.offsets import Reset, Standing
+from oncely.pipeline.offsets import PartitionOffsets, Reset
 from oncely.pipeline.planning import Plan
 from oncely.pipeline.rejects import Rejects
 from oncely.pipeline.sql_destination import SqlDestination
 from oncely.pipeline.status import Status
 from oncely.pipeline.stored_destination import StoredDestination
-from oncely.pipeline.storing import store_of
-from oncely.runtimes import session
-from oncely.runtimes.batch_commit import BatchCommit, Transform, output_schema
-from oncely.runtimes.batches import PartitionCommit
+from oncely.pipeline.stores import store_of
 from oncely.runtimes.chunks import Bounds
-from oncely.runtimes.range_commit import RangeCommit
 from oncely.runtimes.row_transform import (
     PythonTransform,
     RowTransform,
@@ -38,18 +43,15 @@ from oncely.runtimes.row_transform import (
     Unchanged,
     load_function,
 )
+from oncely.runtimes.spark import session
+from oncely.runtimes.spark.batch_commit import BatchCommit, Transform, output_schema
+from oncely.runtimes.spark.partition_commit import PartitionCommit
+from oncely.runtimes.spark.range_commit import RangeCommit
 from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets, scope
 from oncely.sinks.base import Sink
-from oncely.sinks.files.place import Connect as FilesConnect
-from oncely.sinks.files.place import connect as connect_files
-from oncely.sinks.kafka.cluster import Connect as KafkaConnect
-from oncely.sinks.sql.connection import Connect, connect
-from oncely.sources import security
-from oncely.sources.clients import make
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.reset import Verb
-from oncely.stores.base import OffsetStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -187,18 +189,19 @@ class Pipeline:
             )
         else:
             inner = KafkaDestination(self.settings, given, self.source, self.kafka_connect)
-        if self.settings.delivery == "exactly_once":
+        if self.store is None:
             return inner
-        return StoredDestination(self.settings, inner, self.store)
+        return StoredDestination(self.settings, inner, self.store.store)
 
     @cached_property
-    def store(self) -> OffsetStore | None:
+    def store(self) -> StoreLedger | None:
         """Where positions live, when it is not the sink's own ledger.
 
         Raises:
             ConfigError: the client's package is not installed.
         """
-        return store_of(self.settings.offsets, self.settings.name, self.source)
+        store = store_of(self.settings.offsets, self.settings.name, self.source)
+        return None if store is None else StoreLedger(store, self.settings.name)
 
     def sink(self, schema: pa.Schema) -> Sink:
         """The destination and the ledger beside it, for rows of these columns."""
@@ -228,35 +231,41 @@ class Pipeline:
         self, spark: SparkSession | None = None
     ) -> PartitionCommit | BatchCommit | RangeCommit:
         """How a micro-batch takes effect: by the kind of the transform, and of the sink."""
-        sink = self.sink(self.row_schema(spark))
-        budget = self.settings.sink.max_rejects
-        topics = tuple(self.settings.source.topics)
-        share = budget.share
+        schema, budget = self.row_schema(spark), self.settings.sink.max_rejects
+        common: dict[str, Any] = {
+            "sink": self.sink(schema),
+            "source": self.source,
+            "decoder": self.decoder,
+            "topics": tuple(self.settings.source.topics),
+            "max_rejects_share": budget.share,
+            "max_rejects_count": budget.count,
+            "store": self.store,
+            "order": self._order,
+            "interval": self._interval,
+        }
         if self.spark_transform is not None:
-            return BatchCommit(
-                sink, self.source, self.decoder, self.spark_transform, topics, share, budget.count
-            )
+            return BatchCommit(transform=self.spark_transform, **common)
         if isinstance(self.settings.sink, FilesSinkSettings):
-            return RangeCommit(
-                sink,
-                self.source,
-                self.decoder,
-                self.row_transform,
-                topics,
-                share,
-                budget.count,
-                layout=self.settings.sink.layout,
-            )
-        return PartitionCommit(
-            sink,
-            self.source,
-            self.decoder,
-            self.row_transform,
-            topics,
-            share,
-            budget.count,
-            bounds=self._bounds(),
-        )
+            layout = self.settings.sink.layout
+            return RangeCommit(transform=self.row_transform, layout=layout, **common)
+        return PartitionCommit(transform=self.row_transform, bounds=self._bounds(), **common)
+
+    @property
+    def _order(self) -> Order:
+        """In which order records and positions take effect."""
+        orders: dict[str, Order] = {
+            "exactly_once": "together",
+            "at_most_once": "position_first",
+        }
+        return orders.get(self.settings.delivery, "records_first")
+
+    @property
+    def _interval(self) -> Interval | None:
+        """When positions move that follow a timer."""
+        given = self.settings.commit_interval
+        if self.settings.delivery != "none":
+            return None
+        return Interval() if given is None else Interval(given.seconds, given.records)
 
     def _bounds(self) -> Bounds:
         """How much one commit of a task holds at most."""
@@ -353,7 +362,7 @@ class Pipeline:
         return planning.plan(self, use_spark)
 
     @_hiding
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[PartitionOffsets]:
         """First offset, position, end and mirrored offset of every partition.
 
         Raises as :meth:`status` does.

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from oncely import artifacts
-from oncely.core.offsets import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError, Unavailable
+from oncely.ledgers.same_source import same_topics
 from oncely.pipeline.destination import Connections, Known, SinkFacts
-from oncely.pipeline.findings import Findings, Problem
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
-from oncely.runtimes import session
-from oncely.runtimes.probe import ExecutorFacts, Slots, probe
+from oncely.pipeline.problems import Problem, Problems
 from oncely.runtimes.same_log import refuse_cut
-from oncely.sinks.same_source import same_topics
+from oncely.runtimes.spark import session
+from oncely.runtimes.spark.probe import ExecutorFacts, Slots, probe
 from oncely.sources.kafka import Watermarks
 from oncely.sources.permissions import missing_permissions, needed_acls
 
@@ -85,7 +85,7 @@ class _Planner:
     def __init__(self, pipeline: Pipeline, use_spark: bool | None) -> None:
         self.pipeline, self.settings = pipeline, pipeline.settings
         self.use_spark = self._spark_is_in_question() if use_spark is None else use_spark
-        self.findings = Findings()
+        self.findings = Problems()
         self.notes: list[str] = []
         self.known: Known | None = None
         self.slots: Slots | None = None

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from oncely.decode.base import Decoded, Decoder, Rejection
+from oncely.commit.backoff import Backoff
+from oncely.core.batch import Reject, Rejection
+from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import Unavailable
-from oncely.runtimes.backoff import Backoff
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.staging_task import NO_TOMBSTONES
-from oncely.runtimes.transform_once import transform_rows
-from oncely.sinks.base import Reject
+from oncely.runtimes.spark.staging_task import NO_TOMBSTONES
+from oncely.runtimes.spark.transform_once import transform_rows
 from oncely.sinks.replaying import Judge, Judged
 
 if TYPE_CHECKING:

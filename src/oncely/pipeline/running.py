@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 from oncely.core import events
 from oncely.errors import OncelyError, Unavailable
 from oncely.pipeline.sessions import check_session
-from oncely.runtimes import session
 from oncely.runtimes.mirror import Mirror
-from oncely.runtimes.spark import RunSettings, SparkRun
+from oncely.runtimes.spark import session
+from oncely.runtimes.spark.run import RunSettings, SparkRun
 from oncely.runtimes.stop import StopSignal
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _run(
         raise _meaning(error) from error
     finally:
         if batches is not None:
-            batches.sink.close()
+            batches.close()
 
 
 def _meaning(error: Exception) -> Exception:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from oncely.artifacts import SPARK_KAFKA
 from oncely.config.spark import is_local, refusal
 from oncely.errors import ConfigError
-from oncely.runtimes import session
+from oncely.runtimes.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

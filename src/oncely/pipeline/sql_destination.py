@@ -11,16 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from oncely.clients.sql.connection import Connect
+from oncely.clients.sql.dialects import dialect_for
 from oncely.config import PipelineSettings, SqlSinkSettings
+from oncely.core.batch import Reject
 from oncely.errors import ConfigError
-from oncely.pipeline import looking
+from oncely.ledgers.sql.dead_letters import DeadLetters
+from oncely.pipeline import inspect as looking
 from oncely.pipeline.destination import Connections, Known, SinkFacts, SinkPlan
-from oncely.pipeline.findings import Findings
-from oncely.runtimes.probe import Slots
-from oncely.sinks.base import Reject
-from oncely.sinks.sql.connection import Connect
-from oncely.sinks.sql.dead_letters import DeadLetters
-from oncely.sinks.sql.dialects import dialect_for
+from oncely.pipeline.problems import Problems
+from oncely.runtimes.spark.probe import Slots
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
 from oncely.sinks.sql.replay import FIRST, Replay
 from oncely.sinks.sql.sink import SqlSink
@@ -75,13 +75,13 @@ class SqlDestination:
         )
 
     @property
-    def ledger(self) -> SqlSink:
+    def bare_sink(self) -> SqlSink:
         """The sink for work on the ledger alone."""
         return self.sink(pa.schema([]))
 
     def look(self) -> Known:
         """Read the ledger."""
-        return looking.look(self.ledger)
+        return looking.look(self.bare_sink)
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse a table that doesn't take the rows."""
@@ -89,11 +89,11 @@ class SqlDestination:
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and how many there are."""
-        sink = self.ledger
+        sink = self.bare_sink
         with looking.session(sink) as connection:
-            if connection is None or not sink.ledger_tables.exists(connection):
+            if connection is None or not sink.ledger.tables.exists(connection):
                 return (), 0
-            letters = DeadLetters(sink.ledger_tables.as_found(connection))
+            letters = DeadLetters(sink.ledger.tables.as_found(connection))
             return letters.read(connection, FIRST, limit), letters.count(connection)
 
     @property
@@ -116,11 +116,11 @@ class SqlDestination:
         yield Replay(self.sink(schema).bind())
 
     def plan(
-        self, schema: pa.Schema | None, findings: Findings, notes: list[str], slots: Slots | None
+        self, schema: pa.Schema | None, findings: Problems, notes: list[str], slots: Slots | None
     ) -> SinkPlan:
         """Look at table, ledger, privileges and free connections."""
-        sink = self.ledger if schema is None else self.sink(schema)
-        ddl, of_ledger = [], sink.ledger_tables.ddl()
+        sink = self.bare_sink if schema is None else self.sink(schema)
+        ddl, of_ledger = [], sink.ledger.tables.ddl()
         if schema is not None:
             with findings.about("sink.table"):
                 ddl.append(create_statement(sink.dialect, sink.wanted))
@@ -130,7 +130,7 @@ class SqlDestination:
             target = None
             exists = bool(connection and sink.dialect.columns(connection, sink.wanted.table))
             if connection is not None:
-                of_ledger = sink.ledger_tables.missing(connection) or of_ledger
+                of_ledger = sink.ledger.tables.missing(connection) or of_ledger
                 left = room(sink, connection)
                 if schema is not None and (exists or not sink.create):
                     with findings.about("sink.table"):
@@ -148,7 +148,7 @@ class SqlDestination:
         return SinkPlan(facts, connections, statements)
 
     def _privileges(
-        self, sink: SqlSink, connection: Any, target: Target | None, findings: Findings
+        self, sink: SqlSink, connection: Any, target: Target | None, findings: Problems
     ) -> None:
         transform = self.settings.transform
         batch = transform is not None and transform.spark is not None

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oncely.core.offsets import Position, TopicPartition
+from oncely.core.topics import Position, TopicPartition
 from oncely.pipeline.destination import Known
 from oncely.sources.lag import PartitionLag, measure_lag
 

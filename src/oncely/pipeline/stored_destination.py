@@ -1,85 +1,53 @@
-"""A destination whose records and positions are written apart: the weaker semantics."""
+"""A destination whose positions live in an offset store."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyarrow as pa
 
 from oncely.config import PipelineSettings
-from oncely.delivery.apart import Apart
-from oncely.delivery.positions import LedgerPositions, StorePositions
-from oncely.delivery.timed import Timed
+from oncely.core.batch import Reject
 from oncely.errors import ConfigError
+from oncely.ledgers.stores.base import OffsetStore
 from oncely.pipeline.destination import Destination, Known, Replaying, SinkPlan
-from oncely.pipeline.findings import Findings
-from oncely.runtimes.probe import Slots
-from oncely.sinks.base import Halves, Reject
-from oncely.stores.base import OffsetStore
-
-_TIMER = 5.0  # seconds; what a consumer's auto.commit.interval.ms is
-
-
-class DestinationOfHalves(Destination, Protocol):
-    """A destination whose sink can be used in halves."""
-
-    def sink(self, schema: pa.Schema) -> Halves:
-        """The sink for rows of these columns."""
+from oncely.pipeline.problems import Problems
+from oncely.runtimes.spark.probe import Slots
+from oncely.sinks.base import Sink
 
 
 @dataclass(frozen=True)
 class StoredDestination:
-    """A destination with its positions in the ledger, or in a store elsewhere.
+    """A destination with its positions in a store elsewhere.
 
     Attributes:
         settings: the pipeline's.
         inner: where records go.
-        store: where positions live; None for the sink's own ledger.
+        store: where positions live.
     """
 
     settings: PipelineSettings
-    inner: DestinationOfHalves
-    store: OffsetStore | None
+    inner: Destination
+    store: OffsetStore
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns that reach the sink."""
         return self.inner.row_schema(schema)
 
-    def sink(self, schema: pa.Schema) -> Apart:
-        """The two halves in the order that ``delivery`` says."""
-        records = self.inner.sink(schema)
-        positions = (
-            LedgerPositions(records)
-            if self.store is None
-            else StorePositions(self.store, self.settings.name)
-        )
-        delivery, interval = self.settings.delivery, self.settings.commit_interval
-        if delivery != "none":
-            return Apart(records, positions, delivery == "at_most_once")
-        if interval is None:
-            return Timed(records, positions, position_first=False, seconds=_TIMER)
-        return Timed(
-            records,
-            positions,
-            position_first=False,
-            seconds=interval.seconds,
-            offsets=interval.records,
-        )
+    def sink(self, schema: pa.Schema) -> Sink:
+        """Where records go."""
+        return self.inner.sink(schema)
 
     @property
-    def ledger(self) -> Apart:
-        """For work on the positions alone."""
-        return self.sink(pa.schema([]))
+    def bare_sink(self) -> Sink:
+        """The sink for work that needs no columns."""
+        return self.inner.bare_sink
 
     def look(self) -> Known:
         """Read positions where they live."""
-        known = self.inner.look()
-        if self.store is None:
-            return known
-        stored = self.store.load()
+        known, stored = self.inner.look(), self.store.load()
         return Known(
             max((one.epoch for one in stored.values()), default=0),
             next((one.cluster_id for one in stored.values()), None),
@@ -91,8 +59,7 @@ class StoredDestination:
     def check(self, schema: pa.Schema) -> None:
         """Refuse a destination that doesn't take the rows, and a store that does not answer."""
         self.inner.check(schema)
-        if self.store is not None:
-            self.store.load()
+        self.store.load()
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and how many there are."""
@@ -105,7 +72,7 @@ class StoredDestination:
 
     def check_replay(self) -> None:
         """Refuse a replay where old records would do harm, or whose position has no place."""
-        if self.store is not None and self.settings.sink.kind != "sql":
+        if self.settings.sink.kind != "sql":
             raise ConfigError(
                 "offsets.store",
                 "a replay keeps its position in the sink's ledger, and this pipeline has none",
@@ -118,12 +85,11 @@ class StoredDestination:
         return self.inner.replaying(schema)
 
     def plan(
-        self, schema: pa.Schema | None, findings: Findings, notes: list[str], slots: Slots | None
+        self, schema: pa.Schema | None, findings: Problems, notes: list[str], slots: Slots | None
     ) -> SinkPlan:
         """Look at the destination, and at the store."""
-        if self.store is not None:
-            with findings.about("offsets.store"):
-                self.store.load()
-                if warning := self.store.warning():
-                    notes.append(f"{self.store.where}: {warning}")
+        with findings.about("offsets.store"):
+            self.store.load()
+            if warning := self.store.warning():
+                notes.append(f"{self.store.where}: {warning}")
         return self.inner.plan(schema, findings, notes, slots)

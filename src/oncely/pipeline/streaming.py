@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pydantic import ValidationError
 
+from oncely.clients.sql.connection import Connect, connect
+from oncely.clients.sql.dialects import dialect_for
 from oncely.config import SqlSinkSettings
 from oncely.config.problems import explain, joined
-from oncely.core.offsets import SourceIdentity
+from oncely.core.claim import Takeover
+from oncely.core.topics import SourceIdentity
 from oncely.errors import ConfigError
-from oncely.pipeline.looking import check_table, look
+from oncely.pipeline.inspect import check_table, look
 from oncely.pipeline.sessions import check_session
-from oncely.runtimes.checkpoint import Checkpoint
-from oncely.runtimes.plugin import PublishedBatches, TopicIds, is_stateful, row_schema
-from oncely.sinks.sql.connection import Connect, connect
-from oncely.sinks.sql.dialects import dialect_for
+from oncely.runtimes.spark.checkpoint import Checkpoint
+from oncely.runtimes.spark.plugin import PublishedBatches, TopicIds, is_stateful, row_schema
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
 from oncely.sources.kafka import KafkaSource
@@ -152,7 +153,7 @@ def _take_over(
     df: DataFrame, sink: SqlSink, source: KafkaSource | None, checkpoint: str
 ) -> PublishedBatches:
     """Take the ledger, drop what older runs left staged, and make what publishes the batches."""
-    opened = sink.open(SourceIdentity(_cluster_id(sink, source), {}), dict, {})
+    opened = sink.open(Takeover(SourceIdentity(_cluster_id(sink, source), {}), dict, {}))
     bound = sink.bind()
     bound.sweep(opened.fence)
     return PublishedBatches(

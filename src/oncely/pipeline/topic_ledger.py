@@ -6,17 +6,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.kafka import topics
+from oncely.clients.kafka.limits import check_open_files
+from oncely.core.batch import Reject
+from oncely.core.topics import TopicPartition
+from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
+from oncely.ledgers.topic.foreign import refuse_foreign
+from oncely.ledgers.topic.lost import lost_partitions, refuse_lost
+from oncely.ledgers.topic.records import OffsetMetadata, View, from_tree
+from oncely.ledgers.topic.takeover import same_outputs, same_target
 from oncely.pipeline.destination import Known
-from oncely.sinks.base import Reject
-from oncely.sinks.kafka import topics
-from oncely.sinks.kafka.cluster import Cluster, Place
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
-from oncely.sinks.kafka.foreign import refuse_foreign
-from oncely.sinks.kafka.limits import check_open_files
-from oncely.sinks.kafka.lost import lost_partitions, refuse_lost
-from oncely.sinks.kafka.takeover import same_outputs, same_target
-from oncely.sinks.kafka.words import Stamped, View, from_tree
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TopicLedger:
         rejects_topic: of dead letters.
     """
 
-    place: Place
+    place: PipelineTopics
     rejects_topic: str
 
     def look(self) -> Known:
@@ -89,7 +89,7 @@ class TopicLedger:
         self,
         cluster: Cluster,
         view: View,
-        stamps: Mapping[TopicPartition, Stamped],
+        stamps: Mapping[TopicPartition, OffsetMetadata],
         partitions: Collection[TopicPartition],
     ) -> None:
         """Refuse partitions that were read and have no position any more.

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.offsets import Position, TopicPartition
+from oncely.core.batch import Chunk, IntArray, Reject, Rejection
 from oncely.core.ranges import OffsetRange
-from oncely.decode.base import Decoded, Rejection
+from oncely.core.topics import Position, TopicPartition
+from oncely.decode.base import Decoded
 from oncely.errors import check
 from oncely.runtimes.row_transform import RowTransform
-from oncely.sinks.base import Chunk, IntArray, Reject
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.base import Rejection
+from oncely.core.batch import IntArray, Rejection
 from oncely.errors import ConfigError, OncelyError
-from oncely.sinks.base import IntArray
 
 ROW = "_oncely_row"
 """The column that carries a row's record index through a transform."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from oncely.core.offsets import Position, TopicPartition
+from oncely.core.topics import Position, TopicPartition
 from oncely.errors import SourceMismatch, Unavailable
 
 

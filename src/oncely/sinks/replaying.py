@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from oncely.sinks.base import Chunk, Reject
+from oncely.core.batch import Chunk, Reject
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.core.offsets import Position, SourceIdentity, TopicPartition
+from oncely.clients.kafka.client import KafkaAdmin
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError, TopicMissing, Unavailable
-from oncely.sources.clients import Asker
 from oncely.sources.records import KafkaRecord, RecordReader, first_sizes, first_timestamps
 from oncely.sources.start import Moment, Start
 from oncely.sources.truncation import truncated
@@ -56,7 +56,7 @@ class KafkaSource:
     topics: Sequence[str]
     kafka: Mapping[str, object] = field(default_factory=dict, repr=False)
     timeout: float = 10.0
-    _asker: Asker | None = field(default=None, init=False, repr=False, compare=False)
+    _asker: KafkaAdmin | None = field(default=None, init=False, repr=False, compare=False)
     _reader: RecordReader | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -256,9 +256,9 @@ class KafkaSource:
         return largest
 
     @property
-    def _asking(self) -> Asker:
+    def _asking(self) -> KafkaAdmin:
         if self._asker is None:
-            self._asker = Asker(self.brokers, self.kafka, self.timeout)
+            self._asker = KafkaAdmin(self.brokers, self.kafka, self.timeout)
         return self._asker
 
     def _describe(self) -> dict[str, Any]:

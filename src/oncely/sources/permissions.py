@@ -6,8 +6,8 @@ from typing import Any
 
 import confluent_kafka as ck
 
+from oncely.clients.kafka.client import KafkaAdmin
 from oncely.errors import OncelyError
-from oncely.sources.clients import Asker
 from oncely.sources.kafka import KafkaSource
 
 
@@ -20,7 +20,7 @@ def missing_permissions(source: KafkaSource, group: str | None) -> list[str]:
         ConfigError: the broker refuses us altogether.
         Unavailable: no answer.
     """
-    asker = Asker(source.brokers, source.kafka, source.timeout)
+    asker = KafkaAdmin(source.brokers, source.kafka, source.timeout)
     names = ck.TopicCollection(list(source.topics))
     topics = asker.ask(
         "ask for permissions",
@@ -34,7 +34,7 @@ def missing_permissions(source: KafkaSource, group: str | None) -> list[str]:
     return missing
 
 
-def _group(asker: Asker, group: str) -> Any:
+def _group(asker: KafkaAdmin, group: str) -> Any:
     try:
         return asker.ask(
             "ask for permissions",

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import confluent_kafka as ck
 from confluent_kafka import KafkaException
 
-from oncely.core.offsets import Position, TopicPartition
-from oncely.sources.clients import Trouble, make, sort_error
-from oncely.sources.polling import polled
+from oncely.clients.kafka.client import ErrorState, classify_error, make
+from oncely.clients.kafka.polling import polled
+from oncely.core.topics import Position, TopicPartition
 
 _OWN = {
     "group.id": "oncely-reads-again",  # demanded by librdkafka, never used
@@ -56,7 +56,7 @@ class RecordReader:
 
     def __init__(self, brokers: str, kafka: Mapping[str, object]) -> None:
         self._brokers = brokers
-        self._trouble = Trouble(brokers)
+        self._trouble = ErrorState(brokers)
         # What is read again was read before, by a reader of committed records: no need to wait
         # here for the end of a transaction that is open now.
         own = _OWN | {"isolation.level": "read_uncommitted"} | _SMALL
@@ -80,7 +80,7 @@ class RecordReader:
             for run in _runs(sorted(set(offsets))):
                 found |= self._read_run(partition, run, timeout)
         except KafkaException as error:
-            raise sort_error(error.args[0], f"read {partition} again", self._brokers) from error
+            raise classify_error(error.args[0], f"read {partition} again", self._brokers) from error
         finally:
             self._consumer.unassign()
         return found
@@ -135,7 +135,7 @@ def _of_first_records(
 ) -> dict[TopicPartition, int | None]:
     """Take a number out of the next record in every partition; None where there is none."""
     found: dict[TopicPartition, int | None] = dict.fromkeys(positions)
-    trouble = Trouble(brokers)
+    trouble = ErrorState(brokers)
     own = _OWN | {"isolation.level": "read_committed"} | _SMALL
     consumer = make(ck.Consumer, brokers, kafka, trouble, **own)
     waiting = set(positions)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from oncely.core.offsets import Position, TopicPartition
+from oncely.core.topics import Position, TopicPartition
 from oncely.errors import WrongInput
 from oncely.sources.start import parse_moment
 

@@ -16,8 +16,8 @@ from typing import Any
 import confluent_kafka as ck
 from confluent_kafka import KafkaError
 
-from oncely.core.offsets import Position, TopicPartition
-from oncely.sources.clients import Trouble, make, sort_error, unanswered
+from oncely.clients.kafka.client import ErrorState, classify_error, make, unanswered
+from oncely.core.topics import Position, TopicPartition
 
 _OWN = {
     "group.id": "oncely-looks-at-the-log",  # demanded by librdkafka, never used
@@ -58,7 +58,7 @@ def truncated(
     waiting = set(positions)
     if not waiting:
         return found
-    trouble = Trouble(brokers)
+    trouble = ErrorState(brokers)
     consumer = make(ck.Consumer, brokers, kafka, trouble, **_OWN)
     deadline = time.monotonic() + timeout
     try:
@@ -89,4 +89,4 @@ def _answer(message: Any, brokers: str) -> str | None:
         return str(error.str())
     if error.retriable() or error.code() == KafkaError._TRANSPORT:
         return None
-    raise sort_error(error, _DOING, brokers)
+    raise classify_error(error, _DOING, brokers)

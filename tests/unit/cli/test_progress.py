@@ -11,8 +11,8 @@ from rich.console import Console
 from oncely.cli import screen
 from oncely.cli.progress import LiveLine, LogLines, Tally, sentence
 from oncely.core import events
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 OPENED = events.PipelineOpened("p", 3, {T0: 10, T1: 0}, first_start=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oncely.core.ledger import Ahead, Append, Entry, Fenced, Gap, Skip, Trim, advance, decide
-from oncely.core.offsets import TopicPartition
 from oncely.core.ranges import OffsetRange, gaps, normalize
+from oncely.core.topics import TopicPartition
 from oncely.errors import InvariantViolation
 
 

@@ -13,7 +13,7 @@ import pytest
 from demo.faults import Servers, fire
 from demo.job import Job, JobPlan
 from demo.moment import Database
-from oncely.local.postgres import Postgres
+from oncely.testing.servers.postgres import Postgres
 
 WRITER = """
 import sys, time, psycopg

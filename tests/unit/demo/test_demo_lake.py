@@ -23,7 +23,7 @@ from demo.lake_moment import Eyes, caught
 from demo.lake_reader import Verdict, compare, environment, stored
 from demo.lake_rules import folder_of, row_of
 from demo.moment import Missed
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 
 GOOD = {
     "id": 1,

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from demo import reader
-from oncely.local.kafka import Broker
+from oncely.testing.servers.kafka import Broker
 
 ROOT = reader.__file__.rsplit("/demo/", 1)[0]
 ROWS, BROKEN = 200, b"not a flight"

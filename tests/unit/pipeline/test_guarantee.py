@@ -8,8 +8,8 @@ import pytest
 
 from oncely.config import parse
 from oncely.errors import ConfigError, Unavailable
-from oncely.pipeline.findings import Findings
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
+from oncely.pipeline.problems import Problems
 from oncely.pipeline.sql_destination import _slots
 
 
@@ -75,7 +75,7 @@ def test_slots(master: str, slots: int) -> None:
 
 
 def test_findings_go_on_after_a_problem() -> None:
-    findings = Findings()
+    findings = Problems()
     with findings.about("source.brokers"):
         raise Unavailable("gone")
     for _ in range(2):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.runtimes.backoff import Backoff
+from oncely.commit.backoff import Backoff
 
 
 def test_waits_double_up_to_the_longest_until_the_time_is_spent() -> None:

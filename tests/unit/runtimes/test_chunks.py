@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.batch import Chunk, Reject, Rejection
 from oncely.core.ranges import OffsetRange
-from oncely.decode.base import Decoded, Rejection
+from oncely.core.topics import TopicPartition
+from oncely.decode.base import Decoded
 from oncely.errors import InvariantViolation
 from oncely.runtimes import chunks as module
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.row_transform import SqlTransform, Unchanged
-from oncely.sinks.base import Chunk, Reject
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 ROW = pa.schema([("text", pa.string())])

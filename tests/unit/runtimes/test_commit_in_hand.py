@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from oncely.core.ledger import Entry, advance
-from oncely.core.offsets import TopicPartition
+from oncely.core.batch import Chunk
+from oncely.core.budget import Budget
+from oncely.core.claim import Claim, Counts, Fence
+from oncely.core.ledger import Entry
+from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import InvariantViolation, TooManyRejects
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.task import Budget, CommitInHand, TaskPlan, run
-from oncely.sinks.base import Chunk, Fence, Written
-from tests.sinktools import T0, at_t0, numbered
+from oncely.runtimes.spark.task import PipelinedCommit, TaskPlan, run
+from tests.sinktools import T0, at_t0, numbered, together
 
 
 @dataclass
 class Memory:
     """A sink that remembers, and says when a commit begins."""
 
-    positions: dict[TopicPartition, int] = field(default_factory=lambda: {T0: 0})
+    at: dict[TopicPartition, int] = field(default_factory=lambda: {T0: 0})
     order: list[tuple[int, int]] = field(default_factory=list)
     begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     go_on: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1_000))
@@ -33,10 +35,14 @@ class Memory:
     threads: set[int] = field(default_factory=set)
     at_once: int = 0
 
-    def entries(self, fence: Fence) -> dict[TopicPartition, Entry]:
-        return {tp: Entry(at, 1) for tp, at in self.positions.items()}
+    @property
+    def ledger(self) -> Any:
+        return self
 
-    def commit(self, chunk: Chunk, entries: Mapping[TopicPartition, Entry], *_: Any) -> Any:
+    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+        return {tp: Entry(at, 1) for tp, at in self.at.items()}
+
+    def commit(self, chunk: Chunk, fence: Fence, claim: Claim, *_: Any) -> Any:
         self.at_once += 1
         assert self.at_once == 1
         self.threads.add(threading.get_ident())
@@ -46,16 +52,16 @@ class Memory:
         if range_.start == self.fail_at:
             self.at_once -= 1
             raise TooManyRejects("enough")
-        self.positions[T0] = advance(entries[T0], [range_])
+        self.at[T0] = claim.end(T0)
         self.order.append((range_.start, range_.end))
         self.at_once -= 1
-        return {T0: Written(chunk.records, chunk.rows.num_rows, 0, 0)}
+        return {T0: Counts(chunk.records, chunk.rows.num_rows, 0, 0)}
 
 
 def plan(sink: Any) -> TaskPlan:
     nothing: Any = None
     return TaskPlan(
-        sink, Fence("p", 1), nothing, Decoder(), Unchanged(), {T0: 0}, Budget(), "t",
+        together(sink), Fence("p", 1), nothing, Decoder(), Unchanged(), {T0: 0}, Budget(), "t",
         Bounds(records=10),
     )  # fmt: skip
 
@@ -107,7 +113,7 @@ def test_input_that_ends_early_commits_what_was_read_and_no_more() -> None:
     sink = Memory()
     rows = list(run(plan(sink), iter([batch(0), batch(10, 7)])))
     assert answers(rows) == [(0, 10, False), (10, 17, False)]
-    assert sink.positions == {T0: 17}
+    assert sink.at == {T0: 17}
 
 
 def test_after_a_failure_nothing_more_is_committed_and_the_input_is_read_up() -> None:
@@ -115,7 +121,7 @@ def test_after_a_failure_nothing_more_is_committed_and_the_input_is_read_up() ->
     input_ = iter([batch(at) for at in range(0, 100, 10)])
     rows = list(run(plan(sink), input_))
     assert answers(rows) == [(0, 10, False), (None, None, True)]
-    assert sink.positions == {T0: 10}
+    assert sink.at == {T0: 10}
     assert next(input_, None) is None
 
 
@@ -124,15 +130,15 @@ def test_a_cancelled_task_ends_after_the_commit_in_hand() -> None:
     task = run(plan(sink), iter([batch(at) for at in range(0, 50, 10)]))
     next(task)
     task.close()  # type: ignore[attr-defined]
-    position = sink.positions[T0]
+    position = sink.at[T0]
     assert position in (10, 20)
     assert not [t for t in threading.enumerate() if t.name.startswith("oncely-commit")]
-    assert sink.positions[T0] == position
+    assert sink.at[T0] == position
 
 
 def test_two_at_once_are_refused() -> None:
     sink = Memory()
-    with CommitInHand(plan(sink), overlap=True) as hand:
+    with PipelinedCommit(plan(sink), overlap=True) as hand:
         hand.begin(at_t0(0, numbered(0, 3)))
         with pytest.raises(InvariantViolation, match="at once"):
             hand.begin(at_t0(3, numbered(3, 6)))
@@ -142,7 +148,7 @@ def test_two_at_once_are_refused() -> None:
 
 def test_without_overlap_it_is_done_at_once_and_in_this_thread() -> None:
     sink = Memory()
-    with CommitInHand(plan(sink), overlap=False) as hand:
+    with PipelinedCommit(plan(sink), overlap=False) as hand:
         hand.begin(at_t0(0, numbered(0, 3)))
         assert sink.order == [(0, 3)]
         assert sink.threads == {threading.get_ident()}

@@ -10,15 +10,16 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.batch import Chunk, Rejection, Staged
+from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange
-from oncely.decode.base import Decoded, Rejection
+from oncely.core.topics import TopicPartition
+from oncely.decode.base import Decoded
 from oncely.errors import TooManyRejects
 from oncely.refused import SAMPLE
 from oncely.runtimes.chunks import Bounds
-from oncely.runtimes.range_commit import RangeCommit
 from oncely.runtimes.row_transform import Unchanged
-from oncely.sinks.base import Chunk, Fence, Staged
+from oncely.runtimes.spark.range_commit import RangeCommit
 
 T0 = TopicPartition("t", 0)
 RECORDS, A_CHUNK, ALLOWED = 1_000, 100, 250
@@ -140,8 +141,7 @@ def opened(reread: Reread, layout: str, **budget: Any) -> RangeCommit:
 
 
 def answers(commit: RangeCommit, planned: int = RECORDS) -> list[Any]:
-    sink, frame = cast(Any, commit.sink), cast(Any, bad_records())
-    return commit._agreed(sink, frame, 0, {T0: OffsetRange(0, planned)})
+    return commit._agreed(cast(Any, bad_records()), 0, {T0: OffsetRange(0, planned)})
 
 
 @LAYOUTS

@@ -13,18 +13,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.files.store import Store
+from oncely.core.batch import Chunk, Staged
+from oncely.core.budget import RejectCount
+from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.decode.merging import Caps
-from oncely.runtimes import range_commit
-from oncely.runtimes.range_commit import RangeCommit
-from oncely.runtimes.range_task import Answer
-from oncely.sinks.base import Chunk, Fence, RejectCount, Staged
-from oncely.sinks.files.book import Book
-from oncely.sinks.files.form import Form
-from oncely.sinks.files.store import Store
+from oncely.lake.file_format import FileFormat
+from oncely.lake.records import read_receipt
+from oncely.lake.scope_schemas import SchemaRegistry
+from oncely.runtimes.spark import range_commit
+from oncely.runtimes.spark.range_commit import RangeCommit
+from oncely.runtimes.spark.range_task import Answer
 from oncely.sinks.files.task import FilesTask
-from oncely.sinks.files.words import read_receipt
 
 TASKS = 30
 
@@ -33,7 +35,7 @@ TASKS = 30
 class Agreeing:
     """The half of the files sink that tasks agree by."""
 
-    book: Book = field(default_factory=Book)
+    book: SchemaRegistry = field(default_factory=SchemaRegistry)
 
     def agree(self, staged: Staged) -> bool:
         return self.book.agree(read_receipt(staged.name or ""), Caps())
@@ -48,15 +50,15 @@ class Staging(RangeCommit):
         self.attempts = count()
         self._counted = RejectCount()
 
-    def _stage(self, sink: Any, *given: Any) -> list[Answer]:
+    def _stage(self, *given: Any) -> list[Answer]:
         _, batch_id, ranges, most, _ = given
         self.rounds.append(sorted(ranges))
-        known = dict(sink.book.known)
+        known = dict(cast(Agreeing, self.sink).book.known)
         groups = [sorted(ranges)] if most == 1 else [[tp] for tp in sorted(ranges)]
         return [self._task(known, batch_id, group, ranges) for group in groups]
 
     def _task(self, known: Any, batch_id: int, group: Any, ranges: Any) -> Answer:
-        form = Form("avro", (), None)
+        form = FileFormat("avro", (), None)
         store = Store(self.folder.as_uri())
         task = FilesTask(store, form, known, Fence("p", 1), batch_id, next(self.attempts))
         for tp in group:
@@ -85,7 +87,8 @@ def contradicting() -> dict[TopicPartition, list[Any]]:
 
 def agreed(staging: Staging, sink: Agreeing) -> Iterator[Answer]:
     ranges = {tp: OffsetRange(0, len(own)) for tp, own in staging.records.items()}
-    yield from staging._agreed(cast(Any, sink), cast(Any, None), 0, ranges)
+    staging.sink = cast(Any, sink)
+    yield from staging._agreed(cast(Any, None), 0, ranges)
 
 
 def test_the_rounds_do_not_grow_with_the_tasks(

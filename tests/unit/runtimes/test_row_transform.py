@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.decode.base import Rejection
+from oncely.core.batch import Rejection
 from oncely.errors import ConfigError
 from oncely.runtimes.row_transform import ROW, PythonTransform, SqlTransform, Unchanged
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from oncely.errors import OncelyError, TopicMissing, Unavailable
-from oncely.runtimes import spark as runs
-from oncely.runtimes.spark import RunSettings, SparkRun
+from oncely.runtimes.spark import run as runs
+from oncely.runtimes.spark.run import RunSettings, SparkRun
 from oncely.runtimes.stop import StopSignal
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from oncely.runtimes.throwaway import sweep_checkpoints, throwaway_checkpoint
+from oncely.runtimes.spark.own_checkpoint import sweep_checkpoints, throwaway_checkpoint
 
 OWNER = """
 import sys
-from oncely.runtimes.throwaway import throwaway_checkpoint
+from oncely.runtimes.spark.own_checkpoint import throwaway_checkpoint
 with throwaway_checkpoint() as folder:
     folder.mkdir()
     print(folder, flush=True)

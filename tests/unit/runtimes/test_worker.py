@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oncely.runtimes import worker
+from oncely.runtimes.spark import worker
 
 
 @pytest.fixture

@@ -7,9 +7,17 @@ from collections import Counter
 
 import pytest
 
-from oncely.semantics import reader
-from oncely.semantics.cells import NAMING, POINTS_OF, SINKS, Outcome, SinkKind, cells, problems
-from oncely.semantics.page import page
+from oncely.testing.semantics import reader
+from oncely.testing.semantics.cells import (
+    NAMING,
+    POINTS_OF,
+    SINKS,
+    Outcome,
+    SinkKind,
+    cells,
+    problems,
+)
+from oncely.testing.semantics.page import page
 
 AS_PROMISED = {
     "none": {"after the records": (0, 100), "after the position": (100, 0)},

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from oncely.clients.sql.dialects import dialect_for
+from oncely.clients.sql.postgres import Postgres
+from oncely.clients.sql.sqlite import Sqlite
 from oncely.errors import ConfigError, Unavailable
-from oncely.local.ports import free_port
-from oncely.sinks.sql.dialects import dialect_for
-from oncely.sinks.sql.postgres import Postgres
-from oncely.sinks.sql.sqlite import Sqlite
+from oncely.testing.servers.ports import free_port
 
 
 def test_postgresql() -> None:
@@ -87,7 +87,7 @@ def test_they_are_shipped_to_executors(url: str) -> None:
 def test_an_executor_hides_the_password_though_it_has_read_no_configuration() -> None:
     """The URL alone says what to hide from the texts of libpq."""
     code = (
-        "from oncely.sinks.sql.postgres import Postgres\n"
+        "from oncely.clients.sql.postgres import Postgres\n"
         "from oncely.errors import OncelyError\n"
         "try:\n"
         "    Postgres('postgresql://ann:canary-5@canary-5.invalid:1/d').connect('x')\n"

@@ -12,19 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from oncely.clients.files.root import below
 from oncely.decode.infer import InferringJson
 from oncely.decode.reference import parse_object
 from oncely.errors import ConfigError
-from oncely.sinks.files.event_time import NO_TIME, EventTime
-from oncely.sinks.files.partitions import (
-    PartitionColumn,
-    Splitter,
-    check_types,
-    parse_partition_by,
-    split,
-)
-from oncely.sinks.files.paths import FileNames, directory, encoded
-from oncely.sinks.files.root import below
+from oncely.lake.event_time import NO_TIME, EventTime
+from oncely.lake.partitions import PartitionColumn, Splitter, check_types, parse_partition_by, split
+from oncely.lake.paths import FileNames, directory, encoded
 
 HIVE = "__HIVE_DEFAULT_PARTITION__"
 BY_HOUR = parse_partition_by(("date(ts)", "hour(ts)"))

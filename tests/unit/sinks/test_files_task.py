@@ -11,17 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.files.store import Store
+from oncely.core.batch import Chunk
+from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
-from oncely.sinks.base import Chunk, Fence
-from oncely.sinks.files.avro_file import read
-from oncely.sinks.files.book import Book
-from oncely.sinks.files.form import Form
-from oncely.sinks.files.partitions import parse_partition_by
-from oncely.sinks.files.store import Store
+from oncely.lake.avro_file import read
+from oncely.lake.file_format import FileFormat
+from oncely.lake.partitions import parse_partition_by
+from oncely.lake.records import Scope, WrittenFile, read_receipt
+from oncely.lake.scope_schemas import SchemaRegistry
 from oncely.sinks.files.task import FilesTask
-from oncely.sinks.files.words import Scope, WrittenFile, read_receipt
 
 T0 = TopicPartition("events", 0)
 BY = ("user", "date(ts)")
@@ -64,7 +65,7 @@ def done(
 ) -> Done:
     """One task that is given its records chunk by chunk."""
     store = Store(folder.as_uri())
-    form = Form("avro", parse_partition_by(by), schema)
+    form = FileFormat("avro", parse_partition_by(by), schema)
     task = FilesTask(store, form, known or {}, Fence("events", 1), 0, 0)
     refused: dict[int, str] = {}
     start = 0
@@ -167,8 +168,8 @@ def test_a_scope_that_an_earlier_version_has_written_goes_on(
     tmp_path: Path, arrow: pa.DataType, user: Any, other: Any
 ) -> None:
     old = pa.schema([("user", arrow), ("ts", pa.int64()), ("x", pa.string())])
-    page = Book({("true" if user is True else "1",): old}).page
-    book = Book()
+    page = SchemaRegistry({("true" if user is True else "1",): old}).page
+    book = SchemaRegistry()
     book.take({scope: page(scope) for scope in [("true" if user is True else "1",)]})
     book.as_of_today(["user"])
     same = done(tmp_path / "same", events({"x": 1}, {"x": "text"}, user=user), known=book.known)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.sinks.base import PositionMoved
-from oncely.sinks.sql.connection import BadData
+from oncely.clients.sql.connection import BadData
+from oncely.core.claim import PositionMoved
 from oncely.sinks.sql.isolate import insert_or_isolate
 
 

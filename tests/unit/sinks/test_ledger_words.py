@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.budget import RejectCount
+from oncely.core.topics import TopicPartition
 from oncely.errors import Stopped
-from oncely.sinks.base import RejectCount
-from oncely.sinks.kafka.cluster import Cluster, Place
-from oncely.sinks.kafka.words import Stamped, View, Words, encode, read_stamp, stamp
+from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
+from oncely.ledgers.topic.records import LedgerKeys, OffsetMetadata, View, encode, read_stamp, stamp
 
 T0 = TopicPartition("t", 0)
-WORDS = Words("p")
+WORDS = LedgerKeys("p")
 FOREIGN = [None, b"", b"no JSON", b"[1,2]", b"{}", b'["position"]', b'["pipeline",["p"]]', b"\xff"]
 
 
@@ -50,8 +50,8 @@ def test_a_record_of_ours_that_cant_be_read_names_its_key(key: bytes) -> None:
 
 
 def test_foreign_messages_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    cluster = Cluster(Place("127.0.0.1:1", "p", "g", "ledger"))
-    with caplog.at_level(logging.WARNING, "oncely.sinks.kafka.cluster"):
+    cluster = Cluster(PipelineTopics("127.0.0.1:1", "p", "g", "ledger"))
+    with caplog.at_level(logging.WARNING, "oncely.ledgers.topic.cluster"):
         for offset in (3, 4, 5):
             message: Any = SimpleNamespace(
                 key=lambda: b"no JSON", value=lambda: b"x", offset=lambda at=offset: at
@@ -65,21 +65,21 @@ def test_foreign_messages_are_told_once(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_a_stamp_says_whose_it_is() -> None:
     for mode in ("partition", "batch"):
-        known = Stamped(7, 3, "c", "id", mode)  # type: ignore[arg-type]
+        known = OffsetMetadata(7, 3, "c", "id", mode)  # type: ignore[arg-type]
         text = stamp(known, "p")
         assert len(text) < 4096
         found = read_stamp(7, text)
-        assert found == Stamped(7, 3, "c", "id", mode, "p")  # type: ignore[arg-type]
+        assert found == OffsetMetadata(7, 3, "c", "id", mode, "p")  # type: ignore[arg-type]
         assert found is not None
         assert WORDS.owns(found, "any")
-        assert not Words("q").owns(found, "oncely-q")
+        assert not LedgerKeys("q").owns(found, "oncely-q")
 
 
 def test_stamps_of_the_first_version_are_read_and_believed_in_the_pipelines_own_group() -> None:
     partition = read_stamp(7, '["oncely",3,"c","id"]')
     batch = read_stamp(7, '["oncely",3,"c","id","batch"]')
-    assert partition == Stamped(7, 3, "c", "id")
-    assert batch == Stamped(7, 3, "c", "id", "batch")
+    assert partition == OffsetMetadata(7, 3, "c", "id")
+    assert batch == OffsetMetadata(7, 3, "c", "id", "batch")
     for one in (partition, batch):
         assert one is not None
         groups = ("oncely-p", "oncely-p.replay", "oncely-q", "p", "shared")

@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from oncely.sinks.files.live import LiveFiles
-from oncely.sinks.files.words import ManifestFile, SourceRange, encode, path_key, read_manifest
+from oncely.lake.live_files import LiveFiles
+from oncely.lake.records import ManifestFile, SourceRange, encode, path_key, read_manifest
 from tests.manifesttools import a_file
 
 FILES = 5_000

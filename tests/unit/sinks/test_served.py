@@ -8,8 +8,8 @@ import sys
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.sinks.kafka.sender import InstanceFenced, Sender, served
-from oncely.sinks.kafka.transaction import Transaction
+from oncely.clients.kafka.sender import InstanceFenced, Sender, served
+from oncely.clients.kafka.transaction import Transaction
 
 BARE = pytest.mark.skipif(
     sys.version_info >= (3, 12), reason="this Python makes an exception of whatever is raised"

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from oncely.errors import Unavailable
-from oncely.sinks.sql.connection import BadData
-from oncely.sinks.sql.dialects import dialect_for
-from oncely.sinks.sql.session import (
+from oncely.clients.sql.connection import BadData
+from oncely.clients.sql.dialects import dialect_for
+from oncely.clients.sql.session import (
     application_name,
     application_prefix,
     brief_session,
@@ -18,6 +17,7 @@ from oncely.sinks.sql.session import (
     session,
     transaction,
 )
+from oncely.errors import Unavailable
 
 DIALECT = dialect_for("postgresql://nowhere.invalid/x")
 

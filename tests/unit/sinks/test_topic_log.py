@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.errors import Unavailable
-from oncely.sinks.kafka.topic_log import TopicLog
 
 TIMEOUT = 30.0
 

@@ -10,23 +10,20 @@ from unittest import mock
 
 import pytest
 
-from oncely.local.ports import free_port
-from oncely.sinks.kafka import ledger
-from oncely.sinks.kafka.cluster import Cluster, Place
-from oncely.sinks.kafka.ledger import LedgerInTopic
+from oncely.ledgers.topic import ledger
+from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
+from oncely.ledgers.topic.ledger import TopicLedger
+from oncely.testing.servers.ports import free_port
 
 
-class Sink(LedgerInTopic):
-    """Nothing but the half with the ledger; nobody answers."""
-
-    def __init__(self, run: str) -> None:
-        self.place = Place(f"127.0.0.1:{free_port()}", "p", "g", "ledger")
-        self.create, self.run, self._cluster = True, run, None
+def ledger_of(run: str) -> TopicLedger:
+    """A ledger; nobody answers."""
+    return TopicLedger(PipelineTopics(f"127.0.0.1:{free_port()}", "p", "g", "ledger"), run=run)
 
 
-def task_of(sink: Sink) -> Sink:
+def task_of(sink: TopicLedger) -> TopicLedger:
     """What a task has: a copy."""
-    copy: Sink = pickle.loads(pickle.dumps(sink))
+    copy: TopicLedger = pickle.loads(pickle.dumps(sink))
     return copy
 
 
@@ -45,7 +42,7 @@ def closed() -> Iterator[list[Cluster]]:
 
 
 def test_tasks_of_a_run_share_them(closed: list[Any]) -> None:
-    driver = Sink("one")
+    driver = ledger_of("one")
     first, second = task_of(driver), task_of(driver)
     assert first.cluster is first.cluster is second.cluster
     assert task_of(first).cluster is first.cluster
@@ -54,14 +51,14 @@ def test_tasks_of_a_run_share_them(closed: list[Any]) -> None:
 
 
 def test_another_run_begins_with_its_own(closed: list[Any]) -> None:
-    before = task_of(Sink("one")).cluster
-    after = task_of(Sink("two")).cluster
+    before = task_of(ledger_of("one")).cluster
+    after = task_of(ledger_of("two")).cluster
     assert after is not before
     assert closed == [before]
 
 
 def test_a_closed_one_is_not_taken_up(closed: list[Any]) -> None:
-    task = task_of(Sink("one"))
+    task = task_of(ledger_of("one"))
     before = task.cluster
     task.close()
     assert closed == [before]
@@ -71,7 +68,7 @@ def test_a_closed_one_is_not_taken_up(closed: list[Any]) -> None:
 def test_a_child_process_has_its_own_and_leaves_ours_alone(
     closed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = task_of(Sink("one"))
+    task = task_of(ledger_of("one"))
     ours = task.cluster
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert task.cluster is not ours

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.kafka import client as clients
+from oncely.clients.kafka.client import KafkaAdmin, stay_connected
+from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, Unavailable
-from oncely.local.ports import free_port
-from oncely.sources import clients
-from oncely.sources.clients import Asker, stay_connected
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.records import _runs
+from oncely.testing.servers.ports import free_port
 
 TP = TopicPartition("t", 0)
 
@@ -136,7 +136,7 @@ class Admin:
 def test_an_asker_connects_before_it_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = Admin(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
     monkeypatch.setattr(clients, "AdminClient", admin)
-    asker = Asker("h:1", {}, 3.0)
+    asker = KafkaAdmin("h:1", {}, 3.0)
     with pytest.raises(Unavailable, match="look: no answer from h:1"):
         asker.ask("look", lambda *_: admin.ask())
     assert admin.asked == ["cluster in 3 s"]  # what was wanted was not asked for
@@ -150,7 +150,7 @@ def test_an_asker_that_has_lost_its_way_begins_anew(monkeypatch: pytest.MonkeyPa
     """A leader that was restarted has a new epoch, and the client would go by the old one."""
     admin = Admin()
     monkeypatch.setattr(clients, "AdminClient", admin)
-    asker = Asker("h:1", {}, 3.0)
+    asker = KafkaAdmin("h:1", {}, 3.0)
     asker.one("look", lambda *_: admin.ask())
     admin.fail(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
     assert asker.one("look", lambda *_: admin.ask()) == {"it": "it"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from oncely.clients.kafka import keys, properties
 from oncely.errors import ConfigError
-from oncely.sources import keys, properties
 
 PLAIN = {
     "security.protocol": "SASL_SSL",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.errors import Unavailable
 from oncely.sources import records
 from oncely.sources.records import RecordReader

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from oncely.clients.kafka import keys, security
 from oncely.errors import ConfigError
-from oncely.sources import keys, security
 
 SCRAM = {
     "security.protocol": "sasl_ssl",

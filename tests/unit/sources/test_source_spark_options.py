@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from oncely.core.offsets import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, InvariantViolation
-from oncely.sources.spark_options import (
+from oncely.runtimes.spark.options import (
     REDACTION_REGEX,
     parse_initial_offsets,
     parse_offset_log,

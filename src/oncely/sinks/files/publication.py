@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from oncely.clients.kafka.sender import Message, Sender
+from oncely.core.batch import Batch, StagedRowsGone
+from oncely.core.claim import Fence
 from oncely.errors import check
-from oncely.sinks.base import Fence, Publication, StagedRowsGone
-from oncely.sinks.files.book import Book
-from oncely.sinks.files.words import (
+from oncely.lake.leases import clock
+from oncely.lake.records import (
     Format,
     ManifestFile,
     Receipt,
@@ -23,16 +24,8 @@ from oncely.sinks.files.words import (
     read_receipt,
     schema_key,
 )
+from oncely.lake.scope_schemas import SchemaRegistry
 from oncely.sinks.kafka.publishing import InTime
-from oncely.sinks.kafka.sender import Message, Sender
-
-# Of what stands still while a process is stopped there is nothing here: it goes on then, too.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def clock() -> float:
-    """Seconds that pass, also while this process or its machine is asleep."""
-    return time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True)
@@ -58,29 +51,29 @@ class ManifestLoad:
 
     topics_: Topics
     format: Format
-    book: Book
+    book: SchemaRegistry
     read: Callable[[], Mapping[Scope, ScopeSchema]]
     began: float
     max_age: float
 
-    def topics(self, what: Publication) -> list[str]:  # noqa: ARG002 - the port's
+    def topics(self, batch: Batch) -> list[str]:
         """Manifest and schemas."""
+        del batch
         return [self.topics_.manifest, self.topics_.schema]
 
     def ready(self) -> None:
         """Take in schemas that a replay has widened; who could do so now would fence us."""
         self.book.take(self.read())
 
-    def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:
+    def send(self, writer: Sender, batch: Batch, fence: Fence, in_time: InTime) -> None:
         """Send all of it."""
-        receipts = [read_receipt(one.name) for one in what.staged if one.name]
-        every = [SourceRange(*tp, r.start, r.end) for tp, r in sorted(what.ranges.items())]
+        receipts = [read_receipt(one.name) for one in batch.staged if one.name]
+        every = [SourceRange(*tp, r.start, r.end) for tp, r in sorted(batch.ranges.items())]
         for topic, messages in self.messages(receipts, fence, every):
             writer.send(topic, messages)
             in_time()
         rows = sum(one.rows for receipt in receipts for one in receipt.files)
-        staged = sum(one.rows for one in what.staged)
-        check(rows == staged, f"files of {rows} rows are named, and {staged} were staged")
+        check(rows == batch.rows, f"files of {rows} rows are named, {batch.rows} were staged")
 
     def fresh(self) -> None:
         """Refuse files that may have been vacuumed.

@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from oncely.decode.base import Rejection
-from oncely.sinks.base import Fence, Staged, StagedRowsGone
+from oncely.clients.kafka.transaction import Message
+from oncely.core.batch import Rejection, Staged, StagedRowsGone
+from oncely.core.claim import Fence
+from oncely.lake.records import read_receipt
+from oncely.ledgers.topic.cluster import PipelineTopics
 from oncely.sinks.files.sink import FilesSink
-from oncely.sinks.files.words import read_receipt
-from oncely.sinks.kafka.cluster import Place
-from oncely.sinks.kafka.transaction import Message
 from oncely.sinks.replaying import Judged
 
 _BATCH = -1
@@ -35,7 +35,7 @@ class ToFiles:
     sink: FilesSink
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PipelineTopics:
         """The sink's."""
         return self.sink.place
 
@@ -60,7 +60,8 @@ class ToFiles:
 
     def tried(self, judged: Judged) -> Tried:
         """Write the rows into files that nobody reads yet."""
-        sink = self.sink.in_hand({})
+        sink = self.sink
+        sink.begin_batch()
         view = sink.cluster.look().pipeline
         fence = Fence(self.place.pipeline, 0 if view is None else view.epoch)
         task = sink.staging(fence, _BATCH, uuid.uuid4().int >> 96)

@@ -8,53 +8,44 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-from oncely.core.ledger import Entry
-from oncely.core.offsets import Position, SourceIdentity, TopicPartition
-from oncely.core.ranges import OffsetRange
+from oncely.clients.files.store import Store
+from oncely.clients.kafka import producer_settings as settings
+from oncely.clients.kafka import topics
+from oncely.clients.kafka.transaction import Message
+from oncely.core.batch import Batch, Staged
+from oncely.core.claim import Claim, Fence, Opened, Takeover
 from oncely.decode.avro_names import arrow_schema_of, schema_id, storable
 from oncely.decode.merging import CannotMerge, merge
-from oncely.errors import Fenced, InvariantViolation, TableMismatch, Unavailable, check
-from oncely.sinks.base import (
-    Chunk,
-    Fence,
-    Opened,
-    Publication,
-    RangeKind,
-    Reset,
-    Staged,
-    Written,
-)
-from oncely.sinks.files import topics as own_topics
-from oncely.sinks.files.book import Book
-from oncely.sinks.files.form import Form
-from oncely.sinks.files.leases import Limits, StagingLeases
-from oncely.sinks.files.manifest import Contents, Manifest
-from oncely.sinks.files.manifest_owner import ManifestClaim
-from oncely.sinks.files.owner import Owner, claim, owner_of, require
-from oncely.sinks.files.partitions import check_types
-from oncely.sinks.files.publication import ManifestLoad, Topics, clock
-from oncely.sinks.files.store import Store
+from oncely.errors import Fenced, TableMismatch, Unavailable
+from oncely.lake import topics as own_topics
+from oncely.lake.file_format import FileFormat
+from oncely.lake.leases import Limits, StagingLeases, clock
+from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.manifest_owner import ManifestClaim
+from oncely.lake.partitions import check_types
+from oncely.lake.records import Scope, ScopeSchema, encode, read_receipt, schema_key
+from oncely.lake.root_marker import Owner, claim, owner_of, require
+from oncely.lake.scope_schemas import SchemaRegistry
+from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
+from oncely.ledgers.topic.compare_and_set import compare_and_set
+from oncely.ledgers.topic.ledger import TopicLedger
+from oncely.sinks.files.publication import ManifestLoad, Topics
 from oncely.sinks.files.task import FilesTask
-from oncely.sinks.files.words import Scope, ScopeSchema, encode, read_receipt, schema_key
-from oncely.sinks.kafka import settings, topics
-from oncely.sinks.kafka.cluster import Cluster, Place
-from oncely.sinks.kafka.ledger import LedgerInTopic
 from oncely.sinks.kafka.publishing import Publisher
-from oncely.sinks.kafka.transaction import Message
-from oncely.sinks.kafka.words import Mode
 
 _TRIES = 5
 
 
 @dataclass
-class FilesSink(LedgerInTopic):
+class FilesSink:
     """Files below a root, named by the manifest topic.
 
     Attributes:
@@ -68,19 +59,18 @@ class FilesSink(LedgerInTopic):
         run: a name of this run's own, by which it finds itself in the ledger.
     """
 
-    place: Place
+    place: PipelineTopics
     store: Store
-    form: Form
+    form: FileFormat
     topics: Topics
     rejects_topic: str
     create: bool = True
     max_staging_age: float = 3600.0
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
-    _cluster: tuple[int, Cluster] | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
     _limits: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _book: Book = field(default_factory=Book, init=False, repr=False, compare=False)
+    _book: SchemaRegistry = field(
+        default_factory=SchemaRegistry, init=False, repr=False, compare=False
+    )
     _manifest: tuple[int, Manifest] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -88,14 +78,25 @@ class FilesSink(LedgerInTopic):
     _leases: StagingLeases | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_manifest": None, "_leases": None}
+        return self.__dict__ | {"ledger": self.ledger, "_manifest": None, "_leases": None}
+
+    @cached_property
+    def ledger(self) -> TopicLedger:
+        """Epochs and positions, in the ledger topic and the group; the driver moves them all."""
+        target = self.target
+        return TopicLedger(self.place, "batch", target, self._claimed, self.create, self.run)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The clients of this process."""
+        return self.ledger.cluster
 
     def close(self) -> None:
         """Close the clients; the next call makes new ones."""
         if self._manifest is not None and self._manifest[0] == os.getpid():
             self._manifest[1].close()
         self._manifest = None
-        super().close()
+        self.ledger.close()
 
     @property
     def manifest(self) -> Manifest:
@@ -106,24 +107,9 @@ class FilesSink(LedgerInTopic):
         return self._manifest[1]
 
     @property
-    def mode(self) -> Mode:
-        """The driver moves all positions."""
-        return "batch"
-
-    @property
     def needs(self) -> frozenset[str]:
         """Nothing beside what the decoder reads."""
         return frozenset()
-
-    @property
-    def one_store(self) -> bool:
-        """Files stay when a topic loses records."""
-        return False
-
-    @property
-    def timed(self) -> bool:
-        """Positions move with the records."""
-        return False
 
     # -- the driver: before and between batches --------------------------------------------
 
@@ -158,42 +144,24 @@ class FilesSink(LedgerInTopic):
         self._claim_manifest()
         self._read_book()
 
-    def open(
-        self,
-        source: SourceIdentity,
-        start: Callable[[], Mapping[TopicPartition, Position]],
-        earliest: Mapping[TopicPartition, Position],
-        expected: int | None = None,
-    ) -> Opened:
-        """Take the next epoch and settle a position for every partition; see the port.
+    def open(self, takeover: Takeover) -> Opened:
+        """Take the ledger over, then manifest and schemas.
 
         Raises:
-            Stopped: the pipeline has written before, and its position is nowhere to be found.
             TableMismatch: the manifest topic was made again, or the columns don't fit the files.
         """
-        self.bind()
-        outputs = self._claimed()
-        done = self.take_over(source, self.target, start, earliest, expected, outputs=outputs)
+        moved = takeover.reset is not None
+        if moved:
+            self._require_topics(create=self.create)
+            with self._claim() as claim_:
+                claim_.check(moved=True)
+        else:
+            self.bind()
+        done = self.ledger.open(takeover)
         # Only now: the run before is fenced, and what it left open does not hide anything.
-        self._claim_manifest()
-        # The schemas that it has published are all there.
-        self._read_book()
-        return done
-
-    def reset(
-        self,
-        source: SourceIdentity,
-        start: Callable[[], Mapping[TopicPartition, Position]],
-        earliest: Mapping[TopicPartition, Position],
-        positions: Reset,
-    ) -> Opened:
-        """Take the next epoch and put positions elsewhere; see the port."""
-        self._require_topics(create=self.create)
-        with self._claim() as claim_:
-            claim_.check(moved=True)
-        outputs = self._claimed()
-        done = self.take_over(source, self.target, start, earliest, None, positions, outputs)
-        self._claim_manifest(moved=True)
+        self._claim_manifest(moved=moved)
+        if not moved:  # the schemas that it has published are all there
+            self._read_book()
         return done
 
     def replace_schema(
@@ -213,14 +181,16 @@ class FilesSink(LedgerInTopic):
             Fenced: a newer run has opened; nothing was published.
             Unavailable: nobody knows; it can be repeated.
         """
-        size = self._largest([self.topics.schema]).values()
+        size, publisher = self._largest([self.topics.schema]).values(), self.place.words.publisher
+
+        def still_held() -> None:
+            now = self.cluster.settled().pipeline
+            if now is None or now.epoch != fence.epoch:
+                raise Fenced(fence.pipeline, fence.epoch, now.epoch if now else 0)
+
         for left in reversed(range(_TRIES)):
             try:
-                with self.cluster.transaction(self.place.words.publisher, size) as writer:
-                    writer.init()
-                    now = self.cluster.settled().pipeline
-                    if now is None or now.epoch != fence.epoch:
-                        raise Fenced(fence.pipeline, fence.epoch, now.epoch if now else 0)
+                with compare_and_set(self.cluster, publisher, still_held, size) as (writer, _):
                     avro = learned(self.manifest.settled())
                     value = avro and encode(ScopeSchema(schema_id(avro), scope, avro))
                     writer.begin()
@@ -237,14 +207,13 @@ class FilesSink(LedgerInTopic):
         """Where it writes, in a word."""
         return f"{self.store.url} by {self.topics.manifest}"
 
-    def in_hand(self, ranges: Mapping[TopicPartition, OffsetRange]) -> FilesSink:  # noqa: ARG002
+    def begin_batch(self) -> None:
         """A batch begins: no file of it is older than this moment."""
         self._began = clock()
         if self._leases is None:
             limits = Limits(self.max_staging_age, self.place.transaction_timeout)
             self._leases = StagingLeases(self.store, limits)
         self._leases.hold()
-        return self
 
     def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:  # noqa: ARG002
         """Nothing: what was staged in vain is for ``oncely files vacuum``, which knows its age."""
@@ -280,58 +249,13 @@ class FilesSink(LedgerInTopic):
             return False
         return self._book.agree(read_receipt(staged.name), self.form.caps)
 
-    def publish(
-        self, what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
-    ) -> None:
-        """Name staged files, and move every position, in one transaction; in the driver.
-
-        Raises:
-            PositionMoved: nothing was published; read the ledger and decide again.
-            StagedRowsGone: nothing was published; the batch can be repeated.
-            Unavailable: the outcome is unknown; read the ledger and decide again.
-        """
-        self._publisher().publish(what, entries, fence)
-        self._note_published(what)
-
-    def write_staged(self, what: Publication, fence: Fence) -> None:
-        """Name staged files without moving a position."""
-        self._publisher().write(what, fence)
-        self._note_published(what)
-
-    def move(
-        self,
-        ranges: Mapping[TopicPartition, OffsetRange],
-        entries: Mapping[TopicPartition, Entry],
-        fence: Fence,
-        written: Mapping[TopicPartition, Written],
-        kind: RangeKind,
-    ) -> None:
-        """Move positions alone; see the port."""
-        empty = Publication(ranges, written, (), ())
-        self._publisher().publish(empty, entries, fence, kind)
-
-    def commit(
-        self,
-        chunk: Chunk,
-        entries: Mapping[TopicPartition, Entry],
-        fence: Fence,
-        max_rejects: int | None = None,  # noqa: ARG002 - the port's
-        kind: RangeKind = "data",
-    ) -> dict[TopicPartition, Written]:
-        """Move over holes and gaps; records are staged and published, never committed by tasks."""
-        check(not chunk.records, "a files sink writes records by publishing them")
-        nothing = dict.fromkeys(chunk.ranges, Written(0, 0, 0, 0))
-        self.move(chunk.ranges, entries, fence, nothing, kind)
-        return nothing
-
-    def write(
-        self,
-        chunk: Chunk,  # noqa: ARG002 - the port's
-        fence: Fence,  # noqa: ARG002
-        max_rejects: int | None = None,  # noqa: ARG002
-    ) -> dict[TopicPartition, Written]:
-        """Never asked for: see :meth:`commit`."""
-        raise InvariantViolation("a files sink writes records by publishing them")
+    def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
+        """Name staged files, and move every position, in one transaction; in the driver."""
+        publisher = Publisher(self.cluster, self.load, self.rejects_topic, self._largest)
+        publisher.publish(batch, fence, claim)
+        receipts = [read_receipt(one.name) for one in batch.staged if one.name]
+        for scope in {one.scope for receipt in receipts for one in receipt.files}:
+            self._book.published[scope] = self._book.page(scope).id
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -347,16 +271,8 @@ class FilesSink(LedgerInTopic):
             self.max_staging_age,
         )
 
-    def _publisher(self) -> Publisher:
-        return Publisher(self.cluster, self.load, self.rejects_topic, self._largest)
-
     def _largest(self, names: Sequence[str]) -> dict[str, int]:
         return {name: self._limits[name] for name in names}
-
-    def _note_published(self, what: Publication) -> None:
-        receipts = [read_receipt(one.name) for one in what.staged if one.name]
-        for scope in {one.scope for receipt in receipts for one in receipt.files}:
-            self._book.published[scope] = self._book.page(scope).id
 
     def _require_topics(self, *, create: bool) -> own_topics.TopicIds:
         topics.require_topics(self.cluster.asker, [self.rejects_topic], create=create)
@@ -369,7 +285,7 @@ class FilesSink(LedgerInTopic):
         Raises:
             TableMismatch: a fixed schema that the files so far don't resolve to.
         """
-        self._book = Book()
+        self._book = SchemaRegistry()
         self._book.take(self.manifest.schemas())
         self._book.as_of_today(self.form.scope_columns)
         if self.form.schema is not None:

@@ -10,19 +10,19 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.offsets import TopicPartition
+from oncely.clients.files.store import Store
+from oncely.core.batch import Chunk, IntArray, Rejection, Staged
+from oncely.core.claim import Fence
+from oncely.core.topics import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
-from oncely.decode.base import Rejection
 from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import same_schema
 from oncely.errors import Stopped, check
-from oncely.sinks.base import Chunk, Fence, IntArray, Staged
-from oncely.sinks.files.conform import conform
-from oncely.sinks.files.form import VALUE, Form
-from oncely.sinks.files.partitions import split
-from oncely.sinks.files.paths import FileNames
-from oncely.sinks.files.store import Store
-from oncely.sinks.files.words import Receipt, Scope, encode
+from oncely.lake.conform import conform
+from oncely.lake.file_format import VALUE, FileFormat
+from oncely.lake.partitions import split
+from oncely.lake.paths import FileNames
+from oncely.lake.records import Receipt, Scope, encode
 from oncely.sinks.files.writer import FileWriter, Origin
 
 _MEMORY = 192 << 20  # bytes of rows that wait for their files
@@ -50,7 +50,7 @@ class FilesTask:
     def __init__(
         self,
         store: Store,
-        form: Form,
+        form: FileFormat,
         known: Mapping[Scope, pa.Schema],
         fence: Fence,
         batch_id: int,

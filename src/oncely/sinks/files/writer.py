@@ -15,19 +15,19 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from oncely.clients.files.filesystem import Bytes
+from oncely.clients.files.store import Store
+from oncely.clients.files.uploads import Uploads
 from oncely.decode.scopes import typed
 from oncely.errors import ConfigError
-from oncely.sinks.files.avro_file import AvroFiles
-from oncely.sinks.files.cutting import file_starts, whole_records
-from oncely.sinks.files.described import Description, describe
-from oncely.sinks.files.gathered import Gathered, Ints, Origin, joined
-from oncely.sinks.files.parquet_file import ParquetFiles
-from oncely.sinks.files.partitions import PartitionColumn, Rejected, Splitter, Values
-from oncely.sinks.files.paths import FileNames, directory
-from oncely.sinks.files.place import Bytes
-from oncely.sinks.files.store import Store
-from oncely.sinks.files.uploads import Uploads
-from oncely.sinks.files.words import Format, Receipt, Scope, WrittenFile
+from oncely.lake.avro_file import AvroFiles
+from oncely.lake.cutting import file_starts, whole_records
+from oncely.lake.described import Description, describe
+from oncely.lake.gathered import Gathered, Ints, Origin, joined
+from oncely.lake.parquet_file import ParquetFiles
+from oncely.lake.partitions import PartitionColumn, Rejected, Splitter, Values
+from oncely.lake.paths import FileNames, directory
+from oncely.lake.records import Format, Receipt, Scope, WrittenFile
 
 __all__ = ["FileWriter", "Origin"]
 

@@ -18,25 +18,25 @@ from typing import Any
 import confluent_kafka as ck
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.core.offsets import Position, TopicPartition
+from oncely.clients.kafka import topics
+from oncely.clients.kafka.client import ErrorState
+from oncely.clients.kafka.polling import polled
+from oncely.core.batch import Reject
 from oncely.core.ranges import OffsetRange
-from oncely.sinks.base import Reject
-from oncely.sinks.kafka import topics
-from oncely.sinks.kafka.cluster import READER, Cluster, Place
-from oncely.sinks.kafka.foreign import refuse_foreign
+from oncely.core.topics import Position, TopicPartition
+from oncely.ledgers.topic.cluster import READER, Cluster, PipelineTopics
+from oncely.ledgers.topic.foreign import refuse_foreign
+from oncely.ledgers.topic.records import OffsetMetadata, View, replay_group
 from oncely.sinks.kafka.letters import DeadLetter, opened
-from oncely.sinks.kafka.words import Stamped, View, replay_group
-from oncely.sources.clients import Trouble
-from oncely.sources.polling import polled
 
 
-def replaying(place: Place) -> Place:
+def replaying(place: PipelineTopics) -> PipelineTopics:
     """The place with the group that keeps the positions of replays."""
     return replace(place, group=replay_group(place.group))
 
 
 @dataclass(frozen=True)
-class Standing:
+class ReplayPosition:
     """How far the letters have been replayed.
 
     Attributes:
@@ -118,7 +118,7 @@ class DeadLetters:
             TopicPartition(one.topic, one.partition): found.offset for one, found in answer.items()
         }
 
-    def stand(self, *, certain: bool) -> Standing | None:
+    def stand(self, *, certain: bool) -> ReplayPosition | None:
         """Where replays have come; None: there are no letters, or the pipeline never ran.
 
         Args:
@@ -137,7 +137,7 @@ class DeadLetters:
         topic_id, number = known
         wanted = [TopicPartition(self.topic, one) for one in range(number)]
         found: dict[TopicPartition, Position] = {}
-        stamps: dict[TopicPartition, Stamped] = {}
+        stamps: dict[TopicPartition, OffsetMetadata] = {}
         if certain:
             stamps = cluster.stamped_offsets(wanted)
             stamps = {tp: one for tp, one in stamps.items() if one.topic_id == topic_id}
@@ -150,7 +150,7 @@ class DeadLetters:
         noted = {tp: one.position for tp, one in view.replayed.items() if one.topic_id == topic_id}
         refuse_foreign(stamps, noted, cluster.place)
         positions = {tp: max(found.get(tp, 0), noted.get(tp, 0)) for tp in wanted}
-        return Standing(topic_id, positions, view)
+        return ReplayPosition(topic_id, positions, view)
 
 
 class Reading:
@@ -161,7 +161,10 @@ class Reading:
     """
 
     def __init__(
-        self, place: Place, standing: Standing, ends: Mapping[TopicPartition, Position]
+        self,
+        place: PipelineTopics,
+        standing: ReplayPosition,
+        ends: Mapping[TopicPartition, Position],
     ) -> None:
         self._place, self._standing = place, standing
         self._ranges = {
@@ -179,7 +182,7 @@ class Reading:
         """
         if not self._ranges:
             return
-        place, trouble = self._place, Trouble(self._place.brokers)
+        place, trouble = self._place, ErrorState(self._place.brokers)
         with closing(
             place.connect(
                 ck.Consumer,
@@ -195,7 +198,7 @@ class Reading:
                 if letter is not None and self._standing.waits(letter):
                     yield letter
 
-    def _messages(self, consumer: Any, trouble: Trouble) -> Iterator[Any]:
+    def _messages(self, consumer: Any, trouble: ErrorState) -> Iterator[Any]:
         place, left = self._place, set(self._ranges)
         for message in polled(
             consumer, "read the dead letters", place.brokers, place.timeout, trouble

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oncely.core.offsets import TopicPartition
-from oncely.sinks.base import Fence, Reject
+from oncely.clients.kafka.transaction import Message
+from oncely.core.batch import Reject
+from oncely.core.claim import Fence
+from oncely.core.topics import TopicPartition
 from oncely.sinks.kafka.messages import batch_size
-from oncely.sinks.kafka.transaction import Message
 
 _FIRST = "oncely.pipeline"
 _LONGEST = 2000  # characters of a reason

@@ -14,12 +14,11 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.offsets import TopicPartition
-from oncely.decode.base import Rejection
-from oncely.sinks.base import Chunk, IntArray
-from oncely.sinks.kafka.columns import Columns, binaries, lengths
-from oncely.sinks.kafka.form import Form, header_lists
-from oncely.sinks.kafka.transaction import Message
+from oncely.clients.kafka.producer import Columns, binaries, lengths
+from oncely.clients.kafka.transaction import Message
+from oncely.core.batch import Chunk, IntArray, Rejection
+from oncely.core.topics import TopicPartition
+from oncely.sinks.kafka.record_format import RecordFormat, header_lists
 
 T = TypeVar("T")
 
@@ -93,7 +92,7 @@ class Encoded:
         return Columns(self.key.take(pa.array(at)), self.value.take(pa.array(at)))
 
 
-def encode(chunk: Chunk, form: Form, limits: Limits) -> Encoded:
+def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
     """Encode a chunk's rows, and its deletes as tombstones, in the order of their records."""
     if not chunk.rows.num_rows and not len(chunk.delete_record):
         return Encoded.nothing(chunk.rejections)
@@ -123,7 +122,7 @@ def encode(chunk: Chunk, form: Form, limits: Limits) -> Encoded:
     )  # fmt: skip
 
 
-def _values(chunk: Chunk, form: Form) -> tuple[pa.LargeBinaryArray, list[Rejection]]:
+def _values(chunk: Chunk, form: RecordFormat) -> tuple[pa.LargeBinaryArray, list[Rejection]]:
     """The rows' values; those of rows that can't be encoded are None, and rejected."""
     if not chunk.rows.num_rows:
         return _NONE, []

@@ -20,25 +20,17 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.ledger import Entry
-from oncely.core.offsets import TopicPartition
-from oncely.core.ranges import OffsetRange
-from oncely.errors import InvariantViolation, Unavailable, check
-from oncely.sinks.base import (
-    Fence,
-    Publication,
-    RangeKind,
-    StagedRowsGone,
-)
-from oncely.sinks.kafka.cluster import Cluster
-from oncely.sinks.kafka.columns import Columns, binaries
-from oncely.sinks.kafka.form import Form, header_lists
+from oncely.clients.kafka.producer import Columns, binaries
+from oncely.clients.kafka.sender import Message, Sender
+from oncely.core.batch import Batch, StagedRowsGone
+from oncely.core.claim import Claim, Fence
+from oncely.errors import Unavailable, check
+from oncely.ledgers.topic.cluster import Cluster
+from oncely.ledgers.topic.compare_and_set import moving, write_positions
 from oncely.sinks.kafka.letters import letters
 from oncely.sinks.kafka.messages import Limits
-from oncely.sinks.kafka.sender import Message, Sender
-from oncely.sinks.kafka.settling import refuse_moved, write_moves
+from oncely.sinks.kafka.record_format import RecordFormat, header_lists
 from oncely.sinks.kafka.staging import Staging
-from oncely.sinks.kafka.words import Moved
 
 # What librdkafka holds at most of a publication, whatever its size.
 _QUEUE = {"queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 65_536}
@@ -55,7 +47,7 @@ Raises:
 class Load(Protocol):
     """What a publication brings beside dead letters and positions."""
 
-    def topics(self, what: Publication) -> list[str]:
+    def topics(self, batch: Batch) -> list[str]:
         """The topics that :meth:`send` will write to."""
 
     def ready(self) -> None:
@@ -67,7 +59,7 @@ class Load(Protocol):
             StagedRowsGone: what was staged does not fit any more.
         """
 
-    def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:
+    def send(self, writer: Sender, batch: Batch, fence: Fence, in_time: InTime) -> None:
         """Send it; ``in_time`` is asked now and then.
 
         Raises:
@@ -91,17 +83,17 @@ class StagedMessages:
         staging: where they are.
     """
 
-    form: Form
+    form: RecordFormat
     staging: Staging
 
-    def topics(self, what: Publication) -> list[str]:
+    def topics(self, batch: Batch) -> list[str]:
         """What will be written to; where records name their topics, the files are looked at."""
         if self.form.topic is not None:
             return [self.form.topic]
         found: set[str] = set()
-        for one in what.staged:
-            for batch in self.staging.read(one.name, ["topic"]) if one.name else ():
-                found.update(batch.column("topic").unique().to_pylist())
+        for one in batch.staged:
+            for part in self.staging.read(one.name, ["topic"]) if one.name else ():
+                found.update(part.column("topic").unique().to_pylist())
         return sorted(found)
 
     def ready(self) -> None:
@@ -110,13 +102,13 @@ class StagedMessages:
     def fresh(self) -> None:
         """They have no age."""
 
-    def send(self, writer: Sender, what: Publication, fence: Fence, in_time: InTime) -> None:  # noqa: ARG002 - the port's
+    def send(self, writer: Sender, batch: Batch, fence: Fence, in_time: InTime) -> None:  # noqa: ARG002 - the port's
         """Send the files, one part after another, and demand that they hold all rows."""
-        for one in what.staged:
+        for one in batch.staged:
             found = 0
-            for batch in self.staging.read(one.name) if one.name else ():
-                self._send(writer, batch)
-                found += batch.num_rows
+            for part in self.staging.read(one.name) if one.name else ():
+                self._send(writer, part)
+                found += part.num_rows
                 in_time()
             check(found <= one.rows, f"{one.name} holds {found} rows, and {one.rows} were staged")
             if found < one.rows:
@@ -152,97 +144,52 @@ class Publisher:
     rejects_topic: str
     largest: Limits
 
-    def publish(
-        self,
-        what: Publication,
-        entries: Mapping[TopicPartition, Entry],
-        fence: Fence,
-        kind: RangeKind = "data",
-    ) -> None:
-        """One transaction, or nothing.
-
-        ``init`` ends and fences whoever was about to move the positions; only what is read
-        after it can't change before our own commit.
+    def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
+        """One transaction, or nothing; without a claim no transaction, and no position.
 
         Raises:
             PositionMoved: nothing was published; read the ledger and decide again.
             StagedRowsGone: nothing was published; the batch can be repeated.
             Unavailable: nobody knows, or it took too long; read the ledger and decide again.
         """
-        claims = _claims(what, entries, fence)
-        if not claims:
+        rejects = [self.rejects_topic] if batch.rejects else []
+        sizes = self.largest([*rejects, *self.load.topics(batch)])
+        if claim is None:
+            with self.cluster.plain(sizes.values()) as plain:
+                self.load.fresh()
+                self._send(plain, batch, fence, sizes, lambda: 0.0)
+                plain.finish()
             return
-        moves = self._moves(what, claims, fence, kind)
-        sizes = self.largest(self._topics(what))
-        words = self.cluster.place.words
-        with self.cluster.transaction(words.publisher, sizes.values(), _QUEUE) as writer:
-            writer.init()
-            refuse_moved(self.cluster, claims, "batch")
+        check(claim.query is None, "Kafka keeps no batch id of a query that brings its checkpoint")
+        claim, counts = claim.data, batch.history
+        if not claim.ranges:
+            empty = not batch.rejects and not batch.rows
+            check(empty, "rows without a range: no position tells that they were written")
+            return
+        with moving(self.cluster, "batch", claim, sizes.values(), _QUEUE) as writer:
             self.load.ready()
             with self._in_time() as in_time:
                 writer.begin()
-                self.load.send(writer, what, fence, in_time)
-                if what.rejects:
-                    limit = sizes[self.rejects_topic]
-                    writer.send(self.rejects_topic, letters(what.rejects, limit, fence))
+                self._send(writer, batch, fence, sizes, in_time)
                 # Last: until the commit they hide from others what follows in the ledger topic.
-                write_moves(self.cluster, writer, moves)
+                write_positions(self.cluster, writer, "batch", claim, counts)
                 writer.flush(in_time())
                 self.load.fresh()
                 in_time()
             writer.commit()
-        for tp, moved in moves.items():
-            self.cluster.remember(tp, moved.entry)
 
-    def write(self, what: Publication, fence: Fence) -> None:
-        """Staged messages and dead letters without a transaction, and no position.
-
-        Raises:
-            Unavailable: nobody knows how much was written.
-        """
-        sizes = self.largest(self._topics(what))
-        with self.cluster.plain(sizes.values()) as writer:
-            self.load.fresh()
-            self.load.send(writer, what, fence, lambda: 0.0)
-            if what.rejects:
-                writer.send(
-                    self.rejects_topic, letters(what.rejects, sizes[self.rejects_topic], fence)
-                )
-            writer.finish()
-
-    def _topics(self, what: Publication) -> list[str]:
-        """What will be written to; the producer has to know their limits beforehand."""
-        return [*([self.rejects_topic] if what.rejects else []), *self.load.topics(what)]
-
-    def _moves(
+    def _send(
         self,
-        what: Publication,
-        claims: Mapping[TopicPartition, Entry],
+        writer: Sender,
+        batch: Batch,
         fence: Fence,
-        kind: RangeKind,
-    ) -> dict[TopicPartition, Moved]:
-        registered = self.cluster.registered().pipeline
-        if registered is None:
-            raise InvariantViolation(f"pipeline {fence.pipeline!r} is not in the ledger")
-        written = what.counted(sum(one.rows for one in what.staged))
-        moves = {}
-        for tp in claims:
-            range_, done = what.ranges[tp], written[tp]
-            moves[tp] = Moved(
-                range_.end,
-                fence.epoch,
-                registered.cluster,
-                registered.topic_ids.get(tp.topic, ""),
-                range_.start,
-                range_.end,
-                kind,
-                done.records,
-                done.rows,
-                done.rejects,
-                done.filtered,
-                "batch",
-            )
-        return moves
+        sizes: Mapping[str, int],
+        in_time: InTime,
+    ) -> None:
+        self.load.send(writer, batch, fence, in_time)
+        if batch.rejects:
+            limit = sizes[self.rejects_topic]
+            writer.send(self.rejects_topic, letters(batch.rejects, limit, fence))
 
     @contextmanager
     def _in_time(self) -> Iterator[InTime]:
@@ -269,25 +216,6 @@ class Publisher:
                 way_out="raise sink.transaction_timeout (up to the broker's"
                 " transaction.max.timeout.ms), or lower spark.max_records_per_batch",
             ) from error
-
-
-def _claims(
-    what: Publication, entries: Mapping[TopicPartition, Entry], fence: Fence
-) -> dict[TopicPartition, Entry]:
-    """The entries that the batch was decided on, of partitions that have a range to move over.
-
-    Raises:
-        InvariantViolation: the batch does not begin where they stand.
-    """
-    check(what.query is None, "Kafka keeps no batch id of a query that brings its checkpoint")
-    ranges: dict[TopicPartition, OffsetRange] = dict(sorted(what.ranges.items()))
-    claims = {tp: entries[tp] for tp, range_ in ranges.items() if not range_.is_empty}
-    for tp, entry in claims.items():
-        check(entry.epoch == fence.epoch, f"{tp}: decided on another epoch's entry")
-        check(entry.position == ranges[tp].start, f"{tp}: the batch begins elsewhere")
-    empty = not what.rejects and not any(one.rows for one in what.staged)
-    check(bool(claims) or empty, "rows without a range: no position tells that they were written")
-    return claims
 
 
 def _by_topic(batch: pa.RecordBatch, only: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -24,20 +24,22 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from oncely.core.offsets import Position, TopicPartition
-from oncely.decode.base import Rejection
+from oncely.clients.kafka import topics
+from oncely.clients.kafka.transaction import Message, Transaction
+from oncely.core.batch import Rejection
+from oncely.core.claim import PositionMoved
+from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, Stopped, check
-from oncely.sinks.base import PositionMoved
-from oncely.sinks.kafka import letters, topics
-from oncely.sinks.kafka.cluster import Cluster, Place
-from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, Standing, replaying
+from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
+from oncely.ledgers.topic.compare_and_set import compare_and_set
+from oncely.ledgers.topic.records import OffsetMetadata, PipelineRecord, ReplayRecord, stamp
+from oncely.ledgers.topic.records import encode as ledger_value
+from oncely.ledgers.topic.takeover import same_target
+from oncely.sinks.kafka import letters
+from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, ReplayPosition, replaying
 from oncely.sinks.kafka.letters import DeadLetter
 from oncely.sinks.kafka.messages import encode
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sinks.kafka.takeover import same_target
-from oncely.sinks.kafka.transaction import Message, Transaction
-from oncely.sinks.kafka.words import Registered, Replayed, Stamped, stamp
-from oncely.sinks.kafka.words import encode as ledger_value
 from oncely.sinks.replaying import Judge, Judged, Tried
 
 _BYTES = 32 << 20  # of letters in one transaction
@@ -73,7 +75,7 @@ class Output(Protocol):
     """Where a replay writes to."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PipelineTopics:
         """Cluster, pipeline, group and ledger topic."""
 
     @property
@@ -110,7 +112,7 @@ class ToTopics:
     sink: KafkaSink
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PipelineTopics:
         """The sink's."""
         return self.sink.place
 
@@ -228,7 +230,7 @@ class Replay:
             self._settled = True
 
     def _read(
-        self, standing: Standing, ends: Mapping[TopicPartition, Position], limit: int
+        self, standing: ReplayPosition, ends: Mapping[TopicPartition, Position], limit: int
     ) -> _Portion:
         found: dict[tuple[TopicPartition, int], DeadLetter] = {}
         size = 0
@@ -262,11 +264,14 @@ class Replay:
         topics_ = [] if what.passed is None else what.passed.topics
         sizes = topics.largest_batch(self._cluster.asker, [*topics_, rejects])
         place = self._cluster.place
-        with self._cluster.transaction(self._output.replayer, sizes.values()) as writer:
-            writer.init()
+
+        def compare() -> None:
             now = self._letters.stand(certain=True)
             if now is None or now.compared != portion.standing.compared:
                 raise PositionMoved(rejects)
+
+        replayer = self._output.replayer
+        with compare_and_set(self._cluster, replayer, compare, sizes.values()) as (writer, _):
             writer.begin()
             messages = {} if what.passed is None else what.passed.messages()
             for topic, own in messages.items():
@@ -286,7 +291,7 @@ class Replay:
         writer.send(
             place.ledger_topic,
             [
-                Message(ledger_value(Replayed(at, topic_id)), place.words.replayed_key(tp))
+                Message(ledger_value(ReplayRecord(at, topic_id)), place.words.replayed_key(tp))
                 for tp, at in portion.after.items()
             ],
         )
@@ -294,7 +299,10 @@ class Replay:
         offsets = {
             tp: (
                 at,
-                stamp(Stamped(at, registered.epoch, registered.cluster, topic_id), place.pipeline),
+                stamp(
+                    OffsetMetadata(at, registered.epoch, registered.cluster, topic_id),
+                    place.pipeline,
+                ),
             )
             for tp, at in portion.after.items()
         }
@@ -305,7 +313,7 @@ class Replay:
 class _Portion:
     """Letters of one transaction, by their origins; where replays stood, and will stand."""
 
-    standing: Standing
+    standing: ReplayPosition
     letters: tuple[DeadLetter, ...]
     after: Mapping[TopicPartition, Position]
 
@@ -335,7 +343,7 @@ def refuse_compacted(sink: KafkaSink, names: Mapping[str, object] | Sequence[str
         )
 
 
-def _registered(standing: Standing) -> Registered:
+def _registered(standing: ReplayPosition) -> PipelineRecord:
     if standing.view.pipeline is None:
         raise InvariantViolation("letters of a pipeline that is not in the ledger")
     return standing.view.pipeline

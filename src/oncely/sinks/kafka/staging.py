@@ -23,12 +23,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
+from oncely.clients.kafka.producer import lengths
+from oncely.core.batch import Chunk, Staged, StagedRowsGone
+from oncely.core.claim import Fence
 from oncely.errors import ConfigError, Stopped, Unavailable
 from oncely.private import check_private, make_private
-from oncely.sinks.base import Chunk, Fence, Staged, StagedRowsGone
-from oncely.sinks.kafka.columns import lengths
-from oncely.sinks.kafka.form import Form
 from oncely.sinks.kafka.messages import Encoded, Limits, encode
+from oncely.sinks.kafka.record_format import RecordFormat
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
@@ -183,7 +184,7 @@ def _gone(name: str, error: Exception) -> StagedRowsGone:
 
 
 def staged_batches(
-    tables: Iterable[pa.Table], form: Form, limits: Limits
+    tables: Iterable[pa.Table], form: RecordFormat, limits: Limits
 ) -> Iterator[pa.RecordBatch]:
     """Rows as messages, encoded, in parts that are small enough to be held.
 
@@ -196,7 +197,7 @@ def staged_batches(
             yield from _cut(_encoded(table.slice(at, _ROWS), form, limits))
 
 
-def _encoded(rows: pa.Table, form: Form, limits: Limits) -> pa.RecordBatch:
+def _encoded(rows: pa.Table, form: RecordFormat, limits: Limits) -> pa.RecordBatch:
     none, each = np.array([], dtype=np.int64), np.arange(rows.num_rows)
     chunk = Chunk({}, (), each, each, rows, each, None, none, (), lambda _: [])
     found = encode(chunk, form, limits)

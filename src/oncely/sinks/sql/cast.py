@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.sinks.sql.connection import ColumnFit
-from oncely.sinks.sql.nul import rows_with_nul
+from oncely.clients.sql.connection import ColumnFit
+from oncely.clients.sql.nul import rows_with_nul
 
 
 def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict[int, str]]:

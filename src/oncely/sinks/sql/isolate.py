@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from oncely.clients.sql.connection import BadData, Connection
 from oncely.errors import TableMismatch, WrongInput
-from oncely.sinks.sql.connection import BadData, Connection
 
 log = logging.getLogger(__name__)
 

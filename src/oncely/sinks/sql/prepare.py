@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.base import Rejection
+from oncely.clients.sql.connection import ColumnFit
+from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.errors import TableMismatch
-from oncely.sinks.base import Chunk, IntArray
 from oncely.sinks.sql.cast import cast_rows, cast_values
-from oncely.sinks.sql.connection import ColumnFit
 from oncely.sinks.sql.target import Target
 
 ORDINAL = "_oncely_ord"

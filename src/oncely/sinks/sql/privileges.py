@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncely.sinks.sql.connection import Connection, TableName
-from oncely.sinks.sql.ledger_tables import TABLES
+from oncely.clients.sql.connection import Connection, TableName
+from oncely.clients.sql.sqlite import Sqlite
+from oncely.ledgers.sql.tables import TABLES
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.sqlite import Sqlite
 
 _READ_WRITE = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
@@ -111,7 +111,7 @@ def _schema(sink: SqlSink, connection: Connection) -> str | None:
 def _lacks(
     connection: Connection, sink: SqlSink, table: TableName, wanted: Sequence[str]
 ) -> list[str]:
-    name = sink.ledger_tables.quoted(table).replace("%%", "%")
+    name = sink.ledger.tables.quoted(table).replace("%%", "%")
     return [
         one
         for one in wanted

@@ -12,21 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oncely.decode.base import Rejection
+from oncely.clients.sql.connection import Connection
+from oncely.clients.sql.session import brief_session, transaction
+from oncely.core.batch import Reject, Rejection
 from oncely.errors import InvariantViolation, Stopped, check
-from oncely.sinks.base import Reject
 from oncely.sinks.replaying import Judge, Judged, Tried
-from oncely.sinks.sql.connection import Connection
 from oncely.sinks.sql.prepare import Prepared, prepare
-from oncely.sinks.sql.session import brief_session, transaction
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Target
 from oncely.sinks.sql.write import write_rows
 
-Place = tuple[str, int, int]
+RejectKey = tuple[str, int, int]
 """Topic, partition, offset: the order in which rejects are gone through."""
 
-FIRST: Place = ("", -1, -1)
+FIRST: RejectKey = ("", -1, -1)
 """Before every reject."""
 
 
@@ -40,7 +39,7 @@ class Replay:
     """
 
     sink: SqlSink
-    after: Place | None = FIRST
+    after: RejectKey | None = FIRST
 
     def step(self, limit: int, judge: Judge) -> Tried | None:
         """Try up to ``limit`` rejects in one transaction; None: no more are left.
@@ -53,7 +52,9 @@ class Replay:
         return done
 
 
-def replay_run(sink: SqlSink, after: Place, limit: int, judge: Judge) -> tuple[Tried, Place | None]:
+def replay_run(
+    sink: SqlSink, after: RejectKey, limit: int, judge: Judge
+) -> tuple[Tried, RejectKey | None]:
     """Try up to ``limit`` rejects that follow ``after``, in one transaction.
 
     Args:
@@ -76,8 +77,8 @@ def replay_run(sink: SqlSink, after: Place, limit: int, judge: Judge) -> tuple[T
         brief_session(sink.dialect, "replay", sink.connect) as ours,
         transaction(ours),
     ):
-        registered = sink.ledger.registered(ours)
-        rejects = sink.dead_letters.read(ours, after, limit, lock=True)
+        registered = sink.ledger.statements.registered(ours)
+        rejects = sink.ledger.dead_letters.read(ours, after, limit, lock=True)
         if registered is None or not rejects:
             return Tried(0, 0), None
         judged = judge(rejects)
@@ -133,9 +134,9 @@ def _settle(
         again = failed.get(index)
         if again is not None:
             still.append(_with_reason(reject, again))
-        elif not sink.dead_letters.remove(ours, reject.partition, reject.offset):
+        elif not sink.ledger.dead_letters.remove(ours, reject.partition, reject.offset):
             raise InvariantViolation(f"{reject.partition}: reject {reject.offset} was locked by us")
-    sink.dead_letters.add(ours, still, epoch)
+    sink.ledger.dead_letters.add(ours, still, epoch)
 
 
 def _with_reason(reject: Reject, why: Rejection) -> Reject:

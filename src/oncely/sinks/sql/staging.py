@@ -9,31 +9,13 @@ there (an unlogged table is emptied by a crash of the server, a zombie's sweep w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from oncely.core.ledger import Entry
-from oncely.core.offsets import TopicPartition
-from oncely.errors import (
-    InvariantViolation,
-    Stopped,
-    TableMismatch,
-    WrongInput,
-    check,
-)
-from oncely.sinks.base import (
-    Fence,
-    PositionMoved,
-    Publication,
-    QueryBatch,
-    Staged,
-    StagedRowsGone,
-)
-from oncely.sinks.sql.cast import cast_rows
-from oncely.sinks.sql.connection import (
+from oncely.clients.sql.connection import (
     BadData,
     Connection,
     Contention,
@@ -41,9 +23,17 @@ from oncely.sinks.sql.connection import (
     RowsDropped,
     TableName,
 )
+from oncely.clients.sql.session import transaction
+from oncely.core.batch import Batch, Staged, StagedRowsGone
+from oncely.core.claim import Claim, Fence, PositionMoved, QueryBatch
+from oncely.errors import (
+    InvariantViolation,
+    Stopped,
+    TableMismatch,
+    WrongInput,
+)
+from oncely.sinks.sql.cast import cast_rows
 from oncely.sinks.sql.prepare import DELETED, ORDINAL
-from oncely.sinks.sql.session import session, transaction
-from oncely.sinks.sql.takeover import check_own
 from oncely.sinks.sql.target import Target, check_unaltered
 from oncely.sinks.sql.write import insert_select, quoted, staging_columns, upsert
 
@@ -70,7 +60,7 @@ def stage(
         f"{staging_prefix(sink.pipeline)}{fence.epoch}_{batch_id}_{attempt}"
     )
     count = 0
-    with session(sink.dialect, sink.pipeline, fence.epoch, sink.connect) as ours:
+    with sink.ledger.session(fence) as ours:
         for part in rows:
             if not part.num_rows:
                 continue
@@ -107,72 +97,39 @@ def _refused(reason: str) -> Stopped:
     )
 
 
-def publish(
-    sink: SqlSink, what: Publication, entries: Mapping[TopicPartition, Entry] | None, fence: Fence
-) -> int:
+def publish(sink: SqlSink, batch: Batch, fence: Fence, claim: Claim | None) -> None:
     """Move staged rows, rejects, history and every position in one transaction; in the driver.
 
-    Without ``entries`` rows and rejects alone, for the weaker semantics.
-
     The compare-and-sets stand at the end, in lock order, and demand that NO position has moved
-    since ``entries`` was read: Append for all, or nothing at all.
-
-    Returns:
-        The number of rows published.
+    since the claim was decided: Append for all, or nothing at all.
 
     Raises:
         PositionMoved: the ledger has moved; nothing was published.
         StagedRowsGone: nothing was published; the batch can be repeated.
     """
     target = _target(sink)
-    expected = sum(one.rows for one in what.staged)
-    with (
-        session(sink.dialect, sink.pipeline, fence.epoch, sink.connect) as ours,
-        transaction(ours),
-    ):
-        if what.query is not None:  # the pipeline's row first: a takeover locks in this order
-            _move_query(ours, sink, fence, what.query)
+    with sink.ledger.transaction(fence) as ours:
+        if claim is not None and claim.query is not None:
+            _move_query(ours, sink, claim.fence, claim.query)  # first: a takeover locks so
         ours.execute("SAVEPOINT oncely_publish")
         try:
-            moved = _publish_rows(ours, sink.dialect, target, what.staged)
+            moved = _publish_rows(ours, sink.dialect, target, batch.staged)
         except (BadData, TableMismatch) as error:
             ours.execute("ROLLBACK TO SAVEPOINT oncely_publish")
-            if entries is not None and sink.ledger_moved(ours, what.ranges, entries):
+            if claim is not None and sink.ledger.has_moved(ours, claim):
                 raise PositionMoved("published meanwhile") from None
             check_unaltered(sink.dialect, ours, target)
             if isinstance(error, BadData):
                 raise _refused(error.reason) from None
             raise StagedRowsGone(f"a staging table is gone: {error.message}") from None
-        if moved != expected:
+        if moved != batch.rows:
             raise StagedRowsGone(
-                f"tasks staged {expected} rows, {moved} were there to publish: the database"
+                f"tasks staged {batch.rows} rows, {moved} were there to publish: the database"
                 " restarted or the staging tables were removed; the batch is done again"
             )
-        sink.dead_letters.add(ours, what.rejects, fence.epoch)
-        if entries is not None:
-            _move(ours, sink, what, moved, entries, fence)
-    return moved
-
-
-def _move(
-    ours: Connection,
-    sink: SqlSink,
-    what: Publication,
-    rows: int,
-    entries: Mapping[TopicPartition, Entry],
-    fence: Fence,
-) -> None:
-    """Every position from its range's start to its end, and the ranges into the history."""
-    written = what.counted(rows)
-    done = [(tp, what.ranges[tp], written[tp]) for tp in sorted(what.ranges)]
-    data = [one for one in done if not one[1].is_empty]
-    for tp, range_, _ in data:
-        check(entries[tp].position == range_.start, f"{tp}: the batch begins elsewhere")
-        check_own(tp, entries[tp], fence)
-        if not sink.ledger.move(ours, tp, entries[tp], range_.end):
-            raise PositionMoved(str(tp))
-    # After the moves: the loser of a race would meet the winner in the history's key.
-    sink.history.append(ours, data, "data", fence.epoch)
+        sink.ledger.dead_letters.add(ours, batch.rejects, fence.epoch)
+        if claim is not None:
+            sink.ledger.compare_and_set(ours, claim.data, batch.history)
 
 
 def _publish_rows(
@@ -246,13 +203,13 @@ def _move_query(ours: Connection, sink: SqlSink, fence: Fence, query: QueryBatch
     The pipeline's row is locked, so of two drivers that publish the same batch the second one
     finds it published.
     """
-    row = sink.ledger.registered(ours, lock=True)
+    row = sink.ledger.statements.registered(ours, lock=True)
     if row is None or (row.held_epoch, row.held_by) != (fence.epoch, fence.run):
         raise PositionMoved("a newer run holds the pipeline")
     published = row.query_batch if row.query_id == query.query_id else None
     if published is not None and published >= query.batch_id:
         raise PositionMoved(f"batch {query.batch_id} is published already")
-    sink.ledger.note_query(ours, query)
+    sink.ledger.statements.note_query(ours, query)
 
 
 def sweep(sink: SqlSink, fence: Fence, keep_batches_from: int | None = None) -> int:
@@ -264,7 +221,7 @@ def sweep(sink: SqlSink, fence: Fence, keep_batches_from: int | None = None) -> 
     """
     prefix = staging_prefix(sink.pipeline)
     dropped = 0
-    with session(sink.dialect, sink.pipeline, fence.epoch, sink.connect) as ours:
+    with sink.ledger.session(fence) as ours:
         for name in sink.dialect.tables_like(ours, sink.wanted.table, prefix):
             epoch, batch, _ = (int(part) for part in name.removeprefix(prefix).split("_"))
             ours_and_done = (

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from oncely.errors import TableMismatch
-from oncely.sinks.sql.connection import (
+from oncely.clients.sql.connection import (
     Column,
     ColumnFit,
     Connection,
@@ -16,6 +15,10 @@ from oncely.sinks.sql.connection import (
     TableAltered,
     TableName,
 )
+from oncely.clients.sql.session import transaction
+from oncely.errors import TableMismatch
+from oncely.ledgers.sql.same_table import require_durable
+from oncely.ledgers.sql.tables import LedgerTables
 
 SOURCE_COLUMNS = pa.schema(
     [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
@@ -87,16 +90,20 @@ def create_statement(dialect: Dialect, wanted: Wanted) -> str:
     return dialect.translate(f"CREATE TABLE IF NOT EXISTS {name} (\n" + ",\n".join(lines) + "\n)")
 
 
-def require_durable(dialect: Dialect, connection: Connection, table: TableName) -> None:
-    """Refuse a table whose rows would not take effect, or be lost, with the ledger's.
+def create_tables(connection: Connection, tables: LedgerTables, wanted: Wanted) -> None:
+    """Create the destination table and the ledger's where they are missing.
 
     Raises:
-        TableMismatch: names the table, or its partition.
+        TableMismatch: the table would not take the rows; nothing was created.
     """
-    found = dialect.not_durable(connection, table)
-    if found is not None:
-        problem, way_out = found
-        raise TableMismatch(f"sink.table: {problem}", way_out=way_out)
+    if not tables.missing(connection) and tables.dialect.columns(connection, wanted.table):
+        return
+    with transaction(connection):
+        tables.dialect.lock_for_setup(connection)
+        connection.execute(create_statement(tables.dialect, wanted))
+        for statement in tables.missing(connection):
+            connection.execute(statement)
+        inspect(tables.dialect, connection, wanted)
 
 
 def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:

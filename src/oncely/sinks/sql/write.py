@@ -8,9 +8,8 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from oncely.decode.base import Rejection
-from oncely.sinks.base import IntArray
-from oncely.sinks.sql.connection import Connection, Dialect, RowByRow, RowsDropped, TableName
+from oncely.clients.sql.connection import Connection, Dialect, RowByRow, RowsDropped, TableName
+from oncely.core.batch import IntArray, Rejection
 from oncely.sinks.sql.isolate import insert_or_isolate
 from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
 from oncely.sinks.sql.target import Target, check_unaltered

@@ -1,0 +1,300 @@
+"""Where files lie: a folder of this machine, or whatever pyarrow.fs reaches.
+
+This is the port at which faults are let in by tests: it raises what the operating system or
+pyarrow raise, and sorts, repeats and checks nothing. :mod:`oncely.clients.files.store` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from oncely.clients.files.s3_options import S3Options
+
+Bytes: TypeAlias = "bytes | memoryview | pa.Buffer"
+
+_FEW = 32  # files; from here on one syncfs costs less than an fsync each
+_SDK_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file as a store lists it: path below the root, size in bytes, time of its last change."""
+
+    path: str
+    bytes: int
+    modified: datetime
+
+
+class FileSystem(Protocol):
+    """The calls that a store makes. Paths are checked and lie below the root."""
+
+    def prepare(self) -> None:
+        """Make the root where that is a thing of its own."""
+
+    def write(self, path: str, data: Bytes) -> None:
+        """Write a whole file, folders as needed."""
+
+    def read(self, path: str) -> bytes:
+        """A whole file."""
+
+    def open(self, path: str) -> pa.NativeFile:
+        """A file for reading ranges of it."""
+
+    def files(self) -> Iterator[Stored]:
+        """All files below the root, in no order."""
+
+    def modified(self, path: str) -> datetime:
+        """When a file was last changed, by the store's own clock."""
+
+    def delete(self, path: str) -> None:
+        """Remove a file."""
+
+    def sync(self) -> None:
+        """All that was written survives a power cut."""
+
+
+Connect = Callable[[str, S3Options | None], FileSystem]
+
+
+def connect(url: str, s3: S3Options | None) -> FileSystem:
+    """The place that a checked URL stands for."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return Folder(Path(unquote(parts.path)))
+    from pyarrow.fs import FileSystem as ArrowFileSystem
+
+    if parts.scheme == "s3":
+        root = f"{parts.netloc}/{unquote(parts.path).strip('/')}".rstrip("/")
+        return Remote(s3_filesystem(s3 or S3Options()), root)
+    filesystem, root = ArrowFileSystem.from_uri(url)
+    return Remote(filesystem, root.rstrip("/"))
+
+
+def s3_filesystem(options: S3Options) -> Any:
+    """pyarrow's S3 client. Its own tries are few: the store repeats whole calls."""
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    return S3FileSystem(
+        access_key=options.access_key,
+        secret_key=options.secret_key,
+        session_token=options.session_token,
+        region=options.region or ("us-east-1" if options.endpoint else None),
+        endpoint_override=options.address,
+        scheme=options.scheme,
+        force_virtual_addressing=not options.path_style,
+        connect_timeout=options.connect_timeout,
+        request_timeout=options.request_timeout,
+        # A small file is one PutObject then, instead of three requests of a multipart upload.
+        allow_delayed_open=True,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=_SDK_TRIES),
+    )
+
+
+class Remote:
+    """Below a root of a pyarrow file system. Its files are durable when written."""
+
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._fs, self._root = filesystem, root
+
+    def prepare(self) -> None:
+        """HDFS has folders; an object store takes any key."""
+        if self._fs.type_name == "hdfs":
+            self._fs.create_dir(self._root, recursive=True)
+
+    def write(self, path: str, data: Bytes) -> None:
+        """Stream it; what is large goes up in parts."""
+        full = self._full(path)
+        if self._fs.type_name == "hdfs":
+            self._fs.create_dir(full.rpartition("/")[0], recursive=True)
+        with self._fs.open_output_stream(full, compression=None) as stream:
+            stream.write(data)
+
+    def read(self, path: str) -> bytes:
+        """Read it as a stream."""
+        with self._fs.open_input_file(self._full(path)) as stream:
+            read: bytes = stream.read()
+            return read
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Random access."""
+        return self._fs.open_input_file(self._full(path))
+
+    def files(self) -> Iterator[Stored]:
+        """One recursive listing; pyarrow asks for its pages."""
+        from pyarrow.fs import FileSelector, FileType
+
+        base = f"{self._root}/"
+        selector = FileSelector(self._root, recursive=True, allow_not_found=True)
+        for info in self._fs.get_file_info(selector):
+            if info.type == FileType.File and info.path.startswith(base):
+                yield Stored(info.path[len(base) :], info.size, _utc(info.mtime))
+
+    def modified(self, path: str) -> datetime:
+        """By the store."""
+        from pyarrow.fs import FileType
+
+        info = self._fs.get_file_info(self._full(path))
+        if info.type != FileType.File:
+            raise FileNotFoundError(path)
+        return _utc(info.mtime)
+
+    def delete(self, path: str) -> None:
+        """Remove it."""
+        self._fs.delete_file(self._full(path))
+
+    def sync(self) -> None:
+        """Nothing to do: a store answers when it holds the file."""
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+
+class Folder:
+    """A folder of this machine, or one that all machines mount."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._handle: int | None = None  # of the root: syncfs tells errors since it was opened
+        self._pending: set[str] = set()
+        self._known: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            with suppress(OSError):
+                os.close(self._handle)
+
+    def prepare(self) -> None:
+        """Make the folder."""
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, "Not a folder", str(self._root)) from None
+
+    def write(self, path: str, data: Bytes) -> None:
+        """Write it; a part of a file that could not be written whole is removed."""
+        target = f"{self._root}/{path}"
+        folder = target.rpartition("/")[0]
+        with self._lock:
+            if self._handle is None:
+                self.prepare()
+                self._handle = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+            self._make(folder)
+        try:
+            _write(target, data)
+        except FileNotFoundError:  # somebody has removed the empty folder meanwhile
+            os.makedirs(folder, exist_ok=True)
+            _write(target, data)
+        with self._lock:
+            self._pending.add(target)
+
+    def _make(self, folder: str) -> None:
+        """Make a folder below the root, which is there."""
+        if folder in self._known or len(folder) <= len(str(self._root)):
+            return
+        self._make(folder.rpartition("/")[0])
+        with suppress(FileExistsError):
+            os.mkdir(folder)
+        self._known.add(folder)
+
+    def read(self, path: str) -> bytes:
+        """Read it."""
+        return (self._root / path).read_bytes()
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Mapped."""
+        return pa.memory_map(str(self._root / path))
+
+    def files(self) -> Iterator[Stored]:
+        """Walk; links are not followed, and what vanishes on the way is left out."""
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            with suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(f"{folder}{entry.name}/")
+                        continue
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        yield Stored(f"{folder}{entry.name}", status.st_size, _when(status))
+
+    def modified(self, path: str) -> datetime:
+        """By the file system."""
+        return _when((self._root / path).stat())
+
+    def delete(self, path: str) -> None:
+        """Remove it. Empty folders stay: a task may be about to write into one."""
+        target = f"{self._root}/{path}"
+        with self._lock:
+            self._pending.discard(target)
+        os.unlink(target)
+
+    def sync(self) -> None:
+        """Files and the folders that name them reach the disk."""
+        with self._lock:
+            files, self._pending = self._pending, set()
+        if not files:
+            return
+        if len(files) > _FEW and self._handle is not None and _syncfs(self._handle):
+            return
+        folders = {f for file in files for f in Path(file).parents if f.is_relative_to(self._root)}
+        for one in [*map(Path, files), *folders, self._root.parent]:
+            _fsync(one)
+
+
+def _write(target: str, data: Bytes) -> None:
+    # O_EXCL: names are unique to an attempt, so a file that is there is never ours to replace.
+    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(handle, left) :]
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(target)
+        raise
+    finally:
+        os.close(handle)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _syncfs(handle: int) -> bool:
+    """Sync a whole file system (Linux); False where that call does not exist."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError):
+        return False
+    if call(handle) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return True
+
+
+def _when(status: os.stat_result) -> datetime:
+    return datetime.fromtimestamp(status.st_mtime, UTC)
+
+
+def _utc(when: datetime | None) -> datetime:
+    if when is None:
+        raise OSError("the store tells no time of a file's last change")
+    return when if when.tzinfo else when.replace(tzinfo=UTC)

@@ -1,0 +1,303 @@
+"""librdkafka's clients: made late, asked with a deadline, quiet, their errors sorted.
+
+librdkafka never gives up on a broker, a wrong password or an unknown authority: it tries again
+and prints. Here its lines go to the logger ``oncely.sources.kafka`` at level DEBUG, an answer
+is awaited for a bounded time, and what a retry can't mend is told at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from oncely.clients.kafka import security
+from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavailable
+from oncely.secrets import Secrets
+
+K = TypeVar("K", bound=Hashable)
+
+_logger = logging.getLogger("oncely.sources.kafka")
+_GRACE = 2.0  # librdkafka ends a request by itself; this is for when it does not
+_AGAIN = 0.1  # seconds
+# A client keeps for minutes what it knows of leaders, and these answers don't make it look again.
+_LEADERLESS = (
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError._NOENT,
+)
+_LOST = (*_LEADERLESS, KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
+_PASSING = (
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    *_LEADERLESS,
+)
+_DENIED = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+_LOGIN = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
+_UNTRUSTED = (
+    "certificate verify failed",
+    "certificate required",
+    "bad certificate",
+    "handshake failure",
+    "unknown ca",
+)
+
+
+class LogRoute:
+    """Takes librdkafka's log lines. A line that repeats is taken once in a row."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._last, self._secrets = "", secrets
+
+    def log(self, _level: int, template: str, *parts: object) -> None:
+        """Log at DEBUG: what matters of it comes back as an error of a call."""
+        line = self._secrets.redact(template % parts if parts else template)
+        if line != self._last:
+            self._last = line
+            _logger.debug("%s", line)
+
+
+class ErrorState:
+    """The newest complaint of a client, and the one that no retry will mend."""
+
+    def __init__(self, brokers: str) -> None:
+        self._brokers = brokers
+        self.newest = ""
+        self.final: OncelyError | None = None
+        self.secrets = Secrets()
+
+    def __call__(self, error: KafkaError) -> None:
+        """The client's ``error_cb``."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # says nothing about the reason
+            self.newest = self.secrets.redact(error.str())
+        if error.code() in _LOGIN or _untrusted(error):
+            self.final = classify_error(error, "connect", self._brokers)
+            self.final.hide(self.secrets)
+
+
+class KafkaAdmin:
+    """An admin client that answers in bounded time; a new one when it has lost its way.
+
+    Safe for several threads.
+    """
+
+    def __init__(self, brokers: str, kafka: Mapping[str, object], timeout: float) -> None:
+        self._brokers, self._kafka, self._timeout = brokers, kafka, timeout
+        self._trouble = ErrorState(brokers)
+        self._client: AdminClient | None = self._new()  # what can't be one is told at once
+        self._connected: AdminClient | None = None
+
+    def close(self) -> None:
+        """End the client; the next request makes a new one."""
+        self._client = self._connected = None
+
+    def ask(
+        self, doing: str, request: Callable[[AdminClient, float], Mapping[K, Future[Any]]]
+    ) -> dict[K, Any]:
+        """Send one request and wait for all of its answers; an answer may be an exception.
+
+        Raises:
+            ConfigError: the broker refuses the login, or is not trusted.
+            Unavailable: no answer within the time.
+        """
+        client = self._client
+        if client is None:
+            client = self._client = self._new()
+        client.poll(0)  # what it has complained of until now is not about this request
+        self._trouble.newest, self._trouble.final = "", None
+        answers: dict[K, Any] = {}
+        try:
+            self._connect(doing, client)
+            futures = request(client, self._timeout)
+            self._await(doing, client, list(futures.values()))
+            answers = {key: one.exception() or one.result() for key, one in futures.items()}
+        except KafkaException as error:
+            raise classify_error(error.args[0], doing, self._brokers) from error
+        finally:
+            lost = not answers or any(map(_lost_its_way, answers.values()))
+            if lost and self._client is client:  # else another thread has a new one already
+                self.close()
+        return answers
+
+    def _new(self) -> AdminClient:
+        client: AdminClient = make(AdminClient, self._brokers, self._kafka, self._trouble)
+        return client
+
+    def _connect(self, doing: str, client: AdminClient) -> None:
+        """Before the first request, wait until the brokers' own addresses are known.
+
+        The connection that was made by the configured address is closed then, and librdkafka asks
+        again what was lost with it after one to three seconds. Of all requests this one alone
+        waits for what it needs, and is not lost.
+        """
+        if self._connected is not client:
+            answer = client.describe_cluster(request_timeout=self._timeout)
+            self._await(doing, client, [answer])
+            if error := answer.exception():
+                raise self.sorted(error, doing)
+            self._connected = client
+
+    def _await(self, doing: str, client: AdminClient, futures: list[Future[Any]]) -> None:
+        """Wait, and serve the client's callbacks meanwhile: they run inside ``poll`` only."""
+        deadline = time.monotonic() + self._timeout + _GRACE
+        pending = set(futures)
+        while pending:
+            pending = wait(pending, timeout=0.05).not_done
+            client.poll(0)
+            if pending and self._trouble.final:
+                raise self._trouble.final
+            if time.monotonic() > deadline:
+                raise unanswered(doing, self._brokers, self._trouble.newest)
+
+    def one(
+        self,
+        doing: str,
+        request: Callable[[AdminClient, float], Mapping[K, Future[Any]]],
+        errors_in: Callable[[Any], Iterable[KafkaError]] = lambda _: (),
+    ) -> dict[K, Any]:
+        """Like :meth:`ask`, for requests of which every answer must be good.
+
+        A partition that was just made has no leader for a moment, and a group no coordinator
+        after a broker's restart: such an answer is no answer yet, so the question is put again.
+
+        Args:
+            doing: what is asked, for messages.
+            request: sends it, with a time in seconds.
+            errors_in: the errors inside a good answer, such as those of single partitions.
+        """
+        deadline = time.monotonic() + self._timeout
+        while True:
+            answers = self.ask(doing, request)
+            bad = [a for a in answers.values() if isinstance(a, Exception)]
+            if not bad:
+                bad = [KafkaException(e) for a in answers.values() for e in errors_in(a)]
+            if not bad:
+                return answers
+            if not all(map(_passes_soon, bad)) or time.monotonic() > deadline:
+                raise self.sorted(next((e for e in bad if not _passes_soon(e)), bad[0]), doing)
+            time.sleep(_AGAIN)
+
+    def sorted(self, error: Exception, doing: str) -> OncelyError:
+        """The error as ours, with the reason that the client has complained of meanwhile."""
+        if not isinstance(error, KafkaException):
+            return InvariantViolation(f"{doing}: {error!r}")
+        code = error.args[0].code()
+        if code in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+            return self._trouble.final or unanswered(doing, self._brokers, self._trouble.newest)
+        return classify_error(error.args[0], doing, self._brokers)
+
+
+def make(
+    kind: Callable[..., Any],
+    brokers: str,
+    kafka: Mapping[str, object],
+    trouble: ErrorState,
+    **own: Any,
+) -> Any:
+    """A client of librdkafka's, with its lines and complaints under control.
+
+    Raises:
+        ConfigError: librdkafka does not take a value, naming ``source.kafka``.
+    """
+    config = {
+        "socket.timeout.ms": 10_000,
+        **security.librdkafka(kafka),
+        **own,
+        "bootstrap.servers": brokers,
+        "error_cb": trouble,
+    }
+    trouble.secrets = security.secrets(kafka)
+    try:
+        return kind(config, logger=LogRoute(trouble.secrets))
+    except KafkaException as error:
+        text = trouble.secrets.redact(error.args[0].str()).partition(" client: ")
+        raise ConfigError(
+            "source.kafka",
+            f"librdkafka refuses it: {text[2] or text[0]}",
+            way_out=_refused_way_out(error.args[0].str()),
+        ) from None
+
+
+def stay_connected(client: Any, topic: str, seconds: float) -> None:
+    """Wait until a consumer or producer has a connection that stays.
+
+    The first one, by the configured address, is closed when the brokers' own addresses are known;
+    an answer by it tells the number -1 as the broker's. Without another one librdkafka looks for
+    leaders and coordinators not when it is connected, but after half a second and more.
+
+    Raises:
+        KafkaException: no answer within the time.
+    """
+    deadline = time.monotonic() + seconds
+    while client.list_topics(topic, timeout=seconds).orig_broker_id < 0:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            return  # no more than time is lost
+
+
+def _untrusted(error: KafkaError) -> bool:
+    """A certificate is missing or wrong, on either side; the broker's word comes as an alert."""
+    tls = error.code() in (KafkaError._SSL, KafkaError._TRANSPORT)
+    return tls and any(words in error.str() for words in _UNTRUSTED)
+
+
+def _lost_its_way(answer: object) -> bool:
+    return isinstance(answer, KafkaException) and answer.args[0].code() in _LOST
+
+
+def _passes_soon(error: Exception) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in _PASSING
+
+
+def _refused_way_out(text: str) -> str:
+    if "GSSAPI" in text:
+        return (
+            "the wheel of confluent-kafka comes without Kerberos: install librdkafka with "
+            "libsasl2, then pip install --no-binary confluent-kafka confluent-kafka"
+        )
+    return "mend the value; librdkafka's CONFIGURATION.md says what it takes"
+
+
+def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
+    """An error of librdkafka's or of the broker's, by its consequence."""
+    if error.code() in _LOGIN:
+        return ConfigError(
+            "source.kafka",
+            f"{brokers} refuses the login: {error.str()}",
+            way_out="check sasl.mechanism, sasl.username and sasl.password",
+        )
+    if _untrusted(error):
+        return ConfigError(
+            "source.kafka",
+            f"no trust between this client and {brokers}: {error.str()}",
+            way_out="ssl.ca.location must name the authority that signed the broker's "
+            "certificate; ssl.certificate.location and ssl.key.location are this client's own",
+        )
+    if error.code() in _DENIED:
+        return ConfigError(
+            "source.topics",
+            f"{doing}: {brokers} denies it: {error.str()}",
+            way_out="grant this user Describe and Read on the topics",
+        )
+    return Unavailable(f"{doing}: {brokers}: {error.str()}")
+
+
+def unanswered(doing: str, brokers: str, reason: str) -> Unavailable:
+    """No answer in time, with the newest complaint of the client if it had one."""
+    return Unavailable(
+        f"{doing}: no answer from {brokers}" + (f": {reason}" if reason else ""),
+        way_out="is the broker running, and is source.brokers right?",
+    )

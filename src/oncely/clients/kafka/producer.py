@@ -1,0 +1,155 @@
+"""Messages without headers, as columns of Arrow's; and a producer that takes them as they are.
+
+No object is made for a message: the producer's queue is filled from Arrow's memory. Where that
+can't be done (see :mod:`oncely.clients.kafka.librdkafka`) they become what confluent-kafka takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import confluent_kafka as ck
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException
+
+from oncely.clients.kafka import librdkafka
+from oncely.errors import check
+
+_EMPTY = np.zeros(1, dtype=np.uint8)  # what an empty value points at: a null pointer means null
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Messages in order. A null key is no key, a null value a tombstone.
+
+    Attributes:
+        key, value: arrays of large binaries, of the same length.
+    """
+
+    key: pa.LargeBinaryArray
+    value: pa.LargeBinaryArray
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __getitem__(self, part: slice) -> Columns:
+        """Some that follow each other; nothing is copied."""
+        start, stop, _ = part.indices(len(self))
+        return Columns(
+            self.key.slice(start, max(0, stop - start)),
+            self.value.slice(start, max(0, stop - start)),
+        )
+
+    def structs(self) -> librdkafka.Messages:
+        """As librdkafka takes them: pointers into the arrays, which must live meanwhile."""
+        messages = np.zeros(len(self), librdkafka.MESSAGE)
+        messages["payload"], messages["len"] = _pointers(self.value)
+        messages["key"], messages["key_len"] = _pointers(self.key)
+        return messages
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """As confluent-kafka takes them."""
+        pairs = zip(binaries(self.key), binaries(self.value), strict=True)
+        return [{"key": key, "value": value} for key, value in pairs]
+
+
+class Producer(ck.Producer):  # type: ignore[misc]  # confluent-kafka comes without types for it
+    """confluent-kafka's producer; its ``produce_batch`` takes :class:`Columns` too.
+
+    Directly out of Arrow's memory in transactions only: there the commit tells whether all
+    arrived. Elsewhere delivery reports do, and these are made of confluent-kafka's own messages.
+    """
+
+    def __init__(self, config: dict[str, Any], **more: Any) -> None:
+        super().__init__(config, **more)
+        self._direct = "transactional.id" in config
+
+    def produce_batch(self, topic: str, messages: Any, *args: Any, **more: Any) -> int:
+        """Queue as many as the queue has room for, from the first on, and return their number.
+
+        Raises:
+            KafkaException: one was refused for another reason.
+        """
+        if not isinstance(messages, Columns):
+            taken: int = super().produce_batch(topic, messages, *args, **more)
+            return taken
+        if self._direct and (library := librdkafka.library()):
+            structs = messages.structs()
+            library.produce_batch(self, topic, structs)
+            return _taken(structs["err"])
+        return self._one_by_one(topic, messages.dicts())
+
+    def _one_by_one(self, topic: str, messages: list[dict[str, Any]]) -> int:
+        try:
+            super().produce_batch(topic, messages)
+        except BufferError:
+            return 0
+        errors = [one.get("_error") for one in messages]
+        codes = [0 if error is None else error.code() for error in errors]
+        return _taken(np.array(codes, dtype=np.int32))
+
+
+def binaries(array: pa.LargeBinaryArray) -> Sequence[bytes | None]:
+    """The values; several times quicker than Arrow's own way where none is null."""
+    if array.null_count == len(array):
+        return [None] * len(array)
+    if array.null_count:
+        found: list[bytes | None] = array.to_pylist()
+        return found
+    data = memoryview(array.buffers()[2] or b"")
+    return [bytes(data[a:b]) for a, b in pairwise(_bounds(array).tolist())]
+
+
+def lengths(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
+    """The bytes of each value; of a null none."""
+    found = np.diff(_bounds(array))
+    return np.where(_valid(array), found, 0) if array.null_count else found
+
+
+def _bounds(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
+    """Where values begin and end in the array's bytes, one number more than there are values."""
+    if not len(array):
+        return np.zeros(1, dtype=np.int64)
+    offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)
+    return offsets[array.offset : array.offset + len(array) + 1]
+
+
+def _valid(array: pa.LargeBinaryArray) -> npt.NDArray[np.bool_]:
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _pointers(
+    array: pa.LargeBinaryArray,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Address and length of each value; of a null both are 0."""
+    data = array.buffers()[2]
+    base = data.address if data is not None and data.size else _EMPTY.ctypes.data
+    starts = _bounds(array)[:-1].astype(np.uint64) + np.uint64(base)
+    if array.null_count:
+        starts = np.where(_valid(array), starts, np.uint64(0))
+    return starts, lengths(array).astype(np.uint64)
+
+
+def _taken(errors: npt.NDArray[np.int32]) -> int:
+    """How many were taken.
+
+    A full queue ends a call: what follows is refused too, or the order would be lost.
+
+    Raises:
+        KafkaException: something else than the queue was in the way.
+    """
+    refused = np.flatnonzero(errors)
+    if not len(refused):
+        return len(errors)
+    others = errors[refused][errors[refused] != KafkaError._QUEUE_FULL]
+    if len(others):
+        raise KafkaException(KafkaError(int(others[0])))
+    first = int(refused[0])
+    check(len(refused) == len(errors) - first, "messages were taken behind one that was refused")
+    return first

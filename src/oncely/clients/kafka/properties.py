@@ -1,0 +1,167 @@
+"""Which keys of ``[source.kafka]`` are accepted, and why the others are not.
+
+Two clients read the same topic: librdkafka (through confluent-kafka) and Spark's Java client.
+One set of keys, librdkafka's, describes both. So a key is accepted only when both can be told
+the same thing. A key that one of them would quietly ignore is worse than an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from oncely.clients.kafka.keys import (
+    ACCEPTED,
+    CHOICES,
+    FIXED,
+    JAVA_NAMES,
+    MECHANISM_NEEDS,
+    OWNED,
+    READER_OPTIONS,
+    READER_REASONS,
+    SECRET,
+)
+from oncely.errors import ConfigError
+from oncely.secrets import redact
+
+
+def plain(kafka: Mapping[str, object]) -> dict[str, str]:
+    """The values as texts, and ``sasl.mechanisms`` by its shorter name.
+
+    Raises:
+        ConfigError: when a value is not a text, a number or true/false.
+    """
+    done: dict[str, str] = {}
+    for name, value in kafka.items():
+        key = name
+        if isinstance(value, bool):
+            text = str(value).lower()
+        elif isinstance(value, str | int | float):
+            text = str(value)
+        else:
+            raise _error(
+                key, f"found {type(value).__name__}; allowed: a text, a number, true/false"
+            )
+        if key in ("sasl.mechanism", "sasl.mechanisms"):
+            key, text = "sasl.mechanism", text.upper()  # both clients insist on capitals
+        done[key] = text
+    return done
+
+
+def problems(kafka: Mapping[str, object]) -> list[ConfigError]:
+    """Everything that is wrong with ``[source.kafka]``; empty when both clients can take it."""
+    found = [error for key in kafka for error in _unknown(key)]
+    if {"sasl.mechanism", "sasl.mechanisms"} <= kafka.keys():
+        found.append(_error("sasl.mechanisms", "the same key as sasl.mechanism", "keep one"))
+    try:
+        values = plain({key: value for key, value in kafka.items() if key in ACCEPTED})
+    except ConfigError as error:
+        return [*found, error]
+    found += [error for key, value in values.items() for error in _value(key, value)]
+    # What misses what is told only when each key is right by itself.
+    return found or [*_sasl(values), *_ssl(values)]
+
+
+def checked(kafka: Mapping[str, object]) -> dict[str, str]:
+    """``kafka`` as :func:`plain` texts.
+
+    Raises:
+        ConfigError: naming ``source.kafka.<key>``; the first of :func:`problems`.
+    """
+    for problem in problems(kafka):
+        raise problem
+    return plain(kafka)
+
+
+def is_sasl(values: Mapping[str, str]) -> bool:
+    """True when the connection authenticates by SASL."""
+    return values.get("security.protocol", "plaintext").lower().startswith("sasl")
+
+
+def is_tls(values: Mapping[str, str]) -> bool:
+    """True when the connection is encrypted."""
+    return values.get("security.protocol", "plaintext").lower().endswith("ssl")
+
+
+def _error(key: str, problem: str, way_out: str = "") -> ConfigError:
+    return ConfigError(f"source.kafka.{key}", problem, way_out=way_out)
+
+
+def _unknown(key: str) -> Iterator[ConfigError]:
+    """The reason why a key is not accepted, if it is not."""
+    if key in ACCEPTED:
+        return
+    if key in OWNED:
+        reason, way_out = OWNED[key]
+        yield _error(key, f"refused: {reason}", way_out)
+    elif key in JAVA_NAMES:
+        yield _error(key, "this is the Java client's name", f"write {JAVA_NAMES[key]}")
+    elif key.lower() in READER_OPTIONS:
+        reason = READER_REASONS.get(key.lower(), "it is set from the rest of the pipeline file")
+        yield _error(key, f"refused, an option of Spark's reader: {reason}", "remove it")
+    elif key.startswith("kafka."):
+        yield _error(key, "the prefix is Spark's", f"write {key.removeprefix('kafka.')}")
+    else:
+        near = difflib.get_close_matches(key, sorted(ACCEPTED), 1, 0.75)
+        way_out = f"did you mean {near[0]}?" if near else "remove it"
+        yield _error(key, "unknown, or without a counterpart in Spark's Java client", way_out)
+
+
+def _value(key: str, value: str) -> Iterator[ConfigError]:
+    """The reason why a value is not accepted, if it is not."""
+    if key in FIXED and value.lower() != FIXED[key][0]:
+        only, reason = FIXED[key]
+        found = f"found {redact(value)!r}; only {only!r} works: {reason}"
+        yield _error(key, found, f"write {only}")
+    if key in CHOICES and value.lower() not in CHOICES[key]:
+        allowed = ", ".join(CHOICES[key])
+        yield _error(key, f"found {redact(value)!r}; allowed: {allowed}", "use one of these")
+    if not value.strip() and key not in SECRET:
+        yield _error(key, "is empty", "give it a value or remove it")
+
+
+def _sasl(values: Mapping[str, str]) -> Iterator[ConfigError]:
+    """SASL keys that miss each other, or that no one would read."""
+    given = [key for key in values if key.startswith("sasl.")]
+    if not is_sasl(values):
+        for key in given:
+            yield _error(
+                key,
+                "would be ignored: security.protocol names no SASL",
+                'write security.protocol = "SASL_SSL"',
+            )
+        return
+    mechanism = values.get("sasl.mechanism", "").lower()
+    if not mechanism:
+        yield _error("sasl.mechanism", "is missing", f"one of {', '.join(MECHANISM_NEEDS)}")
+        return
+    for key in MECHANISM_NEEDS[mechanism]:
+        if not values.get(key):
+            yield _error(key, f"is missing; {mechanism.upper()} needs it", "give it a value")
+
+
+def _ssl(values: Mapping[str, str]) -> Iterator[ConfigError]:
+    """TLS keys that miss or exclude each other, or that no one would read."""
+    given = {key for key in values if key.startswith("ssl.")}
+    if not is_tls(values):
+        for key in sorted(given):
+            yield _error(
+                key,
+                "would be ignored: security.protocol names no SSL",
+                'write security.protocol = "SSL" or "SASL_SSL"',
+            )
+        return
+    if {"ssl.ca.location", "ssl.ca.pem"} <= given:
+        yield _error("ssl.ca.pem", "excludes ssl.ca.location", "keep one of the two")
+    pairs = (
+        ("ssl.certificate.location", "ssl.key.location"),
+        ("ssl.certificate.pem", "ssl.key.pem"),
+        ("ssl.keystore.location", "ssl.keystore.password"),
+    )
+    for pair in pairs:
+        missing = [key for key in pair if key not in given]
+        if len(missing) == 1:
+            yield _error(missing[0], f"is missing; {', '.join(set(pair) & given)} needs it")
+    stores = [pair[0] for pair in pairs if given & set(pair)]
+    if len(stores) > 1:
+        yield _error(stores[1], f"excludes {stores[0]}: one client key, please", "keep one pair")

@@ -1,0 +1,142 @@
+"""Messages handed to a producer, its errors sorted: transactions and plain writes share it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from oncely.clients.kafka.client import classify_error
+from oncely.clients.kafka.producer import Columns
+from oncely.errors import ConfigError, OncelyError, Stopped, Unavailable
+
+T = TypeVar("T")
+
+_FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+# The broker and this instance no longer agree on its state; a new instance begins with a new one.
+_LOST_STATE = (
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    KafkaError.UNKNOWN_PRODUCER_ID,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.INVALID_TXN_STATE,
+    KafkaError.TRANSACTION_ABORTABLE,
+    KafkaError._STATE,
+    KafkaError._FATAL,  # it has failed before; why, the next instance learns for itself
+)
+_DENIED = (
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+_SLICE = 10_000  # messages handed over at once, so that the queue is served in between
+
+
+def served(call: Callable[[], T]) -> T:
+    """Make a call that serves an instance's events.
+
+    A fatal error comes out of it as a KafkaException, but now and then, on a busy machine, as the
+    KafkaError within alone: that is no exception, so no ``except`` that names a class sees it, and
+    a thread ends by it without a word.
+
+    Raises:
+        KafkaException: whatever the error came as.
+    """
+    try:
+        return call()
+    except BaseException:
+        raise
+    except:  # noqa: E722
+        error = sys.exc_info()[1]
+    raise KafkaException(error)
+
+
+class Message(NamedTuple):
+    """A record to be written; ``headers`` in order."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+
+class InstanceFenced(Unavailable):
+    """Another instance holds the transactional id: a rival of the same run, or a newer run."""
+
+
+class Sender:
+    """Queues messages of one producer instance.
+
+    Args:
+        producer: a new instance, see :mod:`oncely.clients.kafka.producer`.
+        timeout: seconds that one step may take.
+        brokers: for messages.
+    """
+
+    def __init__(self, producer: Any, timeout: float, brokers: str) -> None:
+        self._producer, self._timeout, self._brokers = producer, timeout, brokers
+
+    def send(self, topic: str, messages: Iterable[Message]) -> None:
+        """Queue messages; librdkafka sends them in order, and the commit waits for all."""
+        produce = self._producer.produce
+        for value, key, headers in messages:
+            while True:
+                try:
+                    produce(topic, value, key, headers=list(headers) if headers else None)
+                    break
+                except BufferError:
+                    self._make_room()
+                except KafkaException as error:
+                    raise self._sorted(error.args[0], f"produce to {topic}") from error
+        self._serve(0)
+
+    def send_columns(self, topic: str, messages: Columns) -> None:
+        """Queue messages without headers, many at a call."""
+        for at in range(0, len(messages), _SLICE):
+            waiting = messages[at : at + _SLICE]
+            self._serve(0)  # until its end is told, a sent message counts as queued
+            while True:
+                try:
+                    taken = self._producer.produce_batch(topic, waiting)
+                except KafkaException as error:
+                    raise self._sorted(error.args[0], f"produce to {topic}") from error
+                if taken == len(waiting):
+                    break
+                waiting = waiting[taken:]
+                self._make_room()
+
+    def _sorted(self, error: KafkaError, doing: str) -> OncelyError:
+        """The error by its consequence."""
+        code, text = error.code(), f"{doing}: {error.str()}"
+        if code in _FENCED:
+            return InstanceFenced(text)
+        if code in _DENIED:
+            return ConfigError(
+                "sink.kafka",
+                f"{self._brokers} denies it: {text}",
+                way_out="grant this user Write on the output topics and the ledger, Read on the"
+                " group, and Write and Describe on transactional ids with the prefix oncely/",
+            )
+        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return ConfigError(
+                "sink.transaction_timeout",
+                f"{self._brokers} refuses it: {error.str()}",
+                way_out="stay below the broker's transaction.max.timeout.ms",
+            )
+        if error.txn_requires_abort() or error.retriable() or code in _LOST_STATE:
+            return Unavailable(f"{self._brokers}: {text}")
+        if error.fatal():
+            return Stopped(f"{self._brokers}: {text}", way_out="the broker's log says more")
+        return classify_error(error, doing, self._brokers)
+
+    def _make_room(self) -> None:
+        """Wait until queued messages have gone."""
+        self._serve(0.1)
+
+    def _serve(self, seconds: float) -> None:
+        """Serve the instance's events; that it was fenced may come out here."""
+        try:
+            served(lambda: self._producer.poll(seconds))
+        except KafkaException as error:
+            raise self._sorted(error.args[0], "produce") from error

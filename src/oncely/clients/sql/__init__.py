@@ -1,0 +1,1 @@
+"""PostgreSQL and SQLite: sessions, errors by consequence, types."""

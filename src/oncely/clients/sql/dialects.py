@@ -1,0 +1,74 @@
+"""Which database a URL means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import psycopg
+
+from oncely.clients.sql.connection import Dialect
+from oncely.clients.sql.postgres import Postgres
+from oncely.clients.sql.sqlite import Sqlite
+from oncely.errors import ConfigError
+
+_WAYS = "postgresql://user:password@host:port/database, or sqlite:////absolute/path.db"
+
+
+def dialect_for(url: str, connect_timeout: float = 10.0) -> Dialect:
+    """The dialect of ``url``, which is not opened.
+
+    Args:
+        url: ``postgresql://…`` as libpq takes it; or ``sqlite:///`` and a path as it is, so
+            ``sqlite:////data/x.db`` is absolute and ``sqlite:///x.db`` lies in the working
+            directory of whoever asks (SQLAlchemy's convention).
+        connect_timeout: seconds; for SQLite, how long a writer waits for another. libpq
+            counts in whole seconds, two at least.
+
+    Raises:
+        ConfigError: another scheme, or not a URL of its scheme.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme.lower() in ("postgresql", "postgres"):
+        return _postgres(f"{scheme.lower()}://{rest}", max(2, math.ceil(connect_timeout)))
+    if separator and scheme.lower() == "sqlite":
+        return _sqlite(rest, connect_timeout)
+    shown = f"{scheme}://…" if separator else "it"
+    raise ConfigError("sink.url", f"{shown} is no database that Oncely knows", way_out=_WAYS)
+
+
+def _postgres(url: str, connect_timeout: int) -> Postgres:
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(url)
+        misread = _misread(parts)
+    except psycopg.ProgrammingError:  # its text may quote the password
+        misread = True
+    if misread:
+        raise ConfigError(
+            "sink.url",
+            "is not a URL that libpq takes",
+            way_out=f"percent-encode special characters in user and password; {_WAYS}",
+        )
+    return Postgres(url, connect_timeout)
+
+
+def _misread(parts: Mapping[str, object]) -> bool:
+    """Whether a password with a plain ``@`` or ``/`` has gone into another part of the URL.
+
+    libpq would say "could not translate host name" and then the rest of the password.
+    """
+    ports = str(parts.get("port", "")).replace(",", "")
+    elsewhere = "@" in f"{parts.get('host', '')}{parts.get('dbname', '')}"
+    return elsewhere or not (ports == "" or ports.isdecimal())
+
+
+def _sqlite(rest: str, connect_timeout: float) -> Sqlite:
+    path = rest.removeprefix("/").partition("?")[0]
+    if not rest.startswith("/") or not path.strip("/") or path.startswith(":"):
+        raise ConfigError(
+            "sink.url",
+            "SQLite needs a file: a database in memory ends with its session",
+            way_out="sqlite:////absolute/path.db",
+        )
+    return Sqlite(str(Path(path).absolute()), connect_timeout)

@@ -1,0 +1,220 @@
+"""Which Arrow types reach which PostgreSQL types, and how.
+
+Binary COPY does not cast: the sender must encode the column's own type. What pgpq encodes
+goes that way; everything else (uuid, json, enums, inet …) travels as text through a staging
+table and is cast by the server, which knows the rules.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncely.clients.sql.connection import BadData, Column, ColumnFit
+from oncely.errors import TableMismatch
+
+_NATIVE: dict[str, pa.DataType] = {
+    "smallint": pa.int16(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "real": pa.float32(),
+    "double precision": pa.float64(),
+    "boolean": pa.bool_(),
+    "text": pa.string(),
+    "character varying": pa.string(),
+    "character": pa.string(),
+    "bytea": pa.binary(),
+    "date": pa.date32(),
+    "time without time zone": pa.time64("us"),
+    "timestamp without time zone": pa.timestamp("us"),
+    "timestamp with time zone": pa.timestamp("us", "UTC"),
+}
+_TYPMOD = re.compile(r"\(([\d,-]+)\)")
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+
+
+def column_type(arrow_type: pa.DataType) -> str:
+    """The PostgreSQL type that holds every value of an Arrow type.
+
+    Raises:
+        TableMismatch: there is none.
+    """
+    if pa.types.is_dictionary(arrow_type):
+        return column_type(arrow_type.value_type)
+    if pa.types.is_decimal(arrow_type):
+        return f"numeric({arrow_type.precision},{arrow_type.scale})"
+    if pa.types.is_list(arrow_type) and not pa.types.is_nested(arrow_type.value_type):
+        return f"{column_type(arrow_type.value_type)}[]"
+    if pa.types.is_nested(arrow_type):
+        return "jsonb"
+    if pa.types.is_timestamp(arrow_type):
+        return "timestamptz" if arrow_type.tz else "timestamp"
+    if pa.types.is_time(arrow_type):
+        return "time"
+    if pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type):
+        return "bytea"
+    if arrow_type not in _BY_ARROW:
+        raise TableMismatch(
+            f"no type of PostgreSQL is known to hold {arrow_type}",
+            way_out="cast it to another type in the transform",
+        )
+    return _BY_ARROW[arrow_type]
+
+
+_BY_ARROW: dict[pa.DataType, str] = {
+    pa.int8(): "smallint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.uint8(): "smallint",
+    pa.uint16(): "integer",
+    pa.uint32(): "bigint",
+    pa.uint64(): "numeric(20,0)",
+    pa.float16(): "real",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.bool_(): "boolean",
+    pa.date32(): "date",
+    pa.date64(): "date",
+    pa.null(): "text",
+    pa.string(): "text",
+    pa.large_string(): "text",
+}
+
+
+def fit(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
+    """How values of ``arrow_type`` reach ``column``, or None when that would lose meaning."""
+    base = _TYPMOD.sub("", column.type)
+    found = _fit(column, base, arrow_type)
+    return found and _with_loss(found, column.type, base.removesuffix("[]"), arrow_type)
+
+
+def _with_loss(found: ColumnFit, column_type: str, base: str, arrow_type: pa.DataType) -> ColumnFit:
+    """The fit, with what PostgreSQL would round without a word."""
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        arrow_type = arrow_type.value_type
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if base == "real":
+        return replace(found, rounds=bool(pa.types.is_float64(arrow_type)))
+    keeps = _TYPMOD.search(column_type)
+    if keeps is None or base not in _ROUNDED:
+        return found
+    scale = int(keeps[1].rpartition(",")[2]) if base != "numeric" or "," in keeps[1] else 0
+    if pa.types.is_floating(arrow_type):
+        return replace(found, scale=scale)
+    return replace(found, rounds=_digits(arrow_type) > scale)
+
+
+def _digits(arrow_type: pa.DataType) -> int:
+    """How many digits after the point, or the second, values may have."""
+    if pa.types.is_decimal(arrow_type):
+        return int(arrow_type.scale)
+    if pa.types.is_timestamp(arrow_type) or pa.types.is_time(arrow_type):
+        return _DIGITS[arrow_type.unit]
+    return 0
+
+
+_ROUNDED = {
+    "numeric",
+    "time without time zone",
+    "timestamp without time zone",
+    "timestamp with time zone",
+}
+
+
+def _fit(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None:
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if pa.types.is_null(arrow_type) and base not in _NATIVE:
+        return _as_text(column)
+    if base.endswith("[]"):
+        return _fit_array(column, base, arrow_type)
+    native = _NATIVE.get(base)
+    if base == "numeric":
+        return _fit_numeric(column, arrow_type)
+    if native is not None:
+        return ColumnFit(column.name, native) if _widens(arrow_type, native) else None
+    if pa.types.is_nested(arrow_type):
+        return _as_text(column) if base in ("json", "jsonb") else None
+    return _as_text(column) if _is_text(arrow_type) else None
+
+
+def _fit_array(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None:
+    """What pgpq encodes as the array's element goes as it is, the rest as an array literal."""
+    if not (pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type)):
+        return None
+    if pa.types.is_nested(arrow_type.value_type):
+        return None
+    element = fit(Column(column.name, base.removesuffix("[]"), False, False), arrow_type.value_type)
+    if element is None:
+        return None
+    # pgpq gives instants in an array the type without time zone.
+    if element.cast is not None or element.arrow_type == _NATIVE["timestamp with time zone"]:
+        return _as_text(column)
+    return ColumnFit(column.name, pa.list_(element.arrow_type))
+
+
+def _fit_numeric(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
+    if pa.types.is_decimal128(arrow_type):
+        return ColumnFit(column.name, arrow_type)
+    numeric = pa.types.is_floating(arrow_type) or pa.types.is_integer(arrow_type)
+    return _as_text(column) if numeric or pa.types.is_decimal(arrow_type) else None
+
+
+def _as_text(column: Column) -> ColumnFit:
+    return ColumnFit(column.name, pa.string(), cast=column.type)
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
+
+
+def _widens(given: pa.DataType, native: pa.DataType) -> bool:
+    """May values of ``given`` be stored as ``native``; single values may still be out of range."""
+    same_kind = (
+        (_is_text, _is_text),
+        (pa.types.is_integer, lambda t: pa.types.is_integer(t) or pa.types.is_floating(t)),
+        (pa.types.is_floating, pa.types.is_floating),
+        (pa.types.is_boolean, pa.types.is_boolean),
+        (lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t), pa.types.is_binary),
+        (pa.types.is_date, lambda t: pa.types.is_date(t) or pa.types.is_timestamp(t)),
+        (
+            pa.types.is_timestamp,
+            lambda t: pa.types.is_timestamp(t) and bool(t.tz) == bool(given.tz),
+        ),
+        (pa.types.is_time, pa.types.is_time),
+        (pa.types.is_null, lambda _: True),
+    )
+    return any(bool(one(given) and other(native)) for one, other in same_kind)
+
+
+_FIRST_MICROSECOND = -210_866_803_200_000_000
+_FIRST_DAY = -2_440_588
+"""PostgreSQL's first instant, 4714-11-24 BC, counted from 1970."""
+
+
+def refuse_too_early(rows: pa.Table) -> None:
+    """Refuse times before PostgreSQL's first, which pgpq can't encode or makes ``-infinity`` of.
+
+    Too late ones are refused by the server.
+
+    Raises:
+        BadData: names the row, unless it is within an array.
+    """
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        within = pa.types.is_list(column.type)
+        times = pc.list_flatten(column) if within else column
+        if pa.types.is_timestamp(times.type):
+            number, first = times.cast(pa.int64()), _FIRST_MICROSECOND
+        elif pa.types.is_date32(times.type):
+            number, first = times.cast(pa.int32()), _FIRST_DAY
+        else:
+            continue
+        line = pc.index(pc.less(number, first), True).as_py()
+        if line >= 0:
+            reason = f"column {name!r}: a time before 4714-11-24 BC"
+            raise BadData(reason, None if within else line)

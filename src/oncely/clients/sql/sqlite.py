@@ -1,0 +1,257 @@
+"""SQLite: one file on one machine, STRICT tables, one writer at a time.
+
+``BEGIN IMMEDIATE`` takes the only write lock that there is, so a transaction never waits in
+its middle and never meets another writer. Tasks open the file in mode ``rw``: a task that
+finds no file must fail, or each machine of a cluster would quietly write a file of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from oncely.clients.sql import sqlite_types
+from oncely.clients.sql.connection import Column, ColumnFit, Connection, TableName
+from oncely.clients.sql.sqlite_connection import SqliteConnection, quoted, sort_error
+from oncely.errors import TableMismatch, WrongInput
+
+_NEEDS = (3, 37, 0)  # STRICT tables
+_WORDS = {
+    "BIGINT": "INTEGER",
+    "BYTEA": "BLOB",
+    "TIMESTAMPTZ": "TEXT",
+    "CURRENT_TIMESTAMP": "(replace(datetime('now'), ' ', 'T') || 'Z')",
+}
+_WORD_OR_NAME = re.compile('"(?:[^"]|"")*"|' + "|".join(rf"\b{word}\b" for word in _WORDS))
+_INDEX_IN_MAIN = re.compile(r'^(CREATE INDEX IF NOT EXISTS )(\w+\s+ON )"main"\.')
+
+
+@dataclass(frozen=True)
+class Sqlite:
+    """The dialect of SQLite 3.37 and later."""
+
+    path: str
+    connect_timeout_seconds: float = 10.0
+    name: str = "sqlite"
+    for_update: str = ""
+    clear_table: str = "DELETE FROM"
+
+    @property
+    def endpoint(self) -> str:
+        """The file."""
+        return self.path
+
+    def connect(self, application: str) -> Connection:  # noqa: ARG002 - there is no one to see it
+        """Open a session with an existing file; ``application`` is not shown anywhere."""
+        try:
+            return SqliteConnection(self._open("rw"))
+        except sqlite3.Error as error:
+            if not Path(self.path).exists():
+                raise TableMismatch(
+                    f"sink.url: there is no database file {self.path}",
+                    way_out="set sink.create = true, or create it with the DDL that `oncely plan`"
+                    " prints; SQLite needs a local spark.master",
+                ) from None
+            raise sort_error(error) from None
+
+    def create_database(self) -> None:
+        """Make an empty database in WAL mode, where readers and the writer don't wait.
+
+        A file that exists stays as it is, also its journal mode: the protocol needs none.
+        """
+        if Path(self.path).exists():
+            return
+        try:
+            session = self._open("rwc")
+            try:
+                session.execute("PRAGMA journal_mode = WAL")
+            finally:
+                session.close()
+        except sqlite3.Error as error:
+            problem = f"sink.url: {self.path} can't be created: {error}"
+            raise WrongInput(problem, way_out="the directory must exist and be writable") from None
+
+    def require_creatable(self) -> None:
+        """Refuse a path at which :meth:`create_database` could not make the file.
+
+        Raises:
+            WrongInput: the directory is missing, or not writable.
+        """
+        folder = Path(self.path).absolute().parent
+        problem = ""
+        if not folder.is_dir():
+            problem = f"there is no directory {folder}"
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            problem = f"this user may not write in the directory {folder}"
+        if problem:
+            raise WrongInput(
+                f"sink.url: {self.path} can't be created: {problem}",
+                way_out="the directory must exist and be writable",
+            )
+
+    def _open(self, mode: str) -> sqlite3.Connection:
+        if sqlite3.sqlite_version_info < _NEEDS:
+            raise WrongInput(
+                f"this Python has SQLite {sqlite3.sqlite_version}, which has no STRICT tables",
+                way_out="SQLite 3.37 or later is needed",
+            )
+        session = sqlite3.connect(
+            f"{Path(self.path).absolute().as_uri()}?mode={mode}",
+            uri=True,
+            timeout=self.connect_timeout_seconds,  # how long BEGIN IMMEDIATE waits for the lock
+            isolation_level=None,  # the driver must begin nothing by itself
+            check_same_thread=False,  # handed from batch to batch, never used by two at once
+        )
+        try:
+            session.execute("PRAGMA synchronous = FULL")
+            session.execute("PRAGMA foreign_keys = ON")
+            session.execute("PRAGMA schema_version").fetchall()  # the first look into the file
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def quote(self, identifier: str) -> str:
+        """Quoted, and with ``%`` doubled: statements carry ``%s`` parameters."""
+        return quoted(identifier).replace("%", "%%")
+
+    def translate(self, ddl: str) -> str:
+        """PostgreSQL's types to SQLite's, names left alone; tables are STRICT.
+
+        A schema is named before an index here, and never before the table that it is on.
+        """
+        own = _WORD_OR_NAME.sub(lambda found: _WORDS.get(found.group(), found.group()), ddl)
+        own = _INDEX_IN_MAIN.sub(r'\1"main".\2', own)
+        return f"{own} STRICT" if own.startswith("CREATE TABLE") else own
+
+    def lock_for_setup(self, connection: Connection) -> None:
+        """Nothing to do: BEGIN IMMEDIATE has the only lock."""
+
+    def end_sessions(
+        self,
+        connection: Connection,  # noqa: ARG002
+        applications: str,  # noqa: ARG002
+        tables: Sequence[TableName],  # noqa: ARG002
+    ) -> int:
+        """End nobody: SQLite has no server that could.
+
+        It is safe all the same. Only the holder of the write lock can change anything, and our
+        own BEGIN IMMEDIATE has waited for it: the holder either finished, and its position is
+        what we read, or died, and the operating system freed its lock. A holder that is paused
+        keeps us waiting until the busy timeout; then we fail, and nothing was taken over.
+        """
+        return 0
+
+    def columns(self, connection: Connection, table: TableName) -> list[Column]:
+        """The table's columns in order; empty when there is no such table.
+
+        Raises:
+            TableMismatch: the table is not STRICT, and would take any value into any column.
+        """
+        if table.schema not in (None, "main"):
+            raise TableMismatch(
+                f"sink.table: SQLite has no schema {table.schema!r}",
+                way_out=f'sink.table = "{table.name}"',
+            )
+        kind = connection.query(
+            "SELECT type, strict FROM pragma_table_list(%s) WHERE schema = 'main'", (table.name,)
+        )
+        if not kind:
+            return []
+        if kind[0] != ("table", 1):
+            raise TableMismatch(
+                f"sink.table: {table} is not a STRICT table: SQLite would not refuse wrong types",
+                way_out="create it anew with the DDL that `oncely plan` prints",
+            )
+        rows = connection.query(
+            'SELECT name, type, "notnull", dflt_value IS NOT NULL, pk, hidden'
+            " FROM pragma_table_xinfo(%s) WHERE hidden <> 1 ORDER BY cid",
+            (table.name,),
+        )
+        one_key = sum(1 for row in rows if row[4]) == 1
+        return [
+            Column(name, type_, _required(type_, notnull, filled, pk, one_key), hidden > 1)
+            for name, type_, notnull, filled, pk, hidden in rows
+        ]
+
+    def column_types(
+        self, connection: Connection, table: TableName
+    ) -> tuple[str | None, dict[str, str]]:
+        """Nobody alters a table while a transaction holds the only lock."""
+        types = {column.name: column.type for column in self.columns(connection, table)}
+        return self.identity(connection, table), types
+
+    def identity(self, connection: Connection, table: TableName) -> str | None:
+        """Nothing in SQLite tells a table from another one of its name and stays over VACUUM."""
+        there = connection.query(
+            "SELECT 1 FROM pragma_table_list(%s) WHERE schema = 'main'", (table.name,)
+        )
+        return "unknown" if there else None
+
+    def not_durable(self, connection: Connection, table: TableName) -> None:
+        """A file's tables are all alike."""
+
+    def hides_rows(self, connection: Connection, table: TableName) -> bool:  # noqa: ARG002
+        """There are no policies."""
+        return False
+
+    def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
+        """Column sets of full unique indexes, and the primary key, which may have no index."""
+        columns = connection.query(
+            "SELECT name FROM pragma_table_xinfo(%s) WHERE pk > 0", (table.name,)
+        )
+        parts = connection.query(
+            "SELECT l.seq, i.name FROM pragma_index_list(%s) l, pragma_index_info(l.name) i"
+            ' WHERE l."unique" = 1 AND l.partial = 0',
+            (table.name,),
+        )
+        by_index: dict[int, list[str | None]] = {}
+        for index, column in parts:
+            by_index.setdefault(index, []).append(column)
+        found = [frozenset(name for (name,) in columns)]
+        # An indexed expression has no name, and ON CONFLICT (columns) does not find it.
+        found += [frozenset(filter(None, n)) for n in by_index.values() if None not in n]
+        return [key for key in found if key]
+
+    def tables_like(self, connection: Connection, table: TableName, prefix: str) -> list[str]:  # noqa: ARG002
+        """Names of tables that begin with ``prefix``."""
+        rows = connection.query(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, %s) = %s",
+            (len(prefix), prefix),
+        )
+        return [name for (name,) in rows]
+
+    def column_type(self, arrow_type: pa.DataType) -> str:
+        """The type that a created table gives a column of this kind."""
+        return sqlite_types.column_type(arrow_type)
+
+    def fit(self, column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
+        """How values of ``arrow_type`` reach the column, or None when they can't."""
+        return sqlite_types.fit(column, arrow_type)
+
+    def keeps_order(self, arrow_type: pa.DataType) -> bool:
+        """Whether stored values compare as the values do."""
+        return sqlite_types.keeps_order(arrow_type)
+
+    def create_staging(
+        self, name: TableName, columns: Sequence[tuple[str, str]], *, temporary: bool
+    ) -> str:
+        """There is no ON COMMIT DROP: whoever made a temporary table drops it.
+
+        One that is not dropped was made in a transaction that failed, and went with it.
+        """
+        kind = "TEMP TABLE" if temporary else "TABLE"
+        wanted = ", ".join(f"{self.quote(column)} {type_}" for column, type_ in columns)
+        return f"CREATE {kind} {'.'.join(self.quote(p) for p in name if p)} ({wanted}) STRICT"
+
+
+def _required(type_: str, notnull: int, filled: int, pk: int, one_key: bool) -> bool:
+    """A STRICT table's key columns are not null; a single INTEGER one fills itself."""
+    fills_itself = one_key and pk and type_.upper() == "INTEGER"
+    return bool((notnull or pk) and not filled and not fills_itself)

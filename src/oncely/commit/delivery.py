@@ -1,0 +1,124 @@
+"""Delivery semantics: in which order records and positions take effect.
+
+| semantics | order | a crash between the two |
+|---|---|---|
+| exactly_once | together, in the sink's own transaction | shows nothing |
+| at_least_once | records, then the position | writes records again |
+| at_most_once | the position, then the records | loses records |
+| none | the position on a timer, whatever becomes of the records | does either |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from oncely.core.batch import Batch, BudgetSpent, Chunk
+from oncely.core.claim import NO_RECORDS, Claim, Counts
+from oncely.core.topics import TopicPartition
+from oncely.errors import Unavailable
+from oncely.ledgers.base import MovesPositions
+from oncely.sinks.base import CommitsChunks, Sink, StagesBatches
+
+log = logging.getLogger(__name__)
+
+Order = Literal["together", "records_first", "position_first"]
+AnySink_co = TypeVar("AnySink_co", bound=Sink, covariant=True)
+
+
+@dataclass(frozen=True)
+class Delivery(Generic[AnySink_co]):
+    """A sink, where its positions live, and the order in which the two take effect. Picklable.
+
+    Attributes:
+        sink: writes rows and dead letters.
+        ledger: of the positions; the sink's own when they take effect together.
+        order: of records and position.
+    """
+
+    sink: AnySink_co
+    ledger: MovesPositions
+    order: Order = "together"
+
+    @property
+    def one_store(self) -> bool:
+        """As of a ledger; records that are written before or after positions are not in it."""
+        return self.order == "together" and self.ledger.one_store
+
+
+def commit_chunk(
+    delivery: Delivery[CommitsChunks], chunk: Chunk, claim: Claim, max_rejects: int | None
+) -> Mapping[TopicPartition, Counts]:
+    """Make a chunk and its positions take effect.
+
+    Raises:
+        PositionMoved: nothing was written; read the ledger and decide again.
+        BudgetSpent: nothing was written.
+        Unavailable: the outcome is unknown; read the ledger and decide again.
+    """
+    sink, nothing = delivery.sink, dict.fromkeys(claim.ranges, NO_RECORDS)
+    if delivery.order == "together":
+        return sink.commit(chunk, claim.fence, claim, max_rejects)
+    if delivery.order == "records_first":
+        counts = sink.commit(chunk, claim.fence, None, max_rejects)
+        delivery.ledger.move(claim, counts)
+        return counts
+    # Before the position: a mistake in decode should lose nothing.
+    if max_rejects is not None and len(chunk.rejections) > max_rejects:
+        raise BudgetSpent(chunk.rejections, "decode or transform")
+    written: list[Mapping[TopicPartition, Counts]] = []
+    _position_first(
+        delivery.ledger,
+        claim,
+        nothing,
+        lambda: written.append(sink.commit(chunk, claim.fence, None, max_rejects)),
+    )
+    return written[0] if written else nothing
+
+
+def publish_batch(delivery: Delivery[StagesBatches], batch: Batch, claim: Claim) -> None:
+    """Make a batch and its positions take effect. Raises as the sink's ``publish``."""
+    sink = delivery.sink
+    if delivery.order == "together":
+        sink.publish(batch, claim.fence, claim)
+    elif delivery.order == "records_first":
+        sink.publish(batch, claim.fence, None)
+        delivery.ledger.move(claim.data, batch.counts)
+    else:
+        _position_first(
+            delivery.ledger,
+            claim.data,
+            batch.counts,
+            lambda: sink.publish(batch, claim.fence, None),
+        )
+
+
+def _position_first(
+    ledger: MovesPositions,
+    claim: Claim,
+    counts: Mapping[TopicPartition, Counts],
+    write: Callable[[], None],
+) -> None:
+    """At most once means that nobody tries again; it does not mean that nobody tells.
+
+    Raises:
+        Unavailable: nobody knows whether positions were moved. Whoever asks again and finds them
+            moved takes the records for written, so it is told here.
+    """
+    named = ", ".join(f"{tp} {range_}" for tp, range_ in sorted(claim.ranges.items()))
+    try:
+        ledger.move(claim, counts)
+    except Unavailable as error:
+        log.warning(
+            "at most once: the records of %s are lost if their position was moved, which nobody"
+            " knows: %s",
+            named,
+            error.message,
+        )
+        raise
+    try:
+        write()
+    except Unavailable as error:
+        log.warning("at most once: some or all records of %s are lost: %s", named, error.message)

@@ -1,0 +1,283 @@
+"""The driver's side of a run: its fence, its reject budget, and the housekeeping."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from typing import Generic, TypeVar
+
+from oncely.commit.delivery import Delivery, Order
+from oncely.commit.path import Outcome, pass_over, publish, require_current
+from oncely.commit.timer import Interval, LocalPositions, PositionTimer
+from oncely.core.batch import Batch, RecordFetcher
+from oncely.core.budget import NOTHING_COUNTED, Budget, RejectCount
+from oncely.core.claim import Fence, Notes, Opened, Positions, Takeover
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.decode.base import Decoder
+from oncely.errors import Fenced, InvariantViolation, OncelyError, SourceMismatch, Unavailable
+from oncely.ledgers.base import Ledger, MovesPositions
+from oncely.sinks.base import Sink, StagesBatches
+
+log = logging.getLogger(__name__)
+
+_TIDY_AFTER = 10_000  # rows that were added to the history
+
+AnySink = TypeVar("AnySink", bound=Sink)
+AnyStagingSink = TypeVar("AnyStagingSink", bound=StagesBatches)
+AnyTransform = TypeVar("AnyTransform")
+
+
+def take_over(sink: Sink, store: Ledger | None, takeover: Takeover) -> Opened:
+    """Make the destination ready, and take over the ledger that its positions live in.
+
+    Args:
+        sink: the destination.
+        store: where positions live; None: in the sink's own ledger.
+        takeover: by whom, and from where.
+    """
+    if store is None:
+        return sink.open(takeover)
+    if takeover.reset is None:
+        sink.prepare()
+    return store.open(takeover)
+
+
+class Housekeeping:
+    """What is done between batches; it can wait, and must not fail what is committed.
+
+    The history is tidied at the beginning, because a run may have a few batches only, and by the
+    number of rows that batches add to it.
+    """
+
+    def __init__(self) -> None:
+        self._added = _TIDY_AFTER
+
+    def do(self, tidy: Callable[[], object], added: int, *more: Callable[[], object]) -> None:
+        """Do ``more``, and ``tidy`` when enough rows were added since the last time."""
+        works = list(more)
+        self._added += added
+        if self._added >= _TIDY_AFTER:
+            self._added = 0
+            works.append(tidy)
+        for work in works:
+            try:
+                work()
+            except Unavailable as error:
+                log.warning("housekeeping is put off: %s", error.message)
+
+
+@dataclass
+class OpenRun(Generic[AnySink, AnyTransform]):
+    """What the ways of committing share.
+
+    Attributes:
+        sink: where the records go; bound to its destination by :meth:`open`.
+        source: fetches rejected records again, for their dead letters.
+        decoder: of the records.
+        transform: of the decoded rows.
+        topics: what is read.
+        max_rejects_share: the greatest share of rejects among the records, or None.
+        max_rejects_count: the greatest number of rejects, or None.
+        store: where positions live; None: in the sink's own ledger.
+        order: in which records and positions take effect.
+        interval: when positions move that follow a timer; None: with each commit.
+    """
+
+    sink: AnySink
+    source: RecordFetcher
+    decoder: Decoder
+    transform: AnyTransform
+    topics: tuple[str, ...]
+    max_rejects_share: Fraction | None = None
+    max_rejects_count: int | None = None
+    store: Ledger | None = None
+    order: Order = "together"
+    interval: Interval | None = None
+
+    def __post_init__(self) -> None:
+        self._fence: Fence | None = None
+        self._source: SourceIdentity | None = None
+        self._opened: tuple[TopicPartition, ...] = ()
+        self._leader_epochs: dict[TopicPartition, int] = {}
+        self._housekeeping = Housekeeping()
+        self._counted = self._noted = NOTHING_COUNTED
+        self._timer = PositionTimer(self.interval) if self.interval is not None else None
+
+    @property
+    def fence(self) -> Fence:
+        """The epoch of this run, once opened."""
+        if self._fence is None:
+            raise InvariantViolation("the ledger was not opened")
+        return self._fence
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where positions live."""
+        return self.sink.ledger if self.store is None else self.store
+
+    @property
+    def delivery(self) -> Delivery[AnySink]:
+        """How the driver itself commits."""
+        return Delivery(self.sink, self.ledger, self.order)
+
+    @property
+    def columns(self) -> list[str]:
+        """Partition, offset, value, and what else decoder and sink read."""
+        needs = self.decoder.needs | self.sink.needs
+        topic = ["topic"] if len(self.topics) > 1 or "topic" in needs else []
+        more = sorted(needs - {"topic", "partition", "offset", "value"})
+        return [*topic, "partition", "offset", "value", *more]
+
+    @property
+    def _only_topic(self) -> str | None:
+        """The topic of all records, where it is not read with each of them."""
+        return None if "topic" in self.columns else self.topics[0]
+
+    def open(self, takeover: Takeover) -> Opened:
+        """Take the ledger and bind the sink to its destination as it is now."""
+        if self._timer is not None:
+            self._timer.forget()
+        opened = take_over(self.sink, self.store, takeover)
+        self.sink = self.sink.bind()
+        if self._fence is None:  # a run that opens again goes on counting
+            setting = self._budget().setting
+            self._noted = opened.counted
+            same = opened.counted.setting == setting
+            self._counted = opened.counted if same else RejectCount(setting)
+        self._fence, self._source = opened.fence, takeover.source
+        self._opened = tuple(opened.positions)
+        self._leader_epochs = dict(opened.leader_epochs)
+        if self._timer is not None:
+            self._timer.begin(self.ledger, opened.fence)
+        self._tidy(0)
+        return opened
+
+    def close(self) -> None:
+        """The run ends: positions that wait for a timer are saved, connections closed."""
+        if self._timer is not None:
+            self._timer.close()
+        self.sink.close()
+        self.ledger.close()
+
+    def same_source(self, source: SourceIdentity) -> None:
+        """Refuse a cluster or topic other than at ``open``.
+
+        Raises:
+            SourceMismatch: the topic was made anew under the running query.
+        """
+        if self._source is None or source == self._source:
+            return
+        raise SourceMismatch(
+            "the topic or its cluster changed while the pipeline ran:"
+            f" {dict(self._source.topic_ids)} at start, {dict(source.topic_ids)} now",
+            way_out="give the pipeline a new name if the topic was made again on purpose",
+        )
+
+    def positions(self) -> dict[TopicPartition, Position]:
+        """The ledger's positions, read now."""
+        return {tp: entry.position for tp, entry in self._entries().items()}
+
+    def add_partitions(self, positions: Positions, source: SourceIdentity) -> None:
+        """Give partitions that were found while running their position."""
+        self.ledger.add_partitions(self.fence, positions, source)
+
+    def leader_epochs(self) -> Mapping[TopicPartition, int]:
+        """The source's leader epochs that the ledger has noted."""
+        return self._leader_epochs
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Note them."""
+        self.ledger.note(self.fence, Notes(leader_epochs=epochs))
+        self._leader_epochs |= epochs
+
+    def record_gaps(self, gaps: Mapping[TopicPartition, OffsetRange]) -> None:
+        """Move positions over lost ranges and keep those in the history."""
+        pass_over(self.delivery, gaps, self.fence, "gap")
+
+    def for_batch(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Delivery[AnySink]:
+        """How a batch commits. With a timer its tasks neither ask for positions nor move them."""
+        if self._timer is None:
+            return self.delivery
+        self._timer.hand_out(ranges)
+        starts = {tp: range_.start for tp, range_ in ranges.items()}
+        return Delivery(self.sink, LocalPositions(starts), "records_first")
+
+    def _entries(self, ledger: MovesPositions | None = None) -> dict[TopicPartition, Entry]:
+        ledger = ledger or self.ledger
+        try:
+            entries = ledger.positions(self.fence, settled=True)
+        except Unavailable:
+            # The kept session may have been ended while nothing was to do: a new one may work.
+            entries = ledger.positions(self.fence, settled=True)
+        newest = max((entry.epoch for entry in entries.values()), default=self.fence.epoch)
+        if newest > self.fence.epoch:
+            raise Fenced(self.fence.pipeline, self.fence.epoch, newest)
+        if self.delivery.one_store:
+            known = dict.fromkeys(self._opened, None) | entries
+            require_current(self.delivery, self.fence, known)
+        return entries
+
+    def _tidy(self, added: int, *more: Callable[[], object]) -> None:
+        """Housekeeping after a batch that has added so many rows to the history."""
+        self._housekeeping.do(
+            lambda: self.ledger.tidy(self.fence), added, self._note_rejects, *more
+        )
+
+    def finish(self) -> None:
+        """The run has ended in order: note the records of batches without rejects, too."""
+        if self._counted.rejects and self._limited:
+            try:
+                self._note()
+            except OncelyError as error:
+                log.warning("the count of rejects is not noted: %s", error.message)
+
+    @property
+    def _limited(self) -> bool:
+        return self._budget().left(0, 0) is not None
+
+    def _budget(self) -> Budget:
+        """What the batches so far have left of the rejects that are allowed."""
+        counted = self._counted
+        return Budget(
+            self.max_rejects_share, self.max_rejects_count, counted.records, counted.rejects
+        )
+
+    def _count(self, records: int, rejects: int) -> None:
+        """Count a batch that has taken effect, or that part of it that has."""
+        counted = self._counted
+        self._counted = replace(
+            counted, records=counted.records + records, rejects=counted.rejects + rejects
+        )
+
+    def _note_rejects(self) -> None:
+        """Note the count when there are more rejects, or a changed setting has begun it anew."""
+        noted, counted = self._noted, self._counted
+        more = self._limited and noted.rejects != counted.rejects
+        if (more or noted.setting != counted.setting) and (noted.rejects or counted.rejects):
+            self._note()
+
+    def _note(self) -> None:
+        if self._noted != self._counted:
+            self.ledger.note(self.fence, Notes(counted=self._counted))
+            self._noted = self._counted
+
+
+@dataclass
+class PublishingRun(OpenRun[AnyStagingSink, AnyTransform]):
+    """A run whose tasks stage, and whose driver publishes."""
+
+    def _publish(self, batch: Batch, batch_id: int) -> list[Outcome]:
+        """Publish what tasks have staged; then count and clear up."""
+        delivery = self.for_batch(batch.ranges)
+        entries = partial(self._entries, delivery.ledger)
+        replayed = publish(delivery, batch, self.fence, entries)
+        counts = batch.history
+        done = counts.values()
+        self._count(sum(one.records for one in done), sum(one.rejects for one in done))
+        self._tidy(len(batch.ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
+        return [Outcome(tp, batch.ranges[tp], counts[tp], replayed) for tp in sorted(batch.ranges)]

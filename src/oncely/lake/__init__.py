@@ -1,0 +1,1 @@
+"""The file-table format: manifest, schemas, partitions, Avro and Parquet files."""

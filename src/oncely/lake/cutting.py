@@ -1,0 +1,53 @@
+"""Where files begin: at another group, at the target size, and never inside a record."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oncely.lake.gathered import Gathered, Ints
+
+
+def file_starts(rows: Gathered, order: Ints, target: int) -> Ints:
+    """Where files begin among rows in this order.
+
+    Args:
+        rows: all rows.
+        order: of those that are written, group by group.
+        target: rows of a file, more or less.
+    """
+    codes = rows.codes[order]
+    groups = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
+    sizes = np.diff(np.append(groups, len(order)))
+    files = np.maximum(1, np.rint(sizes / target).astype(np.int64))
+    if not (files > 1).any():
+        return groups
+    begins = np.zeros(len(order), bool)
+    begins[groups] = True
+    inside = _same_record(rows, order)
+    for which in np.flatnonzero(files > 1).tolist():
+        start, size, parts = int(groups[which]), int(sizes[which]), int(files[which])
+        for part in range(1, parts):
+            cut = start + size * part // parts
+            while cut < start + size and inside[cut]:
+                cut += 1
+            if cut < start + size:
+                begins[cut] = True
+    starts: Ints = np.flatnonzero(begins)
+    return starts
+
+
+def whole_records(rows: Gathered, gone: Ints) -> Ints:
+    """The rows that are gone, and with them all neighbours of the same record."""
+    inside = _same_record(rows, np.arange(rows.count))
+    record = np.cumsum(~inside)
+    whole: Ints = np.isin(record, record[gone])
+    return whole
+
+
+def _same_record(rows: Gathered, order: Ints) -> Ints:
+    """Whether a row is of the same record as the one before it."""
+    same = np.zeros(len(order), bool)
+    if rows.source is not None and rows.offset is not None:
+        source, offset = rows.source[order], rows.offset[order]
+        same[1:] = (source[1:] == source[:-1]) & (offset[1:] == offset[:-1])
+    return same

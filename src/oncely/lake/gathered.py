@@ -1,0 +1,106 @@
+"""Rows of a task that wait to become files, and their order in those files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.lake.conform import conform
+
+Ints: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+_RADIX = 1 << 16  # numpy sorts 16 bits by radix, stably, several times faster than 32
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where rows come from.
+
+    Attributes:
+        partitions: topic and partition.
+        index: of each row, into ``partitions``.
+        offset: int64, of each row; rows of one record have the same.
+    """
+
+    partitions: Sequence[tuple[str, int]]
+    index: Ints
+    offset: Ints
+
+
+@dataclass
+class Gathered:
+    """Rows with what the writer knows of each of them. All arrays are as long as the table.
+
+    Attributes:
+        rows: without columns a table forgets its length; ``codes`` has it.
+        codes: the group of each row.
+        source: index of its topic-partition; None for rows that a transform has mixed.
+        offset: of its record; None as ``source``.
+        times: its event time; None where no partition column looks at one.
+    """
+
+    rows: pa.Table
+    codes: Ints
+    source: Ints | None
+    offset: Ints | None
+    times: Ints | None
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return len(self.codes)
+
+    def taken(self, chosen: Ints) -> Gathered:
+        """Some of the rows, in this order."""
+        return Gathered(
+            self.rows.take(pa.array(chosen)) if self.rows.num_columns else self.rows,
+            self.codes[chosen],
+            None if self.source is None else self.source[chosen],
+            None if self.offset is None else self.offset[chosen],
+            None if self.times is None else self.times[chosen],
+        )
+
+    def order(self, groups: int) -> Ints:
+        """An order by group in which the rows of a topic-partition stay in order of offset.
+
+        Rows mostly come so; where a shuffle has mixed them, they are sorted anew.
+        """
+        narrow = self.codes.astype(np.uint16) if groups <= _RADIX else self.codes
+        order: Ints = np.argsort(narrow, kind="stable")
+        if self.source is None or self.offset is None or len(order) < 2:
+            return order
+        codes, source, offset = self.codes[order], self.source[order], self.offset[order]
+        alike = codes[1:] == codes[:-1]
+        back = (source[1:] < source[:-1]) | (
+            (source[1:] == source[:-1]) & (offset[1:] < offset[:-1])
+        )
+        if not (alike & back).any():
+            return order
+        # The last key is the first to decide; rows of one record keep their order.
+        sorted_anew: Ints = np.lexsort((self.offset, self.source, self.codes))
+        return sorted_anew
+
+
+def joined(parts: Sequence[Gathered], schema: pa.Schema) -> Gathered:
+    """All rows one after the other, in the columns of ``schema``, each column in one piece."""
+    rows = [conform(part.rows, schema) for part in parts]
+    return Gathered(
+        pa.concat_tables(rows).combine_chunks(),
+        _concatenated([part.codes for part in parts]),
+        _all([part.source for part in parts]),
+        _all([part.offset for part in parts]),
+        _all([part.times for part in parts]),
+    )
+
+
+def _all(arrays: Sequence[Ints | None]) -> Ints | None:
+    known = [array for array in arrays if array is not None]
+    return _concatenated(known) if len(known) == len(arrays) else None
+
+
+def _concatenated(arrays: Sequence[Ints]) -> Ints:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -1,0 +1,126 @@
+"""The pipeline and the root that a manifest topic belongs to.
+
+The root names its manifest (:mod:`oncely.lake.root_marker`); this is the way back. Two roots on
+one manifest break both tables: each reads the other's entries, whose files it does not have.
+
+A run that opens a manifest topic without an owner writes its record there. Each pipeline has a key
+of its own, and the first record in the log counts: of two runs that write at the same moment
+both see the same one, and the other one takes its record back. A topic of an earlier version,
+which has entries and no owner, is adopted by the next run that opens it, unless all of its files
+are another root's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from oncely.clients.files.root import shown_url
+from oncely.clients.kafka.topics import largest_batch
+from oncely.clients.kafka.transaction import Message
+from oncely.errors import ConfigError
+from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.records import ManifestOwner, encode, owner_key
+from oncely.ledgers.topic.cluster import Cluster
+
+_OWN_ONES = "give every pipeline a manifest topic, a schema topic and a root of its own"
+
+
+@dataclass(frozen=True)
+class ManifestClaim:
+    """A manifest topic, claimed for a pipeline and its root.
+
+    Attributes:
+        cluster: the open clients.
+        manifest: reads the topic.
+        url: of the root.
+    """
+
+    cluster: Cluster
+    manifest: Manifest
+    url: str
+
+    @property
+    def wanted(self) -> ManifestOwner:
+        """The record of this pipeline and root."""
+        return ManifestOwner(self.cluster.place.pipeline, shown_url(self.url))
+
+    def check(self, *, moved: bool = False) -> None:
+        """Refuse a topic that belongs to another pipeline or root; writes nothing.
+
+        Args:
+            moved: a person says that the root has moved (a reset): only the pipeline counts.
+
+        Raises:
+            ConfigError: naming the owner.
+        """
+        if self.manifest.first_owner() != self.wanted:
+            self._compare(self.manifest.look(), moved=moved)
+
+    def take(self, *, moved: bool = False) -> None:
+        """Write the record where there is none, and see that it is the one that counts.
+
+        Raises:
+            ConfigError: the topic belongs to another pipeline or root.
+            Unavailable: no answer.
+        """
+        if self.manifest.first_owner() == self.wanted:
+            return
+        contents = self.manifest.settled()
+        self._compare(contents, moved=moved)
+        if contents.owner != self.wanted:
+            self._write(contents.owners)
+            self._look_again()
+
+    def _compare(self, contents: Contents, *, moved: bool) -> None:
+        owner, wanted = contents.owner, self.wanted
+        if owner is None:
+            self._refuse_files_of_others(contents)
+            return
+        if owner == wanted or (moved and owner.pipeline == wanted.pipeline):
+            return
+        topic = self.manifest.manifest_topic
+        if owner.pipeline != wanted.pipeline:
+            raise ConfigError(
+                "sink.manifest_topic",
+                f"{topic!r} belongs to pipeline {owner.pipeline!r} with the root {owner.root}:"
+                " readers of each would find entries of files that they don't have",
+                way_out=_OWN_ONES,
+            )
+        raise ConfigError(
+            "sink.url",
+            f"it is {wanted.root}, and the manifest topic {topic!r} names files below {owner.root}",
+            way_out="restore sink.url. If all files were moved to the new root, `oncely offsets"
+            " reset FILE --shift-by 0 --execute` says so",
+        )
+
+    def _refuse_files_of_others(self, contents: Contents) -> None:
+        """Refuse to adopt a topic of an earlier version that names another root's files only."""
+        if contents.files or not contents.others:
+            return
+        names = ", ".join(sorted({repr(file.pipeline) for file in contents.others.values()}))
+        raise ConfigError(
+            "sink.manifest_topic",
+            f"{self.manifest.manifest_topic!r} names {len(contents.others):,} files of pipeline"
+            f" {names}, which are not below {self.wanted.root}",
+            way_out=_OWN_ONES,
+        )
+
+    def _write(self, owners: Iterable[ManifestOwner]) -> None:
+        """Write the record; those of runs that came second, and died then, are taken back."""
+        gone = [Message(None, owner_key(one.pipeline)) for one in owners]
+        self._send([*gone, Message(encode(self.wanted), owner_key(self.wanted.pipeline))])
+
+    def _look_again(self) -> None:
+        """Another run may have claimed the topic at the same moment, and be the first."""
+        contents = self.manifest.settled()
+        if contents.owner not in (None, self.wanted):
+            self._send([Message(None, owner_key(self.wanted.pipeline))])
+            self._compare(contents, moved=False)
+
+    def _send(self, messages: list[Message]) -> None:
+        topic = self.manifest.manifest_topic
+        sizes = largest_batch(self.cluster.asker, [topic])
+        with self.cluster.plain(sizes.values()) as writer:
+            writer.send(topic, messages)
+            writer.finish()

@@ -1,0 +1,101 @@
+"""Values are not paths: how a partition's values become directories, and a file gets its name.
+
+``user=…/date=2026-11-21/hour=07/NAME``. Hive's style, so that other tools understand it:
+
+- letters, digits, ``_``, ``.`` and ``-`` of ASCII stay; each other byte of UTF-8 is ``%XX``;
+- no value is ``__HIVE_DEFAULT_PARTITION__``; a text that reads so is encoded at its start;
+- ``.`` and ``..`` are encoded; the empty text is ``~empty``;
+- what would be too long is cut: beginning, ``~``, 32 hex digits of the SHA-256 of the whole.
+
+``~`` comes from nowhere else, so two values never share a directory. Where a file system does
+not tell capitals from small letters, values that differ in nothing else do share one: nothing
+is lost there, since the manifest names files, but directories no longer tell values apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from oncely.lake.partitions import PartitionColumn
+
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+_EMPTY = "~empty"
+_PLAIN = re.compile(r"[A-Za-z0-9_.\-]*")
+_OTHER = re.compile(rb"[^A-Za-z0-9_.\-]")
+_LONGEST_LEVEL = 200  # bytes, name and value of one directory
+_ALL_LEVELS = 680  # bytes: with the longest name, 220, and a slash it is below LONGEST_PATH
+_LONGEST_NAME = 64  # bytes, of a topic or of an attempt inside a file's name
+_DIGEST = 32
+
+
+def directory(columns: Sequence[PartitionColumn], values: Sequence[str | None]) -> str:
+    """``user=…/date=…``, without a slash at the end; nothing without partition columns."""
+    longest = min(_LONGEST_LEVEL, _ALL_LEVELS // max(1, len(columns)) - 1)
+    levels = []
+    for column, value in zip(columns, values, strict=True):
+        name = encoded(column.name, longest // 2 - 1)
+        levels.append(f"{name}={encoded(value, longest - len(name) - 1)}")
+    return "/".join(levels)
+
+
+@lru_cache(maxsize=4096)
+def encoded(value: str | None, longest: int = _LONGEST_LEVEL) -> str:
+    """A value as a part of a directory's name, at most ``longest`` bytes of ASCII."""
+    if value is None:
+        return NO_VALUE
+    if not value:
+        return _EMPTY
+    if value in (".", "..", NO_VALUE):
+        return value.replace(".", "%2E").replace("__H", "%5F_H")
+    whole, utf8 = value, value.encode("utf-8", "surrogatepass")
+    if not _PLAIN.fullmatch(value):
+        whole = _OTHER.sub(lambda other: f"%{other[0][0]:02X}".encode(), utf8).decode()
+    if len(whole) <= longest:
+        return whole
+    digest = hashlib.sha256(utf8).hexdigest()[:_DIGEST]
+    kept = re.sub("%.?$", "", whole[: longest - _DIGEST - 1])  # no half of an escape
+    return f"{kept}~{digest}"
+
+
+@dataclass
+class FileNames:
+    """Names that no other attempt gives, in the order of the offsets.
+
+    ``<topic>-<partition>-<first offset>-e<epoch>-b<batch>-<attempt>-<random>-<number>.avro``;
+    ``rows-…`` instead of the first three when a transform has mixed the records. Files of one
+    topic-partition alone have its order; a file of several is named after the first.
+
+    Attributes:
+        epoch, batch: of the run.
+        attempt: what the task is known by, for people.
+        random: 16 hex digits; this is what makes the names unique.
+    """
+
+    epoch: int
+    batch: int
+    attempt: str
+    random: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    _given: int = 0
+
+    def name(self, first: tuple[str, int, int] | None, extension: str) -> str:
+        """A new name.
+
+        Args:
+            first: topic, partition and offset of the file's first record.
+            extension: without a point.
+        """
+        self._given += 1
+        attempt = encoded(self.attempt, _LONGEST_NAME)
+        origin = "rows"
+        if first is not None:
+            origin = f"{encoded(first[0], _LONGEST_NAME)}-{first[1]}-{first[2]:020d}"
+        return (
+            f"{origin}-e{self.epoch}-b{self.batch}-{attempt}-{self.random}-{self._given:06d}"
+            f".{extension}"
+        )

@@ -1,0 +1,1 @@
+"""Where positions live: in SQL tables, in a compacted topic, in offset stores."""

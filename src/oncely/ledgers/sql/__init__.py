@@ -1,0 +1,1 @@
+"""Positions, epochs and history in tables of the database that holds the rows."""

@@ -1,0 +1,117 @@
+"""Dead letters: the records that were set aside, with the reason."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+
+from oncely.clients.sql.connection import Connection
+from oncely.core.batch import Reject
+from oncely.core.topics import Position, TopicPartition
+from oncely.ledgers.sql.tables import LedgerTables
+
+
+class DeadLetters:
+    """The rejects of one pipeline, over a connection that the caller holds."""
+
+    def __init__(self, tables: LedgerTables) -> None:
+        self._tables = tables
+
+    def add(self, connection: Connection, rejects: Sequence[Reject], epoch: int) -> None:
+        """Keep dead letters; one that is met again after a reset replaces its older self."""
+        if not rejects:
+            return
+        kept = ("timestamp_ms", '"key"', '"value"', "headers", "stage", "reason", "epoch")
+        connection.execute_many(
+            self._tables.sql(
+                'INSERT INTO {oncely_rejects} (pipeline, topic, "partition", "offset", '
+                + ", ".join(kept)
+                + ") VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+                ' ON CONFLICT (pipeline, topic, "partition", "offset") DO UPDATE SET '
+                + ", ".join(f"{one} = excluded.{one}" for one in kept)
+            ),
+            [
+                (self._tables.pipeline, *r.partition, r.offset, *_contents(r), epoch)
+                for r in rejects
+            ],
+        )
+
+    def count(self, connection: Connection) -> int:
+        """How many dead letters wait."""
+        rows = connection.query(
+            self._tables.sql("SELECT COUNT(*) FROM {oncely_rejects} WHERE pipeline = %s"),
+            (self._tables.pipeline,),
+        )
+        return int(rows[0][0])
+
+    def read(
+        self, connection: Connection, after: tuple[str, int, int], limit: int, *, lock: bool = False
+    ) -> list[Reject]:
+        """Dead letters in (topic, partition, offset) order, beginning after ``after``."""
+        rows = connection.query(
+            self._tables.sql(
+                'SELECT topic, "partition", "offset", timestamp_ms, "key", "value", headers,'
+                " stage, reason FROM {oncely_rejects}"
+                ' WHERE pipeline = %s AND (topic, "partition", "offset") > (%s, %s, %s)'
+                ' ORDER BY topic, "partition", "offset" LIMIT %s'
+                + (self._tables.dialect.for_update if lock else "")
+            ),
+            (self._tables.pipeline, *after, limit),
+        )
+        return [
+            Reject(
+                TopicPartition(topic, partition),
+                offset,
+                timestamp,
+                key,
+                value,
+                _headers(headers),
+                stage,
+                reason,
+            )
+            for topic, partition, offset, timestamp, key, value, headers, stage, reason in rows
+        ]
+
+    def remove(self, connection: Connection, partition: TopicPartition, offset: int) -> bool:
+        """Take a dead letter out; False when it was not there."""
+        changed = connection.execute(
+            self._tables.sql(
+                "DELETE FROM {oncely_rejects} WHERE pipeline = %s AND topic = %s"
+                ' AND "partition" = %s AND "offset" = %s'
+            ),
+            (self._tables.pipeline, *partition, offset),
+        )
+        return changed == 1
+
+    def remove_from(self, connection: Connection, partition: TopicPartition, at: Position) -> None:
+        """Take out those of the records from a position on."""
+        connection.execute(
+            self._tables.sql(
+                "DELETE FROM {oncely_rejects} WHERE pipeline = %s AND topic = %s"
+                ' AND "partition" = %s AND "offset" >= %s'
+            ),
+            (self._tables.pipeline, *partition, at),
+        )
+
+
+def _contents(r: Reject) -> tuple[object, ...]:
+    kept = (r.timestamp_ms, r.key, r.value, _headers_text(r.headers))
+    return (*kept, r.stage, _printable(r.reason))
+
+
+def _headers_text(headers: Sequence[tuple[str, bytes | None]]) -> str:
+    """Headers as a JSON list of [name, base64 or null]; names and order may repeat."""
+    return json.dumps(
+        [[name, None if v is None else base64.b64encode(v).decode()] for name, v in headers]
+    )
+
+
+def _headers(text: str) -> list[tuple[str, bytes | None]]:
+    return [(name, None if v is None else base64.b64decode(v)) for name, v in json.loads(text)]
+
+
+def _printable(text: str, longest: int = 1000) -> str:
+    """A text that every database takes: no NUL, no lone surrogate, bounded."""
+    clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    return clean if len(clean) <= longest else clean[: longest - 1] + "…"

@@ -1,0 +1,200 @@
+"""Positions as committed offsets of a consumer group, in Kafka itself.
+
+The metadata of each offset is the Kafka sink's stamp, so that epoch, cluster and topic id travel
+with it. An offset without a stamp was committed by another program (or shows the position of an
+exactly-once pipeline to lag tools). To begin there would skip records, and to begin elsewhere
+would take that program's place away: loading it is refused.
+
+Kafka forgets the offsets of a group that nobody commits to (``offsets.retention.minutes``, a week
+by default), partition by partition (KIP-211): who keeps positions here saves idle partitions, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from oncely.clients.kafka.client import ErrorState, classify_error, make, unanswered
+from oncely.clients.per_process import Lazy
+from oncely.core.topics import TopicPartition
+from oncely.errors import ConfigError, OncelyError
+from oncely.ledgers.stores.base import OffsetStore, Stored
+from oncely.ledgers.stores.records import foreign
+from oncely.ledgers.topic.records import OffsetMetadata, read_stamp, stamp
+
+_CLIENT = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # What makes a fetch of offsets wait for those pending in a transaction (KIP-447).
+    "isolation.level": "read_committed",
+}
+_PASSING = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError._WAIT_COORD,
+)
+"""The group's coordinator moves or begins, or an offset is pending in a transaction."""
+_NO_ANSWER = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+_IN_USE = (
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.FENCED_INSTANCE_ID,
+)
+_AGAIN = 0.05  # seconds
+_SLICE = 1.0  # seconds; between two slices the client's complaints are heard
+
+
+class KafkaStore(OffsetStore):
+    """Keeps positions as offsets of a group that has no members.
+
+    Args:
+        brokers: ``host:port``, separated by commas.
+        group: the consumer group; it belongs to one pipeline.
+        pipeline: its name, which each offset carries.
+        partitions: which partitions to ask for, called at each load; picklable.
+        kafka: librdkafka's keys for the connection, as the source's.
+        timeout: seconds for one answer.
+    """
+
+    def __init__(
+        self,
+        brokers: str,
+        group: str,
+        pipeline: str,
+        partitions: Callable[[], Iterable[TopicPartition]],
+        kafka: Mapping[str, object] | None = None,
+        timeout: float = 10.0,
+    ) -> None:
+        self.brokers, self.group, self.partitions, self.timeout = (
+            brokers, group, partitions, timeout,
+        )  # fmt: skip
+        self.pipeline = pipeline
+        connect = partial(_connect, brokers, group, dict(kafka or {}), timeout)
+        self._client: Lazy[_Client] = Lazy(connect, _end)
+
+    def __repr__(self) -> str:
+        return f"KafkaStore({self.brokers!r}, {self.group!r})"
+
+    @property
+    def where(self) -> str:
+        """Brokers and group."""
+        return f"Kafka {self.brokers}, group {self.group}"
+
+    def load(self) -> dict[TopicPartition, Stored]:
+        """See :meth:`OffsetStore.load`. Raises also what ``partitions`` raises."""
+        wanted = [ck.TopicPartition(*tp) for tp in self.partitions()]
+        if not wanted:
+            return {}
+        found = self._ask("read", lambda client, wait: client.committed(wanted, wait))
+        return {
+            TopicPartition(one.topic, one.partition): self._stored(one)
+            for one in found
+            if one.offset >= 0
+        }
+
+    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+        """See :meth:`OffsetStore.save`. One request; the broker may refuse single partitions."""
+        offsets = [
+            ck.TopicPartition(*tp, stored.position, _stamp(stored, self.pipeline))
+            for tp, stored in sorted(positions.items())
+        ]
+        if offsets:
+            self._ask("write", lambda client, _: client.commit(offsets=offsets, asynchronous=False))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def _stored(self, found: Any) -> Stored:
+        stamped = read_stamp(found.offset, found.metadata)
+        if stamped is None:
+            raise foreign(
+                self.where,
+                f"{found.topic}-{found.partition}",
+                f"offset {found.offset} carries no stamp",
+            )
+        if stamped.pipeline not in ("", self.pipeline):  # empty: of an earlier version
+            raise ConfigError(
+                "offsets.group",
+                f"group {self.group!r} holds positions of pipeline {stamped.pipeline!r}",
+                way_out="give the pipeline a group of its own",
+            )
+        return Stored(stamped.position, stamped.epoch, stamped.cluster, stamped.topic_id)
+
+    def _ask(self, doing: str, request: Callable[[Any, float], Sequence[Any]]) -> Sequence[Any]:
+        """Put a question until its answer is good, while what is wrong with it passes."""
+        deadline = time.monotonic() + self.timeout
+        with self._client.use() as client:
+            client.trouble.newest, client.trouble.final = "", None
+            while True:
+                left = max(0.1, deadline - time.monotonic())
+                try:
+                    answer = request(client.consumer, min(_SLICE, left))
+                    bad = next((one.error for one in answer if one.error), None)
+                except KafkaException as error:
+                    bad = error.args[0]
+                if bad is None:
+                    return answer
+                bad = client.complaint() or bad
+                over = time.monotonic() > deadline or client.trouble.final is not None
+                if over or bad.code() not in (*_PASSING, *_NO_ANSWER):
+                    raise self._sorted(bad, doing, client.trouble)
+                time.sleep(_AGAIN)
+
+    def _sorted(self, error: KafkaError, doing: str, trouble: ErrorState) -> OncelyError:
+        doing = f"{doing} the offsets of group {self.group!r}"
+        if error.code() in (*_NO_ANSWER, *_PASSING):
+            return trouble.final or unanswered(doing, self.brokers, trouble.newest)
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return ConfigError(
+                "offsets.group",
+                f"{doing}: {self.brokers} denies it: {error.str()}",
+                way_out=f"grant this user Read and Describe on group {self.group!r}",
+            )
+        if error.code() in _IN_USE:
+            return ConfigError(
+                "offsets.group",
+                f"{doing}: the group has members: another program consumes by this name",
+                way_out="give the pipeline a group of its own",
+            )
+        return classify_error(error, doing, self.brokers)
+
+
+class _Client:
+    def __init__(self, consumer: Any, trouble: ErrorState) -> None:
+        self.consumer, self.trouble = consumer, trouble
+
+    def complaint(self) -> KafkaError | None:
+        """What keeps the client from an answer; it is told nowhere but inside ``poll``.
+
+        A wrong login reaches ``trouble`` there. A group that may not be seen has no coordinator,
+        for which a request would wait in silence.
+        """
+        told = self.consumer.poll(0)
+        error = told.error() if told is not None else None
+        return error if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
+
+
+def _stamp(stored: Stored, pipeline: str) -> str:
+    known = OffsetMetadata(stored.position, stored.epoch, stored.cluster_id, stored.topic_id)
+    return stamp(known, pipeline)
+
+
+def _connect(brokers: str, group: str, kafka: Mapping[str, object], timeout: float) -> _Client:
+    trouble = ErrorState(brokers)
+    # librdkafka gives a commit up when it has found no coordinator for a session's time.
+    patience = {"session.timeout.ms": round(timeout * 1000), "heartbeat.interval.ms": 300}
+    own = {**_CLIENT, **patience, "group.id": group}
+    return _Client(make(ck.Consumer, brokers, kafka, trouble, **own), trouble)
+
+
+def _end(client: _Client) -> None:
+    client.consumer.close()

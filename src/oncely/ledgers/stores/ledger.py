@@ -1,0 +1,113 @@
+"""An offset store as a ledger: weak, because it fences nobody for certain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from oncely.core.claim import (
+    Claim,
+    Counts,
+    Fence,
+    Notes,
+    Opened,
+    PositionMoved,
+    Positions,
+    Takeover,
+)
+from oncely.core.ledger import Entry
+from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.errors import Fenced
+from oncely.ledgers.same_source import same_cluster, same_topics
+from oncely.ledgers.stores.base import OffsetStore, Stored
+
+
+@dataclass(frozen=True)
+class StoreLedger:
+    """Positions in an offset store. They are compared, then written, in two steps.
+
+    It keeps no notes: each process counts rejects for itself.
+
+    Attributes:
+        store: of the pipeline.
+        pipeline: its name.
+    """
+
+    store: OffsetStore
+    pipeline: str
+    _taken: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Epochs that this run has tried to take. A store keeps no run's name by which it could find
+    itself when the answer to a save was lost."""
+
+    @property
+    def one_store(self) -> bool:
+        """The records are elsewhere."""
+        return False
+
+    def open(self, takeover: Takeover) -> Opened:
+        """Take the next epoch, and settle a position for every partition."""
+        source, known = takeover.source, self.store.load()
+        for tp, stored in known.items():
+            same_cluster(stored.cluster_id, source, self.pipeline)
+            same_topics({tp.topic: stored.topic_id}, source, self.pipeline)
+        newest = max((stored.epoch for stored in known.values()), default=0)
+        expected = takeover.expected
+        if expected is not None and newest > expected and newest not in self._taken:
+            raise Fenced(self.pipeline, expected, newest)
+        begin = {**takeover.earliest, **(takeover.start() if not known else {})}
+        positions = begin | {tp: stored.position for tp, stored in known.items()}
+        if takeover.reset is not None:
+            positions |= takeover.reset(positions)
+        fence = Fence(self.pipeline, newest + 1)
+        self._taken.add(fence.epoch)
+        self.store.save({tp: _stored(tp, at, fence, source) for tp, at in positions.items()})
+        return Opened(fence, positions, not known)
+
+    def add_partitions(self, fence: Fence, positions: Positions, source: SourceIdentity) -> None:
+        """Give new partitions their position."""
+        known = self._held(fence)
+        new = {tp: at for tp, at in positions.items() if tp not in known}
+        self.store.save({tp: _stored(tp, at, fence, source) for tp, at in new.items()})
+
+    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+        """Every position: what was saved is there."""
+        del fence, settled
+        return {tp: Entry(one.position, one.epoch) for tp, one in self.store.load().items()}
+
+    def move(self, claim: Claim, counts: Mapping[TopicPartition, Counts]) -> None:
+        """Compare positions, then save the new ones; a store keeps no history."""
+        del counts
+        known = self._held(claim.fence)
+        moved = {}
+        for tp in claim.ranges:
+            now = known.get(tp)
+            if now is None or Entry(now.position, now.epoch) != claim.expected[tp]:
+                raise PositionMoved(str(tp))
+            moved[tp] = replace(now, position=claim.end(tp))
+        self.store.save(moved)
+
+    def note(self, fence: Fence, notes: Notes) -> None:
+        """A store keeps positions only."""
+
+    def tidy(self, fence: Fence) -> None:
+        """A store has nothing to tidy."""
+
+    def close(self) -> None:
+        """End the store's connection."""
+        self.store.close()
+
+    def _held(self, fence: Fence) -> dict[TopicPartition, Stored]:
+        """Every position, when no newer run has taken them.
+
+        Raises:
+            Fenced: one has.
+        """
+        known = self.store.load()
+        newest = max((stored.epoch for stored in known.values()), default=fence.epoch)
+        if newest > fence.epoch:
+            raise Fenced(fence.pipeline, fence.epoch, newest)
+        return known
+
+
+def _stored(tp: TopicPartition, at: Position, fence: Fence, source: SourceIdentity) -> Stored:
+    return Stored(at, fence.epoch, source.cluster_id, source.topic_ids.get(tp.topic, ""))

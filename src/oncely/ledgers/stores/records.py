@@ -1,0 +1,68 @@
+"""How a position is spelled where a store holds texts: JSON that a person can read."""
+
+from __future__ import annotations
+
+import msgspec
+
+from oncely.core.topics import TopicPartition
+from oncely.errors import Stopped
+from oncely.ledgers.stores.base import Stored
+
+
+def encode(stored: Stored) -> bytes:
+    """``{"position":17,"epoch":3,"cluster_id":"…","topic_id":"…"}``."""
+    return msgspec.json.encode(stored)
+
+
+def decode(text: bytes, where: str, of: object) -> Stored:
+    """Read what :func:`encode` wrote.
+
+    Args:
+        text: the value.
+        where: the store, for the message.
+        of: what the value stands under, for the message.
+
+    Raises:
+        Stopped: it is something else.
+    """
+    try:
+        return checked(msgspec.json.decode(text, type=Stored), where, of)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise foreign(where, of, str(error)) from None
+
+
+def checked(stored: Stored, where: str, of: object) -> Stored:
+    """The value, when position and epoch can be what they say.
+
+    Raises:
+        Stopped: they can't.
+    """
+    if stored.position < 0 or stored.epoch < 0:
+        raise foreign(where, of, "a negative number")
+    return stored
+
+
+def foreign(where: str, of: object, problem: str) -> Stopped:
+    """The error for content that is not a store's."""
+    return Stopped(
+        f"{where}: what stands at {of} was not written by an offset store of Oncely: {problem}",
+        way_out="look who else writes there; give the pipeline a place of its own in [offsets],"
+        " or remove what is there, and the pipeline begins at source.start",
+    )
+
+
+def field(tp: TopicPartition) -> str:
+    """``topic/partition``; a topic's name holds no slash."""
+    return f"{tp.topic}/{tp.partition}"
+
+
+def read_field(text: str, where: str) -> TopicPartition:
+    """Read what :func:`field` wrote.
+
+    Raises:
+        Stopped: it is something else.
+    """
+    topic, _, number = text.rpartition("/")
+    if not topic or "/" in topic or not (number.isascii() and number.isdecimal()):
+        raise foreign(where, repr(text), "it does not name a topic and a partition")
+    return TopicPartition(topic, int(number))

@@ -1,0 +1,222 @@
+"""Positions in ZooKeeper: a node a topic-partition, ``<path>/<pipeline>/<topic>/<partition>``.
+
+ZooKeeper answers a write when a majority of its servers has it on disk. It is made for few and
+small writes: save once a batch, not once a record.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from oncely.clients.per_process import Lazy
+from oncely.core.topics import TopicPartition
+from oncely.errors import ConfigError, OncelyError, Unavailable
+from oncely.ledgers.stores.base import OffsetStore, Stored
+from oncely.ledgers.stores.records import decode, encode, field, foreign
+
+if TYPE_CHECKING:
+    from kazoo.client import KazooClient
+
+_logger = logging.getLogger(__name__)
+
+
+def _quietly(record: logging.LogRecord) -> bool:
+    """Log at DEBUG: what matters of it comes back as an error of a call."""
+    record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    return _logger.isEnabledFor(logging.DEBUG)
+
+
+_logger.addFilter(_quietly)
+_AT_ONCE = 1_000  # nodes in a transaction: a request is a megabyte at most (jute.maxbuffer)
+_TRIES = 5
+
+
+class ZooKeeperStore(OffsetStore):
+    """Keeps positions in nodes below ``path``.
+
+    Args:
+        hosts: ``host:port``, separated by commas.
+        pipeline: whose positions.
+        path: the node below which all pipelines stand; created when it is missing.
+        timeout: seconds for one answer.
+    """
+
+    def __init__(
+        self, hosts: str, pipeline: str, path: str = "/oncely", timeout: float = 10.0
+    ) -> None:
+        self.hosts, self.pipeline, self.timeout = hosts, pipeline, timeout
+        self.root = f"{path.rstrip('/')}/{_node(pipeline)}"
+        self._client: Lazy[KazooClient] = Lazy(partial(_connect, hosts, timeout), _end)
+
+    def __repr__(self) -> str:
+        return f"ZooKeeperStore({self.hosts!r}, {self.pipeline!r})"
+
+    @property
+    def where(self) -> str:
+        """Servers and path."""
+        return f"ZooKeeper {self.hosts}, path {self.root}"
+
+    def load(self) -> dict[TopicPartition, Stored]:
+        """See :meth:`OffsetStore.load`."""
+        found: dict[TopicPartition, Stored] = self._ask("read", self._read)
+        return found
+
+    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+        """See :meth:`OffsetStore.save`. All in one transaction, up to 1000 of them."""
+        texts = {self._path(tp): encode(stored) for tp, stored in sorted(positions.items())}
+        paths = list(texts)
+        for at in range(0, len(paths), _AT_ONCE):
+            part = {path: texts[path] for path in paths[at : at + _AT_ONCE]}
+            self._ask("write", partial(self._write, part))
+
+    def close(self) -> None:
+        """End the session."""
+        self._client.close()
+
+    def _path(self, tp: TopicPartition) -> str:
+        return f"{self.root}/{field(tp)}"
+
+    def _read(self, asking: _Asking) -> dict[TopicPartition, Stored]:
+        # A server may be behind the others; sync brings it up to what was written before.
+        asking.all(asking.client.sync_async, [self.root])
+        [topics] = asking.all(asking.client.get_children_async, [self.root])
+        topics = topics or []
+        below = asking.all(
+            asking.client.get_children_async, [f"{self.root}/{topic}" for topic in topics]
+        )
+        known = [
+            self._named(topic, number)
+            for topic, numbers in zip(topics, below, strict=True)
+            for number in numbers or ()
+        ]
+        values = asking.all(asking.client.get_async, [self._path(tp) for tp in known])
+        return {
+            tp: decode(value[0], self.where, field(tp))
+            for tp, value in zip(known, values, strict=True)
+            if value is not None
+        }
+
+    def _named(self, topic: str, number: str) -> TopicPartition:
+        if not (number.isascii() and number.isdecimal()):
+            raise foreign(self.where, f"{topic}/{number}", "the node does not name a partition")
+        return TopicPartition(topic, int(number))
+
+    def _write(self, texts: Mapping[str, bytes], asking: _Asking) -> None:
+        """Set what is there and create what is not; again when another writer was between."""
+        from kazoo.exceptions import NodeExistsError, NoNodeError
+
+        topics = sorted({path.rpartition("/")[0] for path in texts})
+        bad: Exception | None = None
+        for _ in range(_TRIES):
+            there = asking.all(asking.client.exists_async, list(texts))
+            if not all(there):
+                asking.all(asking.client.ensure_path_async, topics)
+            transaction = asking.client.transaction()
+            for (path, text), known in zip(texts.items(), there, strict=True):
+                put = transaction.set_data if known else transaction.create
+                put(path, text)
+            bad = _reason(asking.one(transaction.commit_async()))
+            if not isinstance(bad, NodeExistsError | NoNodeError):
+                break
+        if bad is not None:
+            raise bad
+
+    def _ask(self, doing: str, request: Callable[[_Asking], Any]) -> Any:
+        import_kazoo()
+        from kazoo.exceptions import KazooException
+        from kazoo.handlers.threading import KazooTimeoutError
+
+        try:
+            with self._client.use() as client:
+                return request(_Asking(client, self.timeout))
+        except (KazooException, KazooTimeoutError) as error:
+            raise self._sorted(error, doing) from None
+
+    def _sorted(self, error: Exception, doing: str) -> OncelyError:
+        from kazoo import exceptions as of
+
+        text = f"can't {doing} {self.where}: {str(error) or type(error).__name__}"
+        if isinstance(
+            error, of.NoAuthError | of.AuthFailedError | of.SessionClosedRequireSaslError
+        ):
+            way_out = "let everyone read, create and write below offsets.path, or name another path"
+            return ConfigError("offsets.path", text + ": the servers deny it", way_out=way_out)
+        return Unavailable(text, way_out="are the servers running, and is offsets.hosts right?")
+
+
+class _Asking:
+    """One call's questions: all of them together take a bounded time."""
+
+    def __init__(self, client: KazooClient, timeout: float) -> None:
+        self.client = client
+        self._deadline = time.monotonic() + timeout
+
+    def one(self, answer: Any) -> Any:
+        """Wait for an answer; a client without a connection would wait for ever."""
+        return answer.get(timeout=max(0.0, self._deadline - time.monotonic()))
+
+    def all(self, request: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+        """Ask for all paths at once; None for a node that is not there."""
+        from kazoo.exceptions import NoNodeError
+
+        found: list[Any] = []
+        for answer in [request(path) for path in paths]:
+            try:
+                found.append(self.one(answer))
+            except NoNodeError:
+                found.append(None)
+        return found
+
+
+def import_kazoo() -> None:
+    """Say what is missing when the client package is.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import kazoo  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "offsets.store",
+            "zookeeper needs the package kazoo, which is not installed",
+            way_out="pip install 'oncely[zookeeper]'",
+        ) from None
+
+
+def _connect(hosts: str, timeout: float) -> KazooClient:
+    from kazoo.client import KazooClient
+
+    try:
+        client = KazooClient(hosts, timeout=timeout, logger=_logger)
+    except ValueError:
+        raise ConfigError(
+            "offsets.hosts", f"found {hosts!r}", way_out='write "zk-1:2181,zk-2:2181"'
+        ) from None
+    client.start(timeout)
+    return client
+
+
+def _end(client: KazooClient) -> None:
+    client.stop()
+    client.close()
+
+
+def _node(name: str) -> str:
+    """A name that can be a node's: no slash, and neither "." nor ".."."""
+    safe = quote(name, safe="")
+    return safe.replace(".", "%2E") if safe in (".", "..") else safe
+
+
+def _reason(answers: Sequence[object]) -> Exception | None:
+    """Why a transaction failed: every operation gets an answer, one of them the reason."""
+    from kazoo.exceptions import RolledBackError, RuntimeInconsistency
+
+    bad = [one for one in answers if isinstance(one, Exception)]
+    told = [e for e in bad if not isinstance(e, RolledBackError | RuntimeInconsistency)]
+    return next(iter(told or bad), None)

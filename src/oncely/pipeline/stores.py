@@ -1,0 +1,51 @@
+"""From what the pipeline file says under ``offsets`` to the store."""
+
+from __future__ import annotations
+
+from oncely.config.offsets import (
+    FileOffsets,
+    KafkaOffsets,
+    LedgerOffsets,
+    OffsetsSettings,
+    RedisOffsets,
+    SqlOffsets,
+    ZooKeeperOffsets,
+)
+from oncely.ledgers.stores.base import OffsetStore
+from oncely.ledgers.stores.file import FileStore
+from oncely.ledgers.stores.kafka import KafkaStore
+from oncely.ledgers.stores.redis import RedisStore, import_redis
+from oncely.ledgers.stores.sql import SqlStore
+from oncely.ledgers.stores.zookeeper import ZooKeeperStore, import_kazoo
+from oncely.sources.kafka import KafkaSource
+
+
+def store_of(offsets: OffsetsSettings, name: str, source: KafkaSource) -> OffsetStore | None:
+    """The store that the settings describe, not connected; None for the sink's own ledger.
+
+    Args:
+        offsets: ``[offsets]``.
+        name: the pipeline's.
+        source: whose partitions, and whose cluster for ``store = "kafka"``.
+
+    Raises:
+        ConfigError: the client's package is not installed (``offsets.store``).
+    """
+    match offsets:
+        case LedgerOffsets():
+            return None
+        case KafkaOffsets():
+            group = offsets.group_of(name)
+            return KafkaStore(
+                source.brokers, group, name, source.partitions, source.kafka, source.timeout
+            )
+        case FileOffsets():
+            return FileStore(offsets.path, name)
+        case SqlOffsets():
+            return SqlStore(offsets.url.get_secret_value(), name, offsets.table)
+        case RedisOffsets():
+            import_redis()
+            return RedisStore(offsets.url.get_secret_value(), name)
+        case ZooKeeperOffsets():
+            import_kazoo()
+            return ZooKeeperStore(offsets.hosts, name, offsets.path)

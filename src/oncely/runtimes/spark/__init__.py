@@ -1,0 +1,1 @@
+"""The runtime on Spark Structured Streaming."""

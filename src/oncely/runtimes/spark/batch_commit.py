@@ -1,0 +1,163 @@
+"""A micro-batch of a Spark transform: batch commit.
+
+A shuffle mixes partitions, so no task's rows belong to one range. Tasks stage what comes out
+of the transform; the driver publishes all of it with all rejects and all positions in one
+transaction. Rejects never travel through the user's query: a ``WHERE`` would drop them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from oncely.commit.path import Outcome
+from oncely.commit.run import PublishingRun
+from oncely.core.batch import Batch, Reject, Rejection, Staged
+from oncely.core.budget import RAISE_BUDGET
+from oncely.core.claim import Counts, Fence, Opened, Takeover
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.errors import TooManyRejects
+from oncely.refused import KEPT, Refused, RefusedRecord
+from oncely.runtimes.dead_letters import dead_letters
+from oncely.runtimes.spark.determinism import refuse_non_deterministic
+from oncely.runtimes.spark.staging_task import (
+    OFFSET,
+    PARTITION,
+    REASON,
+    STAGED_DDL,
+    TOPIC,
+    VALUE,
+    DecodePlan,
+    StagePlan,
+    decode_task,
+    decoded_schema,
+    origin,
+    read_staged,
+    stage_task,
+)
+from oncely.secrets import carried
+from oncely.sinks.base import StagesBatches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Transform = Callable[["DataFrame"], "DataFrame"]
+
+_LOOKED_AT = 1_000  # refused records whose reasons are shown when the pipeline stops
+
+
+@dataclass
+class BatchCommit(PublishingRun[StagesBatches, Transform]):
+    """Tasks stage; the driver publishes."""
+
+    def open(self, takeover: Takeover) -> Opened:
+        """Take the ledger, and drop what older runs left staged."""
+        opened = super().open(takeover)
+        self._tidy(0, lambda: self.sink.sweep(self.fence))
+        return opened
+
+    def run(
+        self, frame: DataFrame, batch_id: int, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> list[Outcome]:
+        """Decode once, set rejects aside, transform, stage, publish."""
+        from pyspark import StorageLevel
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        plan = DecodePlan(self.decoder, self._only_topic)
+        schema = from_arrow_schema(decoded_schema(self.decoder.schema))
+        decoded = frame.mapInArrow(carried(partial(decode_task, plan)), schema)
+        # A local checkpoint, not a cache: rejects are counted in one job and rows staged in
+        # another, and a block that is lost in between must fail the batch. Decoded anew, a
+        # record could be a reject in the one and a row in the other.
+        decoded = decoded.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK)
+        counts, rejects = self._set_aside(decoded, ranges)
+        rows = decoded.where(decoded[REASON].isNull()).select(*self.decoder.schema.names)
+        self.sink.begin_batch()
+        staged = stage_frame(self.sink, self.transform(rows), self.fence, batch_id)
+        return self._publish(Batch(ranges, counts, rejects, staged), batch_id)
+
+    def _set_aside(
+        self, decoded: DataFrame, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> tuple[dict[TopicPartition, Counts], list[Reject]]:
+        """Count the records of each range and make dead letters of the bad ones.
+
+        Raises:
+            TooManyRejects: the reject budget is spent.
+        """
+        from pyspark.sql import functions as F
+
+        counts = {
+            TopicPartition(row[0], row[1]): (row[2], row[3])
+            for row in decoded.groupBy(TOPIC, PARTITION)
+            .agg(F.count(F.lit(1)), F.count(REASON))
+            .collect()
+        }
+        records = sum(all_ for all_, _ in counts.values())
+        rejected = sum(bad for _, bad in counts.values())
+        columns = (TOPIC, PARTITION, OFFSET, REASON, VALUE)
+        bad = decoded.where(decoded[REASON].isNotNull()).select(*columns)
+        left = self._budget().left(records, 0)
+        if left is not None and rejected > left:
+            raise TooManyRejects(
+                f"sink.max_rejects: {rejected:,} records of this batch can't be decoded;"
+                f" reasons of the first {min(rejected, _LOOKED_AT):,}",
+                way_out=f"mend decode; or {RAISE_BUDGET}",
+                refused=_refused(bad),
+            )
+        rejects = self._letters([tuple(row) for row in bad.collect()]) if rejected else []
+        of_ranges = {
+            tp: Counts(counts.get(tp, (0, 0))[0], 0, counts.get(tp, (0, 0))[1], 0) for tp in ranges
+        }
+        return of_ranges, rejects
+
+    def _letters(self, bad: Sequence[tuple[Any, ...]]) -> list[Reject]:
+        origins = [origin(row[:3]) for row in bad]
+        why = [Rejection(i, "decode", row[3]) for i, row in enumerate(bad)]
+        values = [None if row[4] is None else bytes(row[4]) for row in bad]
+        return dead_letters(self.source, pa.table({"value": values}), origins, why)
+
+
+def stage_frame(sink: StagesBatches, frame: DataFrame, fence: Fence, batch_id: int) -> list[Staged]:
+    """Run the transform's plan and stage its rows; only successful attempts are heard of.
+
+    Raises:
+        ConfigError: the plan is not deterministic before a shuffle.
+    """
+    refuse_non_deterministic(frame)
+    plan = StagePlan(sink, fence, batch_id)
+    answers = frame.mapInArrow(carried(partial(stage_task, plan)), STAGED_DDL).collect()
+    return read_staged(tuple(row) for row in answers)
+
+
+def output_schema(session: Any, transform: Transform, schema: pa.Schema) -> pa.Schema:
+    """The columns that a Spark transform makes of the decoder's columns.
+
+    Raises:
+        ConfigError: its plan is not deterministic before a shuffle.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+    nullable = pa.schema([field.with_nullable(True) for field in schema])
+    # Of an RDD: Spark would fold a plan over a list without rows, and its shuffles with it.
+    nothing = session.sparkContext.emptyRDD()
+    made = transform(session.createDataFrame(nothing, from_arrow_schema(nullable)))
+    refuse_non_deterministic(made)
+    return to_arrow_schema(made.schema)
+
+
+def _refused(bad: DataFrame) -> Refused:
+    """Reasons and a sample of the first refused records."""
+    from pyspark.sql import functions as F
+
+    value = F.substring(VALUE, 1, KEPT)
+    found = bad.select(TOPIC, PARTITION, OFFSET, REASON, value).limit(_LOOKED_AT).collect()
+    records = [
+        RefusedRecord(topic, partition, offset, "decode", reason, value and bytes(value))
+        for topic, partition, offset, reason, value in map(tuple, found)
+    ]
+    return Refused.of([one.reason for one in records], lambda chosen: [records[a] for a in chosen])

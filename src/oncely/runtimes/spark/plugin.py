@@ -1,0 +1,257 @@
+"""The sink for a streaming DataFrame that somebody already has.
+
+The query brings its own plan and its own checkpoint, so a batch's rows are published by batch
+commit and keyed twice: by the checkpoint's id, Spark's batch id and a digest of its plan, and by
+the Kafka offsets that the batch read. The first key also covers batches without new data (a
+watermark that has moved sends rows with an empty range); the second keeps history and lag tools
+truthful, and says whether a batch that was planned again has anything new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import settle
+from oncely.commit.run import Housekeeping
+from oncely.core.batch import Batch
+from oncely.core.claim import NO_RECORDS, Claim, Fence, QueryBatch
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.errors import OncelyError, WrongInput
+from oncely.ledgers.sql.statements import Registered
+from oncely.ledgers.sql.takeover import require_held
+from oncely.runtimes.spark.batch_commit import stage_frame
+from oncely.runtimes.spark.checkpoint import BatchRanges, Checkpoint
+from oncely.runtimes.spark.errors import is_java, without_stack
+from oncely.runtimes.spark.options import format_offsets
+from oncely.sinks.sql.sink import SqlSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_STATEFUL = (
+    "Aggregate",
+    "Deduplicate",
+    "Distinct",
+    "GroupsWithState",
+    "GroupsInPandasWithState",
+    "TransformWithState",
+    "Limit",
+)
+
+
+def is_stateful(frame: DataFrame) -> bool:
+    """True when the streaming plan keeps state between batches, which only its checkpoint has."""
+    pending = [frame._jdf.queryExecution().analyzed()]
+    while pending:
+        node = pending.pop()
+        children = node.children()
+        below = [children.apply(i) for i in range(children.length())]
+        streams = [child.isStreaming() for child in below]
+        name = node.nodeName()
+        if any(streams) and any(one in name for one in _STATEFUL):
+            return True
+        if name == "Join" and all(streams):
+            return True
+        pending += below
+    return False
+
+
+def row_schema(frame: DataFrame) -> pa.Schema:
+    """The columns of a DataFrame as the sink's rows will have them."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema)
+
+
+TopicIds = Callable[[Collection[str]], Mapping[str, str]]
+"""The ids that topics have now; empty where nobody can be asked."""
+
+
+@dataclass
+class PublishedBatches:
+    """The ``foreachBatch`` function of a query: each micro-batch takes effect exactly once.
+
+    Attributes:
+        sink: opened and bound.
+        fence: the epoch of this run.
+        checkpoint: the query's own.
+        topic_ids: asked before each batch.
+        stateful: whether the query keeps state between batches.
+        housekeeping: what is done after batches.
+    """
+
+    sink: SqlSink
+    fence: Fence
+    checkpoint: Checkpoint
+    topic_ids: TopicIds
+    stateful: bool
+    housekeeping: Housekeeping = field(default_factory=Housekeeping)
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Stage the batch's rows and publish them, unless they are published already.
+
+        Raises:
+            Fenced: the same pipeline was started elsewhere.
+            SourceMismatch: a topic was deleted and made again.
+            WrongInput: the checkpoint is not the one that the ledger knows.
+        """
+        try:
+            self._take_effect(frame, batch_id)
+        except OncelyError:
+            raise
+        except Exception as error:
+            if not is_java(error):
+                raise
+            raise BatchFailed(without_stack(error)) from None
+
+    def _take_effect(self, frame: DataFrame, batch_id: int) -> None:
+        plan = self.checkpoint.plan(batch_id)
+        query = QueryBatch(self.checkpoint.query_id(), batch_id, plan)
+        ranges = self.checkpoint.ranges(batch_id)
+
+        def attempt() -> bool:
+            if self._is_published(query, ranges):
+                return False
+            self._publish(frame, query, ranges.known)
+            return True
+
+        if not settle(attempt, Backoff(), stages=True):
+            self._only_remember(frame)
+            return
+        self.housekeeping.do(
+            lambda: self.sink.ledger.tidy(self.fence),
+            len(ranges.known),
+            lambda: self.sink.sweep(self.fence, batch_id + 1),
+        )
+
+    def _only_remember(self, frame: DataFrame) -> None:
+        """Run a replayed batch for its state alone.
+
+        Its rows are published, but the watermark that its records move lives in the run of the
+        plan: skipped, the windows that it closes would stay open until more records come.
+        """
+        if self.stateful:
+            frame.write.format("noop").mode("append").save()
+
+    def _publish(
+        self,
+        frame: DataFrame,
+        query: QueryBatch,
+        ranges: Mapping[TopicPartition, OffsetRange],
+    ) -> None:
+        staged = stage_frame(self.sink, frame, self.fence, query.batch_id)
+        # A query of somebody else does not tell what it has read.
+        batch = Batch(ranges, dict.fromkeys(ranges, NO_RECORDS), (), staged)
+        claim = Claim(self.fence, ranges, self._entries(), query=query)
+        self.sink.publish(batch, self.fence, claim)
+
+    def _entries(self) -> dict[TopicPartition, Entry]:
+        return self.sink.ledger.positions(self.fence)
+
+    def _is_published(self, query: QueryBatch, ranges: BatchRanges) -> bool:
+        """Ask the ledger. It may be ahead of the checkpoint by the one batch Spark replays."""
+        known = self.sink.ledger.registered()
+        require_held(known, self.fence)
+        ids = self.topic_ids({tp.topic for tp in ranges.known})
+        self.sink.ledger.same_topics(ids)
+        if known.query_id == query.query_id and known.query_batch is not None:
+            if query.batch_id <= known.query_batch:
+                self._compare_published(query, known, ranges)
+                return True
+            if query.batch_id > known.query_batch + 1:
+                raise self._other_checkpoint(
+                    f"batch {query.batch_id} follows, the ledger has only {known.query_batch}"
+                )
+        else:
+            self._adopt(known, query.batch_id, ranges)
+        self._compare_positions(ranges, ids)
+        return False
+
+    def _compare_published(self, query: QueryBatch, known: Registered, ranges: BatchRanges) -> None:
+        """A batch with the number of a published one must have read nothing beyond it.
+
+        Spark plans a batch anew when the checkpoint has lost it: an older copy was restored, or
+        the host went down before the file system had written it. Then it may read further, and
+        where rows depend on state, or on more than Kafka's offsets, it may make other rows.
+
+        Raises:
+            WrongInput: the batch is not the published one, or it has records beyond it.
+        """
+        entries = self._entries()
+        for tp, range_ in sorted(ranges.known.items()):
+            position = entries[tp].position if tp in entries else 0
+            if range_.end > position and not range_.is_empty:
+                raise self._other_checkpoint(
+                    f"batch {query.batch_id} is published and was planned again, {tp} {range_}"
+                    f" goes beyond the ledger's position {position}",
+                    ranges,
+                )
+        if ranges.complete and not self.stateful:
+            return
+        if query.batch_id < (known.query_batch or 0):
+            raise self._other_checkpoint(
+                f"batch {query.batch_id} is older than the last published, {known.query_batch}"
+            )
+        if known.query_plan not in (None, query.plan):
+            raise self._other_checkpoint(
+                f"batch {query.batch_id} is published and was planned again"
+            )
+
+    def _adopt(self, known: Registered, batch_id: int, ranges: BatchRanges) -> None:
+        """A checkpoint that the ledger has not met: fine for the first one, or when the offsets
+        alone say that nothing is read twice and nothing left out.
+        """  # fmt: skip
+        if known.query_id is None and batch_id == 0:
+            return
+        if known.query_id is None:
+            raise self._other_checkpoint(f"it is at batch {batch_id}, the ledger is empty")
+        if self.stateful:
+            raise self._other_checkpoint("the query keeps state, and the state is in the old one")
+        if not ranges.complete:
+            raise self._other_checkpoint("what was read before can't be told by Kafka's offsets")
+
+    def _compare_positions(self, ranges: BatchRanges, topic_ids: Mapping[str, str]) -> None:
+        """The batch must begin where the ledger stands.
+
+        Raises:
+            WrongInput: it begins elsewhere.
+        """
+        entries = self._entries()
+        missing = {tp: r.start for tp, r in ranges.known.items() if tp not in entries}
+        for tp, range_ in ranges.known.items():
+            if tp not in missing and entries[tp].position != range_.start:
+                raise self._other_checkpoint(
+                    f"{tp} begins at {range_.start}, the ledger stands at {entries[tp].position}",
+                    ranges,
+                )
+        if missing:
+            named = {tp.topic: topic_ids.get(tp.topic, "") for tp in missing}
+            self.sink.ledger.add_partitions(self.fence, missing, SourceIdentity("", named))
+
+    def _other_checkpoint(self, why: str, ranges: BatchRanges | None = None) -> WrongInput:
+        """The refusal of a checkpoint; with ``ranges`` it may name the offsets to go on from."""
+        way_out = "go back to the old checkpoint, or give the pipeline a new name"
+        if ranges is not None and ranges.complete and not self.stateful:
+            topics = {tp.topic for tp in ranges.known}
+            entries = self._entries()
+            positions = {tp: one.position for tp, one in entries.items() if tp.topic in topics}
+            way_out += (
+                "; or go on with an empty checkpoint and the option startingOffsets"
+                f" {format_offsets(positions)}"
+            )
+        return WrongInput(
+            f"pipeline {self.fence.pipeline!r}: this checkpoint does not continue what is in the"
+            f" ledger: {why}",
+            way_out=way_out,
+        )
+
+
+class BatchFailed(Exception):
+    """Spark's own failure of a batch, told to Spark in few lines."""

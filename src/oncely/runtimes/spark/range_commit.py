@@ -1,0 +1,180 @@
+"""A micro-batch whose tasks stage and whose driver publishes, without a Spark transform.
+
+What the tasks have read must be what was planned, record for record: only then do positions move
+to the planned ends, in the transaction that makes everything take effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from oncely.commit.path import Outcome
+from oncely.commit.run import PublishingRun
+from oncely.core.batch import Batch, Reject
+from oncely.core.claim import NO_RECORDS
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.errors import InvariantViolation, check
+from oncely.refused import Refused
+from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.row_transform import RowTransform
+from oncely.runtimes.spark.partition_commit import OFFSETS_A_TASK
+from oncely.runtimes.spark.range_task import (
+    ANSWER_DDL,
+    PACKET_DDL,
+    Answer,
+    RangePlan,
+    read_answers,
+    send_ranges,
+    stage_packets,
+    stage_ranges,
+    too_many,
+)
+from oncely.secrets import carried
+from oncely.sinks.base import StagesRanges
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ROUNDS = (None, None, 1)
+"""How many tasks may stage in each round. Nearly always one round does. Tasks that contradict
+others stage again, by what the others have found; and those that contradict each other then, too,
+leave their ranges to one task, which contradicts nobody."""
+
+
+@dataclass
+class RangeCommit(PublishingRun[StagesRanges, RowTransform]):
+    """Tasks stage what they read; the driver publishes.
+
+    Attributes:
+        bounds: how much a task decodes at once.
+        layout: ``per_partition``: a task stages its own ranges; ``clustered``: rows that belong
+            together are brought together by one shuffle, so that there are fewer files.
+        buckets: tasks after that shuffle.
+    """
+
+    bounds: Bounds = field(default_factory=Bounds)
+    layout: Literal["per_partition", "clustered"] = "per_partition"
+    buckets: int = 8
+
+    def run(
+        self, frame: DataFrame, batch_id: int, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> list[Outcome]:
+        """Stage, check, publish."""
+        self.sink.begin_batch()
+        return self._publish(self._batch(ranges, self._agreed(frame, batch_id, ranges)), batch_id)
+
+    def _agreed(
+        self,
+        frame: DataFrame,
+        batch_id: int,
+        ranges: Mapping[TopicPartition, OffsetRange],
+    ) -> list[Answer]:
+        """The answers of tasks that agree; ranges of those that don't are staged again."""
+        agreed: list[Answer] = []
+        left = ranges
+        # A batch has no more records than offsets, and more records never lower the budget.
+        max_rejects = self._budget().left(_offsets(ranges), 0)
+        for tasks in _ROUNDS:
+            answers = self._stage(frame, batch_id, left, tasks, max_rejects)
+            fits = [one.staged is None or self.sink.agree(one.staged) for one in answers]
+            against = [one for one, fit in zip(answers, fits, strict=True) if not fit]
+            if not against:
+                return sorted([*agreed, *answers], key=_order)
+            if self.layout == "clustered":  # a file may hold rows of any task: all stage again
+                continue
+            agreed += [one for one, fit in zip(answers, fits, strict=True) if fit]
+            left = {tp: ranges[tp] for one in against for tp in one.read}
+            frame = _only(frame, left)
+        raise InvariantViolation(f"the tasks of batch {batch_id} disagree: one task alone, too")
+
+    def _stage(
+        self,
+        frame: DataFrame,
+        batch_id: int,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        most: int | None,
+        max_rejects: int | None,
+    ) -> list[Answer]:
+        """One job, of so many tasks at most; its answers in the order of what was read."""
+        clustered = self.layout == "clustered"
+        plan = RangePlan(
+            sink=self.sink,
+            fence=self.fence,
+            batch_id=batch_id,
+            source=self.source,
+            decoder=self.decoder,
+            transform=self.transform,
+            starts={tp: range_.start for tp, range_ in ranges.items()},
+            only_topic=self._only_topic,
+            bounds=self.bounds,
+            buckets=self.buckets if clustered else 0,
+            max_rejects=max_rejects,
+        )
+        tasks = max(1, min(len(ranges), -(-_offsets(ranges) // OFFSETS_A_TASK)))
+        frame = frame.coalesce(most or tasks)
+        if clustered:
+            packets = frame.mapInArrow(carried(partial(send_ranges, plan)), PACKET_DDL)
+            together = packets.repartition(self.buckets, packets["bucket"])
+            done = together.select("answer", "packet").mapInArrow(
+                carried(partial(stage_packets, plan)), ANSWER_DDL
+            )
+        else:
+            done = frame.mapInArrow(carried(partial(stage_ranges, plan)), ANSWER_DDL)
+        answers = read_answers(row[0] for row in done.collect())
+        return sorted(answers, key=_order)
+
+    def _batch(
+        self, ranges: Mapping[TopicPartition, OffsetRange], answers: Sequence[Answer]
+    ) -> Batch:
+        """What the job has left, when it is all there.
+
+        Raises:
+            InvariantViolation: a task has read, sent or staged something else than was planned.
+            TooManyRejects: the reject budget is spent; nothing was published.
+        """
+        read: dict[TopicPartition, OffsetRange] = {}
+        staged = [one.staged for one in answers if one.staged is not None]
+        counts = dict.fromkeys(ranges, NO_RECORDS)
+        rejects: list[Reject] = []
+        for one in answers:
+            check(not read.keys() & one.read.keys(), "two tasks have read one topic-partition")
+            read |= one.read
+            counts |= one.counts
+            rejects += one.rejects
+        for tp, range_ in read.items():
+            planned = ranges[tp]
+            fits = range_.start == planned.start and range_.end <= planned.end
+            check(fits, f"{tp}: a task has read {range_}, and {planned} was planned")
+        rows = sum(one.rows for one in counts.values())
+        there = sum(one.rows for one in staged)
+        check(rows == there, f"tasks have made {rows} rows, and {there} were staged")
+        records = sum(one.records for one in counts.values())
+        left = self._budget().left(records, 0)
+        if left is not None and len(rejects) > left:
+            reasons = [one.reason for one in rejects]
+            sample = Refused.of(reasons, lambda chosen: [rejects[at].refused for at in chosen])
+            raise too_many(f"{len(rejects):,}", sample)
+        return Batch(ranges, counts, rejects, staged)
+
+
+def _order(answer: Answer) -> list[TopicPartition]:
+    return sorted(answer.read)
+
+
+def _offsets(ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+    return sum(range_.end - range_.start for range_ in ranges.values())
+
+
+def _only(frame: DataFrame, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
+    """The records of these topic-partitions."""
+    from pyspark.sql.functions import col, lit
+
+    wanted = lit(False)
+    for tp in ranges:
+        topic = col("topic") == tp.topic if "topic" in frame.columns else lit(True)
+        wanted = wanted | (topic & (col("partition") == tp.partition))
+    return frame.where(wanted)

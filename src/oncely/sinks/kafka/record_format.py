@@ -1,0 +1,161 @@
+"""How rows become records: which column is the key, what the value is made of, which topic.
+
+Everything that can be refused is refused before a pipeline runs; what only a row can show (a
+topic that is not there, a size that no topic takes) is a reject.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from oncely.errors import TableMismatch
+from oncely.sinks.kafka import arrow_json
+from oncely.sinks.kafka.avro_value import AvroValue
+
+_BYTES = (
+    pt.is_binary,
+    pt.is_large_binary,
+    pt.is_fixed_size_binary,
+    pt.is_string,
+    pt.is_large_string,
+)
+
+_NONE = pa.array([], pa.large_binary())
+
+
+@dataclass(frozen=True)
+class RawValue:
+    """The value is one column's bytes, or its text in UTF-8; a null is a tombstone."""
+
+    column: str
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """What a record is made of.
+
+    Attributes:
+        schema: the rows' columns.
+        value: ``"json"``: an object of all columns but those named below; Avro; or a column.
+        topic: where every record goes; None with ``topic_column``.
+        topic_column: a text column that names each record's topic.
+        key: the key's column: bytes, a text (UTF-8), a whole number or a bool (as JSON writes
+            it); None: records without a key.
+        headers: a column of the type that Spark's source gives headers,
+            ``list<struct<key: string, value: binary>>``; None: no headers.
+    """
+
+    schema: pa.Schema
+    value: Literal["json"] | AvroValue | RawValue = "json"
+    topic: str | None = None
+    topic_column: str | None = None
+    key: str | None = None
+    headers: str | None = None
+
+    @property
+    def target(self) -> str:
+        """Where records go, in one word that the ledger keeps."""
+        return self.topic if self.topic is not None else f"column {self.topic_column}"
+
+    @property
+    def value_columns(self) -> list[str]:
+        """The columns that a JSON or Avro value shows: a key is also a field of its record."""
+        return [n for n in self.schema.names if n not in (self.topic_column, self.headers)]
+
+    def bind(self) -> None:
+        """Refuse what can't be written.
+
+        Raises:
+            TableMismatch: a column is missing or has a type that has no form.
+        """
+        if (self.topic is None) == (self.topic_column is None):
+            raise TableMismatch("sink: one of topic and topic_column, and not both")
+        self._column("topic_column", self.topic_column, (pt.is_string, pt.is_large_string))
+        self._column("key", self.key, (*_BYTES, pt.is_integer, pt.is_boolean))
+        self._column("headers", self.headers, (_is_headers,))
+        if isinstance(self.value, RawValue):
+            self._column("value", self.value.column, _BYTES)
+            return
+        columns = pa.schema([self.schema.field(name) for name in self.value_columns])
+        if isinstance(self.value, AvroValue):
+            self.value.bind(columns)
+        elif unfit := arrow_json.unfit(columns):
+            name, reason = next(iter(unfit.items()))
+            raise TableMismatch(
+                f"sink.value: column {name!r} can't be written as JSON: {reason}",
+                way_out="cast it in the transform, or leave it out",
+            )
+
+    def values(self, rows: pa.Table) -> pa.LargeBinaryArray:
+        """The value of each row."""
+        if isinstance(self.value, RawValue):
+            return as_bytes(rows.column(self.value.column))
+        shown = rows.select(self.value_columns)
+        if isinstance(self.value, AvroValue):
+            return pa.array(self.value.encoded(shown), pa.large_binary())
+        return arrow_json.encoded(shown)
+
+    def keys(self, rows: pa.Table) -> pa.LargeBinaryArray:
+        """The key of each row, or of each deleted key."""
+        if self.key is None:
+            return pa.nulls(rows.num_rows, pa.large_binary())
+        return as_bytes(rows.column(self.key))
+
+    def topics(self, rows: pa.Table) -> list[str | None]:
+        """The topic of each row; None where the column holds none."""
+        if self.topic_column is None:
+            return [self.topic] * rows.num_rows
+        found: list[str | None] = rows.column(self.topic_column).to_pylist()
+        return found
+
+    def header_lists(self, rows: pa.Table) -> list[list[tuple[str, bytes | None]]] | None:
+        """The headers of each row, in order; None when there are none at all."""
+        if self.headers is None:
+            return None
+        return header_lists(rows.column(self.headers))
+
+    def _column(self, setting: str, name: str | None, kinds: Any) -> None:
+        if name is None:
+            return
+        if self.schema.names.count(name) != 1:
+            raise TableMismatch(
+                f"sink.{setting}: the rows have no column {name!r}",
+                way_out=f"they have: {', '.join(self.schema.names)}",
+            )
+        type_ = self.schema.field(name).type
+        if not any(kind(type_) for kind in kinds):
+            raise TableMismatch(
+                f"sink.{setting}: column {name!r} is {type_}",
+                way_out="cast it in the transform",
+            )
+
+
+def as_bytes(column: pa.ChunkedArray) -> pa.LargeBinaryArray:
+    """Bytes as they are, texts in UTF-8, numbers and bools as JSON writes them."""
+    if not any(kind(column.type) for kind in _BYTES):
+        column = column.cast(pa.string())
+    elif pt.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
+    # To a type with wider offsets first: then the parts fit together, whatever their size.
+    parts = column.cast(pa.large_binary()).chunks
+    return parts[0] if len(parts) == 1 else pa.concat_arrays([_NONE, *parts])
+
+
+def header_lists(column: pa.ChunkedArray) -> list[list[tuple[str, bytes | None]]]:
+    """Headers as Spark's source gives them, in order; a name may repeat."""
+    return [[(one["key"], one["value"]) for one in of or ()] for of in column.to_pylist()]
+
+
+def _is_headers(type_: pa.DataType) -> bool:
+    if not (pt.is_list(type_) and pt.is_struct(type_.value_type)):
+        return False
+    fields = {f.name: f.type for f in type_.value_type}
+    return (
+        set(fields) == {"key", "value"}
+        and pt.is_string(fields["key"])
+        and pt.is_binary(fields["value"])
+    )

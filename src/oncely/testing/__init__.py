@@ -1,0 +1,1 @@
+"""Real servers, process control and the semantics trials, for demo, bench and tests."""

@@ -1,0 +1,262 @@
+"""Faults at the ports: the database's connection and Kafka's producer end their own pipeline.
+
+They are put in through ``Pipeline.connect`` and ``Pipeline.kafka_connect``, travel to the tasks
+with the sink, and do nothing until they are armed. Then the first call that reaches the wanted
+point kills driver, JVM and worker by SIGKILL, without a last word of any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Producer
+
+from oncely.clients.kafka.client import ErrorState, make
+from oncely.clients.sql.connection import (
+    Connection,
+    Dialect,
+    Params,
+    Row,
+    RowByRow,
+    TableName,
+    connect,
+)
+from oncely.testing.semantics.cells import BEFORE, COMMIT, INSIDE, POSITION, RECORDS
+
+ARRIVING = 10.0  # seconds for half of a commit's records to arrive
+
+
+_newest: dict[str, Killer] = {}
+"""By pipeline, in a worker."""
+
+
+@dataclass
+class Killer:
+    """Ends the pipeline at one point. Picklable.
+
+    Attributes:
+        pipeline: its name.
+        point: where.
+        delivery: of the pipeline: it says which step is the first, and what commits.
+        driver, jvm: processes to end beside the one that is at the point.
+        armed: before that nothing happens.
+    """
+
+    pipeline: str
+    point: str
+    delivery: str
+    driver: int
+    jvm: int = 0
+    armed: bool = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _newest[self.pipeline] = self
+
+    @property
+    def now(self) -> Killer:
+        """The one of the newest task: a worker keeps its clients from batch to batch."""
+        return _newest.get(self.pipeline, self)
+
+    @property
+    def together(self) -> bool:
+        """Whether records and position share a transaction."""
+        return self.delivery == "exactly_once"
+
+    @property
+    def position_first(self) -> bool:
+        """Which step is the first."""
+        return self.delivery == "at_most_once"
+
+    def wants(self, point: str) -> bool:
+        """Whether this is the moment."""
+        return self.armed and self.point == point
+
+    def at(self, point: str) -> None:
+        """A point is reached."""
+        if self.wants(point):
+            self.end()
+
+    def end(self) -> None:
+        """End everything, this process last."""
+        for pid in (self.jvm, self.driver):
+            if pid not in (0, os.getpid()):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def committed(self, *, records: bool, position: bool) -> None:
+        """A transaction has committed one of the two, or both."""
+        if self.together and records and position:
+            self.at(COMMIT)
+        elif records:
+            self.at(RECORDS)
+        elif position:
+            self.at(POSITION)
+
+
+@dataclass
+class KillingSessions:
+    """``Pipeline.connect`` for a SQL sink."""
+
+    killer: Killer
+
+    def __call__(self, dialect: Dialect, application: str) -> Connection:
+        """Open a session that can kill."""
+        return _Session(connect(dialect, application), self.killer)
+
+
+class _Session:
+    """A database session that knows which step it is in."""
+
+    def __init__(self, inner: Connection, killer: Killer) -> None:
+        self._inner, self._first = inner, killer
+        self._records = self._position = False
+
+    @property
+    def _killer(self) -> Killer:
+        return self._first.now
+
+    def begin(self) -> None:
+        self._records = self._position = False
+        self._inner.begin()
+
+    def copy(self, table: TableName, rows: pa.Table) -> None:
+        if not self._killer.position_first:
+            self._killer.at(BEFORE)
+        if self._killer.wants(INSIDE):
+            self._inner.copy(table, rows.slice(0, rows.num_rows // 2))
+            self._killer.end()
+        self._inner.copy(table, rows)
+        self._records = True
+        if self._killer.together:
+            self._killer.at(RECORDS)
+
+    def execute(self, sql: str, params: Params = ()) -> int:
+        moves = sql.startswith("UPDATE") and "oncely_positions" in sql
+        if moves and self._killer.position_first:
+            self._killer.at(BEFORE)
+        changed = self._inner.execute(sql, params)
+        if moves:
+            self._position = True
+            if self._killer.together:
+                self._killer.at(POSITION)
+        return changed
+
+    def commit(self) -> None:
+        self._inner.commit()
+        self._killer.committed(records=self._records, position=self._position)
+
+    def rollback(self) -> None:
+        self._inner.rollback()
+
+    def query(self, sql: str, params: Params = ()) -> list[Row]:
+        return self._inner.query(sql, params)
+
+    def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
+        self._inner.execute_many(sql, rows)
+
+    def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
+        """Rows, one by one."""
+        self._records = True
+        return self._inner.insert_each(into, rows)
+
+    def check_constraints(self) -> None:
+        self._inner.check_constraints()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclass
+class KillingClients:
+    """``Pipeline.kafka_connect`` for a Kafka sink.
+
+    Attributes:
+        killer: what kills.
+        topic: where records go; everything else that is sent belongs to the position.
+    """
+
+    killer: Killer
+    topic: str
+
+    def __call__(
+        self, kind: Any, brokers: str, kafka: Mapping[str, object], trouble: ErrorState, **own: Any
+    ) -> Any:
+        """Make a client; a producer that can kill."""
+        made = make(kind, brokers, kafka, trouble, **own)
+        return (
+            KillingProducer(made, self.killer, self.topic) if issubclass(kind, Producer) else made
+        )
+
+
+class KillingProducer:
+    """A producer that knows which step it is in."""
+
+    def __init__(self, inner: Any, killer: Killer, topic: str) -> None:
+        self._inner, self._of, self._topic = inner, killer, topic
+        self._records = self._position = False
+
+    @property
+    def _killer(self) -> Killer:
+        return self._of.now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def produce_batch(self, topic: str, messages: Sequence[dict[str, object]]) -> Any:
+        """Queue records."""
+        return self._send(topic, messages, lambda part: self._inner.produce_batch(topic, part))
+
+    def _send(
+        self,
+        topic: str,
+        messages: Sequence[dict[str, object]],
+        send: Callable[[Sequence[dict[str, object]]], Any],
+    ) -> Any:
+        if topic != self._topic:
+            return send(messages)
+        if not self._killer.position_first:
+            self._killer.at(BEFORE)
+        if self._killer.wants(INSIDE):
+            send(messages[: len(messages) // 2])
+            self._inner.flush(ARRIVING)
+            self._killer.end()
+        sent = send(messages)
+        self._records = True
+        if self._killer.together and self._killer.wants(RECORDS):
+            self._inner.flush(ARRIVING)
+            self._killer.end()
+        return sent
+
+    def flush(self, *timeout: float) -> Any:
+        """Wait for what is queued: without transactions that is the end of a step."""
+        left = self._inner.flush(*timeout)
+        if not self._killer.together:
+            self._killer.committed(records=self._records, position=False)
+        return left
+
+    def send_offsets_to_transaction(self, *args: Any) -> Any:
+        """Put the position into the transaction."""
+        if self._killer.position_first:
+            self._killer.at(BEFORE)
+        sent = self._inner.send_offsets_to_transaction(*args)
+        self._position = True
+        if self._killer.together:
+            self._killer.at(POSITION)
+        return sent
+
+    def commit_transaction(self, *args: Any) -> Any:
+        """Commit, with what it holds."""
+        done = self._inner.commit_transaction(*args)
+        self._killer.committed(records=self._records, position=self._position)
+        return done

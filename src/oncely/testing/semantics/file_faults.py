@@ -1,0 +1,106 @@
+"""Faults at the ports of the files sink: its store, and the producer that names its files.
+
+They are given to ``Pipeline.files_connect`` and ``Pipeline.kafka_connect``, as those of the module
+:mod:`oncely.testing.semantics.faults`. Files are written by tasks, so the store kills from a
+worker; they are named by the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Producer
+
+from oncely.clients.files.filesystem import Bytes, FileSystem, connect
+from oncely.clients.files.s3_options import S3Options
+from oncely.clients.kafka.client import ErrorState, make
+from oncely.testing.semantics.cells import BEFORE, NAMING, RECORDS, STAGED, WRITING, WRITTEN
+from oncely.testing.semantics.faults import ARRIVING, Killer, KillingProducer
+
+
+@dataclass
+class KillingStores:
+    """``Pipeline.files_connect``."""
+
+    killer: Killer
+
+    def __call__(self, url: str, s3: S3Options | None) -> FileSystem:
+        """Open the store; its writing can kill."""
+        return _Place(connect(url, s3), self.killer)
+
+
+class _Place:
+    """A store that knows how far a task's files are."""
+
+    def __init__(self, inner: FileSystem, killer: Killer) -> None:
+        self._inner, self._first = inner, killer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, path: str, data: Bytes) -> None:
+        self._first.now.at(WRITING)
+        self._inner.write(path, data)
+        self._first.now.at(WRITTEN)
+
+    def sync(self) -> None:
+        self._inner.sync()
+        self._first.now.at(STAGED)
+
+
+@dataclass
+class KillingNames:
+    """``Pipeline.kafka_connect`` for a files sink.
+
+    Attributes:
+        killer: what kills.
+        topic: the manifest.
+        files: of one micro-batch.
+    """
+
+    killer: Killer
+    topic: str
+    files: int
+
+    def __call__(
+        self, kind: Any, brokers: str, kafka: Mapping[str, object], trouble: ErrorState, **own: Any
+    ) -> Any:
+        """Make a client; a producer that can kill."""
+        made = make(kind, brokers, kafka, trouble, **own)
+        if not issubclass(kind, Producer):
+            return made
+        return _Namer(made, self.killer, self.topic, self.files)
+
+
+class _Namer(KillingProducer):
+    """A producer that knows how many files of a micro-batch it has named."""
+
+    def __init__(self, inner: Any, killer: Killer, topic: str, files: int) -> None:
+        super().__init__(inner, killer, topic)
+        self._files, self._named = files, 0
+
+    def begin_transaction(self) -> Any:
+        if self._killer.together:
+            self._killer.at(BEFORE)
+        return self._inner.begin_transaction()
+
+    def produce(self, topic: str, value: Any, key: Any, **more: Any) -> None:
+        names = topic == self._topic and not key.startswith(b"[")  # no record of the topic's owner
+        if names and not self._named and not self._killer.position_first:
+            self._killer.at(BEFORE)
+        self._inner.produce(topic, value, key, **more)
+        if names:
+            self._named += 1
+            self._records = True
+            half, all_ = self._named == self._files // 2, self._named == self._files
+            if (half and self._killer.wants(NAMING)) or (
+                all_ and self._killer.together and self._killer.wants(RECORDS)
+            ):
+                self._inner.flush(ARRIVING)
+                self._killer.end()
+
+    def flush(self, *timeout: float) -> Any:
+        self._named = 0  # without transactions it serves the next micro-batch as well
+        return super().flush(*timeout)

@@ -1,0 +1,230 @@
+"""A broker and a PostgreSQL in the background: ``oncely local up``, ``down``, ``status``.
+
+``up`` starts one detached process, the keeper, which starts both servers as its children and waits.
+So everything that :mod:`oncely.testing.servers.process` promises holds here too: when the keeper is
+gone, its servers are gone. Data, ports and password stay in the directory for the next ``up``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from oncely import artifacts
+from oncely.errors import OncelyError, Unavailable
+from oncely.testing.servers import pginstall
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.ports import free_port, is_free
+from oncely.testing.servers.postgres import Postgres
+
+_MODULE = "oncely.testing.servers.background"
+_START = 180.0
+_STOP = 90.0
+_POLL = 0.05
+_CLOCK_MOVED = 2.0
+
+
+@dataclass(frozen=True)
+class LocalServers:
+    """Where the servers are.
+
+    Attributes:
+        brokers: ``host:port``.
+        postgres: a libpq URL; its password is in it.
+    """
+
+    brokers: str
+    postgres: str = field(repr=False)
+
+
+def up() -> LocalServers:
+    """Start the servers in the background and return when both answer; what runs is left as is.
+
+    Raises:
+        Unavailable: they did not come up.
+        WrongInput: Java or PostgreSQL's programs are missing.
+    """
+    artifacts.java()
+    artifacts.resolve(artifacts.KAFKA_BROKER)  # here, where its progress can be seen
+    with _locked() as home:
+        running = _running(home)
+        if running:
+            return running[1]
+        return _launch(home)
+
+
+def down(*, erase: bool = False) -> bool:
+    """Stop the servers; return whether there were any.
+
+    Args:
+        erase: also delete their data, ports and password.
+
+    Raises:
+        Unavailable: they would not end.
+    """
+    with _locked() as home:
+        running = _running(home)
+        if running:
+            _end(running[0])
+            (home / "state.json").unlink(missing_ok=True)
+        if erase:
+            _erase(home)
+        return running is not None
+
+
+def status() -> LocalServers | None:
+    """Return where the servers are, or None when they don't run."""
+    running = _running(home_directory())
+    return running[1] if running else None
+
+
+def home_directory() -> Path:
+    """Return ``$ONCELY_LOCAL_DIR``, or ``local`` in the cache directory."""
+    given = os.environ.get("ONCELY_LOCAL_DIR")
+    return Path(given).expanduser().absolute() if given else artifacts.cache_directory() / "local"
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[Path]:
+    """Let one ``up`` or ``down`` work at a time. A holder that is killed leaves the lock free."""
+    home = home_directory()
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield home
+
+
+def _running(home: Path) -> tuple[psutil.Process, LocalServers] | None:
+    """Return the keeper and its servers, when the state file's process is still that process.
+
+    After a reboot, or a long time, its pid may be anybody's: start time and command must agree.
+    """
+    try:
+        state = json.loads((home / "state.json").read_text())
+        keeper = psutil.Process(state["pid"])
+        same = abs(keeper.create_time() - state["started"]) < _CLOCK_MOVED
+        if not same or _MODULE not in keeper.cmdline() or str(home) not in keeper.cmdline():
+            return None
+        if keeper.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return keeper, LocalServers(**state["servers"])
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return None
+
+
+def _launch(home: Path) -> LocalServers:
+    (home / "state.json").unlink(missing_ok=True)
+    log = home / "keeper.log"
+    with log.open("wb") as out:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(home)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=home,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + _START
+        while time.monotonic() < deadline:
+            running = _running(home)
+            if running:
+                return running[1]
+            if keeper.poll() is not None:
+                break
+            time.sleep(_POLL)
+        tail = log.read_text(errors="replace").strip()
+        raise Unavailable(f"the local servers did not start: {tail}", way_out=f"see {log}")
+    except BaseException:
+        keeper.kill()  # its servers follow
+        keeper.wait()
+        raise
+
+
+def _end(keeper: psutil.Process) -> None:
+    # psutil compares the start time once more before it sends a signal.
+    for end, patience in ((keeper.terminate, _STOP), (keeper.kill, 10.0)):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            end()
+            keeper.wait(patience)
+        if not keeper.is_running():
+            return
+    raise Unavailable(f"process {keeper.pid} of the local servers does not end")
+
+
+def _erase(home: Path) -> None:
+    settings = _settings(home)
+    shutil.rmtree(settings["postgres_directory"], ignore_errors=True)
+    shutil.rmtree(home / "kafka", ignore_errors=True)
+    (home / "settings.json").unlink(missing_ok=True)
+
+
+def _settings(home: Path) -> dict[str, str]:
+    """Return what stays the same from one ``up`` to the next, choosing it at the first.
+
+    A port that somebody else has taken since is chosen anew.
+    """
+    settings: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        settings = json.loads((home / "settings.json").read_text())
+    if "postgres_directory" not in settings:
+        own = home / "postgres"
+        if pginstall.server_user() is not None and not pginstall.reachable(home):
+            own = pginstall.reachable_directory("oncely-postgres-")
+        settings["postgres_directory"] = str(own)
+    for name in ("kafka_port", "postgres_port"):
+        if name not in settings or not is_free(int(settings[name])):
+            settings[name] = str(free_port())
+    _write(home / "settings.json", settings)
+    return settings
+
+
+def _write(file: Path, content: object) -> None:
+    """Write JSON that only we can read, all of it or nothing."""
+    part = file.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    part.touch(mode=0o600)
+    part.write_text(json.dumps(content, indent=1))
+    part.replace(file)
+
+
+def keep(home: Path) -> None:
+    """Run both servers until SIGTERM; the state file says that they answer."""
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: told.set())
+    settings = _settings(home)
+    broker = Broker(home / "kafka", port=int(settings["kafka_port"]))
+    postgres = Postgres(Path(settings["postgres_directory"]), port=int(settings["postgres_port"]))
+    with broker, postgres:
+        servers = LocalServers(broker.bootstrap, postgres.url())
+        started = psutil.Process().create_time()
+        state = {"pid": os.getpid(), "started": started, "servers": asdict(servers)}
+        _write(home / "state.json", state)
+        try:
+            while not told.wait(0.5):
+                for server in (broker, postgres):
+                    if not server.running:
+                        raise Unavailable(f"{type(server).__name__} ended by itself")
+        finally:
+            (home / "state.json").unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    try:
+        keep(Path(sys.argv[1]))
+    except (OncelyError, OSError) as error:
+        sys.exit(str(error))

@@ -1,0 +1,285 @@
+"""A real Kafka: one KRaft node that is broker and controller (KIP-500, KIP-833)."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oncely import artifacts
+from oncely.errors import Unavailable, WrongInput
+from oncely.secrets import Secrets
+from oncely.testing.servers.certificates import Certificates, make_certificates
+from oncely.testing.servers.child_server import ChildServer
+from oncely.testing.servers.kafka_config import (
+    LOG4J,
+    MECHANISM,
+    Scram,
+    security_properties,
+    server_properties,
+)
+from oncely.testing.servers.ports import HOST, free_port
+from oncely.testing.servers.process import Process, wait_until
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+_START = 60.0
+_ADMIN = 30.0
+_CONNECT = 5.0
+_ITERATIONS = 4096
+
+__all__ = ["Broker", "Scram"]
+
+
+class Broker(ChildServer):
+    """One Kafka node on 127.0.0.1 with a directory of its own.
+
+    Args:
+        directory: kept after :meth:`stop`; without one, a temporary one that :meth:`close` deletes.
+        properties: further lines of ``server.properties``; they win over the ones made here.
+        security: who may connect to :attr:`bootstrap`, and how; plaintext for all by default.
+        heap: of the JVM, for ``-Xmx``.
+        port: of the clients' listener; a free one by default.
+    """
+
+    name = "the Kafka broker"
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        security: Scram | None = None,
+        heap: str = "512m",
+        port: int | None = None,
+    ) -> None:
+        place = (directory or Path(tempfile.mkdtemp(prefix="oncely-kafka-"))).absolute()
+        place.mkdir(parents=True, exist_ok=True)
+        super().__init__(place, temporary=directory is None)
+        self.security = security
+        self.port = port or free_port()
+        self._inner_port, self._controller_port = free_port(), free_port()
+        self._heap = heap
+        self._properties = dict(properties or {})
+        self._certificates: Certificates | None = None
+        if security:
+            self._secrets = Secrets.of(security.users.values())
+            self._certificates = make_certificates(self.directory / "tls")
+
+    @property
+    def bootstrap(self) -> str:
+        """``host:port`` for clients."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def certificates(self) -> Certificates | None:
+        """The PEM files of a broker with ``security``."""
+        return self._certificates
+
+    @property
+    def ca_file(self) -> Path:
+        """The authority that signed the broker's certificate.
+
+        Raises:
+            WrongInput: the broker has no ``security``.
+        """
+        if self._certificates is None:
+            raise WrongInput("this Kafka broker speaks plaintext", way_out="pass security=Scram()")
+        return self._certificates.ca
+
+    def client_config(self, user: str | None = None) -> dict[str, str]:
+        """Return what a client needs to connect, by librdkafka's names; first user by default."""
+        config = {"bootstrap.servers": self.bootstrap}
+        if self.security is None or self._certificates is None:
+            return config
+        user = user or next(iter(self.security.users))
+        config |= {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": MECHANISM,
+            "sasl.username": user,
+            "sasl.password": self.security.users[user],
+            "ssl.ca.location": str(self._certificates.ca),
+        }
+        if self.security.client_certificates:
+            config["ssl.certificate.location"] = str(self._certificates.client)
+            config["ssl.key.location"] = str(self._certificates.client_key)
+        return config
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """End the broker in order; SIGKILL after ``timeout`` seconds. Data and port stay."""
+        if self._process is not None:
+            self._process.stop(timeout=timeout)
+
+    def kill(self) -> None:
+        """SIGKILL the broker. Data and port stay."""
+        if self._process is not None:
+            self._process.kill()
+
+    def admin(self) -> AdminClient:
+        """Return an admin client with all rights; it goes by an inner listener of its own."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        client = AdminClient({"bootstrap.servers": self._inner, "log_level": 2})
+        # Other requests can be lost, and cost seconds, while the first connection is replaced;
+        # see oncely.clients.kafka.client.
+        with suppress(KafkaException):
+            client.describe_cluster(request_timeout=_CONNECT).result()
+        return client
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> str:
+        """Create a topic, wait until the broker knows its leaders, and return its name."""
+        from confluent_kafka.admin import NewTopic
+
+        admin = self.admin()
+        topic = NewTopic(name, partitions, 1, config=dict(config or {}))
+        admin.create_topics([topic], operation_timeout=_ADMIN)[name].result(_ADMIN)
+        self._await_partitions(admin, name, partitions)
+        return name
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and wait until the broker no longer knows it."""
+        admin = self.admin()
+        admin.delete_topics([name], operation_timeout=_ADMIN)[name].result(_ADMIN)
+        self._await(lambda: name not in admin.list_topics(timeout=_ADMIN).topics, "it is deleted")
+
+    def add_partitions(self, name: str, total: int) -> None:
+        """Raise the number of partitions to ``total`` and wait until the broker knows them."""
+        from confluent_kafka.admin import NewPartitions
+
+        admin = self.admin()
+        wanted = [NewPartitions(name, total)]
+        admin.create_partitions(wanted, operation_timeout=_ADMIN)[name].result(_ADMIN)
+        self._await_partitions(admin, name, total)
+
+    def delete_records(self, name: str, before: Mapping[int, int]) -> None:
+        """Drop a topic's records before an offset: partition to the first offset that stays."""
+        from confluent_kafka import TopicPartition
+
+        wanted = [TopicPartition(name, partition, offset) for partition, offset in before.items()]
+        admin = self.admin()
+        for done in admin.delete_records(wanted, operation_timeout=_ADMIN).values():
+            done.result(_ADMIN)
+
+    @property
+    def _inner(self) -> str:
+        return f"{HOST}:{self._inner_port}"
+
+    def _settings(self) -> dict[str, str]:
+        settings = server_properties(
+            clients=self.bootstrap,
+            inner=self._inner,
+            controller=f"{HOST}:{self._controller_port}",
+            data=self.directory / "data",
+            secured=self.security is not None,
+        )
+        if self.security and self._certificates:
+            settings |= security_properties(self.security, self._certificates)
+        return settings | self._properties
+
+    def _launch(self) -> Process:
+        classpath = os.pathsep.join(str(jar) for jar in artifacts.resolve(artifacts.KAFKA_BROKER))
+        config = self.directory / "server.properties"
+        settings = self._settings()
+        config.touch(mode=0o600)
+        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        log4j = self.directory / "log4j2.properties"
+        log4j.write_text(LOG4J)
+        java = [
+            artifacts.java(),
+            *shlex.split(os.environ.get("ONCELY_KAFKA_OPTS", "")),  # the JVM's own options
+            f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+            "-cp",
+            classpath,
+        ]
+        self._format(java, config)
+        return Process(
+            self.name,
+            [java[0], f"-Xmx{self._heap}", *java[1:], "kafka.Kafka", str(config)],
+            directory=self.directory,
+            log=self.directory / "kafka.log",
+            remove=self._delete_after,
+        )
+
+    def _format(self, java: list[str], config: Path) -> None:
+        """Give the node its cluster id, once."""
+        if (self.directory / "data" / "meta.properties").exists():
+            return
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # An id may not begin with a dash: the tool would take it for an option.
+        quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        tool = ["kafka.tools.StorageTool", "format", "-t", f"o{cluster[1:]}", "-c", str(config)]
+        command = [java[0], *quick, *java[1:], *tool]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Unavailable(f"formatting Kafka's storage failed: {done.stdout}{done.stderr}")
+
+    def _await_ready(self, process: Process) -> None:
+        configs = [{"bootstrap.servers": self._inner}, self.client_config()]
+        if self.security:
+            self._await_login(process, configs[0])
+            self._add_users(self.security.users)
+            # A new user is known a moment after the answer: it travels through the metadata log.
+            configs = [self.client_config(user) for user in self.security.users]
+        for config in configs:
+            self._await_login(process, config)
+
+    @staticmethod
+    def _await_login(process: Process, config: Mapping[str, str]) -> None:
+        what = f"it answered {config.get('sasl.username', 'a client')}"
+        wait_until(lambda: _answers(config), process=process, timeout=_START, what=what)
+
+    def _add_users(self, users: Mapping[str, str]) -> None:
+        """Store the users by an admin request: the format tool takes passwords as arguments only.
+
+        Arguments can be read by everybody on the machine while the tool runs.
+        """
+        from confluent_kafka import admin
+
+        how = admin.ScramCredentialInfo(admin.ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
+        wanted = [
+            admin.UserScramCredentialUpsertion(name, how, password.encode())
+            for name, password in users.items()
+        ]
+        client = self.admin()  # by name: its answers die with it
+        for done in client.alter_user_scram_credentials(wanted).values():
+            done.result(_ADMIN)
+
+    def _await_partitions(self, admin: AdminClient, name: str, partitions: int) -> None:
+        def led() -> bool:
+            topic = admin.list_topics(name, timeout=_ADMIN).topics[name]
+            leaders: Iterable[int] = (p.leader for p in topic.partitions.values())
+            return len(topic.partitions) == partitions and all(n >= 0 for n in leaders)
+
+        self._await(led, f"{name} has leaders")
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        wait_until(condition, process=self._started(), timeout=_ADMIN, what=what)
+
+
+def _answers(config: Mapping[str, str]) -> bool:
+    """Ask for the cluster's metadata once, with a client of its own."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    quiet = {"log_level": "0", "socket.connection.setup.timeout.ms": "1000"}
+    client = AdminClient({**config, **quiet, "error_cb": _ignore})
+    try:
+        return bool(client.list_topics(timeout=1).brokers)
+    except KafkaException:
+        return False
+
+
+def _ignore(_: KafkaException) -> None:
+    """Not up yet: that is what the caller is waiting for."""

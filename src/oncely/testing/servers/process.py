@@ -1,0 +1,208 @@
+"""Child processes that end with their parent, however the parent ends.
+
+Between the two stands a small guard (:mod:`oncely.testing.servers._guard`), the real parent of the
+server. It holds the reading end of a pipe whose writing end only we have; the kernel closes that on
+every kind of death, so the guard sees it on Linux and macOS alike. Linux's ``PR_SET_PDEATHSIG``
+alone would not do: it fires when the *thread* that forked ends, and setuid clears it. Set by the
+guard, which has one thread, it is the second net: a guard that is killed takes its server along.
+
+The guard and the server have sessions of their own, so a Ctrl-C in the terminal reaches us alone
+and we end them in order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, cast
+
+from oncely.errors import Unavailable
+
+_GUARD = Path(__file__).with_name("_guard.py")
+_POLL = 0.02
+_GRACE = 10.0
+
+
+class Process:
+    """One server process: started here, ended by its pid only.
+
+    Args:
+        name: for messages.
+        command: program and arguments; the program by path.
+        directory: its working directory, and where ``log`` lies.
+        environment: the whole environment of the server.
+        user: (uid, gid) to become before it starts; only root can.
+        end_signal: what it gets when this process has died; SIGKILL follows.
+        remove: a directory to delete when this process has died without :meth:`stop`.
+
+    Raises:
+        Unavailable: the program could not be executed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        user: tuple[int, int] | None = None,
+        end_signal: signal.Signals = signal.SIGKILL,
+        remove: Path | None = None,
+    ) -> None:
+        self.name, self.log = name, log
+        self.returncode: int | None = None
+        program = shutil.which(command[0]) or command[0]
+        order = {
+            "command": [program, *command[1:]],
+            "environment": dict(os.environ if environment is None else environment),
+            "directory": str(directory),
+            "log": str(log),
+            "user": user,
+            "end_signal": int(end_signal),
+            "grace": _GRACE,
+            "remove": str(remove) if remove else "",
+        }
+        self._writing = threading.Lock()
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            start_new_session=True,
+        )
+        self._lifeline = cast("IO[bytes]", self._guard.stdin)
+        self._reports = cast("IO[bytes]", self._guard.stdout)
+        _alive.add(self)
+        self._send(json.dumps(order))
+        word, _, rest = self._reports.readline().decode().strip().partition(" ")
+        if word != "started":
+            self._guard.wait()
+            self._close()
+            raise Unavailable(f"{name} could not be started: {rest or 'its guard ended'}")
+        self.pid = int(rest)
+
+    @property
+    def running(self) -> bool:
+        """Whether the server has not ended yet."""
+        return not self._ended(0)
+
+    def send(self, number: int) -> None:
+        """Send a signal to the server; nothing happens when it has ended.
+
+        It goes through the guard, which has not reaped the server yet: the pid can't be
+        somebody else's.
+        """
+        self._send(f"signal {int(number)}")
+
+    def wait(self, timeout: float) -> int | None:
+        """Return the exit code (negative: the signal), or None when it still runs."""
+        self._ended(timeout)
+        return self.returncode
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> None:
+        """Ask the server to end; SIGKILL it after ``timeout`` seconds. Returns when it is gone."""
+        self.send(number)
+        if not self._ended(timeout):
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL the server and return when it is gone."""
+        self.send(signal.SIGKILL)
+        self._ended(None)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the end of the server's log."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+    def _ended(self, timeout: float | None) -> bool:
+        try:
+            self._guard.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        self._close()
+        return True
+
+    def _send(self, line: str) -> None:
+        with self._writing, contextlib.suppress(BrokenPipeError, ValueError):
+            self._lifeline.write(line.encode() + b"\n")
+            self._lifeline.flush()
+
+    def _close(self) -> None:
+        """Read the last report and let go of the pipes, once the guard has ended."""
+        with self._writing:
+            if self._reports.closed:
+                return
+            word, _, code = self._reports.read().decode().strip().partition(" ")
+            # No report: the guard was killed, and by PR_SET_PDEATHSIG the server with it.
+            self.returncode = int(code) if word == "exited" else -signal.SIGKILL
+            self._let_go()
+            self._reports.close()
+        _alive.discard(self)
+
+    def _let_go(self) -> None:
+        """Close our end of the lifeline."""
+        with contextlib.suppress(BrokenPipeError):
+            self._lifeline.close()
+
+
+def wait_until(
+    condition: Callable[[], bool], *, process: Process, timeout: float, what: str
+) -> None:
+    """Poll until ``condition`` holds.
+
+    Raises:
+        Unavailable: the process ended first, or ``timeout`` seconds went by; with its last words.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        if condition():
+            return
+        if not process.running:
+            problem = f"ended with code {process.returncode} before {what}"
+            break
+        if time.monotonic() > deadline:
+            problem = f"took more than {timeout:.0f} s: {what}"
+            break
+        time.sleep(_POLL)
+    raise Unavailable(
+        f"{process.name} {problem}\n{process.log_tail()}", way_out=f"its log is {process.log}"
+    )
+
+
+_alive: weakref.WeakSet[Process] = weakref.WeakSet()
+
+
+def _leave() -> None:
+    """At the end of the interpreter: let the guards end what still runs, and wait for them."""
+    left = list(_alive)
+    for process in left:
+        process._let_go()
+    for process in left:
+        process._ended(_GRACE + 5)
+
+
+def _forked() -> None:
+    """In a forked child that goes on without exec: its copy would keep the lifeline open."""
+    for process in list(_alive):
+        process._let_go()
+    _alive.clear()
+
+
+atexit.register(_leave)
+os.register_at_fork(after_in_child=_forked)
