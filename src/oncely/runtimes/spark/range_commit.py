@@ -114,8 +114,11 @@ class RangeCommit(PublishingRun[StagesRanges, RowTransform]):
             buckets=self.buckets if clustered else 0,
             max_rejects=max_rejects,
         )
-        tasks = max(1, min(len(ranges), -(-_offsets(ranges) // OFFSETS_A_TASK)))
-        frame = frame.coalesce(most or tasks)
+        tasks = most or max(1, -(-_offsets(ranges) // OFFSETS_A_TASK))
+        # Not to the number of ranges: where some are staged already, Spark would put two of the
+        # others into one task rather than one of them beside an empty one.
+        if most or tasks < len(ranges):
+            frame = frame.coalesce(tasks)
         if clustered:
             packets = frame.mapInArrow(carried(partial(send_ranges, plan)), PACKET_DDL)
             together = packets.repartition(self.buckets, packets["bucket"])
