@@ -192,7 +192,7 @@ Waits(r, record) ==
     IF r \in Replays THEN ~\E f \in Named : Letter \in rows[f]
     ELSE record = position /\ position < Records
 
-(* in_hand: no file of the batch is older than this moment.                *)
+(* begin_batch: no file of the batch is older than this moment.            *)
 Begin(r) ==
     /\ proc[r].pc = "idle"
     /\ r \in Publishers

@@ -101,11 +101,11 @@ def _position_first(
     counts: Mapping[TopicPartition, Counts],
     write: Callable[[], None],
 ) -> None:
-    """At most once means that nobody tries again; it does not mean that nobody tells.
+    """Move positions, then write. Records that are not written are lost, and logged as lost.
 
     Raises:
-        Unavailable: nobody knows whether positions were moved. Whoever asks again and finds them
-            moved takes the records for written, so it is told here.
+        Unavailable: it is unknown whether positions were moved. A retry that finds them moved takes
+            the records for written, so a warning is logged here.
     """
     named = ", ".join(f"{tp} {range_}" for tp, range_ in sorted(claim.ranges.items()))
     try:

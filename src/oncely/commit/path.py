@@ -1,4 +1,4 @@
-"""THE commit path. Chunks, batches, replays and compactions take effect here.
+"""The commit path: chunks, holes, gaps and batches of every run take effect here.
 
     read the ledger  ->  decide  ->  write and compare-and-set in one transaction
           ^                                        |

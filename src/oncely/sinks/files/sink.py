@@ -244,7 +244,7 @@ class FilesSink:
     # -- the driver: a batch ---------------------------------------------------------------
 
     def agree(self, staged: Staged) -> bool:
-        """Merge the schemas that a task has found; see :class:`oncely.sinks.base.RangeSink`."""
+        """Merge the schemas that a task has found; see :class:`oncely.sinks.base.StagesRanges`."""
         if staged.name is None:  # packets of contradicting tasks
             return False
         return self._book.agree(read_receipt(staged.name), self.form.caps)
