@@ -5,12 +5,14 @@
 (* Tasks write files whose names nobody knows.  One Kafka transaction by   *)
 (* the publisher's transactional id names them, with the schema and the    *)
 (* position.  Compaction replaces named files by one, by a transactional   *)
-(* id of its own.  Vacuum deletes files that nobody names and nobody can   *)
+(* id of its own.  By the same id a rewrite replaces the files of some     *)
+(* records by what the topic's records make (repair, backfill).  Vacuum deletes files that nobody names and nobody can   *)
 (* name any more.  Readers hold a manifest that they read some time ago.   *)
 (*                                                                         *)
-(* Code: sinks/files/publication.py, lake/leases.py,                *)
-(* lake/manifest.py, files/compact.py, files/vacuum.py.             *)
-(* Decisions: 0016, 0023.                                                  *)
+(* Code: sinks/files/publication.py, lake/leases.py,                       *)
+(* lake/manifest.py, lake/replacing.py, files/compact.py,                  *)
+(* sinks/files/rewrite.py, files/vacuum.py.                                *)
+(* Decisions: 0016, 0023, 0044.                                            *)
 (*                                                                         *)
 (* `now` is the store's clock, and the broker's.  A driver measures how    *)
 (* much time has passed; it may measure Drift less than that.  The broker  *)
@@ -22,6 +24,7 @@ CONSTANTS
     Publishers,     \* runs and replays: processes that publish
     Replays,        \* the replays among them: they publish one dead letter, and no position
     Compactors,
+    Rewriters,
     Files,          \* names that files may get, in the order of the sequence
     Records,        \* offsets of the source are 0 .. Records - 1
     Least,          \* how many files a compaction replaces at least: 2 in the code
@@ -31,18 +34,20 @@ CONSTANTS
     MaxTime,        \* bound
     MaxCrashes,     \* bound
     MaxReads,       \* bound: how often a reader reads the manifest
+    MaxDrops,       \* bound: how often another program takes a file out of the manifest
     Mistake         \* "none", or the mistake that is switched on
 
 None == "none"
 Never == -1
-Processes == Publishers \cup Compactors
+Removers == Compactors \cup Rewriters
+Processes == Publishers \cup Removers
 Letter == Records   \* the record of the dead letter
 Max(S) == CHOOSE x \in S : \A y \in S : y <= x
 Min(S) == CHOOSE x \in S : \A y \in S : x <= y
 
 (* Replays publish by the publisher's id, because two ids could take back  *)
 (* a field of the schema that the other one has published.                 *)
-Id(r) == CASE r \in Compactors -> "compactor"
+Id(r) == CASE r \in Removers -> "compactor"
            [] Mistake = "a replay has its own id" -> r
            [] OTHER -> "publisher"
 Ids == {Id(r) : r \in Processes}
@@ -55,6 +60,7 @@ VARIABLES
     log,         \* the manifest topic: messages of committed and of open transactions
     schema,      \* fields that are published; a record's field is its offset
     position,    \* the next offset
+    lost,        \* records whose file another program has taken out
     holder,      \* transactional id -> the process that initialised it last
     transaction, \* transactional id -> the open or committing transaction
     proc,
@@ -62,13 +68,13 @@ VARIABLES
     reader,      \* what a reader holds: files of a manifest, and when it was read
     left         \* how many crashes and readings are still allowed
 
-vars == <<now, store, rows, leases, log, schema, position, holder, transaction, proc, vacuum,
+vars == <<now, store, rows, leases, log, schema, position, lost, holder, transaction, proc, vacuum,
           reader, left>>
 
 NoTransaction == [state |-> "ended", by |-> None, opened |-> 0, timeout |-> 0, at |-> 0,
                   schema |-> {}]
 Down == [pc |-> "down", age |-> 0, timeout |-> 0, leased |-> Never, file |-> None, born |-> 0,
-         from |-> 0, inputs |-> {}, schema |-> {}]
+         from |-> 0, inputs |-> {}, span |-> {}, schema |-> {}]
 (* A process that stages and publishes nothing; it keeps its lease.        *)
 Idle(m) == [Down EXCEPT !.pc = "idle", !.age = m.age, !.timeout = m.timeout, !.leased = m.leased]
 NoVacuum == [step |-> 0, age |-> 0, timeout |-> 0, clock |-> 0, listed |-> {}, leases |-> {},
@@ -83,16 +89,17 @@ Init ==
     /\ log = <<>>
     /\ schema = {}
     /\ position = 0
+    /\ lost = {}
     /\ holder = [i \in Ids |-> None]
     /\ transaction = [i \in Ids |-> NoTransaction]
     /\ proc = [r \in Processes |-> Down]
     /\ vacuum = NoVacuum
     /\ reader = NoReader
-    /\ left = [crashes |-> MaxCrashes, reads |-> MaxReads]
+    /\ left = [crashes |-> MaxCrashes, reads |-> MaxReads, drops |-> MaxDrops]
 
 Set(r, fields) == proc' = [proc EXCEPT ![r] = fields @@ @]
 files == <<store, rows, leases>>
-table == <<log, schema, position>>
+table == <<log, schema, position, lost>>
 kafka == <<holder, transaction>>
 others == <<vacuum, reader, left>>
 
@@ -150,9 +157,11 @@ TransactionTimeout(i) ==
     /\ holder' = [holder EXCEPT ![i] = None]
     /\ log' = Without(i)
     /\ End(i)
-    /\ UNCHANGED <<now, files, schema, position, proc, reader, left>>
+    /\ UNCHANGED <<now, files, schema, position, lost, proc, reader, left>>
 
 (* The end of a transaction reaches one topic before the other.            *)
+Added(i) == UNION {log[n].adds : n \in {k \in DOMAIN log : Open(log[k]) /\ log[k].id = i}}
+
 MarkManifest(i) ==
     LET t == transaction[i] IN
     /\ t.state = "committing"
@@ -160,6 +169,7 @@ MarkManifest(i) ==
     /\ log' = [n \in DOMAIN log |->
           IF log[n].id = i THEN [log[n] EXCEPT !.state = "committed"] ELSE log[n]]
     /\ position' = IF t.by \in Publishers \ Replays THEN t.at ELSE position
+    /\ lost' = lost \ UNION {rows[f] : f \in Added(i)}
     /\ IF i = "compactor" \/ schema = t.schema
        THEN transaction' = [transaction EXCEPT ![i] = NoTransaction]
        ELSE UNCHANGED transaction
@@ -175,7 +185,7 @@ MarkSchema(i) ==
     /\ IF \E n \in DOMAIN log : Open(log[n]) /\ log[n].id = i
        THEN UNCHANGED transaction
        ELSE transaction' = [transaction EXCEPT ![i] = NoTransaction]
-    /\ UNCHANGED <<now, files, log, position, holder, proc, others>>
+    /\ UNCHANGED <<now, files, log, position, lost, holder, proc, others>>
 
 ----------------------------------------------------------------------------
 (* Runs and replays: FilesSink, FilesTask, ManifestLoad *)
@@ -227,10 +237,11 @@ Write(r) ==
     IN
     /\ m.pc = IF late THEN "begun" ELSE "held"
     /\ Unused # {}
-    /\ IF m.inputs \subseteq DOMAIN store
+    /\ IF m.inputs \subseteq DOMAIN store \/ r \in Rewriters
        THEN /\ store' = (f :> now) @@ store
-            /\ rows' = [rows EXCEPT ![f] = IF r \in Publishers THEN {m.from}
-                                           ELSE UNION {rows[g] : g \in m.inputs}]
+            /\ rows' = [rows EXCEPT ![f] = CASE r \in Publishers -> {m.from}
+                                             [] r \in Compactors -> UNION {rows[g] : g \in m.inputs}
+                                             [] r \in Rewriters -> m.span]
             /\ Set(r, [pc |-> IF late THEN "written" ELSE "staged", file |-> f])
        ELSE /\ Set(r, Idle(m))
             /\ UNCHANGED <<store, rows>>
@@ -245,7 +256,7 @@ InitId(r) ==
     /\ log' = Without(i)
     /\ End(i)
     /\ Set(r, [pc |-> "initialised"])
-    /\ UNCHANGED <<now, files, schema, position, reader, left>>
+    /\ UNCHANGED <<now, files, schema, position, lost, reader, left>>
 
 (* After `init`: the position must be the one that was staged from, and    *)
 (* the schema is read again.                                               *)
@@ -259,10 +270,12 @@ ReadAgain(r) ==
     /\ UNCHANGED <<now, files, table, kafka, others>>
 
 (* Begin and send; the broker's clock runs from here.  The message of a    *)
-(* compaction's output names the inputs that it replaces.                  *)
+(* compaction's output names the inputs that it replaces; the first one of *)
+(* a rewrite contains all of its files.                                    *)
 Send(r) ==
     LET i == Id(r)
         m == proc[r]
+        apart == r \in Rewriters /\ Mistake = "files of a rewrite are named one after the other"
         takes == IF Mistake = "an output does not name what it replaces" THEN {} ELSE m.inputs
         fields == IF r \in Publishers THEN m.schema \cup {m.from} ELSE {}
     IN
@@ -272,22 +285,24 @@ Send(r) ==
        THEN /\ transaction' = [transaction EXCEPT ![i] =
                   [state |-> "open", by |-> r, opened |-> now, timeout |-> m.timeout,
                    at |-> position + 1, schema |-> fields]]
-            /\ log' = Append(log, Message(r, {m.file}, takes))
-            /\ Set(r, [pc |-> IF r \in Compactors THEN "half" ELSE "sent"])
+            /\ log' = Append(log, Message(r, IF apart THEN {} ELSE {m.file}, takes))
+            /\ Set(r, [pc |-> IF r \in Removers THEN "half" ELSE "sent"])
        ELSE /\ Set(r, [pc |-> "staged"])
             /\ UNCHANGED <<transaction, log>>
-    /\ UNCHANGED <<now, files, schema, position, holder, others>>
+    /\ UNCHANGED <<now, files, schema, position, lost, holder, others>>
 
 (* Another transaction's messages may come in between.                     *)
 SendTombstones(r) ==
-    LET i == Id(r) IN
+    LET i == Id(r)
+        again == IF r \in Rewriters THEN {proc[r].file} ELSE {}
+    IN
     /\ proc[r].pc = "half"
     /\ IF holder[i] = r /\ transaction[i].state = "open"
-       THEN /\ log' = Append(log, Message(r, {}, proc[r].inputs))
+       THEN /\ log' = Append(log, Message(r, again, proc[r].inputs))
             /\ Set(r, [pc |-> "sent"])
        ELSE /\ Set(r, [pc |-> "staged"])
             /\ UNCHANGED log
-    /\ UNCHANGED <<now, files, schema, position, kafka, others>>
+    /\ UNCHANGED <<now, files, schema, position, lost, kafka, others>>
 
 (* ManifestLoad.fresh, _refuse_old: when the broker has all messages.      *)
 LookAtAge(r) ==
@@ -327,6 +342,7 @@ SendPlain(r) ==
     /\ log' = Append(log, [Message(r, {m.file}, {}) EXCEPT !.state = "committed"])
     /\ schema' = schema \cup {m.from}
     /\ position' = position + 1
+    /\ lost' = lost
     /\ Set(r, Idle(m))
     /\ UNCHANGED <<now, files, kafka, others>>
 
@@ -341,6 +357,54 @@ BeginCompaction(r) ==
     /\ Set(r, [pc |-> "begun", born |-> now, inputs |-> inputs])
     /\ UNCHANGED <<now, files, table, kafka, others>>
 
+----------------------------------------------------------------------------
+(* Repair and backfill: sinks/files/rewrite.py *)
+
+(* Another program takes a file out of the manifest: its records are lost. *)
+Drop ==
+    /\ left.drops > 0
+    /\ \E f \in Table(Stable) :
+        /\ Settled
+        /\ Letter \notin rows[f]
+        /\ log' = Append(log, [id |-> "outside", state |-> "committed", adds |-> {},
+                              takes |-> {f}, at |-> now])
+        /\ lost' = lost \cup rows[f]
+    /\ left' = [left EXCEPT !.drops = @ - 1]
+    /\ UNCHANGED <<now, files, schema, position, kafka, proc, vacuum, reader>>
+
+(* The files of some records.  The dead letter's record is between them.   *)
+FilesOf(span, S) == {f \in S : rows[f] \cap (span \cup {Letter}) # {}}
+
+(* What is below the position, and what a replay has written of it: while  *)
+(* the dead letter waits its record has no row.                            *)
+BeginRewrite(r) ==
+    LET end == IF Mistake = "a rewrite reaches beyond the position" THEN Records ELSE position
+        named == Table(Stable)
+        letter == {Letter} \cap UNION {rows[f] : f \in named}
+    IN
+    /\ proc[r].pc = "idle"
+    /\ r \in Rewriters
+    /\ end > 0
+    /\ Set(r, [pc |-> "begun", born |-> now, inputs |-> FilesOf(0 .. end - 1, named),
+               span |-> (0 .. end - 1) \cup letter])
+    /\ UNCHANGED <<now, files, table, kafka, others>>
+
+(* After `init`: the files of the records, and with them the dead letter,  *)
+(* are those of the decision.                                              *)
+CompareFiles(r) ==
+    LET m == proc[r]
+        same == \/ FilesOf(m.span, Named) = m.inputs
+                \/ Mistake = "a rewrite does not compare the files"
+    IN
+    /\ m.pc = "initialised"
+    /\ r \in Rewriters
+    /\ Settled
+    /\ Set(r, IF same THEN [pc |-> "read"] ELSE Idle(m))
+    /\ store' = IF same \/ m.file \in Named THEN store
+                ELSE [f \in DOMAIN store \ {m.file} |-> store[f]]
+    /\ UNCHANGED <<now, rows, leases, table, kafka, others>>
+
+----------------------------------------------------------------------------
 (* An output that is named, or was until another compaction has replaced   *)
 (* it, was published by a transaction whose answer was lost.  An output    *)
 (* whose inputs are gone can't be published: it is deleted.                *)
@@ -453,11 +517,11 @@ Crash(r) ==
     /\ UNCHANGED <<now, files, table, kafka, vacuum, reader>>
 
 Next ==
-    \/ Tick
+    \/ Tick \/ Drop
     \/ \E i \in Ids : TransactionTimeout(i) \/ MarkManifest(i) \/ MarkSchema(i)
     \/ \E r \in Processes :
         \/ \E settings \in Settings : Start(r, settings)
-        \/ Begin(r) \/ BeginCompaction(r) \/ Hold(r) \/ Write(r)
+        \/ Begin(r) \/ BeginCompaction(r) \/ BeginRewrite(r) \/ CompareFiles(r) \/ Hold(r) \/ Write(r)
         \/ InitId(r) \/ ReadAgain(r) \/ ReadManifest(r) \/ Send(r) \/ SendTombstones(r)
         \/ LookAtAge(r) \/ InitYoung(r) \/ SendPlain(r) \/ Crash(r)
         \/ \E answered \in BOOLEAN : Commit(r, answered)
@@ -468,10 +532,12 @@ Next ==
 Spec == Init /\ [][Next]_vars
 
 ----------------------------------------------------------------------------
-(* Every record before the position is in exactly one named file. *)
+(* Every record before the position is in exactly one named file, except   *)
+(* those that another program has taken out and no rewrite has repaired.   *)
 ExactlyOnce ==
     \A o \in 0 .. Records - 1 :
-        Cardinality({f \in Named : o \in rows[f]}) = IF o < position THEN 1 ELSE 0
+        Cardinality({f \in Named : o \in rows[f]})
+            = IF o < position /\ o \notin lost THEN 1 ELSE 0
 
 LetterAtMostOnce == Cardinality({f \in Named : Letter \in rows[f]}) <= 1
 
@@ -488,7 +554,7 @@ RowsOf(S) == UNION {rows[f] : f \in S}
 EachPrefixIsATable ==
     \A n \in 1 .. Stable :
         /\ \A f, g \in Table(n) : f # g => rows[f] \cap rows[g] = {}
-        /\ RowsOf(Table(n - 1)) \subseteq RowsOf(Table(n))
+        /\ log[n].id = "outside" \/ RowsOf(Table(n - 1)) \subseteq RowsOf(Table(n))
 
 ReadersResolveFiles == reader.step = "schema" => Resolves(reader.files, reader.schema)
 

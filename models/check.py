@@ -59,8 +59,10 @@ class Model:
         clean: further sizes at which the model without a mistake is checked.
         deep: larger sizes, for ``--deep``.
         mistakes: what must be found.
-        symmetric: the constant whose members may be exchanged for each other. States that differ
-            in that alone are looked at once; it can't be used with temporal properties.
+        symmetric: constants whose members may be exchanged for each other. States that differ in
+            that alone are looked at once; it can't be used with temporal properties.
+        view: the module's definition of what of a state matters. States that differ in the rest
+            are looked at once; nor can it be used with temporal properties.
     """
 
     module: str
@@ -70,7 +72,8 @@ class Model:
     clean: Sequence[Constants]
     deep: Sequence[Constants]
     mistakes: Sequence[Mistake]
-    symmetric: str | None = None
+    symmetric: Sequence[str] = ()
+    view: str | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,8 @@ def read(text: str, seconds: float) -> Result:
 def command(java: str, jar: Path, folder: Path) -> list[str]:
     """TLC, working in ``folder``; its mode, workers and the module follow."""
     return [
-        *(java, "-XX:+UseParallelGC", "-Xmx4g", f"-Djava.io.tmpdir={folder}"),
+        *(java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx4g"),
+        f"-Djava.io.tmpdir={folder}",
         *("-cp", str(jar), "tlc2.TLC", "-deadlock", "-nowarning", "-metadir", str(folder)),
     ]
 
@@ -211,7 +215,8 @@ def _module(check: Check, definitions: Sequence[str]) -> str:
     lines += [f"const_{name} == {value}" for name, value in _all(check).items()]
     lines += definitions
     if check.model.symmetric:
-        lines.append(f"symmetry == Permutations(const_{check.model.symmetric})")
+        permutations = (f"Permutations(const_{one})" for one in check.model.symmetric)
+        lines.append("symmetry == " + " \\cup ".join(permutations))
     return "\n".join(
         ["---- MODULE Checked ----", f"EXTENDS {check.model.module}", *lines, "====", ""]
     )
@@ -227,6 +232,7 @@ def _configuration(check: Check) -> str:
             *(f"INVARIANT {one}" for one in check.model.invariants),
             *(f"PROPERTY {one}" for one in check.model.properties),
             *(["SYMMETRY symmetry"] if check.model.symmetric else []),
+            *([f"VIEW {check.model.view}"] if check.model.view else []),
             "",
         ]
     )
@@ -234,14 +240,14 @@ def _configuration(check: Check) -> str:
 
 def _all(check: Check) -> dict[str, str]:
     of = {**check.constants, "Mistake": f'"{check.mistake or "none"}"'}
-    symmetric = check.model.symmetric
-    return {**of, symmetric: of[symmetric].replace('"', "")} if symmetric else of
+    return {**of, **{one: of[one].replace('"', "") for one in check.model.symmetric}}
 
 
 def _exchangeable(check: Check) -> list[str]:
-    """Members of the symmetric constant: only model values can be exchanged, no strings."""
-    symmetric = check.model.symmetric
-    return re.findall(r"\w+", check.constants[symmetric]) if symmetric else []
+    """Members of symmetric constants: only model values can be exchanged, no strings."""
+    return [
+        name for one in check.model.symmetric for name in re.findall(r"\w+", check.constants[one])
+    ]
 
 
 def _line(check: Check, result: Result, *, expected: bool) -> str:

@@ -7,6 +7,11 @@
 A trace is random, and the same for the same model, sizes and seed. It ends after ``depth`` states,
 or where no action is possible. Its first step is the initial state, named :data:`INITIAL`.
 
+Races are rare in random traces. :func:`traces_to` keeps those that end with a given step:
+
+    goals = {"fenced": 'proc[r1].pc = "idle" /\\ proc\'[r1].pc = "fenced"'}
+    shortest = min(traces_to(SQL_LEDGER, goals, number=5, depth=40, seed=1)["fenced"], key=len)
+
 TLC names a step after the innermost operator that it reaches from ``Next`` through disjunctions and
 through ``\\E`` over sets of constants: a set that depends on the state hides what is below it. It
 does not tell arguments, which follow from the two states.
@@ -17,7 +22,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,7 @@ INITIAL = "Init"
 """The action of a trace's first step."""
 
 _ENDS = "TraceEnds"
+_REACHED = re.compile(r"^Error: Action property Goal(\d+) is violated\.", re.MULTILINE)
 _STATE = re.compile(
     r"^State \d+: <(\w+)(?: predicate)?[^\n]*>\n(.*?)\n\n", re.MULTILINE | re.DOTALL
 )
@@ -71,15 +77,91 @@ def traces(
         Unavailable, WrongInput: TLC can't be fetched, or there is no Java.
         RuntimeError: TLC found no traces; its output.
     """
-    jar, java = artifacts.resolve(TLC)[0], artifacts.java()
-    check = Check(
-        replace(model, invariants=(_ENDS,), properties=()), {**model.constants, **(constants or {})}
-    )
-    # TLC names the actions of a trace that violates an invariant. It is told to go on after it.
+    # TLC names the actions of a trace that violates a property. It is told to go on after it.
     ends = f'{_ENDS} == TLCGet("level") < {depth} /\\ ENABLED Next'
+    output = _simulated(
+        replace(model, invariants=(_ENDS,), properties=()),
+        constants,
+        (ends,),
+        number=number,
+        depth=depth,
+        seed=seed,
+    )
+    found = list(parsed(output))
+    if len(found) < number:
+        raise RuntimeError(f"{len(found)} traces of {number}: {output[-3_000:]}")
+    return found[:number]
+
+
+def traces_to(
+    model: Model,
+    goals: Mapping[str, str],
+    constants: Constants | None = None,
+    *,
+    number: int,
+    depth: int,
+    seed: int,
+    tries: int = 1_000_000,
+) -> dict[str, list[list[Step]]]:
+    """Let TLC walk through the model at random until it has done each of some steps.
+
+    Args:
+        model: as for :func:`traces`; the module has a definition ``vars``.
+        goals: actions in TLA+, each by a name of the caller's. A trace ends with the first step
+            that is one of them.
+        constants, depth, seed: as for :func:`traces`.
+        number: of traces for each goal.
+        tries: after so many walks TLC gives up.
+
+    Raises:
+        Unavailable, WrongInput: as for :func:`traces`.
+        RuntimeError: TLC has not reached each goal so often; its output.
+    """
+    every = range(1, len(goals) + 1)
+    definitions = [
+        f"ASSUME \\A i \\in 1 .. {len(goals)} : TLCSet(i, 0)",
+        f"Again(i) == TLCGet(i) < {number} /\\ TLCSet(i, TLCGet(i) + 1)",
+        *(
+            f"Goal{at} == [][~(({goal}) /\\ Again({at}))]_vars"
+            for at, goal in zip(every, goals.values(), strict=True)
+        ),
+        f"All == \\A i \\in 1 .. {len(goals)} : TLCGet(i) >= {number}",
+        f'{_ENDS} == All => TLCSet("exit", TRUE)',
+    ]
+    output = _simulated(
+        replace(model, invariants=(_ENDS,), properties=[f"Goal{at}" for at in every]),
+        constants,
+        definitions,
+        number=tries,
+        depth=depth,
+        seed=seed,
+    )
+    found: dict[str, list[list[Step]]] = {name: [] for name in goals}
+    names = list(goals)
+    reached = _REACHED.split(output)[1:]
+    for at, behaviour in zip(reached[::2], reached[1::2], strict=True):
+        found[names[int(at) - 1]].append(next(parsed(behaviour)))
+    if any(len(one) < number for one in found.values()):
+        counts = {name: len(one) for name, one in found.items()}
+        raise RuntimeError(f"{counts}, and {number} of each are wanted: {output[-3_000:]}")
+    return found
+
+
+def _simulated(
+    model: Model,
+    constants: Constants | None,
+    definitions: Sequence[str],
+    *,
+    number: int,
+    depth: int,
+    seed: int,
+) -> str:
+    """What TLC prints."""
+    jar, java = artifacts.resolve(TLC)[0], artifacts.java()
+    check = Check(model, {**model.constants, **(constants or {})})
     with tempfile.TemporaryDirectory(prefix="oncely-models-") as name:
         folder = Path(name)
-        write_check(check, folder, ends)
+        write_check(check, folder, *definitions)
         answer = subprocess.run(
             [
                 *command(java, jar, folder),
@@ -91,12 +173,7 @@ def traces(
             text=True,
             check=False,
         )
-    found = list(parsed(answer.stdout))
-    if len(found) < number:
-        raise RuntimeError(
-            f"{len(found)} traces of {number}: {(answer.stdout + answer.stderr)[-3_000:]}"
-        )
-    return found[:number]
+    return answer.stdout + answer.stderr
 
 
 def parsed(output: str) -> Iterator[list[Step]]:
