@@ -1,11 +1,11 @@
-"""Moves records from Kafka so that each takes effect exactly once, whatever crashes.
+"""Moves records from Kafka so that each takes effect exactly once, across crashes.
 
     from oncely import Pipeline, StopSignal, write_stream
 
     Pipeline.from_file("flights.toml").run(until="latest")
 
-Names are imported when they are used first: Spark's Python workers import this package at every
-start and need little of it.
+Names are imported at first use: Spark's Python workers import this package at every start and need
+only a small part of it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ if TYPE_CHECKING:
         WrongInput,
     )
     from oncely.pipeline import Pipeline
+    from oncely.pipeline.handling import Worker
     from oncely.pipeline.streaming import write_stream
     from oncely.runtimes.stop import StopSignal
+    from oncely.sinks.handlers.batch import Batch
 
 __all__ = [
+    "Batch",
     "ConfigError",
     "DataLost",
     "Fenced",
@@ -46,6 +49,7 @@ __all__ = [
     "TableMismatch",
     "TooManyRejects",
     "Unavailable",
+    "Worker",
     "WrongInput",
     "load",
     "parse",
@@ -53,9 +57,11 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "Batch": "oncely.sinks.handlers.batch",
     "Pipeline": "oncely.pipeline",
     "PipelineSettings": "oncely.config",
     "StopSignal": "oncely.runtimes.stop",
+    "Worker": "oncely.pipeline.handling",
     "load": "oncely.config",
     "parse": "oncely.config",
     "write_stream": "oncely.pipeline.streaming",

@@ -1,10 +1,10 @@
-"""Jars by Maven coordinate, fetched once and kept.
+"""Jars by Maven coordinate, downloaded once and cached.
 
-PySpark's wheel brings Apache Ivy, which Spark itself uses for ``spark.jars.packages``. It is run
-here as a program of its own, because a jar that is named in ``spark.jars`` is found without a
-network at every later start, and because the embedded broker needs jars without any Spark.
+PySpark's wheel contains Apache Ivy, which Spark itself uses for ``spark.jars.packages``. It is run
+here as a separate program, because a jar that is named in ``spark.jars`` needs no network at later
+starts, and because the embedded broker needs jars without Spark.
 
-A coordinate becomes one directory. It appears by one rename, so what is there is complete.
+A coordinate becomes one directory. It is created by one rename, so an existing one is complete.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _MEGABYTE = 1_000_000
 
 
 def resolve(coordinate: str) -> list[Path]:
-    """Return the jars of a coordinate and of everything it needs, fetching them at first use.
+    """Return the jars of a coordinate and of its dependencies; downloads them at first use.
 
     A Spark connector (group ``org.apache.spark``) is loaded beside PySpark's own jars, so modules
-    that PySpark brings are left out: the result can be given to ``spark.jars`` as it is. Any other
-    coordinate is complete in itself and can be a class path.
+    that PySpark contains are left out: the result can be given to ``spark.jars`` as it is. Any
+    other coordinate is complete and can be used as a class path.
 
     Args:
         coordinate: ``group:artifact:version``.
@@ -63,18 +63,18 @@ def resolve(coordinate: str) -> list[Path]:
     if found:
         return found
     home.mkdir(parents=True, exist_ok=True)
-    # Two processes at once: the second waits here, then finds the directory complete. The lock
-    # belongs to the open file, so a holder that is killed leaves it free.
+    # Of two processes, the second waits here, then uses the complete directory. The lock belongs to
+    # the open file, so it is released when its holder is killed.
     with _locked(home / f".{place.name}.lock", coordinate):
         found = _complete(place)
         if found:
             return found
-        for left in home.glob(f".{place.name}.*/"):  # of a process that was killed
+        for left in home.glob(f".{place.name}.*/"):  # left by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=home))
         try:
             _fetch(group, artifact, version, work)
-            shutil.rmtree(place, ignore_errors=True)  # incomplete: somebody removed a jar
+            shutil.rmtree(place, ignore_errors=True)  # incomplete: a jar was removed
             (work / "lib").rename(place)
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -92,7 +92,7 @@ def java() -> str:
     """Return the path of a Java launcher of version 17 or later: ``$JAVA_HOME`` first, then PATH.
 
     Raises:
-        WrongInput: there is none, or it is older.
+        WrongInput: there is no Java, or it is older.
     """
     way_out = f"install Java {_OLDEST_JAVA} or later and put it on PATH, or set JAVA_HOME to it"
     home = os.environ.get("JAVA_HOME")
@@ -134,7 +134,7 @@ def _parts(coordinate: str) -> tuple[str, str, str]:
 
 def _key(group: str, artifact: str, version: str) -> str:
     name = f"{group}-{artifact}-{version}"
-    # What is left out depends on the PySpark beside it.
+    # The excluded modules depend on the installed PySpark.
     return f"{name}-pyspark-{importlib.metadata.version('pyspark')}" if _beside(group) else name
 
 
@@ -143,7 +143,7 @@ def _beside(group: str) -> bool:
 
 
 def _complete(place: Path) -> list[Path]:
-    """Return the jars when every one of the manifest is there in its full size, else nothing."""
+    """Return the jars if all of the manifest exist with their full size, else an empty list."""
     try:
         sizes: dict[str, int] = json.loads((place / _MANIFEST).read_text())
         whole = all((place / name).stat().st_size == size for name, size in sizes.items())
@@ -164,13 +164,13 @@ def _locked(path: Path, coordinate: str) -> Iterator[None]:
 
 
 def _fetch(group: str, artifact: str, version: str, work: Path) -> None:
-    """Let Ivy fill ``work/lib`` and write the manifest into it."""
+    """Let Ivy fill ``work/lib``, and write the manifest into it."""
     ivy_file = work / "ivy.xml"
     ivy_file.write_text(_ivy_file(group, artifact, version))
     log = work / "ivy.log"
     command = [java(), "-jar", str(_ivy_jar()), "-ivy", str(ivy_file), "-confs", "default"]
-    # An Ivy cache of our own: Ivy's default one is not safe for two processes, and a broken
-    # download must not outlive this call. Within it, a second try fetches only what is missing.
+    # A separate Ivy cache: Ivy's default cache is not safe for two processes, and an interrupted
+    # download must not outlive this call. Within it, a second try downloads only missing files.
     command += ["-cache", str(work / "cache")]
     command += ["-retrieve", f"{work}/lib/[artifact]-[revision](-[classifier]).[ext]"]
     settings = os.environ.get("ONCELY_IVY_SETTINGS")
@@ -211,12 +211,13 @@ def _ivy_file(group: str, artifact: str, version: str) -> str:
 
 
 def _brought_by_spark() -> list[str]:
-    """Return the module names of PySpark's own jars."""
+    """Return the module names of PySpark's jars."""
     return sorted({_module(jar.name) for jar in (spark_home() / "jars").glob("*.jar")})
 
 
 def _module(jar: str) -> str:
-    """Return ``log4j-1.2-api`` for ``log4j-1.2-api-2.24.3.jar``: digits alone don't end a name.
+    """Return ``log4j-1.2-api`` for ``log4j-1.2-api-2.24.3.jar``: a number alone does not end a
+    name.
 
     A Scala module's name ends with the Scala version, any other one before the first number that
     only numbers or qualifiers follow ("33.4.0-jre", "2.0.70.Final-linux-x86_64").
@@ -227,7 +228,7 @@ def _module(jar: str) -> str:
 
 
 def _watched(command: list[str], log: Path, cache: Path, show: Callable[[int, int], None]) -> int:
-    """Run Ivy to its end, telling ``show`` how many jars and bytes have arrived."""
+    """Run Ivy to its end, and report the number of jars and bytes so far to ``show``."""
     with log.open("ab") as out:
         ivy = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         try:
@@ -247,7 +248,7 @@ def _arrived(cache: Path) -> tuple[int, int]:
     for path in cache.rglob("*.jar*"):  # Ivy writes x.jar.part first
         try:
             size += path.stat().st_size
-        except FileNotFoundError:  # just renamed
+        except FileNotFoundError:  # renamed in the meantime
             continue
         jars += path.suffix == ".jar"
     return jars, size
@@ -255,7 +256,8 @@ def _arrived(cache: Path) -> tuple[int, int]:
 
 @contextmanager
 def _progress(coordinate: str) -> Iterator[Callable[[int, int], None]]:
-    """Show the download on stderr: a live line on a terminal, else one line at each end."""
+    """Show the download on stderr: a live line on a terminal, else a line at the start and at the
+    end."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -287,16 +289,16 @@ def _progress(coordinate: str) -> Iterator[Callable[[int, int], None]]:
 def _download_failed(coordinate: str, log: Path) -> Unavailable:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     telling = [line.strip() for line in lines if re.search(r"ERROR|FAILED|not found|rror:", line)]
-    telling = list(dict.fromkeys(telling))  # once for each try
+    telling = list(dict.fromkeys(telling))  # repeated for each attempt
     return Unavailable(
         f"the download of {coordinate} failed: " + "; ".join(telling[:5] or lines[-5:]),
         way_out="check the network and try again; behind a proxy set JAVA_TOOL_OPTIONS to Java's"
-        " proxy properties, for a mirror name an Ivy settings file in ONCELY_IVY_SETTINGS",
+        " proxy properties, for a mirror set ONCELY_IVY_SETTINGS to an Ivy settings file",
     )
 
 
 def main() -> None:
-    """Fetch what the embedded broker and a pipeline need: ``python -m oncely.artifacts``."""
+    """Download the jars of the embedded broker and of Spark: ``python -m oncely.artifacts``."""
     for coordinate in (KAFKA_BROKER, SPARK_KAFKA):
         resolve(coordinate)
 

@@ -1,28 +1,28 @@
-"""Everything Oncely raises, by what it means for the person who runs the pipeline.
+"""The errors of Oncely, classified by the reaction that they require of the operator.
 
-OncelyError
-├── WrongInput            change something, then start again          exit 2, never retried
-│   ├── ConfigError       a key of the pipeline file
-│   │   └── TopicMissing  no such topic, or one that this user may not see
-│   ├── TableMismatch     the sink's table does not fit the rows
-│   └── SourceMismatch    not the topic that the ledger was written for
-├── Fenced                a newer run has taken over                  exit 3: do not restart
-├── Stopped               a person must decide                        exit 1, never retried
-│   ├── DataLost          records left the topic before they were read
-│   └── TooManyRejects    the reject budget is spent
-├── Unavailable           a server did not answer; ask again later    exit 1, retried
-│   └── LedgerWentBack    rows and ledger are an older state; go on   exit 1, retried
-└── InvariantViolation    a defect in Oncely: nothing was committed   exit 1, never retried
+OncelyError ├── WrongInput            change something, then start again          exit 2, never
+retried │   ├── ConfigError       a key of the pipeline file │   │   └── TopicMissing  no such
+topic, or no permission to describe it │   ├── TableMismatch     the sink's table does not fit the
+rows │   └── SourceMismatch    not the topic that the ledger was written for ├── Fenced
+a newer run has taken over                  exit 3: do not restart ├── Stopped               needs
+an operator's decision                exit 1, never retried │   ├── DataLost          records were
+deleted from the topic before they were read │   └── TooManyRejects    the reject budget is spent
+├── Unavailable           a server did not answer; try again later    exit 1, retried │   └──
+LedgerWentBack    rows and ledger were restored to an old state  exit 1, retried └──
+InvariantViolation    a defect in Oncely: nothing was committed   exit 1, never retried
 """
 
 from __future__ import annotations
 
-from oncely.refused import Refused
+from collections.abc import Collection
+
+from oncely.reject_summary import RejectSummary
 from oncely.secrets import Secrets, redact
 
 
 class OncelyError(Exception):
-    """Base of everything raised on purpose. The text holds no secret of the scope around it."""
+    """Base class of all errors that Oncely raises. The text contains no secret of the current
+    scope."""
 
     exit_code = 1
     retryable = False
@@ -34,7 +34,7 @@ class OncelyError(Exception):
 
     @property
     def details(self) -> list[str]:
-        """Lines between the message and the way out."""
+        """Lines between the message and ``way_out``."""
         return []
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class OncelyError(Exception):
         return "\n".join([*lines, f"  way out: {self.way_out}"] if self.way_out else lines)
 
     def hide(self, secrets: Secrets) -> None:
-        """Take the secrets out of the texts: the error was made where they were not known."""
+        """Redact secrets in the texts: the error was created where they were not known."""
         for name, value in self.__dict__.items():
             if isinstance(value, str):
                 self.__dict__[name] = secrets.redact(value)
@@ -54,7 +54,7 @@ class OncelyError(Exception):
 
 def _rebuild(kind: type[OncelyError], state: dict[str, object]) -> OncelyError:
     """Unpickle an error that crossed from an executor without calling its constructor."""
-    # An executor may not know every secret that the driver knows.
+    # An executor may not have every secret that the driver has.
     shown = {k: redact(v) if isinstance(v, str) else v for k, v in state.items()}
     error = kind.__new__(kind)
     Exception.__init__(error, shown.get("message", ""))
@@ -63,13 +63,13 @@ def _rebuild(kind: type[OncelyError], state: dict[str, object]) -> OncelyError:
 
 
 class WrongInput(OncelyError):
-    """The pipeline can't run as it is described; nothing was written."""
+    """The pipeline cannot run as configured; nothing was written."""
 
     exit_code = 2
 
 
 class ConfigError(WrongInput):
-    """A key of the pipeline file is unknown, missing or has a value that can't work."""
+    """A key of the pipeline file is unknown, missing or has an invalid value."""
 
     def __init__(self, key: str, problem: str, *, way_out: str = "") -> None:
         self.key = key
@@ -77,35 +77,54 @@ class ConfigError(WrongInput):
 
 
 class TopicMissing(ConfigError):
-    """A topic of ``source.topics`` is not there; to a user who may not Describe it, neither."""
+    """A topic of ``source.topics`` does not exist, or the user may not Describe it."""
 
 
 class TableMismatch(WrongInput):
-    """The sink's table is missing or its columns don't take the pipeline's rows."""
+    """The sink's table is missing or its columns do not accept the pipeline's rows."""
 
 
 class SourceMismatch(WrongInput):
-    """Cluster, topic id or end of the log contradict the ledger: another topic by the same name."""
+    """Cluster, topic id or end of the log contradict the ledger: another topic of the same name."""
 
 
 class Fenced(OncelyError):
-    """A newer run of this pipeline holds the ledger; this one may not write. Do not restart it."""
+    """A newer run of this pipeline holds the ledger; this one may not write. Do not restart it.
+
+    Attributes:
+        lost: the partitions that were taken from a run that holds some of them; it continues with
+            its others. Empty: all.
+    """
 
     exit_code = 3
 
-    def __init__(self, pipeline: str, ours: int, theirs: int) -> None:
+    def __init__(
+        self, pipeline: str, ours: int, theirs: int, lost: Collection[object] = ()
+    ) -> None:
         self.pipeline, self.ours, self.theirs = pipeline, ours, theirs
+        self.lost = frozenset(lost)
         by = f"epoch {theirs}, a newer run"
-        if theirs == ours:  # a failover had lost it, and the ledger has given it out again
+        if theirs == ours:  # a failover had lost the epoch, and the ledger has given it out again
             by = f"another run that was given epoch {theirs} after the database went back"
+        where = f" at {', '.join(map(str, sorted(lost, key=str)))}" if lost else ""
         super().__init__(
-            f"pipeline {pipeline!r}: epoch {ours} is fenced by {by}",
-            way_out="leave this one stopped; a supervisor must not restart it on exit code 3",
+            f"pipeline {pipeline!r}: epoch {ours} is fenced{where} by {by}",
+            way_out="leave this one stopped; a supervisor must not restart it on exit code 3."
+            " `oncely run --on-fenced wait` stands by instead",
         )
 
 
+class InstanceTaken(Fenced):
+    """A newer process has joined the group as the same static member (KIP-345)."""
+
+    def __init__(self, group: str, instance: str) -> None:
+        super().__init__(group, 0, 0)
+        self.message = f"another process has joined group {group!r} as {instance!r}"
+        self.args = (self.message,)
+
+
 class Stopped(OncelyError):
-    """Going on needs a person's decision; a restart alone ends here again."""
+    """Continuing needs an operator's decision; a restart alone fails again."""
 
 
 class DataLost(Stopped):
@@ -119,18 +138,20 @@ class TooManyRejects(Stopped):
         refused: reasons with their counts, and a sample of the records.
     """
 
-    def __init__(self, message: str, *, way_out: str = "", refused: Refused | None = None) -> None:
+    def __init__(
+        self, message: str, *, way_out: str = "", refused: RejectSummary | None = None
+    ) -> None:
         super().__init__(message, way_out=way_out)
-        self.refused = refused or Refused()
+        self.refused = refused or RejectSummary()
 
     def hide(self, secrets: Secrets) -> None:
-        """In the sample of records, too."""
+        """Redact the sample of records, too."""
         super().hide(secrets)
         self.refused = self.refused.without(secrets)
 
     @property
     def details(self) -> list[str]:
-        """Reasons, and a few of the records."""
+        """The reasons, and some of the records."""
         return self.refused.lines()
 
 
@@ -141,23 +162,23 @@ class Unavailable(OncelyError):
 
 
 class LedgerWentBack(Unavailable):
-    """The database is an older state of itself, rows and ledger alike.
+    """The database was put back to an older state, rows and ledger alike.
 
-    A failover to a replica that lagged behind, or a restore. What it has lost is read again from
-    the position that it has now.
+    The cause is a failover to a replica that lagged behind, or a restore. Records that it has lost
+    are read again from its present position.
     """
 
     def __init__(self, pipeline: str, what: str) -> None:
         super().__init__(
-            f"pipeline {pipeline!r}: {what}: the database went back to an older state, rows and"
-            " ledger together (a failover to a replica that lagged behind, or a restore); going on"
-            " from there",
+            f"pipeline {pipeline!r}: {what}: the database was put back to an older state, rows and"
+            " ledger together (a failover to a replica that lagged behind, or a restore); "
+            "continuing from there",
             way_out="start again: the records that it has lost are read again",
         )
 
 
 class InvariantViolation(OncelyError):
-    """Something that can't be, was. Nothing was committed after it was seen."""
+    """An impossible state was observed. Nothing was committed after that."""
 
 
 def check(condition: bool, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Directories that are this user's alone, also where everybody may make some."""
+"""Directories with access for the current user only, also below world-writable directories."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from oncely.errors import ConfigError
 
 
 def is_private(folder: Path) -> bool:
-    """True for a directory that this user has made and nobody else can read or write."""
+    """True if the directory belongs to this user and other users can neither read nor write it."""
     try:
         found = folder.lstat()
     except OSError:
         return False
-    # A directory inherits the set-group-ID bit, which is of no matter.
+    # A directory inherits the set-group-ID bit, which is ignored here.
     private = stat.S_IMODE(found.st_mode) & 0o777 == stat.S_IRWXU
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and private
 
 
 def make_private(folder: Path, key: str, way_out: str) -> None:
-    """Make a directory, or take the one that is there if it is private.
+    """Create a directory, or accept an existing one if it is private.
 
     Args:
-        folder: the directory, in one that is there.
-        key: of the pipeline file, or the option, that an error is about.
-        way_out: what to do instead.
+        folder: the directory; its parent exists.
+        key: the key of the pipeline file, or the option, for errors.
+        way_out: the error's ``way_out``.
 
     Raises:
-        ConfigError: as :func:`check_private`, or it can't be made.
+        ConfigError: see :func:`check_private`; or it cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
-        pass  # a file, or a link that leads nowhere
+        pass  # a file, or a dangling link
     except OSError as error:
         raise ConfigError(key, f"{folder}: {error.strerror}", way_out=way_out) from None
     check_private(folder, key, way_out)
 
 
 def check_private(folder: Path, key: str, way_out: str) -> None:
-    """Refuse a directory that another user has made, or may read or write.
+    """Refuse a directory that belongs to another user, or that others may read or write.
 
-    Where anybody may make directories, one of a name that is known beforehand may be a trap.
+    In a world-writable directory, another user could create a directory of a predictable name.
 
     Args:
-        folder: the directory; one that is missing is fine.
+        folder: the directory; it may be missing.
         key, way_out: as for :func:`make_private`.
 
     Raises:

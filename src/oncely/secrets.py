@@ -1,9 +1,9 @@
-"""Values that no text may show, and how they are taken out of a text.
+"""Secret values, and their redaction in texts.
 
-Drivers quote their arguments in error texts (a password with an ``@`` becomes "could not
-translate host name"), so hiding a field is not enough: texts are searched for the values
-themselves. Secrets belong to the settings or the connection that they came with, never to the
-process: a password of one pipeline is an ordinary word to all others.
+Drivers quote their arguments in error texts (a password with an ``@`` becomes "could not translate
+host name"), so hiding a field is not enough: texts are searched for the values themselves. Secrets
+belong to the settings or the connection that contains them, never to the process: a password of one
+pipeline is an ordinary word to all others.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _LONGEST_WORD = 15
 class Secrets:
     """The secret values of one pipeline or connection. Immutable, picklable.
 
-    A value is replaced where it can stand:
+    A value is replaced in these places:
 
-    - anywhere, unless it is a plain word or number: those are part of ordinary sentences;
-    - a plain word or number where a value stands: the whole text, quoted, after ``=`` or ``:``, or
-      before ``@``;
-    - in a login alone (``:value@``, ``password=value``) when it is shorter than three characters,
-      or when the settings show the same value in another place, such as the user's name.
+    - anywhere, unless it is a plain word or number, which occur in ordinary sentences;
+    - a plain word or number in the place of a value: the whole text, quoted, after ``=`` or ``:``,
+      or before ``@``;
+    - only in a login (``:value@``, ``password=value``) when it is shorter than three characters, or
+      when the settings show the same value in another place, such as the user's name.
 
     Attributes:
-        values: as given, and as URLs spell them.
-        public: values that the same settings show.
+        values: the values, verbatim and URL-encoded.
+        public: values that the same settings show openly.
     """
 
     values: frozenset[str] = field(default=frozenset(), repr=False)
@@ -47,7 +47,7 @@ class Secrets:
 
     @classmethod
     def of(cls, values: Iterable[str | None], public: Iterable[str | None] = ()) -> Secrets:
-        """Secrets from values as they are written; None and empty ones are passed over."""
+        """Secrets from values as they are written; None and empty values are ignored."""
         spellings = {s for v in values if v for s in (v, quote(v, safe=""), unquote(v)) if s}
         return cls(frozenset(spellings), frozenset(filter(None, public)))
 
@@ -83,7 +83,7 @@ _scope: ContextVar[Secrets] = ContextVar("secrets", default=_NONE)  # immutable
 
 @contextmanager
 def scope(secrets: Secrets) -> Iterator[None]:
-    """Let :func:`redact` take these values out within the block, in this thread."""
+    """Make :func:`redact` replace these values within the block, in this thread."""
     token = _scope.set(secrets)
     try:
         yield
@@ -92,12 +92,12 @@ def scope(secrets: Secrets) -> Iterator[None]:
 
 
 def in_scope() -> Secrets:
-    """The secrets of the scope around the call."""
+    """The secrets of the current scope."""
     return _scope.get()
 
 
 def carried(work: Callable[[Items], Iterator[T]]) -> Callable[[Items], Iterator[T]]:
-    """``work`` for a task in another process: there it runs within the scope of this call."""
+    """Wrap ``work`` for a task in another process, so that it runs within the current scope."""
     return partial(_iterate, _scope.get(), work)
 
 
@@ -107,5 +107,5 @@ def _iterate(secrets: Secrets, work: Callable[[Items], Iterator[T]], items: Item
 
 
 def redact(text: str) -> str:
-    """Return ``text`` without the secrets of the scope around the call."""
+    """Return ``text`` without the secrets of the current scope."""
     return _scope.get().redact(text)

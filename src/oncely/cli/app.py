@@ -1,8 +1,9 @@
-"""The commands. Each does its work elsewhere; here they get their words."""
+"""The commands and their help texts. The work is done in the other modules."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +11,23 @@ from typing import Annotated
 
 import typer
 
-from oncely.cli import logs, screen
+from oncely.cli import options, screen
+from oncely.cli.audit_options import audit
+from oncely.cli.options import (
+    AsJson,
+    ConsumingTtl,
+    Debug,
+    EventFile,
+    File,
+    HttpAddress,
+    LogFormat,
+    LogLinesFormat,
+    MetricsAddress,
+    PollingTtl,
+    SparkLogFile,
+    refuse_without,
+)
+from oncely.errors import WrongInput
 
 app = typer.Typer(
     name="oncely",
@@ -19,37 +36,43 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_debugging = False
-
-
-def _debug(value: bool) -> bool:
-    global _debugging  # noqa: PLW0603 - main() reads it when a command has failed
-    _debugging = value
-    logs.configure(debug=value)
-    return value
-
-
-File = Annotated[Path, typer.Argument(help="The pipeline file (TOML).", metavar="FILE")]
-Debug = Annotated[
-    bool,
-    typer.Option("--debug", callback=_debug, help="Log every step; show tracebacks."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 class Rounding(StrEnum):
-    """Whether a reader may round."""
+    """Permission of rounding for a reader."""
 
     refuse = "refuse"
     allow = "allow"
 
 
 class Until(StrEnum):
-    """Where a run may end by itself."""
+    """The condition under which a run ends by itself."""
 
     LATEST = "latest"
+
+
+class On(StrEnum):
+    """Where members of a group run."""
+
+    SPARK = "spark"
+
+
+class OnFenced(StrEnum):
+    """What a run does when another one runs."""
+
+    END = "end"
+    WAIT = "wait"
+
+
+WorkOnFenced = Annotated[
+    OnFenced,
+    typer.Option(
+        help="end: take over at once, and end when a run on Spark takes over. wait: stand by while"
+        " a run on Spark is there that has this option, too."
+    ),
+]
 
 
 def _version(value: bool) -> None:
@@ -68,31 +91,144 @@ def _oncely(
 
 
 @app.command()
+def init(
+    brokers: Annotated[str, typer.Option(metavar="HOST:PORT", help="More of them after commas.")],
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic to read.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="sqlite:///FILE, postgresql://USER@HOST/DATABASE, a folder or a URL for files, or"
+            " topic:NAME; by default a file of SQLite.",
+        ),
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(min=1, max=100_000, metavar="N", help="The number of records to read.")
+    ] = 1000,
+    registry: Annotated[
+        str | None, typer.Option(metavar="URL", help="The schema registry, for Avro.")
+    ] = None,
+    kafka: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A property of [source.kafka]; secrets as '${NAME}'. May be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="The file to write; - for standard output."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Propose a pipeline file for a topic, from a sample of its records.
+
+    Reads committed records without a consumer group, and writes nothing but the file: format,
+    schema, key, mode and partitioning as the records suggest them, with comments.
+    """
+    from oncely.cli.init import write_proposal
+    from oncely.pipeline.init import Wanted
+
+    wanted = Wanted(brokers, topic, to, registry, options.assigned("--kafka", kafka), sample)
+    write_proposal(wanted, out, force=force)
+
+
+@app.command()
 def run(
     file: File,
     until: Annotated[
         Until | None,
-        typer.Option(help="End when what can be read at the start is committed."),
+        typer.Option(help="End when all records that exist at the start are committed."),
     ] = None,
-    spark_log: Annotated[
-        Path | None,
+    spark_log: SparkLogFile = None,
+    events: EventFile = None,
+    on_fenced: Annotated[
+        OnFenced,
         typer.Option(
-            metavar="PATH", help="Where Spark's own output goes; - for stderr.", dir_okay=False
+            help="end: take over at once, and end when a newer run takes over. wait: stand by while"
+            " another replica runs, and take over when it has gone; give it to all replicas."
         ),
-    ] = None,
+    ] = OnFenced.END,
+    http: HttpAddress = None,
+    polling_ttl: PollingTtl = None,
+    consuming_ttl: ConsumingTtl = None,
+    metrics: MetricsAddress = None,
+    log_format: LogLinesFormat = LogFormat.TEXT,  # noqa: ARG001
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Run a pipeline until Ctrl-C, or until what is there is committed.
+    """Run a pipeline until Ctrl-C, or until all present records are committed.
 
-    Ctrl-C or SIGTERM ends it after the batch in hand; a second one ends it now.
+    Ctrl-C or SIGTERM ends it after the current batch; a second signal ends it at once.
 
-    Exit codes: 0 done (with --until: all of it is committed); 2 wrong input; 3 fenced by a
-    newer run (do not restart); 1 the rest.
+    Exit codes: 0 success (with --until: all is committed); 2 wrong input; 3 fenced by a newer run
+    (do not restart); 1 other errors.
     """
-    from oncely.cli.run import run_file
+    from oncely.cli.run import probes, run_file
 
-    code = run_file(file, "latest" if until else None, spark_log)
+    code = run_file(
+        file,
+        "latest" if until else None,
+        spark_log,
+        events,
+        probes(http, polling_ttl, consuming_ttl, metrics),
+        on_fenced.value,
+    )
     raise typer.Exit(code)
+
+
+@app.command()
+def work(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The pipeline file (TOML), or a module and its oncely.Worker.",
+            metavar="FILE|MODULE:APP",
+        ),
+    ],
+    until: Annotated[
+        Until | None,
+        typer.Option(help="End when all records that exist at the start are committed."),
+    ] = None,
+    on: Annotated[
+        On | None,
+        typer.Option(help="spark: as --workers members, each of which is a task of one Spark job."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The members of --on spark.")
+    ] = None,
+    spark_log: SparkLogFile = None,
+    events: EventFile = None,
+    on_fenced: WorkOnFenced = OnFenced.END,
+    http: HttpAddress = None,
+    polling_ttl: PollingTtl = None,
+    consuming_ttl: ConsumingTtl = None,
+    metrics: MetricsAddress = None,
+    log_format: LogLinesFormat = LogFormat.TEXT,  # noqa: ARG001
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Run a pipeline, or handlers, as a member of a consumer group, without Spark, until Ctrl-C.
+
+    Start it in as many processes as there is work for: the group shares the partitions among them.
+    Ctrl-C or SIGTERM ends it after the current commit; a second signal ends it at once.
+
+    Exit codes: as those of `oncely run`.
+    """
+    from oncely.cli.run import probes
+    from oncely.cli.work import work_file, work_on_spark
+
+    given = probes(http, polling_ttl, consuming_ttl, metrics)
+    if on is None:
+        refuse_without("--on spark", workers=workers, spark_log=spark_log)
+        code = work_file(file, "latest" if until else None, events, given, on_fenced.value)
+        raise typer.Exit(code)
+    if on_fenced is OnFenced.WAIT:
+        raise WrongInput("--on-fenced wait: members of --on spark end when they are fenced")
+    raise typer.Exit(
+        work_on_spark(file, workers, "latest" if until else None, spark_log, events, given)
+    )
 
 
 @app.command()
@@ -102,20 +238,70 @@ def plan(
         bool | None,
         typer.Option(
             "--spark/--no-spark",
-            help="Start Spark to ask the executors and to see a Spark transform's columns;"
-            " by default where that is in question.",
+            help="Start Spark to check the executors and the columns of a Spark transform;"
+            " by default only if needed.",
+        ),
+    ] = None,
+    sample: Annotated[
+        int,
+        typer.Option(
+            min=0, max=100_000, metavar="N", help="Decode and transform N records of the topics."
+        ),
+    ] = 0,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Check the pipeline and print the effects of a run; writes nothing.
+
+    Exit codes: 0 it can run; 2 it needs changes; 1 a server does not answer.
+    """
+    from oncely.cli.plan import show_plan
+
+    raise typer.Exit(show_plan(file, spark, sample, as_json))
+
+
+@app.command("schema")
+def schema_of_file(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The reference for people, as Markdown.")
+    ] = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Print the JSON Schema of pipeline files, for editors.
+
+    An editor that knows TOML completes and checks a file that begins with `#:schema PATH`, the
+    path of what this command has printed.
+    """
+    from oncely.config import reference
+
+    sys.stdout.write(
+        reference.markdown() if markdown else json.dumps(reference.json_schema(), indent=2) + "\n"
+    )
+
+
+@app.command()
+def verify(
+    file: File,
+    events: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH", help="An event log of the pipeline; may be repeated.", dir_okay=False
         ),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Check everything and say what a run would do; writes nothing.
+    """Check each step of the ledger, the manifest and event logs; reads no rows and no records.
 
-    Exit codes: 0 it can run; 2 something has to be changed; 1 a server does not answer.
+    Ranges follow each other from the start to the position, no fenced run has committed, files are
+    stored and named once, and events tell the same as the ledger. Prints the first broken step.
+
+    Exit codes: 0 all of it holds; 1 a step is broken; 4 unknown: what would prove a step is not
+    stored any more.
     """
-    from oncely.cli.plan import show_plan
+    from oncely.cli.verify import verify_file
 
-    raise typer.Exit(show_plan(file, spark, as_json))
+    raise typer.Exit(verify_file(file, events or [], as_json))
 
 
 @app.command()
@@ -124,6 +310,69 @@ def status(file: File, as_json: AsJson = False, debug: Debug = False) -> None:  
     from oncely.cli.status import show_status
 
     show_status(file, as_json)
+
+
+Pipelines = Annotated[
+    list[Path],
+    typer.Argument(help="Pipeline files, or folders of them (*.toml).", metavar="FILE|FOLDER"),
+]
+Every = Annotated[
+    float, typer.Option(min=0.5, metavar="SECONDS", help="The time between two readings.")
+]
+
+
+@app.command()
+def web(
+    paths: Pipelines,
+    listen: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Without a host for this machine only."),
+    ] = "127.0.0.1:8484",
+    token: Annotated[
+        bool,
+        typer.Option(
+            "--token",
+            help="Print a token, with which a visitor may replay dead letters and reset positions."
+            " ONCELY_WEB_TOKEN, if it is set, is used instead.",
+        ),
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another name of this server; may be repeated."),
+    ] = None,
+    audits: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Reports of `oncely audit --json`.", file_okay=False),
+    ] = None,
+    every: Every = 5.0,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Serve pages on the ledgers of pipelines: progress, takeovers, dead letters, files, audits.
+
+    Read-only unless a token is given. Readings go on only while somebody looks.
+    """
+    from oncely.cli.web import serve
+
+    serve(paths, listen, allow_host or [], audits, every, make_token=token)
+
+
+@app.command()
+def top(
+    paths: Pipelines,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
+    every: Every = 2.0,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Show the progress of pipelines in the terminal, until Ctrl-C.
+
+    Exit codes with --once: 0; 1 if one of them has a problem.
+    """
+    from oncely.cli.top import top as show_top
+
+    raise typer.Exit(show_top(paths, every, once=once))
+
+
+app.command()(audit)
 
 
 offsets = typer.Typer(help="Show or reset positions.", no_args_is_help=True)
@@ -151,20 +400,21 @@ def offsets_reset(
         int | None, typer.Option(metavar="N", help="Forward, or backward when negative.")
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option(metavar="PnDTnHnMnS", help="So long before now: PT1H30M.")
+        str | None, typer.Option(metavar="PnDTnHnMnS", help="Duration before now: PT1H30M.")
     ] = None,
     topic: Annotated[
         list[str] | None,
         typer.Option(metavar="TOPIC[:0,1]", help="Only these partitions; may be repeated."),
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    events: EventFile = None,
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Put positions elsewhere: a dry run unless --execute is given.
+    """Move positions: a dry run unless --execute is given.
 
-    The verbs are those of kafka-consumer-groups --reset-offsets. A reset takes a new epoch, so
-    whatever still runs is fenced; the consumer group that mirrors the position follows.
+    The verbs are those of kafka-consumer-groups --reset-offsets. A reset takes a new epoch, so a
+    running pipeline is fenced; the consumer group that mirrors the position follows.
     """
     from oncely.cli.offsets import chosen_verb, reset_offsets
 
@@ -176,7 +426,7 @@ def offsets_reset(
         shift=shift_by,
         duration=by_duration,
     )
-    reset_offsets(file, verb, topic or [], execute=execute, as_json=as_json)
+    reset_offsets(file, verb, topic or [], execute=execute, events=events, as_json=as_json)
 
 
 rejects = typer.Typer(help="List or replay records that could not be written.",
@@ -184,30 +434,108 @@ rejects = typer.Typer(help="List or replay records that could not be written.",
 app.add_typer(rejects, name="rejects")
 
 
+RejectReason = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Only rejects with this text in the reason.")
+]
+RejectPartition = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TOPIC[:0,1]", help="Only of these partitions; may be repeated."),
+]
+RejectSince = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only of records at or after it; UTC without an offset."),
+]
+
+
 @rejects.command("list")
 def rejects_list(
     file: File,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many to show.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Number of records to show.")] = 50,
+    reason: RejectReason = None,
+    partition: RejectPartition = None,
+    since: RejectSince = None,
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """List records that could not be written, and why."""
-    from oncely.cli.rejects import list_rejects
+    """List records that could not be written: the reasons with their numbers, then records."""
+    from oncely.cli.rejects import list_rejects, reject_filter
 
-    list_rejects(file, limit, as_json)
+    list_rejects(file, limit, reject_filter(reason, partition, since), as_json)
 
 
 @rejects.command("replay")
 def rejects_replay(file: File, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Decode them again and write those that pass now to the table or topic, exactly once.
+    """Decode dead letters again and write the valid ones to the table or topic, exactly once.
 
-    A replayed record is old. With mode = "upsert" it needs a version column, and a key that a
-    tombstone has deleted since comes back. In a topic it stands behind newer records of its
-    key; a compacted topic is refused.
+    A replayed record is old. With mode = "upsert" it needs a version column, and it restores a key
+    that a tombstone has deleted since. In a topic it follows newer records of its key; a compacted
+    topic is refused.
     """
     from oncely.cli.rejects import replay_rejects
 
     replay_rejects(file, as_json)
+
+
+@app.command()
+def repair(
+    file: File,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="A report of `oncely audit --json`; by default it audits now.",
+            dir_okay=False,
+        ),
+    ] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    events: EventFile = None,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Repair what an audit has found: a dry run unless --execute is given.
+
+    Lost records are read again from the topic and written; surplus rows are removed, altered rows
+    replaced. The pipeline may run meanwhile. With --execute it audits again at the end.
+
+    Exit codes: those of the audit: 0 clean, 1 damaged, 4 unknown; 2 wrong input.
+    """
+    from oncely.cli.repair import repair_file
+
+    raise typer.Exit(repair_file(file, report, execute=execute, as_json=as_json, events=events))
+
+
+@app.command()
+def backfill(
+    file: File,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TIME", help="ISO 8601; UTC without an offset."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="Before this time; by default now.")
+    ] = None,
+    offsets: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOPIC:PARTITION:START-END", help="Offsets; may be repeated."),
+    ] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    events: EventFile = None,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Process a range of records again with the present transform: a dry run unless --execute.
+
+    The rows and rejects of these records are replaced, in transactions of whole records. The
+    pipeline may run meanwhile. With --execute it audits at the end.
+
+    Exit codes: those of the audit: 0 clean, 1 damaged, 4 unknown; 2 wrong input.
+    """
+    from oncely.cli.repair import backfill_file
+
+    code = backfill_file(
+        file, begin, end, offsets or [], execute=execute, as_json=as_json, events=events
+    )
+    raise typer.Exit(code)
 
 
 files = typer.Typer(help="The files that a pipeline has written, by its manifest.",
@@ -218,7 +546,7 @@ Where = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="Only files with this partition value; NAME alone: with no value. Repeat it.",
+        help="Only files with this partition value; NAME alone: no value. May be repeated.",
     ),
 ]
 
@@ -241,10 +569,10 @@ def files_read(
     file: File,
     where: Where = None,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this column; repeat it.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this column; may be repeated.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="So many rows at most.")
+        int | None, typer.Option(min=1, metavar="N", help="Maximum number of rows.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -252,15 +580,15 @@ def files_read(
     ] = None,
     rounding: Annotated[
         Rounding,
-        typer.Option(help="Whole numbers that their column's type does not hold exactly."),
+        typer.Option(help="Whole numbers without an exact value in their column's type."),
     ] = Rounding.refuse,
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Print rows as JSON, one a line, or write them to a Parquet file.
+    """Print rows as JSON lines, or write them to a Parquet file.
 
-    It goes by the manifest alone, and compares each file with its published checksum. With
-    --json all rows come as one document, beside their columns.
+    Reads only files of the manifest, and compares each with its published checksum. With --json all
+    rows are one document, beside their columns.
     """
     from oncely.cli.files import read_files
 
@@ -269,9 +597,9 @@ def files_read(
 
 @files.command("verify")
 def files_verify(file: File, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Fetch every file again; compare checksum, rows, columns, partition values and ranges.
+    """Read every file; compare checksum, rows, columns, partition values and ranges.
 
-    Exit code 1 when something is not as it was published.
+    Exit code 1 if a file differs from its published state.
     """
     from oncely.cli.files import verify_files
 
@@ -281,15 +609,13 @@ def files_verify(file: File, as_json: AsJson = False, debug: Debug = False) -> N
 @files.command("compact")
 def files_compact(
     file: File,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Rewrite small files of a directory as one, up to sink.target_file_size.
+    """Merge small files of a directory, up to sink.target_file_size.
 
-    The pipeline may run meanwhile. The old files stay until a vacuum.
+    The pipeline may run meanwhile. The old files are kept until a vacuum.
     """
     from oncely.cli.files import compact_files
 
@@ -299,16 +625,15 @@ def files_compact(
 @files.command("vacuum")
 def files_vacuum(
     file: File,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the orphans only.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Remove files that nobody names and nobody can publish any more, and left-over uploads.
+    """Remove orphans (files that are not in the manifest and cannot be published any more), and
+    incomplete uploads.
 
-    Never a file that the manifest names, nor one that was replaced less than
-    sink.max_staging_age ago. The pipeline may run meanwhile.
+    Keeps every file of the manifest, and files that were replaced less than sink.max_staging_age
+    ago. The pipeline may run meanwhile.
     """
     from oncely.cli.files import vacuum_files
 
@@ -322,7 +647,7 @@ Scope = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="The scope's value of a partition column, as `show` has it; NAME alone: no value.",
+        help="The scope's value of a partition column, as printed by `show`; NAME alone: no value.",
     ),
 ]
 
@@ -334,7 +659,7 @@ def files_schema_show(
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Show the published schema of each scope, or of one."""
+    """Show the published schema of each scope, or of a given scope."""
     from oncely.cli.schemas import show_schemas
 
     show_schemas(file, scope or [], as_json)
@@ -348,9 +673,9 @@ def files_schema_reset(
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Learn the schema of a scope anew from the rows of its files; stop the pipeline first.
+    """Infer the schema of a scope again from the rows of its files; stop the pipeline first.
 
-    A column is forgotten when no row has a value in it. Whatever still runs is fenced.
+    A column is dropped if no row has a value in it. A running pipeline is fenced.
     """
     from oncely.cli.schemas import reset_scope
 
@@ -365,26 +690,68 @@ def semantics(
     ] = None,
     delivery: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help='Only this one, such as "at_least_once"; repeat it.'),
+        typer.Option(metavar="NAME", help="Only these semantics; may be repeated."),
     ] = None,
     kill_point: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help='Only this one, such as "after the records"; repeat it.'),
+        typer.Option(metavar="NAME", help="Only this step; may be repeated."),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--out", metavar="PATH", help="Where report.json and .html go.")
+        Path, typer.Option("--out", metavar="PATH", help="Folder of report.json and report.html.")
     ] = Path("build/semantics"),
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Show what each delivery semantics means: kill pipelines at each step of a commit, count.
+    """Demonstrate the delivery semantics: kill pipelines at each step of a commit, and count the
+    records.
 
-    Starts a Kafka broker and PostgreSQL of its own and takes some minutes. Exit code 1 when a
-    promise was broken.
+    Starts a Kafka broker and PostgreSQL of its own and takes some minutes. Exit code 1 if a
+    guarantee was broken.
     """
     from oncely.cli.semantics import show_semantics
 
     raise typer.Exit(show_semantics(sink or [], delivery or [], kill_point or [], folder, as_json))
+
+
+@app.command()
+def torture(
+    app_path: Annotated[
+        str, typer.Argument(help="A module and its oncely.Worker.", metavar="MODULE:APP")
+    ],
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A table of the handlers; may be repeated."),
+    ] = None,
+    setup: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="SQL that creates the tables.", dir_okay=False),
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help='JSON lines: {"topic", "key", "value", "headers"}; by default samples.',
+            dir_okay=False,
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="A column that may differ; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Kill handlers before and after each step of their commits, and compare their tables.
+
+    Starts a Kafka broker and PostgreSQL of its own: no other server is used by the worker. After
+    each kill another process goes on; the tables must be those of a run without faults.
+
+    Exit codes: 0 they are; 1 they are not; 2 wrong input.
+    """
+    from oncely.cli.torture import torture_app
+
+    code = torture_app(app_path, table or [], setup, records, ignore or [], as_json=as_json)
+    raise typer.Exit(code)
 
 
 local = typer.Typer(help="A Kafka broker and PostgreSQL on this machine, in the background.",
@@ -394,7 +761,7 @@ app.add_typer(local, name="local")
 
 @local.command("up")
 def local_up(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Start them, and print where they are."""
+    """Start the servers, and print their addresses."""
     from oncely.cli.local import up
 
     up(as_json)
@@ -405,7 +772,7 @@ def local_down(
     erase: Annotated[bool, typer.Option("--erase", help="Also delete their data.")] = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Stop them; their data stays."""
+    """Stop the servers; their data is kept."""
     from oncely.cli.local import down
 
     down(erase)
@@ -413,7 +780,7 @@ def local_down(
 
 @local.command("status")
 def local_status(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Print where they are; exit code 1 when they don't run."""
+    """Print the addresses of the servers; exit code 1 if they are not running."""
     from oncely.cli.local import status as local_status_
 
     raise typer.Exit(local_status_(as_json))
@@ -424,4 +791,4 @@ def main() -> None:
     try:
         app(prog_name="oncely")
     except Exception as error:
-        sys.exit(screen.show_error(error, debug=_debugging))
+        sys.exit(screen.show_error(error, debug=options.debugging))

@@ -25,7 +25,7 @@ from oncely.files.verify import verify
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_MOST = 100  # problems that are shown to people
+_MOST = 100  # number of problems that are printed
 
 
 def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
@@ -34,7 +34,7 @@ def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
     if as_json:
         screen.show_json(found.as_json())
         return
-    # No table: a path that is cut is none.
+    # No table: a wrapped path could not be copied.
     for one in found.files:
         screen.out.print(_line(f"{one.rows:>12,} {one.bytes:>15,}  {one.path}"))
     of = "" if len(found.files) == found.total else f" of {found.total:,}"
@@ -61,7 +61,7 @@ def read_files(
         else:
             screen.out.print(f"{count:,} rows in {out}")
         return
-    # Rows are the user's data: what looks like a secret in them is not hidden.
+    # Rows are the user's data: values in them are not redacted.
     encode = msgspec.json.Encoder().encode
     lines = (encode(_plain(row)) for part in parts for row in part.to_pylist())
     if as_json:
@@ -74,15 +74,15 @@ def read_files(
 
 
 def verify_files(file: Path, as_json: bool) -> int:
-    """Fetch and compare every file; returns the exit code."""
-    with _bar("files looked at") as progress:
+    """Read and compare every file; returns the exit code."""
+    with _bar("files checked") as progress:
         found = verify(table_of(opened(file)), progress)
     if as_json:
         screen.show_json(found.as_json())
     else:
         for problem in found.problems[:_MOST]:
             screen.out.print(_line(f"{problem.path}: {problem.text}"))
-        many = f"{len(found.problems):,} problems" if found.problems else "nothing is wrong"
+        many = f"{len(found.problems):,} problems" if found.problems else "no problems"
         screen.out.print(
             f"{found.files:,} files, {found.rows:,} rows, {found.bytes:,} bytes: {many}"
         )
@@ -111,17 +111,17 @@ def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         f" the table has {done.files:,}"
     )
     if dry_run:
-        screen.out.print("a dry run: nothing was written. Leave --dry-run out to do it")
+        screen.out.print("a dry run: nothing was written. Omit --dry-run to execute it")
         return
     if done.inputs:
         screen.out.print(f"{done.bytes_before:,} bytes before, {done.bytes_after:,} after")
     if done.kept:
         screen.note(
-            f"{done.kept:,} files stay as they are: a whole number in them does not fit the type"
-            " that its column has become"
+            f"{done.kept:,} files were kept: a whole number in them does not fit the present "
+            "type of its column"
         )
     if done.dropped:
-        screen.note(f"{done.dropped:,} files were left: another compaction was quicker")
+        screen.note(f"{done.dropped:,} files were skipped: another compaction was faster")
 
 
 def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
@@ -139,8 +139,8 @@ def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
     )
     kept = [
         (done.young, "may still be published"),
-        (done.for_readers, "were replaced so recently that readers may be at them"),
-        (done.foreign, "were not named by this table"),
+        (done.for_readers, "were replaced recently and may be in use by readers"),
+        (done.foreign, "do not belong to this table"),
     ]
     for count, why in kept:
         if count:
@@ -148,17 +148,17 @@ def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
 
 
 def chosen(where: Sequence[str], option: str = "--where") -> dict[str, str | None]:
-    """``NAME=VALUE`` as a mapping; ``NAME`` alone stands for no value.
+    """``NAME=VALUE`` as a mapping; ``NAME`` alone means no value.
 
     Raises:
-        WrongInput: a name twice, or none.
+        WrongInput: a name is repeated or empty.
     """
     found: dict[str, str | None] = {}
     for one in where:
         name, equals, value = one.partition("=")
         if not name or name in found:
             raise WrongInput(
-                f"{option} {one}: " + ("it was given before" if name else "it names no column"),
+                f"{option} {one}: " + ("it is repeated" if name else "it has no column name"),
                 way_out=f"write {option} NAME=VALUE, once for each partition column",
             )
         found[name] = value if equals else None
@@ -166,7 +166,7 @@ def chosen(where: Sequence[str], option: str = "--where") -> dict[str, str | Non
 
 
 def _line(text: str) -> str:
-    """One line, and nothing that a terminal would obey."""
+    """The text on one line, without control characters."""
     return screen.redact("".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text))
 
 
@@ -181,7 +181,7 @@ def _limited(parts: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for: infinity and NaN are texts, as Spark's ``to_json`` has them."""
+    """A value for JSON: infinity and NaN are texts, as in Spark's ``to_json``."""
     match value:
         case dict():
             return {name: _plain(inner) for name, inner in value.items()}
@@ -193,10 +193,10 @@ def _plain(value: Any) -> Any:
 
 
 def _write(out: Path, schema: pa.Schema, parts: Iterator[pa.Table]) -> int:
-    """Write all rows, or leave what was there before.
+    """Write all rows, or keep the previous file.
 
     Raises:
-        WrongInput: the file can't be written.
+        WrongInput: the file cannot be written.
     """
     import pyarrow.parquet as pq
 
@@ -208,7 +208,7 @@ def _write(out: Path, schema: pa.Schema, parts: Iterator[pa.Table]) -> int:
                 count += part.num_rows
         unfinished.replace(out)
     except OSError as error:
-        raise WrongInput(f"--out {out}: {error}", way_out="name a folder that is there") from None
+        raise WrongInput(f"--out {out}: {error}", way_out="specify an existing folder") from None
     finally:
         unfinished.unlink(missing_ok=True)
     return count
@@ -216,7 +216,7 @@ def _write(out: Path, schema: pa.Schema, parts: Iterator[pa.Table]) -> int:
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr that is told how far it is; nothing where stderr is no terminal."""
+    """A progress bar on stderr; nothing if stderr is no terminal."""
     from rich.progress import Progress
 
     with Progress(console=screen.err, disable=not screen.err.is_terminal) as progress:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _servers() -> ModuleType:
-    """The module, when its packages are installed.
+    """The module, if its packages are installed.
 
     Raises:
         WrongInput: they are not.
@@ -32,9 +32,9 @@ def _servers() -> ModuleType:
 
 
 def up(as_json: bool) -> None:
-    """Start the servers and print where they are."""
+    """Start the servers and print their addresses."""
     servers = _servers()
-    artifacts.resolve(artifacts.KAFKA_BROKER)  # here, where its progress can be seen
+    artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
     if screen.err.is_terminal:
         with screen.err.status("starting a Kafka broker and PostgreSQL"):
             running = servers.up()
@@ -44,14 +44,14 @@ def up(as_json: bool) -> None:
 
 
 def down(erase: bool) -> None:
-    """Stop them."""
+    """Stop the servers."""
     servers = _servers()
     ended = servers.down(erase=erase)
     screen.out.print("stopped" if ended else "nothing was running")
 
 
 def status(as_json: bool) -> int:
-    """Print where they are; exit code 1 when they don't run."""
+    """Print the addresses of the servers; exit code 1 if they are not running."""
     servers = _servers()
     running = servers.status()
     if running is not None:
@@ -64,7 +64,7 @@ def status(as_json: bool) -> int:
 
 
 def _show(running: LocalServers, as_json: bool) -> None:
-    """The answer itself: the password in it is what was asked for."""
+    """Print the addresses, unredacted: they include the password."""
     where = {"brokers": running.brokers, "postgres": running.postgres}
     if as_json:
         sys.stdout.write(json.dumps(where) + "\n")

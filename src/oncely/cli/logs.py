@@ -1,12 +1,15 @@
-"""Python's logging, configured once: one line an entry, on stderr, no secrets."""
+"""Configuration of Python's logging: one line for each entry, on stderr, no secrets."""
 
 from __future__ import annotations
 
+import json
 import logging
 import socketserver
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -19,35 +22,73 @@ _QUIET = {
 _STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
 
+FIELDS = "oncely_fields"
+"""The attribute of a log entry that contains its further keys in JSON."""
+
+_pipeline = ""
+
+
+def named(pipeline: str) -> None:
+    """Name the pipeline in all later entries of this process."""
+    global _pipeline  # noqa: PLW0603 - a command is a process, and works on one pipeline
+    _pipeline = pipeline
+
+
 class _Lines(logging.Formatter):
-    """ISO 8601 in UTC, level, logger, text. Redacted last, tracebacks too."""
+    """ISO 8601 in UTC, level, logger, pipeline, text. Redacted last, tracebacks too."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
     def format(self, record: logging.LogRecord) -> str:
+        record.pipeline = f" [{_pipeline}]" if _pipeline else ""
         return screen.redact(super().format(record))
 
 
+class _Json(logging.Formatter):
+    """One object a line; docs/metrics.md describes the keys. Redacted last, tracebacks too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time_ = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "time": time_.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "pipeline": _pipeline or None,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(screen.without_secrets(line), ensure_ascii=False, default=str)
+
+
 class _Screen(logging.Handler):
-    """Prints above whatever is live on the terminal."""
+    """Prints above the live line of the terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            screen.err.print(Text(self.format(record), style=_STYLES.get(record.levelno, "")))
+            shown = self.format(record)
+            if isinstance(self.formatter, _Json):
+                screen.err.file.write(f"{shown}\n")  # no line of a terminal's width
+                screen.err.file.flush()
+            else:
+                screen.err.print(Text(shown, style=_STYLES.get(record.levelno, "")))
         except Exception:
             self.handleError(record)
 
 
-def configure(*, debug: bool) -> None:
-    """Send log entries to stderr: of Oncely from INFO on, of others from WARNING on."""
+def configure(*, debug: bool, as_json: bool = False) -> None:
+    """Send log entries to stderr: from INFO on for Oncely, from WARNING on for others."""
     handler = _Screen()
-    if screen.err.is_terminal:
+    if as_json:
+        handler.setFormatter(_Json())
+    elif screen.err.is_terminal:
         handler.setFormatter(_Lines("%(asctime)s %(message)s", "%H:%M:%S"))
         _Lines.default_msec_format = ""
     else:
-        handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s%(pipeline)s: %(message)s"))
     if not debug:
         handler.addFilter(_is_news)
     _tame_threads(debug=debug)
@@ -60,14 +101,14 @@ def configure(*, debug: bool) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for what py4j logs through the root logger: it raises the same error."""
+    """False for the entries of py4j in the root logger: it raises the same errors."""
     return not (record.name == "root" and "py4j" in Path(record.pathname).parts)
 
 
 def _tame_threads(*, debug: bool) -> None:
-    """Errors in threads that are not ours become a line instead of a traceback on stderr.
+    """Log errors in foreign threads as a line, instead of a traceback on stderr.
 
-    When the JVM dies, PySpark's accumulator server and py4j's callback threads each complain.
+    When the JVM dies, PySpark's accumulator server and py4j's callback threads each raise.
     """
     log = logging.getLogger("oncely.threads")
 

@@ -26,9 +26,9 @@ from oncely.sources.reset import (
 def show_offsets(file: Path, as_json: bool) -> None:
     """Print every partition's offsets."""
     pipeline = opened(file)
-    standings = pipeline.standings()
+    found = pipeline.partition_offsets()
     if as_json:
-        screen.show_json({"partitions": [one._asdict() for one in standings]})
+        screen.show_json({"partitions": [one._asdict() for one in found]})
         return
     group = pipeline.settings.shown_group
     columns = [
@@ -39,17 +39,23 @@ def show_offsets(file: Path, as_json: bool) -> None:
         ("end", RIGHT),
     ]
     if group is None:
-        show(columns, (one[:5] for one in standings))
+        show(columns, (one[:5] for one in found))
         return
-    show([*columns, ("mirrored", RIGHT)], standings)
-    screen.out.print(f"\nmirrored: what consumer group {group} shows to lag tools")
+    show([*columns, ("mirrored", RIGHT)], found)
+    screen.out.print(f"\nmirrored: the offsets of consumer group {group}, for lag tools")
 
 
 def reset_offsets(
-    file: Path, verb: Verb, topics: Sequence[str], *, execute: bool, as_json: bool
+    file: Path,
+    verb: Verb,
+    topics: Sequence[str],
+    *,
+    execute: bool,
+    events: Path | None = None,
+    as_json: bool,
 ) -> None:
-    """Print what a reset would do, or do it."""
-    done = opened(file).reset(verb, topics, execute=execute)
+    """Print the effect of a reset, or execute it."""
+    done = opened(file).reset(verb, topics, execute=execute, events=events)
     for one in done.notes:
         screen.note(one)
     if as_json:
@@ -81,15 +87,11 @@ def _effect(before: int | None, after: int) -> Text:
 
 def _conclude(done: Reset) -> None:
     if done.epoch is not None:
-        screen.out.print(f"\nreset with epoch {done.epoch}; whatever still ran is fenced")
+        screen.out.print(f"\nreset with epoch {done.epoch}; a running pipeline is fenced")
         return
-    screen.out.print("\na dry run: nothing was written. Add --execute to do it")
-    if any(at < done.before.get(tp, at) for tp, at in done.positions.items()):
-        screen.note(
-            "What is read again is written again: rows of an append table stand in it twice unless"
-            " you delete them first. Rejects at or beyond the new positions are dropped, because"
-            " their records are judged anew."
-        )
+    screen.out.print("\na dry run: nothing was written. Add --execute to execute it")
+    if done.warning:
+        screen.note(done.warning)
 
 
 def chosen_verb(
@@ -104,7 +106,7 @@ def chosen_verb(
     """The one verb that was given.
 
     Raises:
-        WrongInput: none or several, or its argument can't be read.
+        WrongInput: none or several, or its argument is invalid.
     """
     given: list[Verb] = []
     if earliest:

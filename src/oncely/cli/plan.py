@@ -1,4 +1,4 @@
-"""``oncely plan``: the answer for people. The verdict comes last, where the eye is."""
+"""``oncely plan``: the plan as text, the verdict first."""
 
 from __future__ import annotations
 
@@ -12,38 +12,36 @@ from rich.text import Text
 from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.cli.run import importable
-from oncely.cli.tables import LEFT, cell, show
-from oncely.pipeline.destination import Connections, SinkFacts
+from oncely.cli.tables import LEFT, RIGHT, cell, show
+from oncely.cli.trial import show_trial
+from oncely.pipeline.destination import Connections, SinkFacts, TopicPlan
 from oncely.pipeline.planning import Plan, SourceFacts
 from oncely.pipeline.problems import Problem
 
 
-def show_plan(file: Path, use_spark: bool | None, as_json: bool) -> int:
+def show_plan(file: Path, use_spark: bool | None, sample: int, as_json: bool) -> int:
     """Print the plan; returns the exit code."""
     pipeline = opened(file)
     importable(file)
     if screen.err.is_terminal:
-        with screen.err.status("looking at brokers, table and code"):
-            plan = pipeline.plan(use_spark=use_spark)
+        with screen.err.status("checking brokers, table and code"):
+            plan = pipeline.plan(use_spark=use_spark, sample=sample)
     else:
-        plan = pipeline.plan(use_spark=use_spark)
+        plan = pipeline.plan(use_spark=use_spark, sample=sample)
     if as_json:
         screen.show_json(plan.as_json())
         return plan.exit_code
+    _verdict(plan)
     _guarantee(plan)
     _facts(plan)
+    if plan.sample is not None:
+        show_trial(plan.sample)
+    _topics(plan.topics)
     _columns(plan.sink)
-    _statements("DDL", "for whoever may create tables", plan.ddl)
-    _statements("Kafka ACLs", "where the broker has an authorizer", plan.acls)
-    _verdict(plan)
+    if plan.ddl:
+        _statements("DDL", "of what is missing, for a role that may create it", plan.ddl)
+    _statements("Kafka ACLs", "if the broker has an authorizer", plan.acls)
     return plan.exit_code
-
-
-def _head(title: str, remark: str = "") -> None:
-    text = Text(f"\n{title}", style="bold")
-    if remark:
-        text.append(f"  {remark}", style="not bold dim")
-    screen.out.print(text)
 
 
 def _labelled(rows: Iterable[tuple[str, str | Text]]) -> None:
@@ -69,7 +67,7 @@ _DELIVERY = {
 
 def _guarantee(plan: Plan) -> None:
     one = plan.guarantee
-    _head(f"{plan.name}: {_DELIVERY[one.delivery]}, by {one.commit} commit")
+    screen.head(f"{plan.name}: {_DELIVERY[one.delivery]}, by {one.commit} commit")
     _labelled(
         [
             ("why", one.why),
@@ -95,7 +93,7 @@ def _facts(plan: Plan) -> None:
              for one in plan.executors or ()]  # fmt: skip
     rows += [("note", Text(screen.redact(one), style="yellow")) for one in plan.notes]
     if rows:
-        _head("What was found")
+        screen.head("Findings")
         _labelled(rows)
 
 
@@ -117,27 +115,38 @@ def _connections(one: Connections) -> str:
     return text
 
 
+def _topics(topics: Iterable[TopicPlan]) -> None:
+    rows = [
+        (one.name, "" if one.exists else "is created", one.partitions, one.replicas, one.min_insync)
+        for one in topics
+    ]
+    if rows:
+        screen.head("Topics", "of the destination")
+        show([("topic", LEFT), ("", LEFT), ("partitions", RIGHT), ("replicas", RIGHT),
+              ("min in sync", RIGHT)], rows)  # fmt: skip
+
+
 def _columns(sink: SinkFacts | None) -> None:
     if sink is None or not sink.columns:
         return
-    _head("Columns")
+    screen.head("Columns")
     show([("name", LEFT), ("rows", LEFT), ("table", LEFT)], sink.columns)
 
 
 def _statements(title: str, remark: str, statements: Iterable[str]) -> None:
-    """As they are, without wrapping: they are made to be copied."""
-    _head(title, remark)
+    """Print statements unwrapped, so that they can be copied."""
+    screen.head(title, remark)
     for one in statements:
         screen.out.print(Text(screen.redact(one)))
 
 
 def _verdict(plan: Plan) -> None:
     if not plan.problems:
-        screen.out.print(Text("\nit can run", style="bold green"))
+        screen.out.print(Text(f"{plan.name}: it can run", style="bold green"))
         return
     count = len(plan.problems)
     title = "1 problem" if count == 1 else f"{count} problems"
-    screen.out.print(Text(f"\nit can't run: {title}", style="bold red"))
+    screen.out.print(Text(f"{plan.name}: it can't run: {title}", style="bold red"))
     for one in plan.problems:
         screen.out.print(_problem(one))
 

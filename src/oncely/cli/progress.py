@@ -1,4 +1,4 @@
-"""What a run tells while it runs: one live line on a terminal, else one log line an event."""
+"""Output of a run: one live line on a terminal, else one log line for each event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from rich.live import Live
 from rich.spinner import Spinner
@@ -15,20 +15,22 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli import screen
+from oncely.cli.logs import FIELDS
 from oncely.core import events
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError
 
 log = logging.getLogger("oncely.run")
 _LOOK_AT_ENDS = 2.0
+_LOOK_AT_ENDS_FOR_LOGS = 10.0
 
 Ends = Callable[[], Mapping[TopicPartition, Position]]
-"""The last stable offset of every partition, asked now."""
+"""The present last stable offset of every partition."""
 
 
 @dataclass
 class Tally:
-    """What a run has done so far."""
+    """Counts of a run so far."""
 
     began: float = field(default_factory=time.monotonic)
     epoch: int = 0
@@ -37,8 +39,8 @@ class Tally:
     rejects: int = 0
     positions: dict[TopicPartition, Position] = field(default_factory=dict)
 
-    def hear(self, event: events.Event) -> None:
-        """Take what counts out of an event."""
+    def count(self, event: events.Event) -> None:
+        """Count an event."""
         match event:
             case events.PipelineOpened():
                 self.epoch = event.epoch
@@ -62,7 +64,7 @@ class Tally:
         )
 
 
-def sentence(event: events.Event) -> tuple[int, str]:
+def sentence(event: events.Logged) -> tuple[int, str]:
     """A log level and one line for an event."""
     match event:
         case events.PipelineOpened():
@@ -88,8 +90,24 @@ def sentence(event: events.Event) -> tuple[int, str]:
             return logging.INFO, f"{event.partition} is new, read from {event.position}"
         case events.GapFound():
             return logging.WARNING, (
-                f"{event.partition}: offsets {event.missing} left the topic before they were read"
+                f"{event.partition}: offsets {event.missing} were deleted from the topic before "
+                f"they were read"
             )
+        case _:
+            return _of_the_run(event)
+
+
+def _of_the_run(
+    event: events.BatchFailed
+    | events.FencedOut
+    | events.StandingBy
+    | events.Draining
+    | events.PositionsReset
+    | events.RecordsRewritten
+    | events.RunClosed
+    | events.PartitionsChanged,
+) -> tuple[int, str]:
+    match event:
         case events.BatchFailed():
             return logging.WARNING, (
                 f"failed, try {event.attempt} follows in {event.retry_in_seconds:.0f} s:"
@@ -97,64 +115,135 @@ def sentence(event: events.Event) -> tuple[int, str]:
             )
         case events.FencedOut():
             return logging.ERROR, f"epoch {event.ours} is fenced by epoch {event.theirs}"
+        case events.StandingBy():
+            return logging.INFO, "standing by while another replica of the pipeline runs"
         case events.Draining():
-            return logging.INFO, "asked to stop: the batch in hand is finished first"
+            return logging.INFO, "asked to stop: the current batch is finished first"
+        case events.PositionsReset():
+            return logging.INFO, f"reset with epoch {event.epoch}"
+        case events.RecordsRewritten():
+            return logging.INFO, f"{event.kind}: {event.rows:,} rows, {event.rejects:,} rejects"
+        case events.RunClosed():
+            return logging.DEBUG, f"ended{': ' if event.error else ''}{event.error}"
+        case events.PartitionsChanged():
+            named = ", ".join(map(str, sorted(event.partitions)))
+            return logging.INFO, f"{event.change}: {named}"
 
 
 class Progress(Protocol):
-    """Listens to a run, between enter and exit."""
+    """An observer of a run, used as a context manager."""
 
     tally: Tally
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Begin the output."""
 
     def __exit__(self, *_: object) -> None:
-        """Leave the screen as a log would."""
+        """End the output, leaving the screen like a log."""
 
     def __call__(self, event: events.Event) -> None:
-        """Hear an event; called from several threads."""
+        """Handle an event; called from several threads."""
 
     def say(self, what: str) -> None:
-        """Tell what is going on before the first event."""
+        """Show a text before the first event."""
+
+
+class EndsWatch:
+    """Looks at the ends of the topics in a thread of its own."""
+
+    def __init__(self, ask: Ends, seconds: float) -> None:
+        self._ask, self._seconds = ask, seconds
+        self._over = threading.Event()
+        self.ends: Mapping[TopicPartition, Position] = {}
+
+    def start(self) -> None:
+        """Begin to look."""
+        threading.Thread(target=self._watch, name="lag", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+
+    def lag(self, positions: Mapping[TopicPartition, Position]) -> int | None:
+        """Offsets between positions and the ends of the last look; None if these are unknown."""
+        known = {tp: end for tp, end in self.ends.items() if tp in positions}
+        return sum(max(0, end - positions[tp]) for tp, end in known.items()) if known else None
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._seconds):
+            try:
+                self.ends = self._ask()
+            except OncelyError:
+                self.ends = {}
+
+
+def fields(event: events.Logged, tally: Tally, lag: int | None) -> dict[str, Any]:
+    """The further keys of an event's log line in JSON."""
+    found: dict[str, Any] = {"event": type(event).__name__, "epoch": tally.epoch or None}
+    match event:
+        case events.BatchPlanned():
+            found |= {"epoch": event.epoch or tally.epoch, "batch": event.batch_id}
+        case events.BatchCommitted():
+            found |= {
+                "epoch": event.epoch or tally.epoch, "batch": event.batch_id,
+                "seconds": round(event.seconds, 3), "lag": lag, "records": event.records,
+                "rows": event.rows, "rejects": event.rejects, "filtered": event.filtered,
+            }  # fmt: skip
+        case events.RangeCommitted():
+            found |= {
+                "epoch": event.epoch or tally.epoch, "topic": event.partition.topic,
+                "partition": event.partition.partition,
+                "range": [event.range.start, event.range.end], "records": event.records,
+                "rows": event.rows, "rejects": event.rejects, "filtered": event.filtered,
+            }  # fmt: skip
+    return found
 
 
 class LogLines:
-    """For a file, a pipe, a supervisor: one line an event."""
+    """For a file, a pipe or a supervisor: one line for each event.
 
-    def __init__(self) -> None:
+    Args:
+        ends: asked for the lag of the lines; None: they have none.
+    """
+
+    def __init__(self, ends: Ends | None = None) -> None:
         self.tally = Tally()
         self._lock = threading.Lock()
+        self._ends = EndsWatch(ends or dict, _LOOK_AT_ENDS_FOR_LOGS)
+        self._watching = ends is not None
 
     def __enter__(self) -> Self:
+        if self._watching:
+            self._ends.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to tidy up."""
+        self._ends.stop()
 
     def __call__(self, event: events.Event) -> None:
         """Log the event."""
         with self._lock:
-            self.tally.hear(event)
-        log.log(*sentence(event))
+            self.tally.count(event)
+            lag = self._ends.lag(self.tally.positions)
+        if not isinstance(event, events.Polled):
+            log.log(*sentence(event), extra={FIELDS: fields(event, self.tally, lag)})
 
     def say(self, what: str) -> None:
-        """Log it."""
+        """Log the text."""
         log.info("%s", what)
 
 
 class LiveLine:
-    """For a person: rows, rejects, lag and the last batch in one line that stays in place.
+    """For a terminal: rows, rejects, lag and the last batch in one live line.
 
-    Warnings and what happens once are printed above it.
+    Warnings and rare events are printed above it.
     """
 
     def __init__(self, name: str, ends: Ends) -> None:
         self.tally = Tally()
-        self._name, self._ask_ends = name, ends
+        self._name = name
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._ends: Mapping[TopicPartition, Position] = {}
+        self._ends = EndsWatch(ends, _LOOK_AT_ENDS)
         self._doing = "starting"
         self._spinner = Spinner("dots", style="cyan")
         self._live = Live(
@@ -163,45 +252,37 @@ class LiveLine:
 
     def __enter__(self) -> Self:
         self._live.start()
-        threading.Thread(target=self._watch_ends, name="lag", daemon=True).start()
+        self._ends.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._ends.stop()
         self._live.stop()
 
     def __call__(self, event: events.Event) -> None:
-        """Take the event into the line; what happens once is printed above it."""
+        """Update the line; rare events are printed above it."""
         with self._lock:
-            self.tally.hear(event)
+            self.tally.count(event)
             match event:
                 case events.BatchCommitted():
                     self._doing = f"last batch {event.records:,} records in {event.seconds:.1f} s"
                 case events.Draining():
                     self._doing = "stopping after this batch; Ctrl-C again ends now"
-        if not isinstance(event, events.BatchCommitted | events.Draining):
+        if not isinstance(event, events.BatchCommitted | events.Draining | events.Polled):
             log.log(*sentence(event))
 
     def say(self, what: str) -> None:
-        """Show it at the end of the line."""
+        """Show the text at the end of the line."""
         self._doing = what
-
-    def _watch_ends(self) -> None:
-        while not self._over.wait(_LOOK_AT_ENDS):
-            try:
-                self._ends = self._ask_ends()
-            except OncelyError:
-                self._ends = {}
 
     def _line(self) -> Table:
         with self._lock:
             tally, doing = self.tally, self._doing
-            known = {tp: end for tp, end in self._ends.items() if tp in tally.positions}
-            lag = sum(max(0, end - tally.positions[tp]) for tp, end in known.items())
+            lag = self._ends.lag(tally.positions)
         parts = [(self._name, "bold"), (f"{tally.rows:,} rows", "green")]
         if tally.rejects:
             parts.append((f"{tally.rejects:,} rejects", "yellow"))
-        if known:
+        if lag is not None:
             parts.append((f"lag {lag:,}", "cyan" if lag else "green"))
         parts.append((doing, "dim"))
         text = Text("  ").join(Text(part, style) for part, style in parts)

@@ -20,7 +20,7 @@ from oncely.lake.records import Scope
 
 
 def show_schemas(file: Path, scope: Sequence[str], as_json: bool) -> None:
-    """Print the columns of one scope, or of all."""
+    """Print the columns of one scope, or of all scopes."""
     table = table_of(opened(file))
     contents = table.look()
     counts = Counter(one.scope for one in contents.files.values())
@@ -28,21 +28,21 @@ def show_schemas(file: Path, scope: Sequence[str], as_json: bool) -> None:
     found = {one: contents.schemas[one] for one in wanted if one in contents.schemas}
     if as_json:
         shown = [
-            {"scope": list(one), "files": counts[one], "id": page.id, "avro": json.loads(page.avro)}
-            for one, page in found.items()
+            {"scope": list(of), "files": counts[of], "id": one.id, "avro": json.loads(one.avro)}
+            for of, one in found.items()
         ]
         screen.show_json({"schemas": shown})
         return
     rows = (
         (_shown(one), counts[one], field.name, type_name(field.type))
-        for one, page in found.items()
-        for field in arrow_schema_of(page.avro)
+        for one, schema in found.items()
+        for field in arrow_schema_of(schema.avro)
     )
     show([("scope", LEFT), ("files", RIGHT), ("column", LEFT), ("type", LEFT)], rows)
 
 
 def reset_scope(file: Path, scope: Sequence[str], *, execute: bool, as_json: bool) -> None:
-    """Print what a reset would do, or do it."""
+    """Print the effect of a reset, or execute it."""
     pipeline = opened(file)
     done = reset_schema(pipeline, _scope(table_of(pipeline), scope), execute=execute)
     if as_json:
@@ -50,12 +50,12 @@ def reset_scope(file: Path, scope: Sequence[str], *, execute: bool, as_json: boo
         return
     show([("column", LEFT), ("was", LEFT), ("is now", LEFT)], _changes(done))
     screen.out.print(
-        f"\nthe scope has {done.files:,} files; columns that their rows have values in stay"
+        f"\nthe scope has {done.files:,} files; columns with values in these rows are kept"
     )
     if done.epoch is None:
-        screen.out.print("a dry run: nothing was written. Add --execute to do it")
+        screen.out.print("a dry run: nothing was written. Add --execute to execute it")
     else:
-        screen.out.print(f"reset with epoch {done.epoch}; whatever still ran is fenced")
+        screen.out.print(f"reset with epoch {done.epoch}; a running pipeline is fenced")
 
 
 def _changes(done: SchemaReset) -> list[tuple[str, str, str]]:
@@ -63,7 +63,7 @@ def _changes(done: SchemaReset) -> list[tuple[str, str, str]]:
 
 
 def _scope(table: Table, given: Sequence[str]) -> Scope:
-    """The scope that ``--scope NAME=VALUE`` names.
+    """The scope of ``--scope NAME=VALUE``.
 
     Raises:
         WrongInput: other columns than the table's scopes have.

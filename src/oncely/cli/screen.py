@@ -1,6 +1,6 @@
-"""What the commands print, and where: results on stdout, everything else on stderr.
+"""Output of the commands: results on stdout, everything else on stderr.
 
-A command works on one pipeline, whose secrets are taken out of every text on its way out.
+A command works on one pipeline, whose secrets are redacted in every text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _secrets = Secrets()
 
 
 def hide(secrets: Secrets) -> None:
-    """Keep these values out of whatever this process prints from now on."""
+    """Redact these values in all later output of this process."""
     global _secrets  # noqa: PLW0603 - a command is a process, and so are its streams
     _secrets = secrets
 
@@ -46,27 +46,27 @@ def redact(text: str) -> str:
 
 
 def show_json(value: Any) -> None:
-    """A result for programs: one JSON document on stdout."""
-    sys.stdout.write(json.dumps(_without_secrets(value), ensure_ascii=False) + "\n")
+    """Print a result for programs: one JSON document on stdout."""
+    sys.stdout.write(json.dumps(without_secrets(value), ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
-def _without_secrets(value: Any) -> Any:
-    """Texts alone are redacted: the keys are what programs go by."""
+def without_secrets(value: Any) -> Any:
+    """Redact the texts only: programs depend on the keys."""
     match value:
         case str():
             return redact(value)
         case dict():
-            return {key: _without_secrets(inner) for key, inner in value.items()}
+            return {key: without_secrets(inner) for key, inner in value.items()}
         case list() | tuple():
-            return [_without_secrets(inner) for inner in value]
+            return [without_secrets(inner) for inner in value]
         case _:
             return value
 
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[object], None]]:
-    """A bar on stderr that moves with every call; nothing where stderr is no terminal."""
+    """A progress bar on stderr that moves with every call; nothing if stderr is no terminal."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -79,15 +79,23 @@ def counting(what: str, total: int) -> Iterator[Callable[[object], None]]:
         yield lambda _: progress.advance(task)
 
 
+def head(title: str, remark: str = "") -> None:
+    """Print the heading of a section."""
+    text = Text(f"\n{redact(title)}", style="bold")
+    if remark:
+        text.append(f"  {remark}", style="not bold dim")
+    out.print(text)
+
+
 def note(text: str) -> None:
-    """A remark for people, on stderr."""
+    """Print a remark on stderr."""
     err.print(Text(redact(text), style="dim"))
 
 
 def show_error(error: BaseException, *, debug: bool) -> int:
-    """Say what went wrong; returns the exit code of the command.
+    """Print an error; returns the exit code of the command.
 
-    A traceback is for who asked for it: what we raise on purpose says what to do in words.
+    A traceback is printed only with ``debug``: errors of Oncely contain the way out.
     """
     if debug:
         text = "".join(traceback.format_exception(error))
@@ -107,7 +115,7 @@ def show_error(error: BaseException, *, debug: bool) -> int:
 def _said(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # PySpark's errors ask the JVM for their text
+    except Exception:  # PySpark's errors fetch their text from the JVM
         return ""
 
 
@@ -120,7 +128,7 @@ def _complain(message: str, way_out: str) -> None:
 
 
 def leave_now(code: int) -> None:
-    """End the process without waiting for anybody: threads, Spark, exit handlers."""
+    """End the process without waiting for threads, Spark or exit handlers."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -27,12 +27,12 @@ def show_semantics(
     folder: Path,
     as_json: bool,
 ) -> int:
-    """Kill, restart, count, print; exit code 1 when a promise was broken.
+    """Kill, restart, count, print; returns exit code 1 if a guarantee was broken.
 
     Args:
-        sinks, deliveries, points: only these; all where there is none.
-        folder: of the report.
-        as_json: print its numbers instead of a table.
+        sinks, deliveries, points: restrict the trials; empty for all.
+        folder: the folder of the report.
+        as_json: print the report's numbers instead of a table.
 
     Raises:
         WrongInput: the packages of the local servers are missing; no such sink, semantics or point.
@@ -65,7 +65,7 @@ def show_semantics(
         screen.show_json([one.as_json() for one in outcomes])
     else:
         _show(outcomes)
-        screen.out.print(f"\n{written[1]} shows it as a picture, {written[0]} holds the numbers")
+        screen.out.print(f"\n{written[1]} is the report, {written[0]} contains its numbers")
     for problem in problems:
         screen.err.print(Text(f"✗ {problem}", style="red"))
     return 1 if problems else 0
@@ -80,12 +80,12 @@ def _known(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:
 
 
 def _all(chains: Sequence[list[Cell]]) -> list[Outcome]:
-    """Every trial; each sink's run beside the others'."""
+    """The outcomes of all trials; the sinks run in parallel."""
     from oncely.testing.semantics import trial
     from oncely.testing.servers.kafka import Broker
     from oncely.testing.servers.postgres import Postgres
 
-    artifacts.resolve(artifacts.KAFKA_BROKER)  # here, where its progress can be seen
+    artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
     total = sum(map(len, chains))
     with (
         screen.counting("killed, restarted and counted", total) as advance,
@@ -99,12 +99,12 @@ def _all(chains: Sequence[list[Cell]]) -> list[Outcome]:
             try:
                 wait(runs, return_when=FIRST_EXCEPTION)
             finally:
-                stage.stop.set()  # after Ctrl-C, or when another one has failed
+                stage.stop.set()  # after Ctrl-C, or when another chain has failed
         return [one for run in runs for one in run.result()]
 
 
 def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt  # as by Ctrl-C: all that was started is ended on the way out
+    raise KeyboardInterrupt  # as by Ctrl-C: all child processes are ended
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:

@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM: the first ends the run after the batch in hand, the second ends it now.
+"""Ctrl-C and SIGTERM: the first ends the run after the current batch, the second ends it at once.
 
-Python runs a signal handler only when its main thread gets back to Python code, and that thread
-may sit in a call to a JVM that hangs. So a thread of our own reads the signals' numbers from a
-pipe that the C-level handler writes them to (``signal.set_wakeup_fd``). The handlers themselves
-do nothing, but for a time when there is nothing to finish: then they raise.
+Python runs a signal handler only when its main thread gets back to Python code, and that thread may
+be in a call to a hanging JVM. So a separate thread reads the signals' numbers from a pipe to which
+the C-level handler writes them (``signal.set_wakeup_fd``). The handlers themselves do nothing,
+except while there is no batch to finish: then they raise.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ _ASKED_BY = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """A signal came while nothing was in hand: leave, tidying up on the way."""
+    """A signal arrived while no batch was running: leave, with cleanup on the way."""
 
 
 class Signals:
-    """Catches SIGINT and SIGTERM while it is entered. For the main thread.
+    """Catches SIGINT and SIGTERM within a ``with`` block. For the main thread.
+
+    A signal can arrive as soon as a handler is installed, so :class:`Interrupted` is caught around
+    the block, not in it.
 
     Args:
-        asked: called in a thread of its own for each signal.
+        asked: called in a separate thread for each signal.
 
     Attributes:
-        nothing_in_hand: while true, a signal also raises :class:`Interrupted` here.
+        idle: while true, a signal also raises :class:`Interrupted` here.
     """
 
     def __init__(self, asked: Callable[[], None]) -> None:
-        self.nothing_in_hand = True
+        self.idle = True
         self._asked = asked
         self._before: dict[int, object] = {}
 
@@ -42,12 +45,16 @@ class Signals:
         self._writing.setblocking(False)
         self._fd_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.getsignal(number) for number in _ASKED_BY}
-        self.install()
-        threading.Thread(target=self._listen, name="signals", daemon=True).start()
+        try:
+            self.install()
+            threading.Thread(target=self._listen, name="signals", daemon=True).start()
+        except Interrupted:  # a signal has arrived before the block has begun
+            self.__exit__()
+            raise
         return self
 
     def install(self) -> None:
-        """Take the signals (again): a SparkContext puts a SIGINT handler of its own in place."""
+        """Install the handlers (again): a SparkContext installs a SIGINT handler of its own."""
         for number in _ASKED_BY:
             signal.signal(number, self._handler)
 
@@ -65,6 +72,6 @@ class Signals:
                         self._asked()
 
     def _handler(self, _: int, __: FrameType | None) -> None:
-        if self.nothing_in_hand:
-            self.nothing_in_hand = False  # once: what tidies up is not interrupted
+        if self.idle:
+            self.idle = False  # once: the cleanup must not be interrupted
             raise Interrupted

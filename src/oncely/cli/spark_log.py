@@ -1,4 +1,4 @@
-"""Keeps what Spark's JVM and workers print off the terminal: it goes into a file."""
+"""Redirects the output of Spark's JVM and workers from the terminal to a file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import IO, Self
 from oncely.cli import screen
 from oncely.errors import ConfigError, TooManyRejects
 from oncely.private import make_private
-from oncely.refused import Refused
+from oncely.reject_summary import RejectSummary
 
 _KEPT = 10
-_ELSEWHERE = "name a file with --spark-log, or set TMPDIR to a directory of your own"
+_ELSEWHERE = "specify a file with --spark-log, or set TMPDIR to a directory of your own"
 
 
 class SparkLog:
-    """A file that is removed when all went well and named when not.
+    """A file that is removed after a success; after an error its name is printed.
 
     Args:
         name: the pipeline, part of the file's name.
-        path: the file, which is then always kept; ``-`` for stderr; None for one of our own.
+        path: the file, which is then always kept; ``-`` for stderr; None for a new file.
 
     Attributes:
         file: open for writing; None for stderr.
@@ -53,12 +53,12 @@ class SparkLog:
         elif failed:
             screen.note(f"Spark's own log: {self._path}")
 
-    def _keep_refused(self, refused: Refused) -> None:
-        """Write reasons and sample into a file that only we can read, beside the log."""
+    def _keep_refused(self, refused: RejectSummary) -> None:
+        """Write reasons and sample into a file beside the log, readable for this user only."""
         beside = self._path.parent if self.file is not None else None
         try:
             path, file = _own(self._name, ".rejects.jsonl", beside)
-        except ConfigError as error:  # it must not take the place of what ends the run
+        except ConfigError as error:  # it must not replace the error that ends the run
             screen.note(f"the sample of the refused records is not kept: {error}")
             return
         with file:
@@ -67,18 +67,21 @@ class SparkLog:
 
 
 def _own(name: str, suffix: str = ".log", folder: Path | None = None) -> tuple[Path, IO[bytes]]:
-    """A new file that only we can read; of those of runs that failed, the newest stay.
+    """A new file that only this user can read, in a folder of the pipeline; of the files of failed
+    runs, the newest of each pipeline are kept.
 
     Raises:
-        ConfigError: the folder that it would be in is not this user's alone.
+        ConfigError: its folder is not private to this user.
     """
     pattern = f"*{suffix}" if folder is None else f"{name}-*{suffix}"
     if folder is None:
-        folder = Path(tempfile.gettempdir()) / f"oncely-logs-{os.getuid()}"
-        make_private(folder, "--spark-log", _ELSEWHERE)
+        above = Path(tempfile.gettempdir()) / f"oncely-logs-{os.getuid()}"
+        folder = above / (name.strip(".") or "_")
+        for one in (above, folder):
+            make_private(one, "--spark-log", _ELSEWHERE)
     older = sorted(folder.glob(pattern), key=lambda log: log.stat().st_mtime, reverse=True)
     for log in older[_KEPT:]:
-        log.unlink(missing_ok=True)  # one that is being written loses its name, no more
+        log.unlink(missing_ok=True)  # a file that is still written only loses its name
     number, path = tempfile.mkstemp(prefix=f"{name}-", suffix=suffix, dir=folder)
     return Path(path), os.fdopen(number, "ab")
 
@@ -88,5 +91,5 @@ def _opened(path: Path) -> IO[bytes]:
         return path.open("ab")
     except OSError as error:
         raise ConfigError(
-            "--spark-log", f"{path}: {error.strerror}", way_out="name a file that can be written"
+            "--spark-log", f"{path}: {error.strerror}", way_out="specify a writable file"
         ) from None

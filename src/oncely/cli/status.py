@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from pathlib import Path
 
 from rich.text import Text
@@ -9,10 +10,13 @@ from rich.text import Text
 from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, RIGHT, duration, show
+from oncely.pipeline.status import Status
+
+_STYLES = {"OK": "green", "WARN": "yellow", "STALL": "bold red"}
 
 
 def show_status(file: Path, as_json: bool) -> None:
-    """Print where the pipeline stands."""
+    """Print the positions and lags of the pipeline."""
     pipeline = opened(file)
     status = pipeline.status()
     for warning in status.warnings:
@@ -45,3 +49,16 @@ def show_status(file: Path, as_json: bool) -> None:
     ran = f"epoch {status.epoch}" if status.epoch else "never ran"
     name = pipeline.settings.name
     screen.out.print(f"\n{name}: {ran}, lag {lag:,}, rejects {status.rejects:,}")
+    _show_state(status)
+
+
+def _show_state(status: Status) -> None:
+    state, reason = status.judgement
+    parts = [f"{state}: {reason}" if reason else state]
+    found = status.activity
+    if found is not None and found.last_commit is not None:
+        at = found.last_commit.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        parts.append(f"last commit {at} ({duration(found.seconds).plain} ago)")
+        parts.append(f"{found.rate:,.1f} records/s in the last 5 minutes")
+    text = screen.redact(", ".join(parts))
+    screen.out.print(Text(text, style=_STYLES[state]))

@@ -1,4 +1,4 @@
-"""Tables for people: numbers right, nothing cut that matters, no lines round everything."""
+"""Tables for the terminal: numbers right-aligned, important columns never cut, few lines."""
 
 from __future__ import annotations
 
@@ -11,21 +11,32 @@ from rich.text import Text
 from oncely.cli import screen
 
 RIGHT, LEFT, REST = "right", "left", "rest"
-"""How a column stands; a ``rest`` column gives way when the terminal is narrow."""
+"""The alignment of a column; a ``rest`` column shrinks when the terminal is narrow."""
+
+
+_NARROW = 16  # characters; a column of shorter texts is never folded
+_PADDING = 3  # between two columns
 
 
 def show(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table on stdout; ``columns`` are (heading, RIGHT | LEFT | REST)."""
+    """Print a table on stdout; ``columns`` are (heading, RIGHT | LEFT | REST).
+
+    Numbers and names are never cut. If they are too wide for the terminal, long names continue on
+    the next line.
+    """
+    lines = [[cell(value) for value in row] for row in rows]
+    folded = _too_wide(columns, lines)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for heading, stands in columns:
+    for at, (heading, stands) in enumerate(columns):
         table.add_column(
             heading,
             justify="right" if stands == RIGHT else "left",
-            no_wrap=stands != REST,  # these keep their width, the others share what is left
+            # These columns keep their width, the others share the rest.
+            no_wrap=stands != REST and at not in folded,
+            overflow="fold" if at in folded else "ellipsis",
             min_width=8 if stands == REST else None,
         )
-    for row in rows:
-        cells = [cell(value) for value in row]
+    for cells in lines:
         for one, (_, stands) in zip(cells, columns, strict=True):
             if stands == REST:
                 one.no_wrap, one.overflow = True, "ellipsis"
@@ -33,8 +44,19 @@ def show(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]]) -
     screen.out.print(table, soft_wrap=False)
 
 
+def _too_wide(columns: Sequence[tuple[str, str]], lines: Sequence[Sequence[Text]]) -> set[int]:
+    """The columns of names that must be folded to fit the terminal."""
+    widths = [
+        8 if stands == REST else max([len(heading), *(one[at].cell_len for one in lines)])
+        for at, (heading, stands) in enumerate(columns)
+    ]
+    if sum(widths) + _PADDING * (len(widths) - 1) <= screen.out.width:
+        return set()
+    return {at for at, (_, stands) in enumerate(columns) if stands == LEFT and widths[at] > _NARROW}
+
+
 def cell(value: object) -> Text:
-    """One value as text; what is missing is a dash."""
+    """A value as text; a missing value is a dash."""
     match value:
         case Text():
             return value
@@ -49,10 +71,15 @@ def cell(value: object) -> Text:
 
 
 def duration(seconds: float | None) -> Text:
-    """Seconds for people."""
+    """Seconds in a readable form."""
     if seconds is None:
         return Text("?", style="dim")
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return Text(f"{seconds / size:,.1f} {unit}")
     return Text(f"{seconds:,.1f} s" if seconds else "0 s")
+
+
+def printable(text: str, longest: int) -> str:
+    """The beginning of a text on one line, without control characters."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:longest])

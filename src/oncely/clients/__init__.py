@@ -1,1 +1,1 @@
-"""The only code that opens sockets and files: Kafka, databases, file systems."""
+"""All code that opens sockets and files: Kafka, databases, file systems."""

@@ -1,4 +1,4 @@
-"""A client that is made at first use, in each process anew."""
+"""A client that is created at first use, separately in each process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lazy(Generic[C]):
 
     @contextmanager
     def use(self) -> Iterator[C]:
-        """The client; thrown away when the block raises, for nobody knows its state then."""
+        """The client; discarded if the block raises, because its state is unknown then."""
         with self._using:
             if self._client is None:
                 self._client = self._make()
@@ -49,7 +49,7 @@ class Lazy(Generic[C]):
                 raise
 
     def close(self) -> None:
-        """End the client, if there is one; never raises."""
+        """Close the client, if there is one; never raises."""
         with self._using:
             client, self._client = self._client, None
             if client is not None:
@@ -57,11 +57,11 @@ class Lazy(Generic[C]):
                     self._end(client)
 
     def forked(self) -> None:
-        """Forget the parent's client, without a word on its connection.
+        """Forget the parent's client, without using its connection.
 
-        Ended here, it would say goodbye in the parent's name, or wait for threads that a fork
-        does not copy. So it is kept until this process ends, and so is the parent's lock, which
-        a thread that is not here may hold.
+        Closing it here would send a farewell in the parent's name, or wait for threads that a fork
+        does not copy. So it is kept until this process ends, and so is the parent's lock, which a
+        thread that does not exist here may hold.
         """
         _inherited.append((self._client, self._using))
         self._begin_anew()

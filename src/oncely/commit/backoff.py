@@ -1,4 +1,4 @@
-"""Waiting longer after each failure, up to a limit."""
+"""Waiting with increasing delays after failures, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Backoff:
     """Waits of ``first`` seconds, doubling to ``longest``, until ``total`` seconds are spent.
 
     Args:
-        wait: how to wait; a driver passes its stop event's ``wait``, so that a signal ends it.
+        wait: waits; a driver passes its stop event's ``wait``, so that a signal interrupts it.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Backoff:
         self.reset()
 
     def reset(self) -> None:
-        """Something went well: begin anew."""
+        """Begin again with the first delay, after a success."""
         self._next, self._spent = self._first, 0.0
 
     def pause(self) -> float | None:
@@ -39,7 +39,7 @@ class Backoff:
         return seconds
 
     def wait_or_raise(self) -> None:
-        """Wait; called while an error is handled, which is raised again when the time is up."""
+        """Wait. Called while an error is handled, which is raised again when the time is up."""
         seconds = self.pause()
         if seconds is None:
             raise sys.exception() or TimeoutError("nothing to wait for")

@@ -2,10 +2,10 @@
 
 | semantics | order | a crash between the two |
 |---|---|---|
-| exactly_once | together, in the sink's own transaction | shows nothing |
+| exactly_once | together, in the sink's own transaction | has no effect |
 | at_least_once | records, then the position | writes records again |
 | at_most_once | the position, then the records | loses records |
-| none | the position on a timer, whatever becomes of the records | does either |
+| none | the position on a timer, independent of the records | does either |
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from oncely.core.batch import Batch, BudgetSpent, Chunk
-from oncely.core.claim import NO_RECORDS, Claim, Counts
+from oncely.core.batch import Batch, Chunk, CommitBudget
+from oncely.core.claim import NOT_COUNTED, Claim, Counts
 from oncely.core.topics import TopicPartition
 from oncely.errors import Unavailable
 from oncely.ledgers.base import MovesPositions
@@ -30,12 +30,12 @@ AnySink_co = TypeVar("AnySink_co", bound=Sink, covariant=True)
 
 @dataclass(frozen=True)
 class Delivery(Generic[AnySink_co]):
-    """A sink, where its positions live, and the order in which the two take effect. Picklable.
+    """A sink, the ledger of its positions, and the order in which the two take effect. Picklable.
 
     Attributes:
         sink: writes rows and dead letters.
-        ledger: of the positions; the sink's own when they take effect together.
-        order: of records and position.
+        ledger: the ledger of the positions; the sink's own when they take effect together.
+        order: the order of records and positions.
     """
 
     sink: AnySink_co
@@ -44,7 +44,8 @@ class Delivery(Generic[AnySink_co]):
 
     @property
     def one_store(self) -> bool:
-        """As of a ledger; records that are written before or after positions are not in it."""
+        """See ``Ledger.one_store``; records that are written before or after positions are not in
+        one store."""
         return self.order == "together" and self.ledger.one_store
 
 
@@ -58,16 +59,15 @@ def commit_chunk(
         BudgetSpent: nothing was written.
         Unavailable: the outcome is unknown; read the ledger and decide again.
     """
-    sink, nothing = delivery.sink, dict.fromkeys(claim.ranges, NO_RECORDS)
+    sink, nothing = delivery.sink, dict.fromkeys(claim.ranges, NOT_COUNTED)
     if delivery.order == "together":
         return sink.commit(chunk, claim.fence, claim, max_rejects)
     if delivery.order == "records_first":
         counts = sink.commit(chunk, claim.fence, None, max_rejects)
         delivery.ledger.move(claim, counts)
         return counts
-    # Before the position: a mistake in decode should lose nothing.
-    if max_rejects is not None and len(chunk.rejections) > max_rejects:
-        raise BudgetSpent(chunk.rejections, "decode or transform")
+    # Decode before the position moves: an error in decode should lose no records.
+    CommitBudget(max_rejects, "decode or transform").spend(chunk.rejections)
     written: list[Mapping[TopicPartition, Counts]] = []
     _position_first(
         delivery.ledger,
@@ -79,7 +79,7 @@ def commit_chunk(
 
 
 def publish_batch(delivery: Delivery[StagesBatches], batch: Batch, claim: Claim) -> None:
-    """Make a batch and its positions take effect. Raises as the sink's ``publish``."""
+    """Make a batch and its positions take effect. Raises the errors of the sink's ``publish``."""
     sink = delivery.sink
     if delivery.order == "together":
         sink.publish(batch, claim.fence, claim)
@@ -101,19 +101,19 @@ def _position_first(
     counts: Mapping[TopicPartition, Counts],
     write: Callable[[], None],
 ) -> None:
-    """Move positions, then write. Records that are not written are lost, and logged as lost.
+    """Move positions, then write. Records that could not be written are lost, and logged as lost.
 
     Raises:
-        Unavailable: it is unknown whether positions were moved. A retry that finds them moved takes
-            the records for written, so a warning is logged here.
+        Unavailable: it is unknown whether positions were moved. A retry that reads moved positions
+            treats the records as written, so a warning is logged here.
     """
     named = ", ".join(f"{tp} {range_}" for tp, range_ in sorted(claim.ranges.items()))
     try:
         ledger.move(claim, counts)
     except Unavailable as error:
         log.warning(
-            "at most once: the records of %s are lost if their position was moved, which nobody"
-            " knows: %s",
+            "at most once: the records of %s are lost if their position was moved, which"
+            " is unknown: %s",
             named,
             error.message,
         )

@@ -4,23 +4,33 @@
           ^                                        |
           +------- moved, or no answer ------------+
 
-Work that was done twice (a Spark retry, a speculative copy, a zombie, a replayed batch) and a
-COMMIT whose answer was lost are one case: the ledger is asked again, on a new session when the
-old one broke, and what has taken effect is never written a second time.
+Repeated work (a Spark retry, a speculative copy, a zombie, a replayed batch) and a COMMIT whose
+answer was lost are handled alike: the ledger is read again, on a new session if the old one broke,
+and ranges that have taken effect are never written a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.delivery import Delivery, commit_chunk, publish_batch
 from oncely.core import ledger
 from oncely.core.batch import Batch, BudgetSpent, Chunk, StagedRowsGone
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved, RangeKind
-from oncely.core.ledger import Ahead, Append, Decision, Entry, Gap, Skip, Trim, decide
+from oncely.core.ledger import (
+    Ahead,
+    Append,
+    Decision,
+    Entry,
+    Gap,
+    Skip,
+    Trim,
+    decide,
+    decide_parts,
+)
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import (
@@ -31,44 +41,54 @@ from oncely.errors import (
     OncelyError,
     Unavailable,
 )
-from oncely.sinks.base import CommitsChunks, Sink, StagesBatches
+from oncely.sinks.base import CommitsChunks, FinishesParts, Sink, StagesBatches
 
-T = TypeVar("T")
 Entries = Mapping[TopicPartition, Entry]
 
 
-def settle(attempt: Callable[[], T], patience: Backoff, *, stages: bool = False) -> T:
-    """Repeat an attempt until its outcome is known.
+def attempts(patience: Backoff, *, stages: bool = False) -> Iterator[AbstractContextManager[None]]:
+    """Attempts at one transaction, until the outcome of one is known.
+
+    ``for attempt in attempts(patience): with attempt: ...`` reads the ledger, decides, and acts in
+    one transaction.
 
     Args:
-        attempt: reads the ledger, decides, and acts in one transaction.
-        patience: how long a store may not answer.
-        stages: the attempt stages its rows itself, and can do so again when they are gone.
+        patience: the time for which a store may be unavailable.
+        stages: an attempt stages its rows itself, and can do so again when they are missing.
 
-    Raises:
+    Raises, out of an attempt:
         StagedRowsGone: nothing was published; the batch can be repeated.
-        LedgerWentBack: the ledger does not know what this run has committed.
-        Unavailable: the store did not answer for as long as ``patience`` lasts.
+        LedgerWentBack: the ledger does not contain commits of this run.
+        Unavailable: the store did not answer within ``patience``.
     """
-    while True:
+    known = False
+
+    @contextmanager
+    def attempt() -> Iterator[None]:
+        nonlocal known
         try:
-            return attempt()
+            yield
+            known = True
         except PositionMoved:
-            continue
+            pass
         except Unavailable as error:
             if isinstance(error, LedgerWentBack if stages else (LedgerWentBack, StagedRowsGone)):
                 raise
             patience.wait_or_raise()
 
+    while not known:
+        yield attempt()
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one commit did for one topic-partition; ``replayed`` when it had taken effect before."""
+    """The effect of one commit on one topic-partition; ``replayed`` if it took effect before."""
 
     partition: TopicPartition
     range: OffsetRange
     counts: Counts
     replayed: bool = False
+    kind: RangeKind = "data"
 
 
 def commit(
@@ -78,23 +98,88 @@ def commit(
     max_rejects: int | None,
     patience: Backoff,
 ) -> Iterator[Outcome]:
-    """Commit what has not taken effect of a chunk, and report every range of it.
+    """Commit the ranges of a chunk that have not taken effect, and report every range of it.
 
     Raises:
         Fenced: a newer run holds the ledger.
-        DataLost, LedgerWentBack, InvariantViolation: the range begins beyond the ledger's
-            position.
+        DataLost, LedgerWentBack, InvariantViolation: the range begins beyond the ledger's position.
         TooManyRejects: the reject budget is spent; nothing was written.
-        Unavailable: the sink did not answer for as long as ``patience`` lasts.
+        Unavailable: the sink did not answer within ``patience``.
     """
+    left: Chunk | None = chunk
+    while left is not None:
+        for attempt in attempts(patience):
+            with attempt:
+                work = _undone(delivery, left, fence, "data")
+                counts = work.nothing
+                try:
+                    if work.claim.ranges:
+                        counts = commit_chunk(delivery, work.part, work.claim, max_rejects)
+                except BudgetSpent as error:
+                    raise error.about(work.part) from None
+        yield from work.outcomes(counts)
+        left = work.rest
 
-    def act(left: Chunk, claim: Claim) -> Mapping[TopicPartition, Counts]:
-        try:
-            return commit_chunk(delivery, left, claim, max_rejects)
-        except BudgetSpent as error:
-            raise error.about(left) from None
 
-    yield from _commit_parts(delivery, chunk, fence, patience, "data", act)
+def commit_parts(
+    delivery: Delivery[FinishesParts],
+    chunk: Chunk,
+    parts: Mapping[TopicPartition, Sequence[OffsetRange]],
+    fence: Fence,
+    max_rejects: int | None,
+    patience: Backoff,
+) -> list[Outcome]:
+    """Commit some ranges of a chunk, which may begin beyond the position, in one transaction.
+
+    Args:
+        delivery, fence, max_rejects, patience: as of :func:`commit`.
+        chunk: the chunk.
+        parts: ascending, disjoint ranges of it. Other threads commit others at the same time.
+
+    Raises: the errors of :func:`commit`.
+    """
+    outcomes: list[Outcome] = []
+    for attempt in attempts(patience):
+        with attempt:
+            claim = _claim_parts(delivery, chunk, parts, fence)
+            outcomes = [
+                Outcome(tp, done, NO_RECORDS, replayed=True)
+                for tp, ranges in parts.items()
+                for one in ranges
+                for done in one.minus(claim.parts.get(tp, ()))
+            ]
+            part = chunk.keep(claim.parts)
+            try:
+                if claim.parts:
+                    found = delivery.sink.finish(part, fence, claim, max_rejects)
+                    outcomes += [
+                        Outcome(tp, one.range, one.counts, kind=one.kind)
+                        for tp, finished in found.items()
+                        for one in finished
+                    ]
+            except BudgetSpent as error:
+                raise error.about(part) from None
+    return outcomes
+
+
+def _claim_parts(
+    delivery: Delivery[Sink],
+    chunk: Chunk,
+    parts: Mapping[TopicPartition, Sequence[OffsetRange]],
+    fence: Fence,
+) -> Claim:
+    """Read the ledger, and decide on parts of a chunk's ranges: on those ranges, too, which begin
+    at the position or before it."""
+    whole = {tp: chunk.ranges[tp] for tp in parts}
+    entries = _entries(delivery, fence, whole)
+    keep: dict[TopicPartition, tuple[OffsetRange, ...]] = {}
+    for tp, ranges in parts.items():
+        _kept(delivery, decide(entries[tp], whole[tp], fence.epoch), fence, tp)
+        left = _kept(delivery, decide_parts(entries[tp], ranges, fence.epoch), fence, tp)
+        if left:
+            keep[tp] = left
+    hull = {tp: OffsetRange(left[0].start, left[-1].end) for tp, left in keep.items()}
+    return Claim(fence, hull, entries, "ahead", parts=keep)
 
 
 def pass_over(
@@ -104,52 +189,67 @@ def pass_over(
     kind: RangeKind,
     patience: Backoff | None = None,
 ) -> list[Outcome]:
-    """Move positions over ranges that are known to hold no records. Raises as :func:`commit`."""
+    """Move positions over ranges that hold no records. Raises the errors of :func:`commit`."""
+    patience = patience or Backoff()
+    outcomes: list[Outcome] = []
+    left: Chunk | None = Chunk.of_nothing(ranges)
+    while left is not None:
+        for attempt in attempts(patience):
+            with attempt:
+                work = _undone(delivery, left, fence, kind)
+                if work.claim.ranges:
+                    delivery.ledger.move(work.claim, work.nothing)
+        outcomes += work.outcomes(work.nothing)
+        left = work.rest
+    return outcomes
 
-    def act(_: Chunk, claim: Claim) -> Mapping[TopicPartition, Counts]:
-        nothing = dict.fromkeys(claim.ranges, NO_RECORDS)
-        delivery.ledger.move(claim, nothing)
-        return nothing
 
-    nothing = Chunk.of_nothing(ranges)
-    return list(_commit_parts(delivery, nothing, fence, patience or Backoff(), kind, act))
+@dataclass(frozen=True)
+class _Work:
+    """The part of a chunk that has not taken effect: the first such range of each partition.
 
-
-def _commit_parts(
-    delivery: Delivery[Sink],
-    chunk: Chunk,
-    fence: Fence,
-    patience: Backoff,
-    kind: RangeKind,
-    act: Callable[[Chunk, Claim], Mapping[TopicPartition, Counts]],
-) -> Iterator[Outcome]:
-    """Let ``act`` commit what is left of the chunk, the first range of each partition at a time.
-
-    Work that is done out of order can leave several ranges of one partition.
+    Attributes:
+        part: the part to commit now.
+        claim: the claim of its ranges; without ranges if all of them have taken effect.
+        done: the parts of the whole chunk's ranges that have taken effect before.
+        rest: the chunk of the remaining ranges. Work that finishes out of order can leave several
+            ranges of one partition.
     """
-    waits: Chunk | None = chunk
 
-    def attempt() -> tuple[list[Outcome], Chunk | None]:
-        entries = _entries(delivery, fence, chunk.ranges)
-        undone = {
-            tp: _undone(delivery, decide(entries[tp], range_, fence.epoch), fence, tp)
-            for tp, range_ in chunk.ranges.items()
-        }
-        first = {tp: ranges[0] for tp, ranges in undone.items() if ranges}
-        part = chunk
-        if first != chunk.ranges:
-            part = replace(chunk.keep({tp: (one,) for tp, one in first.items()}), ranges=first)
-        counts = act(part, Claim(fence, first, entries, kind)) if first else {}
-        done = [Outcome(tp, first[tp], one) for tp, one in counts.items()]
-        for tp in chunk.ranges.keys() - first.keys():
-            done.append(Outcome(tp, chunk.ranges[tp], NO_RECORDS, replayed=True))
-        rest = {tp: chunk.ranges[tp] for tp, ranges in undone.items() if len(ranges) > 1}
-        return done, replace(chunk, ranges=rest) if rest else None
+    part: Chunk
+    claim: Claim
+    done: Mapping[TopicPartition, Sequence[OffsetRange]]
+    rest: Chunk | None
 
-    while waits is not None:
-        chunk = waits
-        outcomes, waits = settle(attempt, patience)
-        yield from outcomes
+    @property
+    def nothing(self) -> Mapping[TopicPartition, Counts]:
+        """Counts of zero for all ranges."""
+        return dict.fromkeys(self.claim.ranges, NO_RECORDS)
+
+    def outcomes(self, counts: Mapping[TopicPartition, Counts]) -> Iterator[Outcome]:
+        """The outcomes of the claimed ranges, and of those that had taken effect before."""
+        for tp, ranges in self.done.items():
+            for range_ in ranges:
+                yield Outcome(tp, range_, NO_RECORDS, replayed=True)
+        for tp, one in counts.items():
+            yield Outcome(tp, self.claim.ranges[tp], one, kind=self.claim.kind)
+
+
+def _undone(delivery: Delivery[Sink], chunk: Chunk, fence: Fence, kind: RangeKind) -> _Work:
+    """Read the ledger, and decide on each range."""
+    entries = _entries(delivery, fence, chunk.ranges)
+    undone = {
+        tp: _kept(delivery, decide(entries[tp], range_, fence.epoch), fence, tp)
+        for tp, range_ in chunk.ranges.items()
+    }
+    done = {tp: chunk.ranges[tp].minus(kept) for tp, kept in undone.items()}
+    first = {tp: ranges[0] for tp, ranges in undone.items() if ranges}
+    part = chunk
+    if first != chunk.ranges:
+        part = replace(chunk.keep({tp: (one,) for tp, one in first.items()}), ranges=first)
+    rest = {tp: chunk.ranges[tp] for tp, ranges in undone.items() if len(ranges) > 1}
+    left = replace(chunk, ranges=rest) if rest else None
+    return _Work(part, Claim(fence, first, entries, kind), done, left)
 
 
 def publish(
@@ -158,41 +258,42 @@ def publish(
     fence: Fence,
     entries: Callable[[], Entries],
 ) -> bool:
-    """Publish a batch; True when it had taken effect before.
+    """Publish a batch; True if it had taken effect before.
 
     Args:
-        delivery: how rows and positions take effect.
-        batch: what was staged.
-        fence: our epoch.
+        delivery: sink, ledger and order.
+        batch: the staged batch.
+        fence: the epoch of this run.
         entries: reads the ledger, and raises Fenced when a newer run holds it.
 
     Raises:
-        LedgerWentBack: the ledger stands before the batch.
+        LedgerWentBack: the ledger's positions are before the batch.
         InvariantViolation: the ledger holds some ranges of the batch and not others.
         StagedRowsGone: nothing was published; the batch can be repeated.
     """
-
-    def attempt() -> bool:
-        known = entries()
-        if _all_done(delivery, batch.ranges, known, fence):
-            return True
-        try:
-            publish_batch(delivery, batch, Claim(fence, batch.ranges, known))
-        except StagedRowsGone:
-            if _all_done(delivery, batch.ranges, entries(), fence):
-                return True  # our own publication took them, and its answer was lost
-            raise
-        return False
-
-    return settle(attempt, Backoff())
+    replayed = False
+    for attempt in attempts(Backoff()):
+        with attempt:
+            known = entries()
+            replayed = _all_done(delivery, batch.ranges, known, fence)
+            if replayed:
+                break
+            try:
+                publish_batch(delivery, batch, Claim(fence, batch.ranges, known))
+            except StagedRowsGone:
+                # This publication may have taken them, and its answer was lost.
+                replayed = _all_done(delivery, batch.ranges, entries(), fence)
+                if not replayed:
+                    raise
+    return replayed
 
 
 def _entries(
     delivery: Delivery[Sink], fence: Fence, ranges: Mapping[TopicPartition, OffsetRange]
 ) -> Entries:
-    """The ledger; asked for all that was committed when it seems to end before a range begins.
+    """The ledger; read with all committed positions when it seems to end before a range begins.
 
-    What it shows may lag behind, and here that would look like records that nobody committed.
+    An unsettled read may lag behind, which would look like records that were never committed.
     """
     entries = delivery.ledger.positions(fence)
     late = any(
@@ -207,28 +308,28 @@ def _entries(
 def require_current(
     delivery: Delivery[Sink], fence: Fence, entries: Mapping[TopicPartition, Entry | None]
 ) -> None:
-    """Refuse a ledger that knows nothing of our epoch, which it has given out itself.
+    """Refuse a ledger that does not contain our epoch, which it has given out itself.
 
     Raises:
-        LedgerWentBack, InvariantViolation: some entry is missing or older.
+        LedgerWentBack, InvariantViolation: an entry is missing or older.
     """
     for tp, entry in entries.items():
         if entry is None:
             raise behind(delivery, fence, f"{tp} has no position in the ledger")
         if entry.epoch < fence.epoch:
-            told = f"{tp}: the ledger's epoch is {entry.epoch}, and ours {fence.epoch}"
-            raise behind(delivery, fence, told)
+            why = f"{tp}: the ledger's epoch is {entry.epoch}, and ours {fence.epoch}"
+            raise behind(delivery, fence, why)
 
 
 def behind(delivery: Delivery[Sink], fence: Fence, what: str) -> OncelyError:
-    """The error for a ledger that does not know what this run has committed."""
+    """The error for a ledger that does not contain commits of this run."""
     return LedgerWentBack(fence.pipeline, what) if delivery.one_store else InvariantViolation(what)
 
 
-def _undone(
+def _kept(
     delivery: Delivery[Sink], decision: Decision, fence: Fence, tp: TopicPartition
 ) -> tuple[OffsetRange, ...]:
-    """What a decision leaves to be committed."""
+    """The ranges that remain to be committed after a decision."""
     match decision:
         case Append(range_):
             return (range_,)
@@ -237,7 +338,9 @@ def _undone(
         case Skip():
             return ()
         case Gap(missing):
-            raise DataLost(f"{tp}: offsets {missing} left the topic before they were read")
+            raise DataLost(
+                f"{tp}: offsets {missing} were deleted from the topic before they were read"
+            )
         case Ahead(missing):
             raise behind(delivery, fence, f"{tp}: offsets {missing} were not committed before")
         case ledger.Fenced(epoch):
@@ -250,7 +353,7 @@ def _all_done(
     entries: Entries,
     fence: Fence,
 ) -> bool:
-    """Append for all, or Skip for all: one transaction has them all or none."""
+    """Append for all, or Skip for all: one transaction contains all ranges or none."""
     decisions = [decide(entries[tp], one, fence.epoch) for tp, one in ranges.items()]
     if all(isinstance(one, Append) for one in decisions):
         return False
@@ -259,4 +362,4 @@ def _all_done(
     ahead = [one for one in decisions if isinstance(one, Ahead)]
     if ahead:
         raise behind(delivery, fence, f"offsets {ahead[0].missing} were not committed before")
-    raise InvariantViolation(f"a batch commit met a ledger that holds half of it: {decisions}")
+    raise InvariantViolation(f"the ledger contains only a part of the batch: {decisions}")

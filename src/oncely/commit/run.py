@@ -14,18 +14,18 @@ from oncely.commit.path import Outcome, pass_over, publish, require_current
 from oncely.commit.timer import Interval, LocalPositions, PositionTimer
 from oncely.core.batch import Batch, RecordFetcher
 from oncely.core.budget import NOTHING_COUNTED, Budget, RejectCount
-from oncely.core.claim import Fence, Notes, Opened, Positions, Takeover
+from oncely.core.claim import NO_RECORDS, Counts, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.decode.base import Decoder
-from oncely.errors import Fenced, InvariantViolation, OncelyError, SourceMismatch, Unavailable
+from oncely.errors import InvariantViolation, OncelyError, SourceMismatch, Unavailable
 from oncely.ledgers.base import Ledger, MovesPositions
 from oncely.sinks.base import Sink, StagesBatches
 
 log = logging.getLogger(__name__)
 
-_TIDY_AFTER = 10_000  # rows that were added to the history
+_TIDY_AFTER = 10_000  # rows added to the history
 
 AnySink = TypeVar("AnySink", bound=Sink)
 AnyStagingSink = TypeVar("AnyStagingSink", bound=StagesBatches)
@@ -33,12 +33,12 @@ AnyTransform = TypeVar("AnyTransform")
 
 
 def take_over(sink: Sink, store: Ledger | None, takeover: Takeover) -> Opened:
-    """Make the destination ready, and take over the ledger that its positions live in.
+    """Prepare the destination, and take over the ledger of its positions.
 
     Args:
         sink: the destination.
-        store: where positions live; None: in the sink's own ledger.
-        takeover: by whom, and from where.
+        store: the ledger of the positions; None: the sink's own ledger.
+        takeover: the run and its source.
     """
     if store is None:
         return sink.open(takeover)
@@ -48,7 +48,7 @@ def take_over(sink: Sink, store: Ledger | None, takeover: Takeover) -> Opened:
 
 
 class Housekeeping:
-    """What is done between batches; it can wait, and must not fail what is committed.
+    """Maintenance between batches: it can be deferred, and its errors must not fail committed work.
 
     The history is tidied at the beginning, because a run may have a few batches only, and by the
     number of rows that batches add to it.
@@ -58,7 +58,7 @@ class Housekeeping:
         self._added = _TIDY_AFTER
 
     def do(self, tidy: Callable[[], object], added: int, *more: Callable[[], object]) -> None:
-        """Do ``more``, and ``tidy`` when enough rows were added since the last time."""
+        """Do ``more``, and ``tidy`` if enough rows were added since the last time."""
         works = list(more)
         self._added += added
         if self._added >= _TIDY_AFTER:
@@ -68,24 +68,24 @@ class Housekeeping:
             try:
                 work()
             except Unavailable as error:
-                log.warning("housekeeping is put off: %s", error.message)
+                log.warning("housekeeping is postponed: %s", error.message)
 
 
 @dataclass
 class OpenRun(Generic[AnySink, AnyTransform]):
-    """What the ways of committing share.
+    """State and operations that all kinds of runs share.
 
     Attributes:
-        sink: where the records go; bound to its destination by :meth:`open`.
+        sink: the destination; bound to it by :meth:`open`.
         source: fetches rejected records again, for their dead letters.
-        decoder: of the records.
-        transform: of the decoded rows.
-        topics: what is read.
+        decoder: decodes the records.
+        transform: transforms the decoded rows.
+        topics: the topics that are read.
         max_rejects_share: the greatest share of rejects among the records, or None.
         max_rejects_count: the greatest number of rejects, or None.
-        store: where positions live; None: in the sink's own ledger.
-        order: in which records and positions take effect.
-        interval: when positions move that follow a timer; None: with each commit.
+        store: the ledger of the positions; None: the sink's own ledger.
+        order: the order in which records and positions take effect.
+        interval: the interval of a position timer; None: positions move with each commit.
     """
 
     sink: AnySink
@@ -110,41 +110,41 @@ class OpenRun(Generic[AnySink, AnyTransform]):
 
     @property
     def fence(self) -> Fence:
-        """The epoch of this run, once opened."""
+        """The epoch of this run, after :meth:`open`."""
         if self._fence is None:
             raise InvariantViolation("the ledger was not opened")
         return self._fence
 
     @property
     def ledger(self) -> Ledger:
-        """Where positions live."""
+        """The ledger of the positions."""
         return self.sink.ledger if self.store is None else self.store
 
     @property
     def delivery(self) -> Delivery[AnySink]:
-        """How the driver itself commits."""
+        """The delivery of commits by the driver itself."""
         return Delivery(self.sink, self.ledger, self.order)
 
     @property
     def columns(self) -> list[str]:
-        """Partition, offset, value, and what else decoder and sink read."""
+        """Partition, offset, value, and the other columns that decoder and sink read."""
         needs = self.decoder.needs | self.sink.needs
         topic = ["topic"] if len(self.topics) > 1 or "topic" in needs else []
         more = sorted(needs - {"topic", "partition", "offset", "value"})
         return [*topic, "partition", "offset", "value", *more]
 
     @property
-    def _only_topic(self) -> str | None:
-        """The topic of all records, where it is not read with each of them."""
+    def only_topic(self) -> str | None:
+        """The topic of all records, if it is not read with each of them."""
         return None if "topic" in self.columns else self.topics[0]
 
     def open(self, takeover: Takeover) -> Opened:
-        """Take the ledger and bind the sink to its destination as it is now."""
+        """Take over the ledger and bind the sink to its destination in its present state."""
         if self._timer is not None:
             self._timer.forget()
         opened = take_over(self.sink, self.store, takeover)
         self.sink = self.sink.bind()
-        if self._fence is None:  # a run that opens again goes on counting
+        if self._fence is None:  # a run that opens again continues its counts
             setting = self._budget().setting
             self._noted = opened.counted
             same = opened.counted.setting == setting
@@ -158,7 +158,7 @@ class OpenRun(Generic[AnySink, AnyTransform]):
         return opened
 
     def close(self) -> None:
-        """The run ends: positions that wait for a timer are saved, connections closed."""
+        """Save positions that wait for a timer, and close connections."""
         if self._timer is not None:
             self._timer.close()
         self.sink.close()
@@ -168,22 +168,28 @@ class OpenRun(Generic[AnySink, AnyTransform]):
         """Refuse a cluster or topic other than at ``open``.
 
         Raises:
-            SourceMismatch: the topic was made anew under the running query.
+            SourceMismatch: the topic was recreated under the running query.
         """
         if self._source is None or source == self._source:
             return
         raise SourceMismatch(
             "the topic or its cluster changed while the pipeline ran:"
             f" {dict(self._source.topic_ids)} at start, {dict(source.topic_ids)} now",
-            way_out="give the pipeline a new name if the topic was made again on purpose",
+            way_out="give the pipeline a new name if the topic was recreated on purpose",
         )
 
+    def same_topics(self, topic_ids: Mapping[str, str]) -> None:
+        """The same by the ids of the topics: they are unique, so the cluster is the same, too
+        (KIP-516). Raises the errors of :meth:`same_source`."""
+        if self._source is not None:
+            self.same_source(SourceIdentity(self._source.cluster_id, topic_ids))
+
     def positions(self) -> dict[TopicPartition, Position]:
-        """The ledger's positions, read now."""
+        """The ledger's current positions."""
         return {tp: entry.position for tp, entry in self._entries().items()}
 
     def add_partitions(self, positions: Positions, source: SourceIdentity) -> None:
-        """Give partitions that were found while running their position."""
+        """Add positions for partitions that were discovered during the run."""
         self.ledger.add_partitions(self.fence, positions, source)
 
     def leader_epochs(self) -> Mapping[TopicPartition, int]:
@@ -191,16 +197,16 @@ class OpenRun(Generic[AnySink, AnyTransform]):
         return self._leader_epochs
 
     def note_leader_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
-        """Note them."""
+        """Note leader epochs in the ledger."""
         self.ledger.note(self.fence, Notes(leader_epochs=epochs))
         self._leader_epochs |= epochs
 
-    def record_gaps(self, gaps: Mapping[TopicPartition, OffsetRange]) -> None:
-        """Move positions over lost ranges and keep those in the history."""
-        pass_over(self.delivery, gaps, self.fence, "gap")
+    def record_gaps(self, gaps: Mapping[TopicPartition, OffsetRange]) -> list[Outcome]:
+        """Move positions over lost ranges and store those in the history."""
+        return pass_over(self.delivery, gaps, self.fence, "gap")
 
     def for_batch(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Delivery[AnySink]:
-        """How a batch commits. With a timer its tasks neither ask for positions nor move them."""
+        """The delivery of a batch. With a timer, its tasks neither read nor move positions."""
         if self._timer is None:
             return self.delivery
         self._timer.hand_out(ranges)
@@ -212,15 +218,14 @@ class OpenRun(Generic[AnySink, AnyTransform]):
         try:
             entries = ledger.positions(self.fence, settled=True)
         except Unavailable:
-            # The kept session may have been ended while nothing was to do: a new one may work.
+            # The idle session may have been ended; a new one may work.
             entries = ledger.positions(self.fence, settled=True)
-        newest = max((entry.epoch for entry in entries.values()), default=self.fence.epoch)
-        if newest > self.fence.epoch:
-            raise Fenced(self.fence.pipeline, self.fence.epoch, newest)
+        own = {tp: entry for tp, entry in entries.items() if self.fence.covers(tp)}
+        self.fence.refuse_taken(own)
         if self.delivery.one_store:
-            known = dict.fromkeys(self._opened, None) | entries
+            known = dict.fromkeys(self._opened, None) | own
             require_current(self.delivery, self.fence, known)
-        return entries
+        return own
 
     def _tidy(self, added: int, *more: Callable[[], object]) -> None:
         """Housekeeping after a batch that has added so many rows to the history."""
@@ -229,7 +234,7 @@ class OpenRun(Generic[AnySink, AnyTransform]):
         )
 
     def finish(self) -> None:
-        """The run has ended in order: note the records of batches without rejects, too."""
+        """Called at the end without an error: note the records of batches without rejects, too."""
         if self._counted.rejects and self._limited:
             try:
                 self._note()
@@ -241,21 +246,23 @@ class OpenRun(Generic[AnySink, AnyTransform]):
         return self._budget().left(0, 0) is not None
 
     def _budget(self) -> Budget:
-        """What the batches so far have left of the rejects that are allowed."""
+        """The remaining reject budget after the batches so far."""
         counted = self._counted
         return Budget(
             self.max_rejects_share, self.max_rejects_count, counted.records, counted.rejects
         )
 
-    def _count(self, records: int, rejects: int) -> None:
-        """Count a batch that has taken effect, or that part of it that has."""
+    def _count(self, done: Counts) -> None:
+        """Count a batch, or the part of it that has taken effect."""
         counted = self._counted
         self._counted = replace(
-            counted, records=counted.records + records, rejects=counted.rejects + rejects
+            counted,
+            records=counted.records + done.records,
+            rejects=counted.rejects + done.rejects,
         )
 
     def _note_rejects(self) -> None:
-        """Note the count when there are more rejects, or a changed setting has begun it anew."""
+        """Note the count if there are more rejects, or a changed setting has restarted it."""
         noted, counted = self._noted, self._counted
         more = self._limited and noted.rejects != counted.rejects
         if (more or noted.setting != counted.setting) and (noted.rejects or counted.rejects):
@@ -263,7 +270,7 @@ class OpenRun(Generic[AnySink, AnyTransform]):
 
     def _note(self) -> None:
         if self._noted != self._counted:
-            self.ledger.note(self.fence, Notes(counted=self._counted))
+            self.ledger.note(self.fence, Notes(counted=self._counted, noted=self._noted))
             self._noted = self._counted
 
 
@@ -272,12 +279,11 @@ class PublishingRun(OpenRun[AnyStagingSink, AnyTransform]):
     """A run whose tasks stage, and whose driver publishes."""
 
     def _publish(self, batch: Batch, batch_id: int) -> list[Outcome]:
-        """Publish what tasks have staged; then count and clear up."""
+        """Publish the output that tasks have staged; then count and clean up."""
         delivery = self.for_batch(batch.ranges)
         entries = partial(self._entries, delivery.ledger)
         replayed = publish(delivery, batch, self.fence, entries)
         counts = batch.history
-        done = counts.values()
-        self._count(sum(one.records for one in done), sum(one.rejects for one in done))
+        self._count(sum(counts.values(), NO_RECORDS))
         self._tidy(len(batch.ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
         return [Outcome(tp, batch.ranges[tp], counts[tp], replayed) for tp in sorted(batch.ranges)]

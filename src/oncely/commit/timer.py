@@ -1,8 +1,8 @@
-"""No guarantee: positions move on a timer, whatever becomes of the records.
+"""No guarantee: positions move on a timer, independent of the records' outcome.
 
-What a consumer does with ``enable.auto.commit``. The driver hands a batch's ranges out to its
-tasks, and when the timer fires it saves where the ranges end that were handed out: they may be
-written by then, or not.
+This corresponds to a consumer with ``enable.auto.commit``. The driver hands a batch's ranges out to
+its tasks, and when the timer fires it saves the ends of the ranges that were handed out: their
+records may be written by then, or not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import attempts
+from oncely.core.claim import NOT_COUNTED, Claim, Counts, Fence
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
@@ -25,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Interval:
-    """When positions are saved.
+    """The interval between two saves of the positions.
 
     Attributes:
         seconds: between two saves; None where ``offsets`` decides.
@@ -41,29 +43,29 @@ class LocalPositions:
     """Positions of one task, for records whose positions the driver moves by a timer.
 
     Attributes:
-        at: where the task has come to.
+        at: the task's positions.
     """
 
     at: dict[TopicPartition, Position] = field(default_factory=dict)
 
     @property
     def one_store(self) -> bool:
-        """They are not stored."""
+        """These positions are not stored."""
         return False
 
     def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
-        """Where the task has come to, as the ledger would say it."""
+        """The task's positions as ledger entries."""
         del settled
         return {tp: Entry(at, fence.epoch, run=fence.run) for tp, at in self.at.items()}
 
     def move(self, claim: Claim, counts: Mapping[TopicPartition, Counts]) -> None:
-        """Go on."""
+        """Advance the task's positions."""
         del counts
         self.at |= {tp: claim.end(tp) for tp in claim.ranges}
 
 
 class PositionTimer:
-    """Saves what was handed out, in a thread of its own when it goes by the clock."""
+    """Saves the ends of handed-out ranges, in a thread of its own if the interval is a time."""
 
     def __init__(self, interval: Interval) -> None:
         self._interval = interval
@@ -75,7 +77,7 @@ class PositionTimer:
         self._to: tuple[Ledger, Fence] | None = None
 
     def begin(self, ledger: Ledger, fence: Fence) -> None:
-        """Save into this ledger from here on."""
+        """Begin to save into this ledger."""
         self._to = ledger, fence
         if self._interval.seconds is not None and self._thread is None:
             self._ending = False
@@ -83,7 +85,7 @@ class PositionTimer:
             self._thread.start()
 
     def hand_out(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        """Note what tasks are about to read: from here on the timer may save its end."""
+        """Note ranges that tasks are about to read: the timer may save their ends from now on."""
         with self._condition:
             self._ends |= {tp: range_.end for tp, range_ in ranges.items()}
             self._since += sum(range_.end - range_.start for range_ in ranges.values())
@@ -93,12 +95,12 @@ class PositionTimer:
             self._save()
 
     def forget(self) -> None:
-        """A new epoch begins where the positions stand: what was not saved is forgotten."""
+        """Forget unsaved ends: a new epoch begins at the stored positions."""
         with self._condition:
             self._ends, self._since = {}, 0
 
     def close(self) -> None:
-        """The run ends in order: save where it has come to."""
+        """Save the ends of the handed-out ranges. Called at the end without an error."""
         with self._condition:
             self._ending = True
             self._condition.notify()
@@ -122,30 +124,35 @@ class PositionTimer:
             ends, self._ends, self._since = self._ends, {}, 0
         try:
             if self._to is not None and ends:
-                save(*self._to, ends)
-        except Fenced as error:  # the next batch finds out as well, and ends the run
+                for attempt in attempts(Backoff(total=0)):
+                    with attempt:
+                        save(*self._to, ends)
+        except Fenced as error:  # the next batch raises it as well, and ends the run
             log.warning("positions were not saved: %s", error.message)
-        except (OncelyError, PositionMoved) as error:
+        except OncelyError as error:
             log.warning("positions were not saved, and are saved again later: %s", error)
             with self._condition:
                 self._ends = ends | self._ends
 
 
 def save(ledger: Ledger, fence: Fence, ends: Mapping[TopicPartition, Position]) -> None:
-    """Put positions where handed-out ranges end.
+    """Set positions to the ends of handed-out ranges.
 
     Raises:
-        Fenced: a newer run has opened.
-        PositionMoved, Unavailable: they may be saved again.
+        Fenced: a newer run has opened. The positions that a run of some partitions still holds
+            are saved.
     """
     entries = ledger.positions(fence, settled=True)
-    newest = max((entry.epoch for entry in entries.values()), default=0)
-    if newest > fence.epoch:
-        raise Fenced(fence.pipeline, fence.epoch, newest)
+    if fence.partitions is None:
+        fence.refuse_taken(entries)
+    held = {
+        tp: one for tp, one in entries.items() if fence.partitions is None or fence.is_held(one)
+    }
     ranges = {
-        tp: OffsetRange(entries[tp].position, end)
+        tp: OffsetRange(held[tp].position, end)
         for tp, end in ends.items()
-        if tp in entries and entries[tp].position < end
+        if tp in held and held[tp].position < end
     }
     if ranges:
-        ledger.move(Claim(fence, ranges, entries), dict.fromkeys(ranges, NO_RECORDS))
+        ledger.move(Claim(fence, ranges, held), dict.fromkeys(ranges, NOT_COUNTED))
+    fence.refuse_taken(entries)

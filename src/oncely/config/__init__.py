@@ -1,10 +1,10 @@
-"""The pipeline file: read, filled in, checked, and given back as typed, frozen values.
+"""The pipeline file, parsed and checked into typed, frozen values.
 
     settings = load("flights.toml")
     settings.sink.table          # TableName(schema='public', name='flights')
     settings.describe()          # JSON-able, without a secret
 
-Whatever is wrong comes as one :class:`oncely.errors.ConfigError` that names every key.
+All problems are raised together as one :class:`oncely.errors.ConfigError` that names every key.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from oncely.config.decode import (
     RawDecode,
     TextKey,
 )
+from oncely.config.delta_sink import DeltaSinkSettings
 from oncely.config.files_sink import FilesSinkSettings, S3Settings
 from oncely.config.fill import Filling
+from oncely.config.filter import FilterSettings
+from oncely.config.handlers_sink import HandlersSinkSettings
 from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.offsets import (
     FileOffsets,
@@ -44,6 +47,7 @@ from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
 from oncely.config.values import CommitInterval, RejectBudget
+from oncely.config.worker import WorkerSettings
 from oncely.errors import ConfigError
 from oncely.secrets import Secrets, scope
 
@@ -52,8 +56,11 @@ __all__ = [
     "AvroKey",
     "CommitInterval",
     "DecodeSettings",
+    "DeltaSinkSettings",
     "FileOffsets",
     "FilesSinkSettings",
+    "FilterSettings",
+    "HandlersSinkSettings",
     "JsonDecode",
     "JsonKey",
     "KafkaOffsets",
@@ -71,6 +78,7 @@ __all__ = [
     "SqlSinkSettings",
     "TextKey",
     "TransformSettings",
+    "WorkerSettings",
     "ZooKeeperOffsets",
     "load",
     "parse",
@@ -81,10 +89,10 @@ def load(path: str | Path) -> PipelineSettings:
     """Read a pipeline file.
 
     Args:
-        path: a TOML file; relative paths inside it begin at its folder.
+        path: a TOML file; relative paths inside it are relative to its folder.
 
     Raises:
-        ConfigError: it can't be read, is no TOML, or describes no pipeline; names each key.
+        ConfigError: it cannot be read, is no TOML, or describes no valid pipeline; names each key.
     """
     path = Path(path)
     try:
@@ -99,7 +107,7 @@ def load(path: str | Path) -> PipelineSettings:
         raise ConfigError(
             str(path),
             f"not TOML: {error}",
-            way_out='texts stand in quotes; a key that also has keys below it is quoted: "a.b" = 1',
+            way_out='texts are quoted; a key that also has keys below it is quoted: "a.b" = 1',
         ) from None
     return parse(raw, base=path.parent, of=str(path))
 
@@ -107,27 +115,28 @@ def load(path: str | Path) -> PipelineSettings:
 def parse(
     raw: Mapping[str, Any], *, base: Path | None = None, of: str = "the pipeline"
 ) -> PipelineSettings:
-    """Check a pipeline that is described by a mapping shaped like the file.
+    """Check a pipeline that is given as a mapping in the structure of the file.
 
     Args:
         raw: the tables of the file.
-        base: where relative paths begin; the working directory by default.
-        of: what to call it in a message about several problems.
+        base: the base of relative paths; the working directory by default.
+        of: the file's name in a message about several problems.
 
     Raises:
-        ConfigError: names every key that is wrong, what was found, and the way out.
+        ConfigError: names every invalid key, its value, and the way out.
     """
     base = Path() if base is None else base
     filling = Filling(base)
     filled = filling.fill(raw)
-    secrets = Secrets.of([*filling.secrets, *written(filled)], public(filled))
-    with scope(secrets):  # for the messages of every check
-        if filling.problems:
+    if filling.problems:  # texts that could not be filled in look like passwords
+        with scope(Secrets.of(filling.secrets)):
             raise joined(filling.problems, of)
+    secrets = Secrets.of([*filling.secrets, *written(filled)], public(filled))
+    with scope(secrets):  # for the messages of all checks
         try:
             return PipelineSettings.model_validate(
                 filled, context={"base": base, "secrets": secrets}
             )
         except ValidationError as error:
-            # From None: pydantic's own text says less, and would stand above ours.
+            # From None: pydantic's own text contains less, and would appear above ours.
             raise joined(explain(error, filled), of) from None

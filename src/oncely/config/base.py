@@ -1,4 +1,4 @@
-"""What all sections share: strict, frozen, no key beyond the known ones, and no secret shown."""
+"""The base of all sections: strict, frozen, no unknown keys, secrets hidden."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.config.errors import shown, wrong
+from oncely.config.errors import invalid, shown
+from oncely.config.written import PATH, written
 from oncely.secrets import Secrets
 
 
 class Section(BaseModel):
     """One table of the pipeline file.
 
-    Secrets have a type of their own, which hides them. A value that came out of ``${...}``, or a
-    URL's password, may stand in any other field as well; so a repr and a JSON dump also leave out
-    the secrets of the whole file.
+    Secrets have a type of their own, which hides them. A value from ``${...}``, or a URL's
+    password, may occur in any other field as well, so a repr and a JSON dump also redact all
+    secrets of the file.
     """
 
     model_config = ConfigDict(
@@ -49,11 +50,11 @@ class Section(BaseModel):
 
     @property
     def secrets(self) -> Secrets:
-        """The secrets of the pipeline file that this was read from."""
+        """The secrets of the pipeline file that contains this section."""
         return self._secrets
 
     def __eq__(self, other: object) -> bool:
-        """By the settings alone, wherever they were read from."""
+        """True if the settings are equal, regardless of their files."""
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]  # some of them are tables
@@ -73,12 +74,13 @@ class Section(BaseModel):
 
 
 def as_tuple(value: object) -> object:
-    """TOML knows lists only."""
+    """TOML has lists, but no tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
+@written(PATH)
 def file_name(value: object, info: ValidationInfo) -> object:
-    """A path; a relative one begins at the folder of the pipeline file."""
+    """A path; a relative one is relative to the folder of the pipeline file."""
     if not isinstance(value, str) or not value.strip():
         return value
     base = (info.context or {}).get("base", Path())
@@ -86,9 +88,9 @@ def file_name(value: object, info: ValidationInfo) -> object:
 
 
 def _flat(value: object, found: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Keys with dots in them, which TOML reads as tables inside tables, put together again."""
+    """Keys with dots, which TOML parses into nested tables, joined again."""
     if not isinstance(value, Mapping):
-        raise wrong(f"found {shown(value)}; allowed: a table")
+        raise invalid(f"found {shown(value)}; allowed: a table")
     for key, inner in value.items():
         if isinstance(inner, Mapping):
             _flat(inner, found, f"{prefix}{key}.")
@@ -98,9 +100,9 @@ def _flat(value: object, found: dict[str, Any], prefix: str = "") -> dict[str, A
 
 
 def plain_table(value: object) -> dict[str, Any]:
-    """A table of settings with dotted names, flat, its secrets as plain texts.
+    """A table of settings with dotted names, flat, secrets as plain texts.
 
-    Raises a problem for anything that is no table.
+    Raises a problem if the value is no table.
     """
     return {
         key: inner.get_secret_value() if isinstance(inner, SecretStr) else inner
@@ -109,7 +111,7 @@ def plain_table(value: object) -> dict[str, Any]:
 
 
 def revealed(values: Mapping[str, str | SecretStr]) -> dict[str, str]:
-    """The values themselves, for the client that needs them. Not to be shown."""
+    """The unredacted values, for the client that needs them. Not to be shown."""
     return {
         key: value.get_secret_value() if isinstance(value, SecretStr) else value
         for key, value in values.items()

@@ -1,4 +1,4 @@
-"""``[decode]``: how the bytes of a record become columns."""
+"""``[decode]``: the conversion of a record's bytes to columns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import pyarrow as pa
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -16,15 +17,15 @@ from pydantic import (
 )
 
 from oncely.config.base import Section, as_tuple, file_name
-from oncely.config.errors import shown, wrong
+from oncely.config.errors import invalid, shown
 from oncely.decode.raw import RAW_COLUMNS
-from oncely.decode.schema import parse_schema
+from oncely.decode.schema import is_json, parse_schema
 from oncely.errors import ConfigError
 
 
 def _readable(value: Path) -> Path:
     if not value.is_file():
-        raise wrong(f"there is no file {shown(str(value))}", "name a file that is there")
+        raise invalid(f"there is no file {shown(str(value))}", "specify an existing file")
     return value
 
 
@@ -40,7 +41,7 @@ def _ddl(value: str) -> str:
     try:
         parse_schema(value)
     except ConfigError as error:
-        raise wrong(error.message.removeprefix(f"{error.key}: "), error.way_out) from None
+        raise invalid(error.message.removeprefix(f"{error.key}: "), error.way_out) from None
     return value
 
 
@@ -54,7 +55,7 @@ _REGISTRY = re.compile(r"https?://[^\s/@?#]+(/[^\s@]*)?")
 
 def _registry(value: str) -> str:
     if not _REGISTRY.fullmatch(value):
-        raise wrong(
+        raise invalid(
             "not a plain URL; allowed: http:// or https://, a host, no login in it",
             'write "https://registry:8081"; the login goes to schema_registry_user_info',
         )
@@ -62,6 +63,17 @@ def _registry(value: str) -> str:
 
 
 class _Avro(Section):
+    """Avro records.
+
+    Attributes:
+        format: the format of the bytes.
+        schema_file: the schema of every record, as a file (.avsc); exactly one of schema_file and
+            schema_registry.
+        schema_registry: URL of a Confluent schema registry; records contain the id of their schema.
+        schema_registry_user_info: ``user:password`` for it; never shown.
+        schema_registry_ca: PEM file of the authority that signed its certificate.
+    """
+
     format: Literal["avro"]
     schema_file: FileName | None = None
     schema_registry: Annotated[str, AfterValidator(_registry)] | None = None
@@ -71,18 +83,18 @@ class _Avro(Section):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if (self.schema_file is None) == (self.schema_registry is None):
-            raise wrong(
+            raise invalid(
                 "needs exactly one of schema_file and schema_registry",
                 "schema_file for plain Avro, schema_registry for Confluent's wire format",
             )
         for name in ("schema_registry_user_info", "schema_registry_ca"):
             if getattr(self, name) is not None and self.schema_registry is None:
-                raise wrong("has no meaning without schema_registry", "remove it", below=name)
+                raise invalid("has no meaning without schema_registry", "remove it", below=name)
         if self.schema_registry_user_info is not None:
             login = self.schema_registry_user_info.get_secret_value()
             user, colon, _ = login.partition(":")
             if not user or not colon:
-                raise wrong(
+                raise invalid(
                     "not a login; allowed: user:password",
                     'write "user:${PASSWORD}"',
                     below="schema_registry_user_info",
@@ -93,7 +105,7 @@ class _Avro(Section):
 def _record_columns(value: tuple[str, ...]) -> tuple[str, ...]:
     unknown = [name for name in value if name not in RAW_COLUMNS]
     if unknown or not value or len(set(value)) != len(value):
-        raise wrong(
+        raise invalid(
             f"found {shown(', '.join(value))}; allowed: some of {', '.join(RAW_COLUMNS)}, "
             "each once",
             'write columns = ["key", "value", "timestamp"]',
@@ -101,15 +113,41 @@ def _record_columns(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _key_type(value: str) -> str:
+    kinds = parse_schema(_ddl(f"x {value}"))
+    kind = kinds.field(0)
+    if len(kinds) > 1 or pa.types.is_nested(kind.type) or is_json(kind) or not kind.nullable:
+        raise invalid(
+            f"found {shown(value)}; allowed: a type without other types in it",
+            'write type = "BIGINT"',
+        )
+    return value
+
+
 class TextKey(Section):
-    """``[decode.key]`` with ``format = "string"``: the key's UTF-8 text is one column."""
+    """``[decode.key]`` with ``format = "string"``: the key's UTF-8 text is one column.
+
+    Attributes:
+        format: the format of the bytes.
+        column: the name of the column.
+        type: the type of the column, which the text spells: ``BIGINT``, ``DATE`` and so on.
+    """
 
     format: Literal["string"]
     column: Annotated[str, Field(min_length=1)]
+    type: Annotated[str, AfterValidator(_key_type)] = "STRING"
 
 
 class JsonKey(_Json):
-    """``[decode.key]`` with ``format = "json"``: an object with these columns."""
+    """``[decode.key]`` with ``format = "json"``: an object with these columns.
+
+    Attributes:
+        format: the format of the bytes.
+        schema_ddl: the columns, as Spark's DDL.
+        strict: a STRING takes texts only, and no numbers and booleans.
+    """
+
+    strict: bool = False
 
 
 class AvroKey(_Avro):
@@ -127,17 +165,24 @@ def _ddl_or_infer(value: str) -> str:
 
 
 class JsonDecode(Section):
-    """``[decode]`` with ``format = "json"``: an object a record, with these columns.
+    """``[decode]`` with ``format = "json"``: each record is an object with these columns.
 
     Attributes:
-        schema_ddl: Spark's DDL, or ``infer`` for files; ``schema`` in the file.
-        key: how the record's key is decoded, or None.
-        max_fields, max_depth, max_name: of an inferred schema; a record that would take it
-            further is a reject.
+        format: the format of the bytes.
+        schema_ddl: the columns, as Spark's DDL; or ``infer`` for files, whose columns are inferred
+            from the records.
+        strict: a STRING takes texts only, and no numbers and booleans.
+        key: the decoding of the record's key, whose columns come after those of the value.
+        max_fields: fields of an inferred schema, at all levels; a record that would exceed them is
+            rejected.
+        max_depth: levels of an inferred schema; a record that would exceed them is rejected.
+        max_name: characters of a field's name in an inferred schema; a record that would exceed
+            them is rejected.
     """
 
     format: Literal["json"]
     schema_ddl: Annotated[str, AfterValidator(_ddl_or_infer), Field(alias="schema")]
+    strict: bool = False
     key: KeySettings | None = None
     max_fields: Annotated[int, Field(ge=1, le=20_000)] = 2_000
     max_depth: Annotated[int, Field(ge=1, le=32)] = 32
@@ -147,12 +192,14 @@ class JsonDecode(Section):
     def _caps(self) -> Self:
         given = sorted({"max_fields", "max_depth", "max_name"} & self.model_fields_set)
         if given and not self.inferred:
-            raise wrong('has no meaning unless schema = "infer"', "remove it", below=given[0])
+            raise invalid('has no meaning unless schema = "infer"', "remove it", below=given[0])
+        if self.inferred and "strict" in self.model_fields_set:
+            raise invalid('has no meaning with schema = "infer"', "remove it", below="strict")
         return self
 
     @property
     def inferred(self) -> bool:
-        """Columns are what the records hold."""
+        """True if the columns are inferred from the records."""
         return self.schema_ddl == INFER
 
 
@@ -160,22 +207,20 @@ class AvroDecode(_Avro):
     """``[decode]`` with ``format = "avro"``.
 
     Attributes:
-        schema_file: the schema of every record.
-        schema_registry: URL of a Confluent schema registry; records name their schema by id.
-        schema_registry_user_info: ``user:password`` for it; hidden.
-        schema_registry_ca: PEM file of the authority that signed its certificate.
-        key: how the record's key is decoded, or None.
+        key: the decoding of the record's key, whose columns come after those of the value.
     """
 
     key: KeySettings | None = None
 
 
 class RawDecode(Section):
-    """``[decode]`` with ``format = "raw"``: the record as Kafka holds it.
+    """``[decode]`` with ``format = "raw"``: the record as Kafka stores it.
 
     Attributes:
-        columns: which of its parts become columns.
-        key: how the record's key is decoded, or None.
+        format: the format of the bytes.
+        columns: the parts of the record that become columns: ``key``, ``value``, ``timestamp``,
+            ``headers``.
+        key: the decoding of the record's key, whose columns come after those of the value.
     """
 
     format: Literal["raw"]
@@ -191,7 +236,7 @@ DecodeSettings = Annotated[JsonDecode | AvroDecode | RawDecode, Field(discrimina
 
 
 def key_columns(key: JsonKey | AvroKey | TextKey) -> tuple[str, ...] | None:
-    """The columns that a key is decoded to; None when only its Avro schema knows."""
+    """The columns of a decoded key; None if they depend on its Avro schema."""
     match key:
         case TextKey():
             return (key.column,)

@@ -1,4 +1,4 @@
-"""How a check says what is wrong: a key, what was found, and the way out."""
+"""Problems of a check: the key, the value, and the way out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ KIND = "oncely"
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong below the key that is being checked.
+    """A problem at or below the key that is being checked.
 
     Attributes:
         below: the rest of the dotted key; empty for the key itself.
-        text: what was found and what is allowed; never a secret.
-        way_out: what to do.
+        text: the value and the allowed values; never a secret.
+        way_out: the recommended action.
     """
 
     below: str
@@ -26,12 +26,12 @@ class Problem(NamedTuple):
     way_out: str = ""
 
 
-def wrong(text: str, way_out: str = "", *, below: str = "") -> PydanticCustomError:
+def invalid(text: str, way_out: str = "", *, below: str = "") -> PydanticCustomError:
     """The error that a pydantic validator raises for one problem."""
-    return all_wrong([Problem(below, text, way_out)])
+    return all_invalid([Problem(below, text, way_out)])
 
 
-def all_wrong(problems: Iterable[Problem]) -> PydanticCustomError:
+def all_invalid(problems: Iterable[Problem]) -> PydanticCustomError:
     """The error that a pydantic validator raises for several problems at once."""
     found = tuple(problems)
     text = "; ".join(problem.text for problem in found)
@@ -39,12 +39,12 @@ def all_wrong(problems: Iterable[Problem]) -> PydanticCustomError:
 
 
 def shown(value: object) -> str:
-    """A found value in a sentence: short, and with the type's plain name."""
+    """A value as shown in a sentence: short, and with the plain name of its type."""
     match value:
         case bool():
             return str(value).lower()
         case str():
-            text = redact(value)  # before it is cut or quoted: afterwards it looks different
+            text = redact(value)  # before it is cut or quoted, which changes the text
             return repr(text if len(text) <= 80 else text[:77] + "...")
         case dict():
             return "a table"

@@ -1,4 +1,4 @@
-"""``[sink]`` with ``kind = "files"``: where files lie, what they are, which topics name them."""
+"""``[sink]`` with ``kind = "files"``: the location and format of files, and their topics."""
 
 from __future__ import annotations
 
@@ -17,58 +17,66 @@ from pydantic import (
 
 from oncely.clients.files.store import S3Options, Store
 from oncely.config.base import Section, as_tuple
-from oncely.config.errors import Problem, all_wrong, shown, wrong
+from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.kafka_sink import producer_keys, transaction_seconds
 from oncely.config.source import topic_name
 from oncely.config.values import RejectBudget, parse_budget, parse_seconds, parse_size
+from oncely.config.written import SIZE, TIME, written
 from oncely.errors import ConfigError
 from oncely.lake.partitions import parse_partition_by
 
 _TOPIC = Annotated[str, AfterValidator(topic_name)]
 
 
-def _columns(value: tuple[str, ...]) -> tuple[str, ...]:
+def partition_columns(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse the values that :func:`parse_partition_by` refuses."""
     try:
         parse_partition_by(value)
     except ConfigError as error:
-        raise wrong(error.message.removeprefix(f"{error.key}: "), error.way_out) from None
+        raise invalid(error.message.removeprefix(f"{error.key}: "), error.way_out) from None
     return value
 
 
+@written(TIME, "up to an hour")
 def _interval(value: object) -> float:
     seconds = parse_seconds(value)
     if not 0 <= seconds <= 3600:
-        raise wrong(f"found {shown(value)}; allowed: up to an hour", 'write "30 seconds"')
+        raise invalid(f"found {shown(value)}; allowed: up to an hour", 'write "30 seconds"')
     return seconds
 
 
+@written(TIME, "a minute or more")
 def _age(value: object) -> float:
     seconds = parse_seconds(value)
     if seconds < 60:
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: a minute or more",
             'write "1 hour": a batch must be staged and published within it',
         )
     return seconds
 
 
+@written(SIZE, "64 KiB to 1 GiB")
 def _file_size(value: object) -> int:
     size = parse_size(value)
     if not 1 << 16 <= size <= 1 << 30:
-        raise wrong(f"found {shown(value)}; allowed: 64 KiB to 1 GiB", 'write "64 MiB"')
+        raise invalid(f"found {shown(value)}; allowed: 64 KiB to 1 GiB", 'write "64 MiB"')
     return size
 
 
 class S3Settings(Section):
-    """``[sink.s3]``: any S3-compatible server. Without keys the environment is asked for them.
+    """``[sink.s3]``: an S3-compatible server. Without keys, those of the environment are used.
 
     Attributes:
-        endpoint: ``http(s)://host[:port]``; None for Amazon's.
-        region: None: the server's default.
-        access_key, secret_key, session_token: both keys or none; hidden.
-        path_style: ``endpoint/bucket/key``.
-        connect_timeout, request_timeout: seconds.
-        retries: of a call that failed in passing.
+        endpoint: ``http(s)://host[:port]`` of the server; by default Amazon S3.
+        region: the region; by default that of the server.
+        access_key: the access key; never shown. Both keys or none.
+        secret_key: the secret key; never shown.
+        session_token: the token of temporary keys; never shown.
+        path_style: address objects as ``endpoint/bucket/key``, and not as ``bucket.endpoint/key``.
+        connect_timeout: the time to wait for a connection.
+        request_timeout: the time to wait for an answer.
+        retries: retries of a call after a transient error.
     """
 
     endpoint: str | None = None
@@ -82,10 +90,10 @@ class S3Settings(Section):
     retries: Annotated[int, Field(ge=0, le=20)] = 5
 
     def options(self) -> S3Options:
-        """For the client.
+        """The options of the S3 client.
 
         Raises:
-            ConfigError: keys that don't go together.
+            ConfigError: keys that do not go together.
         """
         given: dict[str, Any] = {}
         for name in type(self).model_fields:
@@ -94,40 +102,24 @@ class S3Settings(Section):
         return S3Options(**given)
 
 
-class FilesSinkSettings(Section):
-    """``[sink]`` with ``kind = "files"``.
+class RootSettings(Section):
+    """``[sink]`` of a kind that writes files below a root.
 
     Attributes:
-        url: the root: ``file:///…``, ``s3://bucket/prefix``, or what else pyarrow.fs knows.
-        format: of the files.
-        partition_by: columns, ``date(column)`` and ``hour(column)``: the directories.
-        layout: ``per_partition`` writes where a record was read; ``clustered`` brings together what
-            belongs together by one shuffle first, for fewer files.
-        manifest_topic: where files are named; one partition, compacted.
-        schema_topic: where their schemas are; by default named after the manifest's.
-        rejects_topic: of dead letters; by default named after the manifest's.
-        ledger_topic: the compacted topic of positions and epochs; pipelines may share one.
-        flush_interval: seconds from one micro-batch's start to the next.
-        target_file_size: bytes; what a task has more of goes into several files.
-        max_staging_age: seconds that files may wait to be published; nothing younger is vacuumed.
-        create: create topics that are missing.
-        max_rejects: beyond it the pipeline stops; counted over restarts.
-        transaction_timeout: seconds after which the broker gives a transaction up.
-        kafka: further keys of the producer, by librdkafka's names.
-        s3: for ``s3://``.
+        url: the root: ``file:///…``, ``s3://bucket/prefix``, or another URL that pyarrow.fs
+            supports.
+        flush_interval: the time from one micro-batch's start to the next; longer: fewer and larger
+            files, which are visible later.
+        target_file_size: the size of a file; a task with more data writes several.
+        max_staging_age: the time that files may wait to be published; younger files are not
+            vacuumed.
+        create: create missing topics, or a missing table and its missing columns.
+        max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
+            ``"100%"`` never stops it.
+        s3: the settings for ``s3://``.
     """
 
-    kind: Literal["files"]
     url: Annotated[str, Field(min_length=1)]
-    format: Literal["avro", "parquet"] = "avro"
-    partition_by: Annotated[
-        tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(_columns)
-    ] = ()
-    layout: Literal["per_partition", "clustered"] = "per_partition"
-    manifest_topic: _TOPIC
-    schema_topic: _TOPIC | None = None
-    rejects_topic: _TOPIC | None = None
-    ledger_topic: _TOPIC = "oncely.ledger"
     flush_interval: Annotated[float, BeforeValidator(_interval)] = 30.0
     target_file_size: Annotated[int, BeforeValidator(_file_size)] = 64 << 20
     max_staging_age: Annotated[float, BeforeValidator(_age)] = 3600.0
@@ -137,9 +129,58 @@ class FilesSinkSettings(Section):
         BeforeValidator(parse_budget),
         PlainSerializer(str, when_used="json"),
     ] = parse_budget("1%")
+    s3: S3Settings | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store that contains the files.
+
+        Raises:
+            ConfigError: the URL is invalid, or its keys do not go together.
+        """
+        return Store(self.url, None if self.s3 is None else self.s3.options())
+
+    def _store_problems(self) -> list[Problem]:
+        try:
+            _ = self.store
+        except ConfigError as error:
+            key = error.key.removeprefix("sink.")
+            text = error.message.removeprefix(f"{error.key}: ")
+            return [Problem(key, text, error.way_out)]
+        return []
+
+
+class FilesSinkSettings(RootSettings):
+    """``[sink]`` with ``kind = "files"``.
+
+    Attributes:
+        kind: the kind of the destination.
+        format: the format of the files.
+        partition_by: the columns, ``date(column)`` and ``hour(column)`` that make up the
+            directories.
+        layout: ``per_partition`` writes each record in the task that has read it; ``clustered``
+            first shuffles the records by directory, for fewer files.
+        manifest_topic: the topic that lists the files; one partition, compacted.
+        schema_topic: the topic of their schemas; by default named after the manifest topic:
+            ``events.schema`` for ``events.manifest``.
+        rejects_topic: the topic of dead letters; by default named after the manifest topic.
+        ledger_topic: the compacted topic of positions and epochs; pipelines may share one.
+        transaction_timeout: the time after which the broker aborts a transaction.
+        kafka: more properties of the producer, with librdkafka's names.
+    """
+
+    kind: Literal["files"]
+    format: Literal["avro", "parquet"] = "avro"
+    partition_by: Annotated[
+        tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(partition_columns)
+    ] = ()
+    layout: Literal["per_partition", "clustered"] = "per_partition"
+    manifest_topic: _TOPIC
+    schema_topic: _TOPIC | None = None
+    rejects_topic: _TOPIC | None = None
+    ledger_topic: _TOPIC = "oncely.ledger"
     transaction_timeout: Annotated[float, BeforeValidator(transaction_seconds)] = 60.0
     kafka: Annotated[dict[str, str], BeforeValidator(producer_keys)] = Field(default_factory=dict)
-    s3: S3Settings | None = None
 
     @property
     def schemas(self) -> str:
@@ -153,17 +194,8 @@ class FilesSinkSettings(Section):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Every topic that is written to."""
+        """Every topic that the sink writes to."""
         return (self.manifest_topic, self.schemas, self.rejects, self.ledger_topic)
-
-    @property
-    def store(self) -> Store:
-        """Where the files lie.
-
-        Raises:
-            ConfigError: the URL can't be one, or its keys don't go together.
-        """
-        return Store(self.url, None if self.s3 is None else self.s3.options())
 
     @property
     def _stem(self) -> str:
@@ -173,15 +205,10 @@ class FilesSinkSettings(Section):
     def _fits(self) -> Self:
         found = []
         for name in sorted({name for name in self.topics if self.topics.count(name) > 1}):
-            found.append(Problem("manifest_topic", f"{name} is named for two purposes",
+            found.append(Problem("manifest_topic", f"{name} is used for two purposes",
                                  "manifest, schemas, rejects and ledger need topics of their"
                                  " own"))  # fmt: skip
-        try:
-            _ = self.store
-        except ConfigError as error:
-            key = error.key.removeprefix("sink.")
-            text = error.message.removeprefix(f"{error.key}: ")
-            found.append(Problem(key, text, error.way_out))
+        found += self._store_problems()
         if found:
-            raise all_wrong(found)
+            raise all_invalid(found)
         return self

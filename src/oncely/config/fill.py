@@ -1,7 +1,7 @@
 """``${NAME}`` and ``${file:/path}`` inside the strings of a pipeline file.
 
-Which of the values are secret, :mod:`oncely.config.secrecy` decides by where they are put. ``$$``
-is a plain dollar; a dollar before anything else but a brace stays as it is.
+:mod:`oncely.config.secrecy` decides which of the values are secret, by the fields that contain
+them. ``$$`` is a plain dollar; a dollar before any other character than a brace is kept.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass
 class Filling:
-    """Fills one pipeline file.
+    """Fills in the values of one pipeline file.
 
     Attributes:
-        base: where relative paths of secret files begin.
-        environment: the variables.
-        problems: what could not be filled in.
+        base: the base of relative paths of secret files.
+        environment: the environment variables.
+        problems: values that could not be filled in.
         secrets: values that were filled in and must not be shown.
     """
 
@@ -37,7 +37,7 @@ class Filling:
     secrets: set[str] = field(default_factory=set, repr=False)
 
     def fill(self, value: Any, key: str = "") -> Any:
-        """A copy of ``value``, every string in it filled; ``key`` is its dotted name."""
+        """A copy of ``value`` with every string filled in; ``key`` is its dotted name."""
         match value:
             case str():
                 return self._text(value, key)
@@ -96,5 +96,5 @@ class Filling:
                 f"can't read the secret file {name!r}: {reason}",
                 way_out="name a text file that this user may read",
             ) from None
-        # Editors and `echo` end a file with a line break that is no part of the secret.
+        # Editors and `echo` end a file with a line break that does not belong to the secret.
         return text.removesuffix("\n").removesuffix("\r")

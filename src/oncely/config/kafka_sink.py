@@ -1,4 +1,4 @@
-"""``[sink]`` with ``kind = "kafka"``: which topics, and what a record is made of."""
+"""``[sink]`` with ``kind = "kafka"``: the topics, and the contents of a record."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from pydantic import (
 from oncely.clients.kafka.producer_settings import checked
 from oncely.config.base import Section, plain_table
 from oncely.config.decode import FileName
-from oncely.config.errors import Problem, all_wrong, shown, wrong
+from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.source import broker_list, topic_name
 from oncely.config.values import RejectBudget, parse_budget, parse_seconds
+from oncely.config.written import PROPERTIES, TIME, written
 from oncely.errors import ConfigError
 
 _SHORTEST = 10.0  # seconds
 _LONGEST = 900.0  # the broker's default of transaction.max.timeout.ms
 
 
+@written(PROPERTIES)
 def producer_keys(value: object) -> dict[str, str]:
-    """``[sink.kafka]``, each key looked at; what would weaken the producer is refused."""
+    """``[sink.kafka]``, each key checked; settings that would weaken the producer are refused."""
     found: dict[str, str] = {}
     problems: list[Problem] = []
     for key, given in plain_table(value).items():
@@ -36,24 +38,25 @@ def producer_keys(value: object) -> dict[str, str]:
             text = error.message.removeprefix(f"{error.key}: ")
             problems.append(Problem(key, text, error.way_out))
     if problems:
-        raise all_wrong(problems)
+        raise all_invalid(problems)
     return found
 
 
 def _staging(value: str) -> str:
     if "://" not in value and not value.startswith("/"):
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: a URL, or an absolute path",
             'write "s3://bucket/staging" or "/shared/staging"',
         )
     return value
 
 
+@written(TIME, "10 seconds to 15 minutes")
 def transaction_seconds(value: object) -> float:
-    """Read the time after which the broker gives a transaction up."""
+    """Parse the time after which the broker aborts a transaction."""
     seconds = parse_seconds(value)
     if not _SHORTEST <= seconds <= _LONGEST:
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: 10 seconds to 15 minutes",
             "stay below the broker's transaction.max.timeout.ms, 15 minutes by default",
         )
@@ -61,26 +64,36 @@ def transaction_seconds(value: object) -> float:
 
 
 class KafkaSinkSettings(Section):
-    """``[sink]`` with ``kind = "kafka"``: topics on the cluster that the source is on.
+    """``[sink]`` with ``kind = "kafka"``: topics on the source's cluster.
 
     Attributes:
-        topic: where every record goes; None with ``topic_column``.
+        kind: the kind of the destination.
+        topic: the topic of every record. Exactly one of topic and topic_column.
         topic_column: a text column that names each record's topic; it is not part of the value.
-        key: the column that becomes the key; None: records without a key.
+        key: the column that becomes the key; without it records have no key.
         value: ``json`` (an object of all columns), ``avro``, or a column's name: its bytes.
+        decimals: JSON: ``text`` writes a decimal as ``"1.50"``, which every reader keeps exactly;
+            ``number`` as ``1.50``, of which many readers make a double.
         schema_file: Avro: the schema of every record.
-        schema_id: Avro: its id in a registry, for Confluent's framing; None: bare records.
-        headers: carry the source record's headers, and with them its trace context.
-        rejects_topic: where dead letters go; ``<topic>.rejects`` by default.
+        schema_id: Avro: its id in a registry, for Confluent's framing; without it bare records.
+        timestamp: the timestamp of a record: ``write``, the time at which it is written; or
+            ``source``, that of the source's record. The topic's retention counts from it.
+        headers: copy the source record's headers, and with them its trace context.
+        keep_source: add a header with topic, partition and offset of the source's record.
+        rejects_topic: the topic of dead letters; ``<topic>.rejects`` by default. Required with
+            topic_column.
         ledger_topic: the compacted topic of positions and epochs; pipelines may share one.
+        partitions: the number of partitions of the output topic, if it is created; by default as
+            many as the largest of the source's topics has.
         create: create the ledger topic, and topics to write to, when they are missing.
-        max_rejects: beyond it the pipeline stops; counted over restarts.
-        transaction_timeout: seconds after which the broker gives a transaction up.
-        staging: Spark transforms: where tasks leave records until the driver publishes them, a URL
-            (``s3://…``) or an absolute path that driver and executors reach; None: a folder of
-            this machine, for a local master.
-        brokers: only to say where the sink is; another cluster than the source's is refused.
-        kafka: further keys of the producer, by librdkafka's names.
+        max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
+            ``"100%"`` never stops it.
+        transaction_timeout: the time after which the broker aborts a transaction.
+        staging: Spark transforms: the place of staged records until the driver publishes them, a
+            URL (``s3://…``) or an absolute path that driver and executors reach; by default a
+            folder of this machine, for a local master.
+        brokers: the sink's cluster, if you want to name it; any other than the source's is refused.
+        kafka: more properties of the producer, with librdkafka's names.
     """
 
     kind: Literal["kafka"]
@@ -88,11 +101,15 @@ class KafkaSinkSettings(Section):
     topic_column: Annotated[str, Field(min_length=1)] | None = None
     key: Annotated[str, Field(min_length=1)] | None = None
     value: Annotated[str, Field(min_length=1)] = "json"
+    decimals: Literal["text", "number"] = "text"
     schema_file: FileName | None = None
     schema_id: Annotated[int, Field(ge=1)] | None = None
+    timestamp: Literal["write", "source"] = "write"
     headers: bool = False
+    keep_source: bool = False
     rejects_topic: Annotated[str, AfterValidator(topic_name)] | None = None
     ledger_topic: Annotated[str, AfterValidator(topic_name)] = "oncely.ledger"
+    partitions: Annotated[int, Field(ge=1, le=10_000)] | None = None
     create: bool = True
     max_rejects: Annotated[
         InstanceOf[RejectBudget],
@@ -111,13 +128,13 @@ class KafkaSinkSettings(Section):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Every topic that is written to, as far as its name is known."""
+        """Every topic that the sink writes to and whose name is known."""
         return tuple(filter(None, (self.topic, self.rejects, self.ledger_topic)))
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if found := [*_topic_problems(self), *_avro_problems(self)]:
-            raise all_wrong(found)
+        if found := [*_topic_problems(self), *_value_problems(self)]:
+            raise all_invalid(found)
         return self
 
 
@@ -132,15 +149,20 @@ def _topic_problems(sink: KafkaSinkSettings) -> list[Problem]:
                              'add rejects_topic = "flights.rejects"'))  # fmt: skip
     named = [name for name in sink.topics if name]
     for name in sorted({name for name in named if named.count(name) > 1}):
-        found.append(Problem("topic", f"{name} is named for two purposes",
+        found.append(Problem("topic", f"{name} is used for two purposes",
                              "records, rejects and ledger need topics of their own"))  # fmt: skip
+    if sink.topic_column is not None and sink.partitions is not None:
+        found.append(Problem("partitions", "has no meaning with topic_column: topics that it names"
+                             " are not created", "remove it"))  # fmt: skip
     if sink.topic_column is not None and sink.topic_column in (sink.key, sink.value):
-        found.append(Problem("topic_column", "names the column of key or value",
+        found.append(Problem("topic_column", "is the column of key or value",
                              "use a column of its own"))  # fmt: skip
     return found
 
 
-def _avro_problems(sink: KafkaSinkSettings) -> list[Problem]:
+def _value_problems(sink: KafkaSinkSettings) -> list[Problem]:
+    if sink.value != "json" and sink.decimals != "text":
+        return [Problem("decimals", 'has no meaning unless value = "json"', "remove it")]
     if sink.value == "avro" and sink.schema_file is None:
         return [Problem("schema_file", 'is missing; value = "avro" needs the schema',
                         'add schema_file = "delayed.avsc"')]  # fmt: skip

@@ -1,4 +1,4 @@
-"""``[offsets]``: where positions live when the sink's own ledger does not hold them."""
+"""``[offsets]``: the store of the positions, if it is not the sink's own ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydantic import (
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, file_name
-from oncely.config.errors import shown, wrong
+from oncely.config.errors import invalid, shown
 from oncely.config.values import parse_table, quoted
 from oncely.ledgers.stores.sql import DEFAULT_TABLE
 
@@ -30,19 +30,24 @@ _REDIS_WAY = 'write "redis://user:${PASSWORD}@host:6379/0", or rediss:// for TLS
 
 
 class LedgerOffsets(Section):
-    """``[offsets]`` with ``store = "ledger"``: in the sink, beside the rows. The default."""
+    """``[offsets]`` with ``store = "ledger"``: positions are in the sink, beside the rows. The
+    default.
+
+    Attributes:
+        store: the kind of the store.
+    """
 
     store: Literal["ledger"] = "ledger"
 
     @property
     def one_machine(self) -> bool:
-        """Whether only one machine can reach the store."""
+        """True if the store can be reached from one machine only."""
         return False
 
 
 def _group(value: str) -> str:
     if not value.strip():
-        raise wrong("is empty", 'name a group, or remove it for "oncely-<name>"')
+        raise invalid("is empty", 'name a group, or remove it for "oncely-<name>"')
     return value
 
 
@@ -50,25 +55,26 @@ class KafkaOffsets(Section):
     """``[offsets]`` with ``store = "kafka"``: committed offsets on the source's cluster.
 
     Attributes:
-        group: the consumer group; None for ``oncely-<name>``, see :meth:`group_of`.
+        store: the kind of the store.
+        group: the consumer group; by default ``oncely-<name>``.
     """
 
     store: Literal["kafka"]
     group: Annotated[str, AfterValidator(_group)] | None = None
 
     def group_of(self, pipeline: str) -> str:
-        """The group of a pipeline."""
+        """The consumer group of a pipeline."""
         return self.group or f"oncely-{pipeline}"
 
     @property
     def one_machine(self) -> bool:
-        """Whether only one machine can reach the store."""
+        """True if the store can be reached from one machine only."""
         return False
 
 
 def _directory(value: Path) -> Path:
     if value.exists() and not value.is_dir():
-        raise wrong(
+        raise invalid(
             f"{shown(str(value))} is a file; each pipeline has a file of its own in a directory",
             "name a directory; it is made when it is missing",
         )
@@ -79,8 +85,9 @@ class FileOffsets(Section):
     """``[offsets]`` with ``store = "file"``: a JSON file on one machine.
 
     Attributes:
-        path: the directory in which each pipeline has a file; a relative one begins at the folder
-            of the pipeline file.
+        store: the kind of the store.
+        path: the directory with one file for each pipeline; relative to the folder of the pipeline
+            file.
     """
 
     store: Literal["file"]
@@ -93,7 +100,7 @@ class FileOffsets(Section):
 
     @property
     def one_machine(self) -> bool:
-        """Whether only one machine can reach the store."""
+        """True if the store can be reached from one machine only."""
         return True
 
 
@@ -101,8 +108,9 @@ class SqlOffsets(Section):
     """``[offsets]`` with ``store = "sql"``: a table in PostgreSQL or SQLite.
 
     Attributes:
-        url: of the database; hidden, see :attr:`url_for_display`.
-        table: as (schema or None, name); made when it is missing.
+        store: the kind of the store.
+        url: URL of the database; its password is never shown.
+        table: the table, or schema.table, of the positions; created if it is missing.
     """
 
     store: Literal["sql"]
@@ -115,12 +123,12 @@ class SqlOffsets(Section):
 
     @property
     def url_for_display(self) -> str:
-        """The URL with its password, and other secrets of the file, as ``***``."""
+        """The URL with its password, and other secrets of the file, replaced by ``***``."""
         return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
 
     @property
     def one_machine(self) -> bool:
-        """Whether only one machine can reach the store."""
+        """True if the store can be reached from one machine only."""
         return urls.dialect(self.url.get_secret_value()) == "sqlite"
 
     @model_validator(mode="after")
@@ -130,9 +138,9 @@ class SqlOffsets(Section):
             dialect = urls.dialect(url)
         except ValueError as error:
             problem = error.context["problems"][0]  # type: ignore[attr-defined]
-            raise wrong(problem.text, problem.way_out, below="url") from None
+            raise invalid(problem.text, problem.way_out, below="url") from None
         if dialect == "sqlite" and self.table.schema not in (None, "main"):
-            raise wrong(
+            raise invalid(
                 f"SQLite has no schema {shown(self.table.schema)}",
                 f"write {quoted(TableName(None, self.table.name))}",
                 below="table",
@@ -144,7 +152,8 @@ class RedisOffsets(Section):
     """``[offsets]`` with ``store = "redis"``: a hash in Redis.
 
     Attributes:
-        url: of the server; hidden, see :attr:`url_for_display`.
+        store: the kind of the store.
+        url: URL of the server; its password is never shown.
     """
 
     store: Literal["redis"]
@@ -152,19 +161,19 @@ class RedisOffsets(Section):
 
     @property
     def url_for_display(self) -> str:
-        """The URL with its password, and other secrets of the file, as ``***``."""
+        """The URL with its password, and other secrets of the file, replaced by ``***``."""
         return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
 
     @property
     def one_machine(self) -> bool:
-        """Whether only one machine can reach the store."""
+        """True if the store can be reached from one machine only."""
         return self.url.get_secret_value().startswith("unix:")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         url = self.url.get_secret_value()
         if not _REDIS.fullmatch(url) or "@" in url.rpartition("@")[0]:
-            raise wrong(
+            raise invalid(
                 "not a URL of Redis; allowed: redis://, rediss://, unix://",
                 f"{_REDIS_WAY}; in user and password write @ as %40, / as %2F, ? as %3F",
                 below="url",
@@ -177,7 +186,7 @@ def _hosts(value: str) -> str:
     for host in hosts:
         match = _HOST.fullmatch(host)
         if match is None or not 0 < int(match[1]) < 65_536:
-            raise wrong(
+            raise invalid(
                 f"found {shown(host)}; allowed: host:port, more of them after commas",
                 'write "zk-1:2181,zk-2:2181,zk-3:2181"; a path goes to offsets.path',
             )
@@ -186,7 +195,7 @@ def _hosts(value: str) -> str:
 
 def _nodes(value: str) -> str:
     if not _NODES.fullmatch(value) or value.split("/")[1] == "zookeeper":
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: names after slashes, but not /zookeeper, its own",
             'write "/oncely"',
         )
@@ -197,8 +206,9 @@ class ZooKeeperOffsets(Section):
     """``[offsets]`` with ``store = "zookeeper"``: nodes in ZooKeeper.
 
     Attributes:
+        store: the kind of the store.
         hosts: ``host:port``, separated by commas.
-        path: the node below which the pipelines stand; made when it is missing.
+        path: the parent node of the pipelines' nodes; created if it is missing.
     """
 
     store: Literal["zookeeper"]
@@ -207,7 +217,7 @@ class ZooKeeperOffsets(Section):
 
     @property
     def one_machine(self) -> bool:
-        """Whether only one machine can reach the store."""
+        """True if the store can be reached from one machine only."""
         return False
 
 

@@ -17,8 +17,11 @@ from pydantic import (
 
 from oncely.config.base import Section
 from oncely.config.decode import DecodeSettings, JsonDecode, key_columns
-from oncely.config.errors import Problem, all_wrong, shown, wrong
-from oncely.config.files_sink import FilesSinkSettings
+from oncely.config.delta_sink import DeltaSinkSettings
+from oncely.config.errors import Problem, all_invalid, invalid, shown
+from oncely.config.files_sink import FilesSinkSettings, RootSettings
+from oncely.config.filter import FilterSettings
+from oncely.config.handlers_sink import HandlersSinkSettings
 from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.offsets import (
     KafkaOffsets,
@@ -31,6 +34,7 @@ from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
 from oncely.config.values import CommitInterval, parse_interval
+from oncely.config.worker import WorkerSettings
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _RECORDS_A_FLUSH = 5_000_000
@@ -39,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: 1 to 100 letters, digits, underscores, dots, dashes",
             "use a short name: it is the ledger's key",
         )
@@ -50,12 +54,13 @@ Delivery = Literal["none", "at_most_once", "at_least_once", "exactly_once"]
 
 
 class TransformSettings(Section):
-    """``[transform]``: exactly one of three.
+    """``[transform]``: exactly one of three kinds.
 
     Attributes:
-        sql: row-wise SQL over ``input``.
-        python: ``package.module:function``, Arrow batch to Arrow batch.
-        spark: ``package.module:function``, DataFrame to DataFrame.
+        sql: a SELECT over ``input`` that works row by row.
+        python: ``package.module:function``, a function from an Arrow table to an Arrow table.
+        spark: ``package.module:function``, a function from a DataFrame to a DataFrame. Not with
+            ``oncely work``.
     """
 
     sql: str | None = None
@@ -64,23 +69,23 @@ class TransformSettings(Section):
 
     @property
     def kind(self) -> Literal["sql", "python", "spark"]:
-        """Which of the three is given."""
+        """The kind of transform that is given."""
         return "sql" if self.sql is not None else "python" if self.python is not None else "spark"
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         given = [name for name in ("sql", "python", "spark") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise wrong(
+            raise invalid(
                 f"has {' and '.join(given) or 'nothing'}; allowed: exactly one of sql, python, "
                 "spark",
                 "keep one, or remove [transform] to write the decoded rows as they are",
             )
         text = getattr(self, given[0])
         if given[0] == "sql" and not text.strip():
-            raise wrong("is empty", 'write sql = "SELECT * FROM input"', below="sql")
+            raise invalid("is empty", 'write sql = "SELECT * FROM input"', below="sql")
         if given[0] != "sql" and not _FUNCTION.fullmatch(text):
-            raise wrong(
+            raise invalid(
                 f"found {shown(text)}; allowed: package.module:function",
                 f'write {given[0]} = "my_package.my_module:my_function"',
                 below=given[0],
@@ -89,19 +94,23 @@ class TransformSettings(Section):
 
 
 class PipelineSettings(Section):
-    """A pipeline: from which topics, through what, into which table, topics or files.
+    """A pipeline: source topics, decoding, transform, and destination table, topics or files.
 
     Attributes:
-        name: the ledger's key.
-        delivery: the guarantee.
-        commit_interval: how much one commit holds at most, or how often a timer saves positions;
-            None for what is good for speed.
-        offsets: where positions live.
-        source: Kafka.
-        decode: bytes to columns.
-        transform: rows to rows, or None.
-        sink: the table, the topics, or the files.
-        spark: where and how it runs.
+        name: the name of the pipeline, the key of its positions. A pipeline that is renamed is a
+            new one.
+        delivery: the guarantee. With all but ``none`` it holds across crashes.
+        commit_interval: the maximum size of one commit; with ``delivery = "none"`` the interval in
+            which a timer saves positions. By default the fastest.
+        offsets: the store of the positions; by default the ledger in the sink, which
+            ``exactly_once`` requires.
+        source: the Kafka topics.
+        decode: the conversion of a record's bytes to columns.
+        transform: the transform of the rows; without it the decoded rows are written as they are.
+        sink: the destination: a table, topics, files, or functions of yours.
+        spark: the settings of Spark, for ``oncely run``.
+        filter: records that are dropped, or wait, before they are decoded.
+        worker: the consumer group of `oncely work`.
     """
 
     name: Annotated[str, AfterValidator(_name)]
@@ -119,13 +128,20 @@ class PipelineSettings(Section):
     decode: DecodeSettings
     transform: TransformSettings | None = None
     sink: Annotated[
-        SqlSinkSettings | KafkaSinkSettings | FilesSinkSettings, Field(discriminator="kind")
+        SqlSinkSettings
+        | KafkaSinkSettings
+        | FilesSinkSettings
+        | DeltaSinkSettings
+        | HandlersSinkSettings,
+        Field(discriminator="kind"),
     ]
     spark: SparkSettings = Field(default_factory=SparkSettings)
+    filter: FilterSettings = Field(default_factory=FilterSettings)
+    worker: WorkerSettings = Field(default_factory=WorkerSettings)
 
     @property
     def mirror_group(self) -> str | None:
-        """The consumer group that shows the position to lag tools; None when switched off.
+        """The consumer group that shows the position to lag tools; None if it is disabled.
 
         A Kafka or files sink commits positions to it in its transactions.
         """
@@ -136,35 +152,36 @@ class PipelineSettings(Section):
 
     @property
     def shown_group(self) -> str | None:
-        """The group that lag tools look at: of the mirror, or that in which positions live."""
+        """The group for lag tools: the mirror's, or the group in which positions are stored."""
         if isinstance(self.offsets, KafkaOffsets):
             return self.offsets.group_of(self.name)
         return self.mirror_group
 
     @property
     def by_spark(self) -> bool:
-        """A Spark transform mixes the records."""
+        """True if a Spark transform mixes the records."""
         return self.transform is not None and self.transform.kind == "spark"
 
     @property
     def trigger_seconds(self) -> float:
-        """The pause between micro-batches' starts."""
-        if isinstance(self.sink, FilesSinkSettings):
+        """The seconds between the starts of micro-batches."""
+        if isinstance(self.sink, RootSettings):
             return self.sink.flush_interval
         return self.spark.trigger
 
     @property
     def max_records_per_batch(self) -> int:
-        """Offsets that a micro-batch spans at most; many more where a batch makes files."""
+        """Maximum offsets of a micro-batch; many more if a batch creates files."""
         given = "max_records_per_batch" in self.spark.model_fields_set
-        if isinstance(self.sink, FilesSinkSettings) and not given:
+        merged = isinstance(self.sink, DeltaSinkSettings) and self.sink.mode == "upsert"
+        if isinstance(self.sink, RootSettings) and not given and not merged:
             return _RECORDS_A_FLUSH
         return self.spark.max_records_per_batch
 
     def describe(self) -> dict[str, Any]:
-        """All settings as JSON-able values, without a secret."""
+        """All settings as JSON-able values, without secrets."""
         done: dict[str, Any] = self.model_dump(mode="json")
-        if isinstance(self.sink, SqlSinkSettings):
+        if isinstance(self.sink, SqlSinkSettings | HandlersSinkSettings):
             done["sink"]["url"] = self.sink.url_for_display
         if isinstance(self.offsets, SqlOffsets | RedisOffsets):
             done["offsets"]["url"] = self.offsets.url_for_display
@@ -178,18 +195,32 @@ class PipelineSettings(Section):
         elif isinstance(self.sink, KafkaSinkSettings):
             found = [*_topic_problems(self, self.sink.topics, "sink.topic"),
                      *_kafka_problems(self, self.sink)]  # fmt: skip
-        else:
+        elif isinstance(self.sink, HandlersSinkSettings):
+            found = _handlers_problems(self)
+        elif isinstance(self.sink, FilesSinkSettings):
             found = [*_topic_problems(self, self.sink.topics, "sink.manifest_topic"),
                      *_files_problems(self)]  # fmt: skip
+        else:
+            found = [*_files_problems(self), *_key_problems(self, self.sink)]
+            if self.by_spark and self.sink.mode == "upsert":
+                found.append(
+                    Problem("transform.spark", "gives rows in no order, and of two rows of a key an"
+                            " upsert keeps the last", "use transform.sql or .python, or append")
+                )  # fmt: skip
         found += _offsets_problems(self)
         found += _infer_problems(self)
+        if self.by_spark and self.filter.drops:
+            found.append(
+                Problem("filter", "drops records before they are decoded, and those of a Spark"
+                        " transform are counted after that", "write a WHERE in the transform")
+            )  # fmt: skip
         if found:
-            raise all_wrong(found)
+            raise all_invalid(found)
         return self
 
 
 def _topic_problems(pipeline: PipelineSettings, topics: Sequence[str], key: str) -> list[Problem]:
-    """Of a sink that writes to the source's cluster."""
+    """Problems of a sink that writes to the source's cluster."""
     found = [
         Problem(key, f"writes to {name}, which source.topics reads: it would never end",
                 "write to another topic")
@@ -211,6 +242,11 @@ def _kafka_problems(pipeline: PipelineSettings, sink: KafkaSinkSettings) -> list
             Problem("sink.headers", "a row of a Spark transform comes from no single record",
                     "remove it, or use transform.sql or .python")
         )  # fmt: skip
+    if sink.timestamp == "source" and pipeline.by_spark:
+        found.append(
+            Problem("sink.timestamp", "a row of a Spark transform comes from no single record",
+                    "remove it, or use transform.sql or .python")
+        )  # fmt: skip
     if pipeline.by_spark and sink.staging is None and not pipeline.spark.is_local:
         found.append(
             Problem("sink.staging", f"is missing; with spark.master {pipeline.spark.master} tasks"
@@ -224,27 +260,42 @@ def _files_problems(pipeline: PipelineSettings) -> list[Problem]:
     found = []
     if "trigger" in pipeline.spark.model_fields_set:
         found.append(
-            Problem("spark.trigger", "has no meaning for files: sink.flush_interval says how often"
-                    " they are written", "remove it")
+            Problem("spark.trigger", "has no meaning for files: sink.flush_interval determines "
+                    "how often they are written", "remove it")
+        )  # fmt: skip
+    return found
+
+
+def _handlers_problems(pipeline: PipelineSettings) -> list[Problem]:
+    found = []
+    if pipeline.by_spark:
+        found.append(
+            Problem("transform.spark", "a handler gets records, and a row of a Spark transform "
+                    "comes from no single record", "use transform.sql or .python")
+        )  # fmt: skip
+    if pipeline.delivery != "exactly_once":
+        found.append(
+            Problem("delivery", f"found {shown(pipeline.delivery)}; what handlers do is committed "
+                    "with the positions", "remove it")
         )  # fmt: skip
     return found
 
 
 def _infer_problems(pipeline: PipelineSettings) -> list[Problem]:
-    """Columns that are not known before the records are read have few places to go to."""
+    """Problems of inferred columns: few sinks accept columns that are not known in advance."""
     decode = pipeline.decode
     if not isinstance(decode, JsonDecode) or not decode.inferred:
         return []
     found = []
     if pipeline.sink.kind != "files":
         found.append(
-            Problem("decode.schema", f"infer is for files; a {pipeline.sink.kind} sink needs to"
-                    " know its columns", 'write schema = "id BIGINT, name STRING"')
+            Problem("decode.schema", f"infer is for files; a {pipeline.sink.kind} sink needs a "
+                    "schema", 'write schema = "id BIGINT, name STRING"')
         )  # fmt: skip
     if pipeline.transform is not None:
         found.append(
-            Problem("transform", "works on columns, and with decode.schema = \"infer\" nobody"
-                    " knows them before the records are read",
+            Problem("transform", "works on columns, which are not known before the records"
+                    ' are read if decode.schema = "infer"',
                     "remove it, or write the schema out")
         )  # fmt: skip
     if decode.key is not None:
@@ -255,14 +306,14 @@ def _infer_problems(pipeline: PipelineSettings) -> list[Problem]:
 
 
 def _offsets_problems(pipeline: PipelineSettings) -> list[Problem]:
-    """A pair of sink and store that can't keep its promise."""
+    """Problems of a pair of sink and offset store that cannot keep its promise."""
     offsets, found = pipeline.offsets, []
     if pipeline.delivery == "exactly_once" and offsets.store != "ledger":
         found.append(
             Problem(
                 "offsets.store",
                 f"found {shown(offsets.store)}: no transaction covers both the sink and this store,"
-                " and a crash between the two would lose records or double them",
+                " and a crash between the two would lose or duplicate records",
                 "remove [offsets]: the sink's own ledger is exactly once; or say"
                 ' delivery = "at_least_once"',
             )
@@ -291,8 +342,10 @@ def _master_problems(pipeline: PipelineSettings, sink: SqlSinkSettings) -> list[
     ]
 
 
-def _key_problems(pipeline: PipelineSettings, sink: SqlSinkSettings) -> list[Problem]:
-    """An upsert's keys come out of the record's key, or a tombstone could not delete."""
+def _key_problems(
+    pipeline: PipelineSettings, sink: SqlSinkSettings | DeltaSinkSettings
+) -> list[Problem]:
+    """The keys of an upsert must come from the record's key, or a tombstone could not delete."""
     key = pipeline.decode.key
     if sink.mode != "upsert":
         return []

@@ -1,8 +1,8 @@
-"""Which values of a pipeline file are secret: by the field that holds them.
+"""The secret values of a pipeline file, determined by their fields.
 
-Passwords, tokens and key material are secret; names, addresses and sizes are not, wherever they
-come from. A value that ``${...}`` has put into a text of unknown meaning (SQL, an unknown key, one
-of Spark's settings) counts as secret, unless its key names an address.
+Passwords, tokens and key material are secret; names, addresses and sizes are not, regardless of
+their origin. A value of ``${...}`` in a text of unknown meaning (SQL, an unknown key, one of
+Spark's settings) is secret, unless its key names an address.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SHOWN = re.compile(r"name|source\.topics|sink\.(table|topic)|source\.kafka\.sas
 
 
 class Filled(NamedTuple):
-    """One ``${...}``.
+    """A ``${...}`` of the file.
 
     Attributes:
-        token: as it stands in the file.
-        name: the variable's, or ``file:`` and a path.
-        value: what has taken its place.
+        token: its text in the file.
+        name: the name of the variable, or ``file:`` and a path.
+        value: the value that has replaced it.
     """
 
     token: str
@@ -38,12 +38,12 @@ class Filled(NamedTuple):
 
 
 def hidden(key: str, template: str, done: str, filled: Sequence[Filled]) -> set[str]:
-    """Those of the values put into one text that must not be shown.
+    """The values filled into one text that must not be shown.
 
     Args:
         key: the dotted key of the text.
-        template: the text as the file has it.
-        done: the text with its values.
+        template: the text before filling.
+        done: the text after filling.
         filled: the values in their order.
     """
     every = {one.value for one in filled}
@@ -76,7 +76,7 @@ def written(raw: Any, key: str = "") -> Iterator[str]:
 
 
 def public(raw: Any, key: str = "") -> Iterator[str]:
-    """Values that messages show as what they are: they can't be told from an equal password."""
+    """Values that messages show: they cannot be distinguished from an equal password."""
     match raw:
         case Mapping():
             for name, inner in raw.items():
@@ -91,7 +91,7 @@ def public(raw: Any, key: str = "") -> Iterator[str]:
 
 
 def _holds_secret(key: str) -> bool:
-    """Whether the whole value of a key is secret."""
+    """True if the whole value of a key is secret."""
     if key.startswith("source.kafka."):
         name = key.removeprefix("source.kafka.")
         return name in SECRET or (name not in ACCEPTED and is_secret(name))
@@ -99,7 +99,7 @@ def _holds_secret(key: str) -> bool:
 
 
 def _is_public(key: str) -> bool:
-    """Whether no value of a key is secret."""
+    """True if no value of a key is secret."""
     table, _, name = key.rpartition(".")
     if key.startswith("source.kafka."):
         return key.removeprefix("source.kafka.") in ACCEPTED
@@ -109,7 +109,7 @@ def _is_public(key: str) -> bool:
 
 
 def _in_url(template: str, filled: Sequence[Filled]) -> set[str]:
-    """The values that stand where a URL has a password, or in its query."""
+    """The values in a URL's password or query."""
     marked = template
     for at, one in enumerate(filled):
         marked = marked.replace(one.token, f"filled-{at}-", 1)

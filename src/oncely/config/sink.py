@@ -1,16 +1,16 @@
-"""``[sink]``: which table, and what happens to its rows."""
+"""``[sink]``: the table, and the handling of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, SecretStr, model_validator
 
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, as_tuple
-from oncely.config.errors import Problem, all_wrong, shown, wrong
+from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.values import (
     RejectBudget,
     folded,
@@ -20,23 +20,26 @@ from oncely.config.values import (
     quoted,
 )
 
-_LONGEST_NAME = 63  # bytes: PostgreSQL cuts a longer identifier without a word
+_LONGEST_NAME = 63  # bytes: PostgreSQL truncates a longer identifier without an error
 
 
 class SqlSinkSettings(Section):
     """``[sink]`` with ``kind = "sql"``: a table in PostgreSQL or SQLite.
 
     Attributes:
-        url: of the database; hidden, see :attr:`url_for_display`.
-        table: destination, as (schema or None, name).
-        mode: append rows, or update or insert them by ``keys``.
-        keys: columns that identify a row in an upsert.
-        version: column that keeps an older row from replacing a newer one, or None.
-        create: create the table when it is missing.
-        keep_source: also write topic, partition and offset of each row.
-        rounding: whether values may lose digits that their columns do not keep.
-        max_rejects: beyond it the pipeline stops; counted over restarts.
-        connect_timeout: seconds to wait for a connection.
+        kind: the kind of the destination.
+        url: URL of the database, ``postgresql://`` or ``sqlite:///``; its password is never shown.
+        table: the destination, a table or schema.table; as in SQL, names with capitals are quoted.
+        mode: append rows, or upsert them by ``keys``.
+        keys: the columns that identify a row in an upsert.
+        version: a column that grows with each change: an older row never replaces a newer one.
+        create: create the table if it is missing.
+        keep_source: also write topic, partition and offset of each row; by default in a table that
+            Oncely creates, or that has these columns.
+        rounding: ``allow`` values to lose digits that their columns do not keep.
+        max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
+            ``"100%"`` never stops it.
+        connect_timeout: the time to wait for a connection.
     """
 
     kind: Literal["sql"]
@@ -50,7 +53,7 @@ class SqlSinkSettings(Section):
     keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
     version: str | None = None
     create: bool = True
-    keep_source: bool = False
+    keep_source: bool | None = None
     rounding: Literal["refuse", "allow"] = "refuse"
     max_rejects: Annotated[
         InstanceOf[RejectBudget],
@@ -61,21 +64,21 @@ class SqlSinkSettings(Section):
 
     @property
     def dialect(self) -> Literal["postgresql", "sqlite"]:
-        """Which database it is."""
+        """The kind of database."""
         return urls.dialect(self.url.get_secret_value())
 
     @property
     def url_for_display(self) -> str:
-        """The URL with its password, and other secrets of the file, as ``***``."""
+        """The URL with its password, and other secrets of the file, replaced by ``***``."""
         return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
 
     @model_validator(mode="before")
     @classmethod
     def _unfolded(cls, data: Any) -> Any:
-        """Refuse capitals that PostgreSQL would read in lower case: which table is meant?"""
+        """Refuse capitals that PostgreSQL would fold to lower case: the name is ambiguous."""
         if isinstance(data, Mapping) and "sqlite" not in str(data.get("url"))[:6]:
             for part in folded(data.get("table")):
-                raise wrong(
+                raise invalid(
                     f"PostgreSQL reads {part} as {part.lower()} unless it is quoted",
                     f"write {part.lower()}, or '\"{part}\"' when the table has capitals",
                     below="table",
@@ -87,9 +90,9 @@ class SqlSinkSettings(Section):
         try:
             self.dialect  # noqa: B018
         except ValueError as error:
-            raise wrong(*_first(error), below="url") from None
-        if found := [*_table_problems(self), *_upsert_problems(self)]:
-            raise all_wrong(found)
+            raise invalid(*_first(error), below="url") from None
+        if found := [*_table_problems(self), *upsert_problems(self)]:
+            raise all_invalid(found)
         return self
 
 
@@ -105,12 +108,34 @@ def _table_problems(sink: SqlSinkSettings) -> list[Problem]:
                              f"write {quoted(TableName(None, sink.table.name))}"))  # fmt: skip
     long = [p for p in sink.table if p and len(p.encode()) > _LONGEST_NAME]
     if sink.dialect == "postgresql" and long:
-        found.append(Problem("table", f"PostgreSQL cuts {shown(long[0])} to {_LONGEST_NAME} bytes",
+        found.append(Problem("table", f"PostgreSQL truncates {shown(long[0])} to {_LONGEST_NAME} "
+        "bytes",
                              "use a shorter name"))  # fmt: skip
     return found
 
 
-def _upsert_problems(sink: SqlSinkSettings) -> list[Problem]:
+class Upserts(Protocol):
+    """A section that appends rows, or updates or inserts them by keys."""
+
+    @property
+    def mode(self) -> Literal["append", "upsert"]:
+        """Which."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Columns that identify a row in an upsert."""
+
+    @property
+    def version(self) -> str | None:
+        """Column that keeps an older row from replacing a newer one."""
+
+    @property
+    def keep_source(self) -> bool | None:
+        """Keep the origin of each row; None: see :mod:`oncely.pipeline.source_columns`."""
+
+
+def upsert_problems(sink: Upserts) -> list[Problem]:
+    """Keys and version that don't go with the mode."""
     found = []
     if sink.mode == "upsert" and not sink.keys:
         found.append(Problem("keys", "is missing; an upsert finds its row by them",

@@ -1,4 +1,4 @@
-"""``[source]``: which topics, and where to begin."""
+"""``[source]``: the topics, and the start position."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSe
 from oncely.clients.kafka import properties
 from oncely.clients.kafka.keys import SECRET
 from oncely.config.base import Section, as_tuple, plain_table, revealed
-from oncely.config.errors import Problem, all_wrong, shown, wrong
+from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.values import parse_start
+from oncely.config.written import GROUP, NAMES, PROPERTIES, written
 from oncely.errors import ConfigError
 from oncely.sources.start import Moment
 
@@ -20,12 +21,12 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def broker_list(value: str) -> str:
-    """Check ``host:port``, more of them after commas. Raises a problem."""
+    """Check ``host:port``, several separated by commas. Raises a problem."""
     brokers = [broker.strip() for broker in value.split(",")]
     for broker in brokers:
         match = _BROKER.fullmatch(broker)
         if match is None or not 0 < int(match[1]) < 65_536:
-            raise wrong(
+            raise invalid(
                 f"found {shown(broker)}; allowed: host:port, more of them after commas",
                 'write "broker-1:9092,broker-2:9092"; security.protocol goes to [source.kafka]',
             )
@@ -35,39 +36,47 @@ def broker_list(value: str) -> str:
 def topic_name(value: str) -> str:
     """Check a topic's name. Raises a problem."""
     if not _TOPIC.fullmatch(value) or value in (".", ".."):
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: 1 to 249 letters, digits, dots, dashes, underscores",
-            "name topics one by one; patterns are not taken",
+            "list each topic; patterns are not supported",
         )
     return value
 
 
 def _topics(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
-        raise wrong("is empty", 'name at least one topic: topics = ["flights"]')
+        raise invalid("is empty", 'name at least one topic: topics = ["flights"]')
     for topic in value:
         topic_name(topic)
     twice = sorted({topic for topic in value if value.count(topic) > 1})
     if twice:
-        raise wrong(f"names {', '.join(twice)} more than once", "name each topic once")
+        raise invalid(f"names {', '.join(twice)} more than once", "name each topic once")
     return value
 
 
+@written(NAMES)
+def _names(value: object) -> object:
+    """One name is a list of one."""
+    return (value,) if isinstance(value, str) else as_tuple(value)
+
+
+@written(GROUP)
 def _group(value: object) -> str | None:
     if value is False:
         return ""
     if value is None or isinstance(value, str):
         return value
-    raise wrong(
+    raise invalid(
         f"found {shown(value)}; allowed: a group's name, or false for none",
         'remove it for "oncely-<name>"',
     )
 
 
+@written(PROPERTIES)
 def _kafka(value: object) -> dict[str, str | SecretStr]:
     values = plain_table(value)
     if found := properties.problems(values):
-        raise all_wrong(
+        raise all_invalid(
             Problem(e.key.removeprefix("source.kafka."), _sentence(e), e.way_out) for e in found
         )
     return {
@@ -81,20 +90,22 @@ def _sentence(error: ConfigError) -> str:
 
 
 class SourceSettings(Section):
-    """``[source]``: topics, and where to begin.
+    """``[source]``: topics, and the start position.
 
     Attributes:
         brokers: ``host:port``, separated by commas.
-        topics: what is read.
-        start: where a pipeline begins that never ran; resolved once.
-        on_gap: what to do when records left the topic before they were read.
-        group: consumer group that shows the position to lag tools; None for the default, empty
-            (false in the file) for none. See :attr:`PipelineSettings.mirror_group`.
-        kafka: librdkafka's keys; secret ones are hidden.
+        topics: the topics that are read; one may be written without a list.
+        start: the start position of a new pipeline; resolved once, at the first start. A time
+            without an offset is in UTC.
+        on_gap: the action when records were deleted from the topic before they were read: ``fail``,
+            or ``record`` the gap in the history and go on.
+        group: the consumer group that shows the position to lag tools; by default
+            ``oncely-<name>``, false for none.
+        kafka: librdkafka's properties, for TLS and logins; secret values are never shown.
     """
 
     brokers: Annotated[str, AfterValidator(broker_list)]
-    topics: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(_topics)]
+    topics: Annotated[tuple[str, ...], BeforeValidator(_names), AfterValidator(_topics)]
     start: Annotated[
         Literal["earliest", "latest"] | InstanceOf[Moment],
         BeforeValidator(parse_start),
@@ -107,5 +118,5 @@ class SourceSettings(Section):
     )
 
     def kafka_properties(self) -> dict[str, str]:
-        """The keys with their values, for the clients. Not to be shown."""
+        """The properties with their values, for the clients. Not to be shown."""
         return revealed(self.kafka)

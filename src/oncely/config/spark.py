@@ -1,7 +1,8 @@
-"""What ``[spark]`` may say: where Spark runs, and which of its settings break the guarantee."""
+"""``[spark]``: the master, and the settings that would break the guarantee."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Annotated
@@ -9,19 +10,20 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, SecretStr
 
 from oncely.config.base import Section, plain_table, revealed
-from oncely.config.errors import Problem, all_wrong, shown, wrong
+from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.values import parse_seconds
+from oncely.config.written import MASTER, PROPERTIES, written
 
 _LOCAL = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?")
 _CLUSTER = re.compile(r"(spark|k8s)://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")
 
 _OFFSETS = "the exact ranges of a batch are read from the checkpoint that Oncely makes"
 REFUSED: Mapping[str, tuple[str, str]] = {
-    "spark.master": ("it has a key of its own", "write it as master in [spark]"),
+    "spark.master": ("it has its own setting", "write it as master in [spark]"),
     "spark.app.name": ("it is the pipeline's name", "write it as name at the top of the file"),
     "spark.submit.deployMode": (
         "the driver is the process that runs `oncely run`; it can't be elsewhere",
-        "start `oncely run` where the driver shall be",
+        "start `oncely run` on the driver's machine",
     ),
     "spark.remote": ("Spark Connect's server would hold the driver", "use master in [spark]"),
     "spark.api.mode": ("Spark Connect's server would hold the driver", "remove it"),
@@ -32,15 +34,15 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "remove it",
     ),
     "spark.stage.maxConsecutiveAttempts": (
-        "a stage that runs again in part mixes two outcomes of what depends on order",
-        "remove it: the batch is done again whole",
+        "a partial rerun of a stage mixes two results of order-dependent operations",
+        "remove it: the whole batch is repeated",
     ),
     "spark.sql.streaming.disabledV2MicroBatchReaders": (
         "the older Kafka reader plans its ranges in another way",
         "remove it",
     ),
     "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": (
-        "the older way of fetching offsets joins a consumer group and can wait for ever",
+        "the older way of fetching offsets joins a consumer group and can wait forever",
         "remove it",
     ),
     "spark.redaction.regex": ("it decides which secrets Spark hides in its logs", "remove it"),
@@ -50,16 +52,16 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 """Settings that are refused: the reason, and the way out.
 
-What is not here was thought about. Retries (``spark.task.maxFailures``),
-``spark.speculation``, dynamic allocation and lost executors end in one compare-and-set, whoever
-comes first. Adaptive execution, shuffle and Arrow settings change batches of rows, never which
-offsets a task is given. ``minPartitions``, ``maxRecordsPerPartition`` and ``failOnDataLoss`` are
-options of the reader and not settings: Spark reads them from nowhere but there.
+All other settings are safe. Retries (``spark.task.maxFailures``), ``spark.speculation``, dynamic
+allocation and lost executors end in one compare-and-set, in any order. Adaptive execution, shuffle
+and Arrow settings change batches of rows, never which offsets a task is given. ``minPartitions``,
+``maxRecordsPerPartition`` and ``failOnDataLoss`` are options of the reader and not settings: Spark
+reads them from the reader's options only.
 """
 
 _REFUSED_BELOW: Mapping[str, tuple[str, str]] = {
     "spark.kafka.clusters.": (
-        "it is a second way to log in to Kafka, which only one of the two clients knows",
+        "it is a second way to log in to Kafka, which only one of the two clients supports",
         "write it in [source.kafka], by librdkafka's names",
     ),
 }
@@ -72,32 +74,42 @@ _IS_SECRET = re.compile(
 
 
 def is_secret(key: str) -> bool:
-    """True when the value of a setting is not to be shown: Spark's own pattern and a little."""
+    """True if the value of a setting must not be shown: Spark's own pattern and some additions."""
     return _IS_SECRET.search(key) is not None
 
 
 def is_local(master: str) -> bool:
-    """True when driver and tasks are one process."""
+    """True if driver and tasks are one process."""
     return _LOCAL.fullmatch(master) is not None
 
 
+def local_tasks(master: str) -> int | None:
+    """The number of tasks that a local master runs at a time; None if it is not local."""
+    match = _LOCAL.fullmatch(master)
+    if match is None:
+        return None
+    number = match[2] or "1"
+    return os.cpu_count() or 1 if number == "*" else int(number)
+
+
+@written(MASTER)
 def parse_master(value: object) -> str:
     """Check ``spark.master``. Raises a problem."""
     if isinstance(value, str) and (is_local(value) or _CLUSTER.fullmatch(value)):
         return value
-    raise wrong(
+    raise invalid(
         f"found {shown(value)}; allowed: local[N,F], spark://host:port, yarn, k8s://...",
         'write "local[*,4]": all cores, and four tries for a task',
     )
 
 
 def conf_problems(conf: Mapping[str, object]) -> list[Problem]:
-    """Everything in ``[spark.conf]`` that Spark would not see, or that breaks the guarantee."""
+    """All entries of ``[spark.conf]`` that Spark would ignore, or that break the guarantee."""
     return [problem for key, value in conf.items() for problem in _conf_problem(key, value)]
 
 
 def refusal(key: str) -> tuple[str, str] | None:
-    """Why a pipeline file may not have a setting, and the way out; None when it may."""
+    """The reason why a pipeline file may not have a setting, and the way out; None if it may."""
     for prefix, refused in _REFUSED_BELOW.items():
         if key.startswith(prefix):
             return refused
@@ -117,22 +129,24 @@ def _conf_problem(key: str, value: object) -> list[Problem]:
     return []
 
 
+@written(PROPERTIES)
 def _conf(value: object) -> dict[str, str | SecretStr]:
     values = plain_table(value)
     if found := conf_problems(values):
-        raise all_wrong(found)
+        raise all_invalid(found)
     texts = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in values.items()}
     return {k: SecretStr(v) if is_secret(k) else v for k, v in texts.items()}
 
 
 class SparkSettings(Section):
-    """``[spark]``.
+    """``[spark]``: Spark, for ``oncely run``.
 
     Attributes:
-        master: where Spark runs.
-        trigger: seconds between the starts of two micro-batches; 0 for at once.
-        max_records_per_batch: the most offsets that one micro-batch covers.
-        conf: Spark's own settings; secret ones are hidden.
+        master: Spark's master URL.
+        trigger: the time between the starts of two micro-batches; ``"0 seconds"`` for no pause.
+        max_records_per_batch: the maximum number of offsets in one micro-batch.
+        conf: Spark's own settings, with names that begin with ``spark.``; secret values are never
+            shown.
     """
 
     master: Annotated[str, BeforeValidator(parse_master)] = "local[*,4]"
@@ -148,5 +162,5 @@ class SparkSettings(Section):
 
     @property
     def is_local(self) -> bool:
-        """True when driver and tasks are one process."""
+        """True if driver and tasks are one process."""
         return is_local(self.master)

@@ -1,4 +1,4 @@
-"""Database URLs: which database, and how to show one without its password."""
+"""Database URLs: the kind of database, and a form without the password."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from typing import Literal
 from urllib.parse import unquote
 
-from oncely.config.errors import wrong
+from oncely.config.errors import invalid
 from oncely.secrets import MASK
 
-# A password may hold an unescaped @, / or ?: then everything up to the last @ is taken for it,
-# since showing too little is the better mistake. What ends at the first @ is a secret as well.
+# A password may contain an unescaped @, / or ?: then everything up to the last @ is treated as the
+# password, since hiding too much is the safer error. The part before the first @ is a secret as
+# well.
 _LOGIN = re.compile(r"(?P<head>[A-Za-z][\w+.-]*://[^:@/?\s]*):(?P<password>\S*)@")
 _SHORT_LOGIN = re.compile(r"://[^:@/?\s]*:(?P<password>[^@\s]*)@")
 _QUERY = re.compile(r"(?P<head>[?&](?:password|sslpassword)=)(?P<password>[^&\s]*)", re.IGNORECASE)
@@ -19,19 +20,19 @@ _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]\s]*)(?::\d*)?")
 
 
 def passwords(text: str) -> list[str]:
-    """Every password that a URL in ``text`` holds, as written and decoded."""
+    """Every password of a URL in ``text``, verbatim and URL-decoded."""
     found = [m["password"] for p in _PATTERNS for m in p.finditer(text)]
     return [spelling for one in found if one for spelling in (one, unquote(one))]
 
 
 def without_password(url: str) -> str:
-    """The URL with every password as ``***``."""
+    """The URL with every password replaced by ``***``."""
     masked = _LOGIN.sub(rf"\g<head>:{MASK}@", url)
     return _QUERY.sub(rf"\g<head>{MASK}", masked)
 
 
 def dialect(url: str) -> Literal["postgresql", "sqlite"]:
-    """Which database a ``sink.url`` names. Raises a problem for all others."""
+    """The kind of database of a ``sink.url``. Raises a problem for all others."""
     scheme, separator, rest = url.partition("://")
     match scheme.lower():
         case "postgresql" | "postgres" if separator and rest:
@@ -40,20 +41,20 @@ def dialect(url: str) -> Literal["postgresql", "sqlite"]:
         case "sqlite" if separator:
             _check_sqlite(rest)
             return "sqlite"
-    raise wrong(
+    raise invalid(
         "not a URL of a database that can be written to; allowed: postgresql://, sqlite:///",
         'write "postgresql://user:${PASSWORD}@host:5432/database" or "sqlite:///file.db"',
     )
 
 
 def _check_login(rest: str) -> None:
-    """The login must end where PostgreSQL's library sees its end, at the first @."""
+    """The login must end where libpq ends it, at the first @."""
     login, _, behind = rest.partition("?")[0].rpartition("@")
     hosts = behind.partition("/")[0].split(",")
     wrong_login = re.search(r"[@/\s]|%(?![0-9A-Fa-f]{2})", login)
     if wrong_login or not all(_HOST.fullmatch(host) for host in hosts):
-        raise wrong(
-            "its login, host or port can't be told apart",
+        raise invalid(
+            "its login, host and port are ambiguous",
             "write postgresql://user:password@host:port/database; in user and password, also when "
             "they are filled in, write @ as %40, / as %2F, ? as %3F, % as %25, a space as %20",
         )
@@ -61,10 +62,10 @@ def _check_login(rest: str) -> None:
 
 def _check_sqlite(rest: str) -> None:
     if not rest.startswith("/"):
-        raise wrong("a SQLite URL has no host", 'write three slashes: "sqlite:///file.db"')
+        raise invalid("a SQLite URL has no host", 'write three slashes: "sqlite:///file.db"')
     path, _, query = rest[1:].partition("?")
     if not path.strip("/") or ":memory:" in path or "mode=memory" in query:
-        raise wrong(
+        raise invalid(
             "a SQLite database in memory ends with its connection, and the ledger with it",
             'name a file: "sqlite:///file.db" (relative) or "sqlite:////var/data/file.db"',
         )

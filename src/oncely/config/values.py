@@ -1,4 +1,4 @@
-"""Values of the pipeline file that are more than a text or a number."""
+"""Values of the pipeline file other than texts and numbers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from fractions import Fraction
 from typing import Literal
 
 from oncely.clients.sql.connection import TableName
-from oncely.config.errors import shown, wrong
+from oncely.config.errors import invalid, shown
+from oncely.config.written import INTERVAL, SHARE, SIZE, START, TABLE, TIME, written
 from oncely.sources.start import Moment, Start, parse_moment
 
 
 @dataclass(frozen=True)
 class RejectBudget:
-    """How many records may be rejected: a share of those that were read, or a number.
+    """The number of records that may be rejected: a share of the records that were read, or a
+    number.
 
     Attributes:
         share: between 0 and 1; exact, because 29 of 100 is within 29%.
@@ -34,7 +36,7 @@ class RejectBudget:
         return self.share is not None and self.share >= 1
 
     def allowed(self, records: int) -> int:
-        """How many rejects of ``records`` records are still within the budget."""
+        """The number of rejects among ``records`` records that is still within the budget."""
         if self.share is None:
             return self.count or 0
         return records * self.share.numerator // self.share.denominator
@@ -43,15 +45,16 @@ class RejectBudget:
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%")
 
 
+@written(SHARE)
 def parse_budget(value: object) -> RejectBudget:
-    """Read ``"1%"`` or ``100``. Raises a problem for anything else."""
+    """Parse ``"1%"`` or ``100``. Raises a problem for any other value."""
     if isinstance(value, RejectBudget):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return RejectBudget(count=value)
     match = _SHARE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or Fraction(match[1]) > 100:
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: a share from 0% to 100%, or a number of records",
             'write "1%", "0.5%" or 100; "100%" never stops the pipeline',
         )
@@ -67,12 +70,13 @@ _UNITS = {
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]+)")
 
 
+@written(TIME)
 def parse_seconds(value: object) -> float:
-    """Read ``"1 second"``, ``"500 ms"``, ``"2 minutes"`` as seconds."""
+    """Parse ``"1 second"``, ``"500 ms"``, ``"2 minutes"`` as seconds."""
     match = _DURATION.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     unit = _UNITS.get(match[2]) if match else None
     if match is None or unit is None:
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: a number with ms, seconds, minutes or hours",
             'write "1 second", "500 ms" or "2 minutes"',
         )
@@ -84,14 +88,15 @@ _BYTES = {"b": 1, **{f"{unit}b": 1000**n for n, unit in enumerate("kmg", 1)},
           **{f"{unit}ib": 1024**n for n, unit in enumerate("kmg", 1)}}  # fmt: skip
 
 
+@written(SIZE)
 def parse_size(value: object) -> int:
-    """Read ``"64 MiB"``, ``"100 MB"`` or a number as bytes."""
+    """Parse ``"64 MiB"``, ``"100 MB"`` or a number as bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     unit = _BYTES.get(match[2]) if match else None
     if match is None or unit is None:
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: a number with KiB, MiB, GiB, KB, MB or GB",
             'write "64 MiB"',
         )
@@ -100,11 +105,11 @@ def parse_size(value: object) -> int:
 
 @dataclass(frozen=True)
 class CommitInterval:
-    """How far records and positions may be apart, or how much one transaction holds.
+    """The greatest distance between records and positions, or the size of one transaction.
 
     Attributes:
-        records: at most so many offsets.
-        seconds: at most so long.
+        records: maximum number of offsets.
+        seconds: maximum number of seconds.
     """
 
     records: int | None = None
@@ -116,22 +121,24 @@ class CommitInterval:
         return f"{self.seconds:g} seconds"
 
 
+@written(INTERVAL)
 def parse_interval(value: object) -> CommitInterval:
-    """Read ``10_000`` (records) or ``"5 seconds"``. Raises a problem for anything else."""
+    """Parse ``10_000`` (records) or ``"5 seconds"``. Raises a problem for any other value."""
     if isinstance(value, CommitInterval):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return CommitInterval(records=value)
     if isinstance(value, str) and (seconds := parse_seconds(value)) > 0:
         return CommitInterval(seconds=seconds)
-    raise wrong(
+    raise invalid(
         f"found {shown(value)}; allowed: a number of records, or a time",
         'write 10_000 or "5 seconds"',
     )
 
 
+@written(START)
 def parse_start(value: object) -> Start:
-    """Read ``earliest``, ``latest`` or a time."""
+    """Parse ``earliest``, ``latest`` or a time."""
     if isinstance(value, Moment):
         return value
     words: tuple[Literal["earliest", "latest"], ...] = ("earliest", "latest")
@@ -143,7 +150,7 @@ def parse_start(value: object) -> Start:
             return parse_moment(value)
     except ValueError:
         pass
-    raise wrong(
+    raise invalid(
         f"found {shown(value)}; allowed: earliest, latest, or an ISO 8601 time",
         'write "earliest", or a time like "2024-05-31T18:00:00Z" (UTC without an offset)',
     )
@@ -153,13 +160,14 @@ _PART = r'"(?:[^"]|"")+"|[A-Za-z_\u0080-\uffff][\w$]*'
 _TABLE = re.compile(rf"\s*(?:({_PART})\s*\.\s*)?({_PART})\s*")
 
 
+@written(TABLE)
 def parse_table(value: object) -> TableName:
-    """Read ``table`` or ``schema.table`` as SQL does: a name in double quotes may be anything."""
+    """Parse ``table`` or ``schema.table`` as SQL does: a name in double quotes may be any text."""
     if isinstance(value, TableName):
         return value
     match = _TABLE.fullmatch(value) if isinstance(value, str) else None
     if match is None or "\0" in match[0]:
-        raise wrong(
+        raise invalid(
             f"found {shown(value)}; allowed: a table, or schema.table",
             """quote a name with other characters: 'public."my table"'""",
         )
@@ -168,7 +176,7 @@ def parse_table(value: object) -> TableName:
 
 
 def folded(value: object) -> list[str]:
-    """The unquoted names of a table with capitals, which PostgreSQL reads in lower case."""
+    """The unquoted names of a table with capitals, which PostgreSQL folds to lower case."""
     match = _TABLE.fullmatch(value) if isinstance(value, str) else None
     parts = [part for part in match.groups() if part] if match else []
     return [part for part in parts if not part.startswith('"') and part != part.lower()]
@@ -179,7 +187,7 @@ def _unquoted(part: str) -> str:
 
 
 def quoted(table: TableName) -> str:
-    """A table as :func:`parse_table` reads it back."""
+    """A table in the form that :func:`parse_table` reads."""
     parts = [part for part in table if part]
     plain = re.compile(r"[a-z_][a-z0-9_$]*")
     return ".".join(p if plain.fullmatch(p) else '"' + p.replace('"', '""') + '"' for p in parts)

@@ -1,9 +1,10 @@
-"""What is written: the records of a transaction, what they became, and those that are refused."""
+"""Values that sinks write: the records of a transaction, their rows and their rejections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -11,20 +12,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from oncely.core.budget import RAISE_BUDGET
-from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange
+from oncely.core.claim import NO_RECORDS, Counts
+from oncely.core.digest import Digests, digest_sums
+from oncely.core.ranges import OffsetRange, normalize
 from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError, TooManyRejects, Unavailable
-from oncely.refused import KEPT, Refused, RefusedRecord
+from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 
 IntArray = npt.NDArray[np.integer[Any]]
 
-Stage = Literal["decode", "transform", "write"]
-"""Where a record was refused."""
+Stage = Literal["decode", "transform", "write", "handle"]
+"""The step that refused a record."""
 
 
 class Rejection(NamedTuple):
-    """One record that can't become a row, by its index among the records, and why."""
+    """A record that cannot become a row: its index among the records, and the reason."""
 
     record: int
     stage: Stage
@@ -33,9 +35,9 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True)
 class Reject:
-    """A dead letter: the record as Kafka held it, and why it is no row.
+    """A dead letter: the record as Kafka stores it, and the reason of its rejection.
 
-    ``headers`` are pairs of name and bytes, in order. ``timestamp_ms`` is Kafka's own, in
+    ``headers`` are pairs of name and bytes, in order. ``timestamp_ms`` is Kafka's timestamp, in
     milliseconds since 1970, or None.
     """
 
@@ -48,23 +50,29 @@ class Reject:
     stage: str
     reason: str
 
+    def because(self, why: Rejection) -> Reject:
+        """The same record with a newer reason."""
+        return replace(self, stage=why.stage, reason=why.reason)
+
     @property
-    def refused(self) -> RefusedRecord:
-        """As the error shows it when the pipeline stops."""
+    def refused(self) -> RejectSample:
+        """The record in the form that error messages show."""
         value = None if self.value is None else self.value[:KEPT]
-        return RefusedRecord(*self.partition, self.offset, self.stage, self.reason, value)
+        return RejectSample(*self.partition, self.offset, self.stage, self.reason, value)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one transaction commits: some ranges and everything their records became.
+    """The content of one transaction: offset ranges, and the rows, deletes and rejections of their
+    records.
 
-    A record is named by its index; ``partition`` and ``offset`` map it back to the topic, and
-    every row, delete and rejection knows its record, so a chunk can be cut after the fact.
+    A record is named by its index; ``partition`` and ``offset`` map it back to the topic, and every
+    row, delete and rejection refers to its record, so a chunk can be reduced to some of its
+    records.
 
     Attributes:
         ranges: claimed range of each topic-partition: from the planned start, or the end of the
-            chunk before, to the last record READ plus one. Never the planned end.
+            preceding chunk, to the offset after the last record READ. Never the planned end.
         partitions: the topic-partitions, sorted.
         partition: per record, an index into ``partitions`` (int32).
         offset: per record, its offset (int64).
@@ -72,10 +80,13 @@ class Chunk:
         row_record: per row, the record it came from (int64).
         deletes: key columns of tombstones (upsert), or None.
         delete_record: per delete, its record (int64).
-        rejections: records found bad before writing.
-        dead_letters: fetches what a reject keeps (key, value, headers) for rejections.
-        headers: per record, its headers as Spark's source gives them; None where the sink does
-            not ask for them.
+        rejections: records that were refused before writing.
+        dead_letters: fetches key, value and headers of rejected records.
+        headers: per record, its headers in the form of Spark's source; None if the sink does not
+            request them.
+        timestamps: per record, Kafka's timestamp in the form of Spark's source; None if nothing
+            requests it.
+        keys: per record, its key; None if the records are not divided by key.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -89,10 +100,12 @@ class Chunk:
     rejections: tuple[Rejection, ...]
     dead_letters: Callable[[Sequence[Rejection]], list[Reject]]
     headers: pa.ChunkedArray | None = None
+    timestamps: pa.ChunkedArray | None = None
+    keys: pa.ChunkedArray | None = None
 
     @classmethod
     def of_nothing(cls, ranges: Mapping[TopicPartition, OffsetRange]) -> Chunk:
-        """Ranges that are known to hold no records: holes, or gaps that were accepted."""
+        """A chunk of ranges that hold no records: holes, or gaps that were accepted."""
         none = np.array([], dtype=np.int64)
         return cls(
             ranges, tuple(sorted(ranges)), none, none, pa.table({}), none, None, none, (),
@@ -101,35 +114,88 @@ class Chunk:
 
     @property
     def records(self) -> int:
-        """How many records were read."""
+        """The number of records that were read."""
         return len(self.offset)
 
-    def refused(self, rejections: Sequence[Rejection]) -> Refused:
-        """Reasons and a sample of refused records; without values where Kafka does not answer."""
-        return Refused.of(
+    def counts(
+        self,
+        row_record: IntArray,
+        rejections: Sequence[Rejection],
+        digests: Digests | None = None,
+    ) -> dict[TopicPartition, Counts]:
+        """Counts of the records of each range by outcome; the rest was filtered.
+
+        Args:
+            row_record: the record of each row that was written.
+            rejections: the records that were refused; none of them has a row that was written.
+            digests: the digests of these rows.
+        """
+        counts = _counts(self.partition, len(self.partitions), row_record, rejections)
+        if digests is not None:
+            sums = digest_sums(digests.of_row, self.partition[row_record], len(counts))
+            counts = [
+                replace(one, digest=digest, recipe=digests.recipe)
+                for one, digest in zip(counts, sums, strict=True)
+            ]
+        found = dict(zip(self.partitions, counts, strict=True))
+        return {tp: found.get(tp, NO_RECORDS) for tp in self.ranges}
+
+    def counts_of(
+        self,
+        parts: Mapping[TopicPartition, Sequence[OffsetRange]],
+        row_record: IntArray,
+        rejections: Sequence[Rejection],
+    ) -> dict[TopicPartition, list[Counts]]:
+        """Counts of the records of several ranges of each topic-partition, as :meth:`counts`.
+
+        Args:
+            parts: ascending, disjoint.
+            row_record, rejections: as of :meth:`counts`.
+        """
+        group = np.full(self.records, -1, dtype=np.int64)
+        first: dict[TopicPartition, int] = {}
+        number = 0
+        for tp, ranges in parts.items():
+            first[tp] = number
+            inside = self._part(tp, ranges)
+            group = np.where(inside >= 0, inside + number, group)
+            number += len(ranges)
+        counts = _counts(group, number, row_record, rejections)
+        return {tp: counts[first[tp] : first[tp] + len(ranges)] for tp, ranges in parts.items()}
+
+    def _part(self, tp: TopicPartition, ranges: Sequence[OffsetRange]) -> IntArray:
+        """Per record, the index of the range that contains it, or -1; the ranges are ascending."""
+        if tp not in self.partitions or not ranges:
+            return np.full(self.records, -1, dtype=np.int64)
+        starts, ends = np.array([(one.start, one.end) for one in ranges], dtype=np.int64).T
+        found = np.searchsorted(starts, self.offset, side="right") - 1
+        inside = (found >= 0) & (self.offset < ends[found])
+        return np.where(inside & (self.partition == self.partitions.index(tp)), found, -1)
+
+    def refused(self, rejections: Sequence[Rejection]) -> RejectSummary:
+        """Reasons and a sample of refused records; without values if Kafka does not answer."""
+        return RejectSummary.of(
             [one.reason for one in rejections],
-            lambda chosen: self.refused_records([rejections[at] for at in chosen]),
+            lambda chosen: self.reject_samples([rejections[at] for at in chosen]),
         )
 
-    def refused_records(self, rejections: Sequence[Rejection]) -> list[RefusedRecord]:
-        """Refused records as the error shows them; without values where Kafka does not answer."""
+    def reject_samples(self, rejections: Sequence[Rejection]) -> list[RejectSample]:
+        """Rejects in the form that error messages show; without values if Kafka does not answer."""
         try:
             return [one.refused for one in self.dead_letters(rejections)]
         except OncelyError:
             return [self._unread(one) for one in rejections]
 
-    def _unread(self, why: Rejection) -> RefusedRecord:
+    def _unread(self, why: Rejection) -> RejectSample:
         tp = self.partitions[self.partition[why.record]]
         offset = int(self.offset[why.record])
-        return RefusedRecord(tp.topic, tp.partition, offset, why.stage, why.reason, None)
+        return RejectSample(tp.topic, tp.partition, offset, why.stage, why.reason, None)
 
     def keep(self, keep: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Chunk:
-        """The chunk without the records outside ``keep``; record indices stay what they were."""
+        """The chunk without the records outside ``keep``; record indices do not change."""
         mask = np.zeros(len(self.offset), dtype=bool)
-        for index, tp in enumerate(self.partitions):
-            for one in keep.get(tp, ()):
-                inside = (self.offset >= one.start) & (self.offset < one.end)
-                mask |= inside & (self.partition == index)
+        for tp, ranges in keep.items():
+            mask |= self._part(tp, normalize(ranges)) >= 0
         kept_rows = mask[self.row_record]
         kept_deletes = mask[self.delete_record]
         return replace(
@@ -143,29 +209,59 @@ class Chunk:
         )
 
 
+def _counts(
+    group: IntArray, groups: int, row_record: IntArray, rejections: Sequence[Rejection]
+) -> list[Counts]:
+    """Counts by group; ``group`` is that of each record, -1 of those that do not count."""
+    alive = group >= 0
+    rejected = np.zeros(len(group), dtype=bool)
+    rejected[[one.record for one in rejections]] = True
+    filtered = alive & ~rejected
+    filtered[row_record] = False
+
+    def of_each(records: npt.NDArray[Any]) -> list[int]:
+        numbers = np.bincount(group[records], minlength=groups)
+        return [int(number) for number in numbers]
+
+    columns = of_each(alive), of_each(row_record), of_each(rejected), of_each(filtered)
+    return list(starmap(Counts, zip(*columns, strict=True)))
+
+
 @dataclass(frozen=True)
 class Staged:
-    """What one successful task left for a batch commit.
+    """The staged output of one successful task of a batch.
 
     Attributes:
-        name: where its rows are; None when it had none.
-        rows: how many.
+        name: where its rows are; None when it has none.
+        rows: the number of rows.
+        digest: their digest, None if it is not known; used for rows that belong to no range.
+        recipe: the columns that the digests cover.
+        digests: by topic-partition, the digest of the rows of its records.
     """
 
     name: str | None
     rows: int
+    digest: int | None = None
+    recipe: str = ""
+    digests: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def of_range(self, tp: TopicPartition, done: Counts) -> Counts:
+        """The counts of a topic-partition's records, with the digest of their rows."""
+        if not self.recipe:
+            return done
+        return replace(done, digest=self.digests.get(tp, 0), recipe=self.recipe)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the driver publishes in one transaction.
+    """The content of the transaction in which the driver publishes a batch.
 
     Attributes:
-        ranges: the ranges that were read; empty ones are allowed (a batch without new data).
-        counts: what became of each topic-partition's records. Rows after a shuffle belong to no
+        ranges: the ranges that were read; empty ranges are allowed (a batch without new data).
+        counts: counts of each topic-partition's records. Rows after a shuffle belong to no
             partition: they are counted in the history of the first range that is not empty.
         rejects: dead letters of the batch.
-        staged: what the successful tasks left.
+        staged: the staged output of the successful tasks.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -175,35 +271,35 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """How many rows were staged."""
+        """The number of staged rows."""
         return sum(one.rows for one in self.staged)
 
     @property
     def history(self) -> dict[TopicPartition, Counts]:
-        """What the history says of each range."""
+        """The counts that the history stores for each range."""
         if sum(one.rows for one in self.counts.values()) == self.rows:
             return dict(self.counts)
         first = min((tp for tp, range_ in self.ranges.items() if not range_.is_empty), default=None)
+        rows = sum((Counts(0, s.rows, 0, 0, s.digest, s.recipe) for s in self.staged), NO_RECORDS)
         return {
-            tp: replace(one, rows=self.rows) if tp == first else one
+            tp: replace(one, rows=0, digest=0) + rows if tp == first else replace(one, digest=0)
             for tp, one in self.counts.items()
         }
 
 
 class StagedRowsGone(Unavailable):
-    """Staged rows are not there to be published: a crash emptied them, or they were taken.
+    """Staged rows are missing: a crash emptied their table, or a publication has taken them.
 
-    They may have been taken by this very publication, when the answer to its commit was lost:
-    the ledger knows.
+    That publication may be this one, if the answer to its commit was lost; the ledger decides.
     """
 
 
 class Record(Protocol):
-    """A record as the broker holds it."""
+    """A record as Kafka stores it."""
 
     @property
     def timestamp_ms(self) -> int | None:
-        """Milliseconds since 1970."""
+        """Milliseconds since 1970, or None."""
 
     @property
     def key(self) -> bytes | None:
@@ -215,29 +311,52 @@ class Record(Protocol):
 
 
 class RecordFetcher(Protocol):
-    """Fetches single records by offset; those that are gone are absent from the answer."""
+    """Fetches single records by offset. Records that no longer exist are absent from the answer."""
 
     def fetch(self, partition: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
         """The records at ``offsets``."""
 
 
+class CommitBudget:
+    """Counts the rejects of one commit against its budget.
+
+    Args:
+        limit: the maximum number of rejects; None: any number.
+        correctable: the parts of the pipeline that the user can correct.
+    """
+
+    def __init__(self, limit: int | None, correctable: str) -> None:
+        self._limit, self._mend = limit, correctable
+        self._spent: list[Rejection] = []
+
+    def spend(self, rejections: Sequence[Rejection]) -> None:
+        """Count rejects.
+
+        Raises:
+            BudgetSpent: the limit is exceeded.
+        """
+        self._spent += rejections
+        if rejections and self._limit is not None and len(self._spent) > self._limit:
+            raise BudgetSpent(self._spent, self._mend)
+
+
 class BudgetSpent(TooManyRejects):
-    """Raised by a sink: more records would be rejected than it may add; nothing was written.
+    """Raised by a sink: the chunk has more rejections than the budget allows; nothing was written.
 
     Attributes:
         rejections: the records of the chunk that were refused so far.
     """
 
-    def __init__(self, rejections: Sequence[Rejection], mend: str) -> None:
+    def __init__(self, rejections: Sequence[Rejection], correctable: str) -> None:
         self.rejections = rejections
         super().__init__(
             f"sink.max_rejects: {len(rejections):,} or more records of one commit can't be"
             " written, and fewer rejects are left",
-            way_out=f"mend {mend}; or {RAISE_BUDGET}",
+            way_out=f"correct {correctable}; or {RAISE_BUDGET}",
         )
 
     def about(self, chunk: Chunk) -> TooManyRejects:
-        """The error for the user, with reasons and a sample of the chunk's records."""
+        """The error for the user, with the reasons and a sample of the chunk's records."""
         return TooManyRejects(
             self.message, way_out=self.way_out, refused=chunk.refused(self.rejections)
         )

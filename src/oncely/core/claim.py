@@ -1,4 +1,4 @@
-"""What a transaction claims of a topic, for which run, and what became of the records."""
+"""Claims: the ranges that a transaction commits, for which run, and the counts of their records."""
 
 from __future__ import annotations
 
@@ -10,27 +10,65 @@ from oncely.core.budget import NOTHING_COUNTED, RejectCount
 from oncely.core.ledger import Entry, advance
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
-from oncely.errors import check
+from oncely.errors import Fenced, check
 
-RangeKind = Literal["data", "hole", "gap", "joined"]
-"""data: records were read; hole: there were none; gap: lost before we read them."""
+RangeKind = Literal["data", "hole", "gap", "joined", "ahead"]
+"""data: records were read; hole: the range held none; gap: the records were deleted before they
+were read; ahead: records were read, and the range began beyond the position
+(docs/decisions/0049)."""
+
+AmendmentKind = Literal["replay", "repair", "backfill"]
+"""replay: dead letters have become rows; repair: records were written again, as they were
+committed; backfill: records were written again, as the present transform makes them."""
 
 Positions = Mapping[TopicPartition, Position]
 
 Reset = Callable[[Positions], Positions]
-"""Where positions are put, given where they stand; asked when the old run is fenced."""
+"""Maps the current positions to the new ones; called when the old run is fenced."""
 
 
 @dataclass(frozen=True)
 class Fence:
-    """Who writes: a pipeline and the epoch it was given. An older epoch commits nothing.
+    """The writer: a pipeline and the epoch that the ledger gave it. An older epoch cannot commit.
 
-    ``run`` is the unique name of the run, where the ledger keeps it beside the epoch.
+    Attributes:
+        pipeline: the ledger's key.
+        epoch: the epoch of the takeover.
+        run: the unique name of the run, where the ledger keeps it beside the epoch.
+        partitions: the partitions that were taken over; None: all, also those added later.
     """
 
     pipeline: str
     epoch: int
     run: str = ""
+    partitions: frozenset[TopicPartition] | None = None
+
+    def covers(self, tp: TopicPartition) -> bool:
+        """True if the run has taken the partition over."""
+        return self.partitions is None or tp in self.partitions
+
+    def is_held(self, entry: Entry) -> bool:
+        """True if the position still has the run's epoch and name."""
+        return (entry.epoch, entry.run) == (self.epoch, self.run)
+
+    def held(self, entries: Mapping[TopicPartition, Entry]) -> frozenset[TopicPartition]:
+        """The partitions that the run still holds."""
+        return frozenset(tp for tp, one in entries.items() if self.covers(tp) and self.is_held(one))
+
+    def refuse_taken(self, entries: Mapping[TopicPartition, Entry]) -> None:
+        """Check that no other run has taken one of this run's partitions since.
+
+        Raises:
+            Fenced: with the lost partitions, if the run has taken some partitions only.
+        """
+        lost = {
+            tp: one.epoch
+            for tp, one in entries.items()
+            if self.covers(tp) and one.epoch >= self.epoch and not self.is_held(one)
+        }
+        if lost:
+            named = () if self.partitions is None else lost
+            raise Fenced(self.pipeline, self.epoch, max(lost.values()), named)
 
 
 class QueryBatch(NamedTuple):
@@ -39,7 +77,7 @@ class QueryBatch(NamedTuple):
     Attributes:
         query_id: the id of the checkpoint.
         batch_id: Spark's number of the micro-batch.
-        plan: a digest of what Spark has planned, from the checkpoint's offset log.
+        plan: a digest of Spark's plan, from the checkpoint's offset log.
     """
 
     query_id: str
@@ -49,15 +87,18 @@ class QueryBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Claim:
-    """What one transaction claims, and the ledger state that the decision was made on.
+    """The ranges that one transaction commits, and the ledger state on which that was decided.
 
     Attributes:
-        fence: the run that claims.
-        ranges: the offsets that positions are moved over, each from where its position stands.
+        fence: the run that commits.
+        ranges: the offsets over which positions are moved, each beginning at the current position.
         expected: the entry of each of these partitions. A position is moved by compare-and-set on
             its (position, epoch).
-        kind: what the history says of the ranges.
+        kind: the kind of the ranges in the history.
         query: the micro-batch of a query that brings its checkpoint; it takes effect once.
+        parts: of a thread that has some of the keys: the ranges of its records. They may begin
+            beyond the position, and other threads commit at the same time. ``ranges`` is then from
+            the first to the last of them.
     """
 
     fence: Fence
@@ -65,19 +106,19 @@ class Claim:
     expected: Mapping[TopicPartition, Entry]
     kind: RangeKind = "data"
     query: QueryBatch | None = None
+    parts: Mapping[TopicPartition, tuple[OffsetRange, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        holder = self.fence.epoch, self.fence.run
         for tp in self.ranges:
-            ours = (self.expected[tp].epoch, self.expected[tp].run) == holder
+            ours = self.fence.covers(tp) and self.fence.is_held(self.expected[tp])
             check(ours, f"{tp}: decided on another epoch's entry, or another run's")
 
     def only(self, partitions: Iterable[TopicPartition]) -> Claim:
-        """The claim of some of its partitions."""
+        """This claim, restricted to some of its partitions."""
         return replace(self, ranges={tp: self.ranges[tp] for tp in partitions})
 
     def end(self, tp: TopicPartition) -> Position:
-        """Where the partition's position stands when the claim has taken effect."""
+        """The partition's position after the claim has taken effect."""
         return advance(self.expected[tp], [self.ranges[tp]])
 
     @property
@@ -89,21 +130,31 @@ class Claim:
         """
         claimed = self.only(tp for tp, range_ in self.ranges.items() if not range_.is_empty)
         for tp, range_ in claimed.ranges.items():
-            check(self.expected[tp].position == range_.start, f"{tp}: the batch begins elsewhere")
+            check(
+                self.expected[tp].position == range_.start,
+                f"{tp}: the batch does not begin at the position",
+            )
         return claimed
 
 
 @dataclass(frozen=True)
 class Takeover:
-    """How a run takes the positions of a ledger over.
+    """The parameters with which a run takes over the positions of a ledger.
 
     Attributes:
-        source: cluster and topic ids as they are now; compared with the ledger's.
-        start: where a pipeline that never ran begins; asked once in the pipeline's life.
-        earliest: the first offset of each partition, for partitions seen later.
-        expected: the epoch that this very run has held. A run that opens again after a failed
-            batch must not steal the ledger back from a newer run.
-        reset: puts positions elsewhere.
+        source: current cluster and topic ids; compared with the ledger's.
+        start: returns the positions at which a new pipeline begins; called once in the pipeline's
+            life.
+        earliest: the first offset of each partition, for partitions that are added later.
+        expected: the epoch that this run has held. A run that opens again after a failed batch must
+            not take the ledger back from a newer run.
+        reset: moves the positions.
+        partitions: the partitions that are taken over. They alone get the new epoch, and only
+            their holders are fenced. None: all, also those that are added later. With an empty
+            set the source is compared and ``start`` is settled, and no run is fenced.
+        since: for a takeover of some partitions, ``Opened.whole`` of the first takeover of its
+            process. It is refused when all partitions have been taken over since
+            (docs/decisions/0036). None: not compared.
     """
 
     source: SourceIdentity
@@ -111,19 +162,44 @@ class Takeover:
     earliest: Positions
     expected: int | None = None
     reset: Reset | None = None
+    partitions: frozenset[TopicPartition] | None = None
+    since: Fence | None = None
+
+    def __post_init__(self) -> None:
+        whole = self.partitions is None
+        check(whole or self.reset is None, "a reset takes all partitions over")
+        check(not whole or self.since is None, "a takeover of all partitions has no `since`")
+
+    @property
+    def begins(self) -> Positions:
+        """The start of partitions that are taken over and have no position yet."""
+        if self.partitions is None:
+            return self.earliest
+        return {tp: at for tp, at in self.earliest.items() if tp in self.partitions}
+
+    def require_positions(self, found: Positions) -> None:
+        """Check that each partition named by the takeover has a position.
+
+        Raises:
+            InvariantViolation: naming those without one.
+        """
+        lacking = (self.partitions or frozenset()) - found.keys()
+        check(not lacking, f"{sorted(lacking)} have no position, and no first offset to begin at")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The answer to ``open``: this run's fence, and a position for every partition.
+    """The answer to ``open``: this run's fence, and a position for every partition taken over.
 
     Attributes:
-        fence: the run's.
-        positions: where it reads on.
+        fence: the fence of the run.
+        positions: the position of every partition.
         first_start: the pipeline has never run before.
-        counted: the count of rejects that was noted last; empty where none is kept.
-        leader_epochs: the leader epochs of the source that were noted; a reset forgets those of
-            the positions that it moves.
+        counted: the last noted count of rejects; empty if the ledger keeps none.
+        leader_epochs: the noted leader epochs of the source; a reset forgets those of the positions
+            that it moves.
+        whole: the last takeover of all partitions; None if the ledger does not keep it.
+        beyond: the ranges beyond the position that have taken effect, of partitions that have some.
     """
 
     fence: Fence
@@ -131,34 +207,100 @@ class Opened:
     first_start: bool
     counted: RejectCount = NOTHING_COUNTED
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    whole: Fence | None = None
+    beyond: Mapping[TopicPartition, tuple[OffsetRange, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Notes:
-    """What a run keeps in the ledger beside positions.
+    """State that a run keeps in the ledger beside positions.
 
     Attributes:
-        leader_epochs: of the source's partitions, each no older than the record before the
-            partition's position. Partitions that are not named keep theirs.
+        leader_epochs: leader epochs of the source's partitions, each no older than the record
+            before the partition's position. The epochs of other partitions are kept.
         counted: the count of rejects for the next run's ``open``; None: unchanged.
+        noted: the count that the run has found or noted last. A run of some partitions adds what
+            it has counted since to the count in the ledger.
     """
 
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     counted: RejectCount | None = None
+    noted: RejectCount = NOTHING_COUNTED
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of a topic-partition's records."""
+    """Counts of a topic-partition's records, by outcome, and the digest of their rows.
+
+    Attributes:
+        digest: the digest of the rows (:mod:`oncely.core.digest`), from 0 to 2^64 - 1; None if it
+            is not known. Not compared.
+        recipe: the columns that the digest covers; empty if it is not known.
+    """
 
     records: int
     rows: int
     rejects: int
     filtered: int
+    digest: int | None = field(default=None, compare=False)
+    recipe: str = field(default="", compare=False)
+
+    def __add__(self, other: Counts) -> Counts:
+        """The sums. The digest is known if one side has no rows, or both have the same recipe.
+
+        A change of rows that leaves their number has a recipe, too; if its digest is not known,
+        :data:`UNKNOWN`.
+        """
+        both = (self, other)
+        with_rows = [one for one in both if one.rows or (one.recipe and one.digest != 0)] or [self]
+        known = with_rows[0].recipe == with_rows[-1].recipe
+        digests = [one.digest if known else None for one in with_rows]
+        digest = None if None in digests else sum(filter(None, digests)) % (1 << 64)
+        recipes, rows = {one.recipe for one in with_rows}, self.rows + other.rows
+        unknown = UNKNOWN if UNKNOWN in recipes or (any(recipes) and not rows) else ""
+        return Counts(
+            self.records + other.records,
+            rows,
+            self.rejects + other.rejects,
+            self.filtered + other.filtered,
+            digest,
+            unknown if digest is None else with_rows[0].recipe,
+        )
 
 
-NO_RECORDS = Counts(0, 0, 0, 0)
+class Finished(NamedTuple):
+    """A range of a topic-partition that a transaction has committed."""
+
+    range: OffsetRange
+    counts: Counts
+    kind: RangeKind
+
+
+UNKNOWN = "unknown"
+"""The recipe of a change whose digest is not known: it differs from that of every digest."""
+
+NO_RECORDS = Counts(0, 0, 0, 0, 0)
+NOT_COUNTED = Counts(0, 0, 0, 0)
+"""Of records that are written after their position has moved: their rows are not known."""
+
+
+@dataclass(frozen=True)
+class Amendment:
+    """A change to the content of a committed range, after its commit.
+
+    It moves no position, and no decision on positions reads it: the audit adds it to the history.
+
+    Attributes:
+        range: the offsets whose content has changed; within one committed range.
+        counts: the change of each count, with the digest of the added rows.
+    """
+
+    partition: TopicPartition
+    range: OffsetRange
+    kind: AmendmentKind
+    counts: Counts
 
 
 class PositionMoved(Exception):
-    """The compare-and-set changed no row: someone else committed. Read the ledger, decide again."""
+    """The compare-and-set changed no row: another commit took effect. Read the ledger and decide
+    again."""

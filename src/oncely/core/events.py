@@ -1,35 +1,66 @@
-"""What happened, as values: logs, progress and tests read these, nothing else."""
+"""Events of a run as values: the only input of logs, progress, the event log and tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from oncely.core.claim import RangeKind
 from oncely.core.ranges import OffsetRange
+from oncely.core.rewrite import RewriteKind
 from oncely.core.topics import Position, TopicPartition
 
 
 @dataclass(frozen=True)
 class PipelineOpened:
-    """The run holds the ledger from here on."""
+    """The run has taken over the ledger.
+
+    Attributes:
+        pipeline: its name.
+        epoch: the epoch of the takeover.
+        positions: the position of each partition that was taken over.
+        first_start: the pipeline has never run before.
+        every: all partitions were taken over, also those added later; False: only those of
+            ``positions``.
+        beyond: the ranges beyond the positions that have taken effect.
+    """
 
     pipeline: str
     epoch: int
     positions: Mapping[TopicPartition, Position]
     first_start: bool
+    every: bool = True
+    beyond: Mapping[TopicPartition, Sequence[OffsetRange]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Polled:
+    """The run has looked for records. A sign of life: not in the event log."""
 
 
 @dataclass(frozen=True)
 class BatchPlanned:
-    """Spark has fixed the exact ranges of a micro-batch; nothing of it is committed yet."""
+    """The exact ranges of a batch are fixed; none of it is committed yet.
+
+    Attributes:
+        batch_id: its number in the epoch.
+        ranges: its offsets.
+        epoch: the epoch that commits it; 0: that of the last takeover.
+    """
 
     batch_id: int
     ranges: Mapping[TopicPartition, OffsetRange]
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
 class RangeCommitted:
-    """Records of one range have taken effect (or had before: ``replayed``)."""
+    """Records of one range have taken effect, now or earlier (``replayed``).
+
+    ``kind`` is that of the history: a hole has no records, a gap was lost, and the position was
+    before a range of kind ahead. ``epoch`` is that of the commit; 0: that of the last takeover.
+    """
 
     partition: TopicPartition
     range: OffsetRange
@@ -38,11 +69,14 @@ class RangeCommitted:
     rejects: int
     filtered: int
     replayed: bool = False
+    kind: RangeKind = "data"
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
 class BatchCommitted:
-    """Every range of a micro-batch has taken effect and the positions stand at its ends."""
+    """Every range of a batch has taken effect; the positions are at its ends. ``epoch`` is that of
+    the commit; 0: that of the last takeover."""
 
     batch_id: int
     records: int
@@ -50,11 +84,13 @@ class BatchCommitted:
     rejects: int
     seconds: float
     positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
+    epoch: int = 0
+    filtered: int = 0
 
 
 @dataclass(frozen=True)
 class PartitionAdded:
-    """The topic has grown; the new partition is read from its first offset."""
+    """A partition was added to the topic; it is read from its first offset."""
 
     partition: TopicPartition
     position: Position
@@ -62,7 +98,8 @@ class PartitionAdded:
 
 @dataclass(frozen=True)
 class GapFound:
-    """Records left the topic before they were read; with ``on_gap = "record"`` the run goes on."""
+    """Records were deleted from the topic before they were read; with ``on_gap = "record"`` the run
+    continues."""
 
     partition: TopicPartition
     missing: OffsetRange
@@ -70,7 +107,7 @@ class GapFound:
 
 @dataclass(frozen=True)
 class BatchFailed:
-    """A micro-batch ended in an error and will be tried again after ``retry_in_seconds``."""
+    """A micro-batch ended in an error and will be repeated after ``retry_in_seconds``."""
 
     error: str
     attempt: int
@@ -79,18 +116,90 @@ class BatchFailed:
 
 @dataclass(frozen=True)
 class FencedOut:
-    """A newer run has taken over; this one ends."""
+    """A newer run has taken over. This one ends, unless it holds other partitions.
+
+    Attributes:
+        ours: the epoch of this run.
+        theirs: the epoch of the newer one.
+        partitions: the partitions that it has taken; empty: all.
+    """
 
     ours: int
     theirs: int
+    partitions: frozenset[TopicPartition] = frozenset()
+
+
+@dataclass(frozen=True)
+class StandingBy:
+    """The run waits until it is the first of the pipeline's replicas, or a worker until there is no
+    replica on Spark; it takes over then."""
 
 
 @dataclass(frozen=True)
 class Draining:
-    """Asked to stop: the batch in hand is finished first."""
+    """The run was asked to stop; it finishes the current batch first."""
 
 
-Event = (
+@dataclass(frozen=True)
+class PositionsReset:
+    """A reset has taken over the ledger and moved positions.
+
+    Attributes:
+        epoch: the epoch of the reset.
+        before: every position when the previous run was fenced.
+        positions: every position since.
+    """
+
+    epoch: int
+    before: Mapping[TopicPartition, Position]
+    positions: Mapping[TopicPartition, Position]
+
+
+@dataclass(frozen=True)
+class RecordsRewritten:
+    """A repair or backfill has replaced what records below the position had produced.
+
+    Attributes:
+        kind: repair or backfill.
+        ranges: the offsets of each topic-partition.
+        removed_rows, removed_rejects: what was removed.
+        rows, rejects, filtered: what became of the records.
+    """
+
+    kind: RewriteKind
+    ranges: Mapping[TopicPartition, Sequence[OffsetRange]]
+    removed_rows: int
+    removed_rejects: int
+    rows: int
+    rejects: int
+    filtered: int
+
+
+@dataclass(frozen=True)
+class RunClosed:
+    """The run has ended.
+
+    Attributes:
+        complete: it ended by itself, with all records committed that it was to read.
+        error: the error that ended it; empty if there was none.
+    """
+
+    complete: bool
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class PartitionsChanged:
+    """The assignment of a member of a consumer group has changed.
+
+    ``lost``: the group has given the partitions to others before this member could return them.
+    """
+
+    change: Literal["assigned", "revoked", "lost"]
+    partitions: frozenset[TopicPartition]
+
+
+Logged = (
     PipelineOpened
     | BatchPlanned
     | RangeCommitted
@@ -99,6 +208,12 @@ Event = (
     | GapFound
     | BatchFailed
     | FencedOut
+    | StandingBy
     | Draining
+    | PositionsReset
+    | RecordsRewritten
+    | RunClosed
+    | PartitionsChanged
 )
+Event = Logged | Polled
 Listener = Callable[[Event], None]

@@ -1,10 +1,10 @@
-"""What may be done with a range of offsets, given what the ledger says. Pure.
+"""The decision on a range of offsets, given the state of the ledger. Pure.
 
-The ledger of one topic-partition is its position, the epoch that may write, and the ranges
-beyond the position that are done already (work that finished out of order). Everyone who is
-about to commit a range asks :func:`decide` first, with a ledger that was read *after* the
-last thing that could have changed it, and acts on the answer inside a transaction whose
-compare-and-set fails when the ledger has moved since.
+The ledger of one topic-partition is its position, the epoch that may write, and the ranges beyond
+the position that are done already (work that finished out of order). Every caller that is about to
+commit a range first calls :func:`decide`, with a ledger that was read *after* the last event that
+could have changed it, and acts on the answer inside a transaction whose compare-and-set fails when
+the ledger has moved since.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from oncely.errors import check
 
 @dataclass(frozen=True)
 class Entry:
-    """The ledger's word on one topic-partition.
+    """The ledger's state of one topic-partition.
 
     Attributes:
         position: next offset to read; everything before it has taken effect.
         epoch: the only epoch that may commit.
         done: ranges at or beyond the position that have taken effect already.
-        run: the name of the run that has the epoch, where the ledger keeps it: after a failover
-            that lost it, an epoch is given out again.
+        run: the name of the run that has the epoch, if the ledger keeps it: after a failover that
+            lost an epoch, the same epoch is given out again.
     """
 
     position: Position
@@ -56,14 +56,14 @@ class Skip:
 
 @dataclass(frozen=True)
 class Gap:
-    """The topic no longer holds ``missing``: lost before it was read."""
+    """The topic no longer holds ``missing``: these records were deleted before they were read."""
 
     missing: OffsetRange
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """The range begins beyond the position, though the records between still exist."""
+    """The range begins beyond the position, although the records between still exist."""
 
     missing: OffsetRange
 
@@ -84,12 +84,12 @@ def decide(entry: Entry, wanted: OffsetRange, epoch: int, *, oldest: Position = 
     Args:
         entry: the ledger, freshly read.
         wanted: the range that was read from the topic.
-        epoch: the epoch of the run that asks.
-        oldest: the first offset that the topic still holds, when known.
+        epoch: the epoch of the calling run.
+        oldest: the first offset that the topic still holds, if known.
 
     Raises:
-        InvariantViolation: when the ledger is at an older epoch than the one who asks;
-            an epoch is given out by the ledger, so this can't be.
+        InvariantViolation: the ledger is at an older epoch than the caller; epochs are given out by
+            the ledger, so this cannot happen.
     """
     check(entry.epoch >= epoch, f"the ledger's epoch {entry.epoch} is older than ours, {epoch}")
     if entry.epoch > epoch:
@@ -104,13 +104,27 @@ def decide(entry: Entry, wanted: OffsetRange, epoch: int, *, oldest: Position = 
     return Append(wanted) if keep == (wanted,) else Trim(keep)
 
 
+def decide_parts(entry: Entry, wanted: Iterable[OffsetRange], epoch: int) -> Trim | Skip | Fenced:
+    """Decide what the owner of ``epoch`` may commit of ranges that may begin beyond the position.
+
+    Raises:
+        InvariantViolation: as :func:`decide`.
+    """
+    check(entry.epoch >= epoch, f"the ledger's epoch {entry.epoch} is older than ours, {epoch}")
+    if entry.epoch > epoch:
+        return Fenced(entry.epoch)
+    taken = _taken(entry)
+    keep = normalize(part for one in wanted for part in one.minus(taken))
+    return Trim(keep) if keep else Skip()
+
+
 def advance(entry: Entry, committed: Iterable[OffsetRange]) -> Position:
-    """The position after ``committed`` has taken effect too: the end of what is contiguous."""
+    """The position after ``committed`` has taken effect too: the end of the contiguous offsets."""
     return _taken(entry, committed)[0].end
 
 
 def _taken(entry: Entry, committed: Iterable[OffsetRange] = ()) -> tuple[OffsetRange, ...]:
-    """All that has taken effect, the first range beginning at zero and holding the position."""
+    """All offsets that have taken effect; the first range begins at 0, with the position."""
     below = OffsetRange(0, entry.position)
     joined = normalize((below, *entry.done, *committed))
     return joined if joined and joined[0].start == 0 else (OffsetRange(0, 0), *joined)

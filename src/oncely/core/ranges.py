@@ -14,7 +14,7 @@ from oncely.errors import check
 
 @dataclass(frozen=True, order=True)
 class OffsetRange:
-    """Offsets ``start <= offset < end`` of one topic-partition; empty when they are equal."""
+    """Offsets ``start <= offset < end`` of a topic-partition; empty when they are equal."""
 
     start: int
     end: int
@@ -27,31 +27,31 @@ class OffsetRange:
 
     @property
     def is_empty(self) -> bool:
-        """True when no offset lies in the range."""
+        """True when the range contains no offset."""
         return self.start == self.end
 
     def __contains__(self, offset: int) -> bool:
         return self.start <= offset < self.end
 
     def overlaps(self, other: OffsetRange) -> bool:
-        """True when at least one offset lies in both."""
+        """True when the ranges share at least one offset."""
         return max(self.start, other.start) < min(self.end, other.end)
 
     def touches(self, other: OffsetRange) -> bool:
-        """True when the two can be joined without covering an offset that is in neither."""
+        """True when joining the ranges covers no offset that is in neither."""
         return max(self.start, other.start) <= min(self.end, other.end)
 
     def join(self, other: OffsetRange) -> OffsetRange:
         """The range that covers both.
 
         Raises:
-            InvariantViolation: when a gap lies between them.
+            InvariantViolation: there is a gap between them.
         """
         check(self.touches(other), f"a gap lies between {self} and {other}")
         return OffsetRange(min(self.start, other.start), max(self.end, other.end))
 
     def minus(self, done: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-        """What is left of this range without ``done``: disjoint, ascending, never empty."""
+        """Offsets of this range that are not in ``done``: disjoint, ascending, never empty."""
         left: list[OffsetRange] = []
         at = self.start
         for other in normalize(done):
@@ -66,7 +66,7 @@ class OffsetRange:
 
 
 def normalize(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """The same offsets as few ranges as possible: ascending, disjoint, none touching another."""
+    """The same offsets as few ranges as possible: ascending, disjoint, not touching."""
     joined: list[OffsetRange] = []
     for one in sorted(r for r in ranges if not r.is_empty):
         if joined and joined[-1].touches(one):

@@ -1,20 +1,22 @@
 """Topic-partitions and positions.
 
-A position is always the NEXT offset to read, in Kafka's own sense.
+A position is always the NEXT offset to read, as in Kafka.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 Position = int
 """The next offset to read. ``0 <= position``."""
 
+T = TypeVar("T")
+
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic. Sorts by topic, then partition: the order locks are taken in."""
+    """A partition of a topic. Sorts by topic, then partition: the order of taking locks."""
 
     topic: str
     partition: int
@@ -25,7 +27,7 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceIdentity:
-    """What tells a topic from another one by the same name.
+    """Ids that distinguish a topic from another topic of the same name.
 
     Attributes:
         cluster_id: Kafka's cluster id.
@@ -34,3 +36,16 @@ class SourceIdentity:
 
     cluster_id: str
     topic_ids: Mapping[str, str]
+
+
+def by_topic(values: Mapping[TopicPartition, T]) -> dict[str, dict[int, T]]:
+    """Values by topic, then partition: the form in which they are stored as JSON."""
+    tree: dict[str, dict[int, T]] = {}
+    for tp, value in sorted(values.items(), key=lambda item: item[0]):
+        tree.setdefault(tp.topic, {})[tp.partition] = value
+    return tree
+
+
+def from_tree(tree: Mapping[str, Mapping[int, T]]) -> dict[TopicPartition, T]:
+    """The inverse of :func:`by_topic`."""
+    return {TopicPartition(t, n): value for t, own in tree.items() for n, value in own.items()}

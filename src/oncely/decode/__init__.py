@@ -1,1 +1,1 @@
-"""Kafka bytes to Arrow columns and rejects; exactly one outcome for each record."""
+"""Conversion of Kafka's bytes to Arrow columns and rejects; each record has exactly one outcome."""

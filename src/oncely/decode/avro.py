@@ -12,32 +12,32 @@ import pyarrow as pa
 
 from oncely.decode.avro_read import BROKEN, Corrupt, Incompatible, Reader, compile_reader, explain
 from oncely.decode.avro_schema import AvroSchema, Definition, NoSchema, to_arrow
-from oncely.decode.base import Decoded, Refused
+from oncely.decode.base import Decoded, InvalidRecord
 from oncely.decode.collector import BytesDecoder, read_each
 from oncely.decode.columns import Columns, Leaf, Piece, fit
 from oncely.decode.registry import Registry, UnknownSchema
 from oncely.decode.times import checked
 from oncely.errors import ConfigError
 
-_HEAD = 5  # a zero byte, then the schema's id in four, big-endian
+_HEAD = 5  # a zero byte and the schema's id in four bytes, big-endian
 
 
 @dataclass(frozen=True, kw_only=True)
 class AvroDecoder(BytesDecoder):
-    """Decodes records that are one Avro datum each, and nothing behind it.
+    """Decodes records that consist of exactly one Avro datum each.
 
-    Without a ``registry`` each value is a bare datum of the schema (not a container file). With
-    one it begins with Confluent's head: a zero byte and the id of the writer's schema, big-endian
-    in four bytes; the datum is resolved to the reader's schema ("Schema Resolution", Avro 1.11).
+    Without a ``registry`` each value is a bare datum of the schema (not a container file). With one
+    it begins with Confluent's header: a zero byte and the id of the writer's schema, big-endian in
+    four bytes; the datum is resolved to the reader's schema ("Schema Resolution", Avro 1.11).
 
-    A null or empty value, an id that the registry doesn't know (HTTP 404) or that is no Avro, a
-    writer's schema that can't be resolved, bytes that are no datum, and bytes left over are
-    rejections. See :mod:`oncely.decode.avro_read` for how strict. A registry that doesn't
-    answer is :class:`oncely.errors.Unavailable`, raised by ``decode``: no record is to blame.
+    A null or empty value, an id that is missing in the registry (HTTP 404) or not of an Avro
+    schema, a writer's schema that cannot be resolved, invalid bytes, and bytes after the datum are
+    rejections. See :mod:`oncely.decode.avro_read` for the strictness. A registry that does not
+    answer is :class:`oncely.errors.Unavailable`, raised by ``decode``: no record is at fault.
 
     Attributes:
         definition: the reader's schema.
-        registry: where the writers' schemas are.
+        registry: the registry of the writers' schemas.
     """
 
     definition: Definition
@@ -47,11 +47,11 @@ class AvroDecoder(BytesDecoder):
         """Decode every record: a row or a rejection.
 
         Raises:
-            Unavailable: the registry doesn't answer.
+            Unavailable: the registry does not answer.
             ConfigError: the registry refuses the login.
         """
         decoded = super().decode(records)
-        # An unknown id may be known when the next batch comes.
+        # An unknown id may be registered before the next batch.
         for schema_id in [i for i, found in self._readers.items() if isinstance(found, str)]:
             del self._readers[schema_id]
         return decoded
@@ -63,21 +63,21 @@ class AvroDecoder(BytesDecoder):
 
     def _datum(self, data: bytes | None) -> Any:
         if not data:
-            raise Refused(f"the {self.column} is {'null' if data is None else 'empty'}")
+            raise InvalidRecord(f"the {self.column} is {'null' if data is None else 'empty'}")
         read, at = (self._bare, 0) if self.registry is None else self._head(data)
         try:
             value, end = read(data, at)
         except (Corrupt, *BROKEN) as error:
-            raise Refused(f"the {self.column} is no Avro datum: {explain(error)}") from None
+            raise InvalidRecord(f"the {self.column} is no Avro datum: {explain(error)}") from None
         except RecursionError:
-            raise Refused(f"the {self.column} is nested too deeply") from None
+            raise InvalidRecord(f"the {self.column} is nested too deeply") from None
         if end != len(data):
-            raise Refused(f"the {self.column} goes on for {len(data) - end} bytes behind its datum")
+            raise InvalidRecord(f"the {self.column} has {len(data) - end} bytes after its datum")
         return value
 
     def _head(self, data: bytes) -> tuple[Reader, int]:
         if data[0] != 0 or len(data) < _HEAD:
-            raise Refused(
+            raise InvalidRecord(
                 f"the {self.column} does not begin with a zero byte and a schema id, "
                 f"but with 0x{data[:_HEAD].hex()}"
             )
@@ -86,7 +86,7 @@ class AvroDecoder(BytesDecoder):
         if read is None:
             read = self._readers[schema_id] = self._writer(schema_id)
         if isinstance(read, str):
-            raise Refused(read)
+            raise InvalidRecord(read)
         return read, _HEAD
 
     def _writer(self, schema_id: int) -> Reader | str:
@@ -103,7 +103,7 @@ class AvroDecoder(BytesDecoder):
 
     @cached_property
     def _readers(self) -> dict[int, Reader | str]:
-        """By schema id: the reader of its datums, or why they can't be read."""
+        """By schema id: the reader of its datums, or the reason why they cannot be read."""
         return {}
 
     @cached_property
@@ -130,12 +130,12 @@ def avro_decoder(
 
     Args:
         definition: the reader's schema, a record.
-        registry: where records name their writers' schemas, if they do.
+        registry: the registry of the writers' schemas, if records contain schema ids.
         column: ``value`` or ``key``.
         key: the key of the pipeline file that errors name.
 
     Raises:
-        ConfigError: it is no Avro schema, or one without columns.
+        ConfigError: it is no Avro schema, or it has no columns.
     """
     try:
         parsed = AvroSchema.parse(definition)
@@ -156,7 +156,7 @@ def latest_avro_decoder(
 
     Raises:
         ConfigError: a subject is missing, or two subjects have different columns.
-        Unavailable: the registry doesn't answer.
+        Unavailable: the registry does not answer.
     """
     way_out = f"give {key}, the path of a schema file (.avsc)"
     decoders: dict[str, AvroDecoder] = {}

@@ -1,8 +1,8 @@
 """The Avro schema of files, and column names as Avro names.
 
-The bytes of a file come from polars, which encodes every field and every item of a list as a
-union of null and its type, null first, whether or not the column may be null. The schema has the
-same unions, so that it can be the header of those bytes.
+The bytes of a file come from polars, which encodes every field and every item of a list as a union
+of null and its type, null first, whether or not the column may be null. The schema has the same
+unions, so that it can be the header of those bytes.
 
 | Arrow                              | Avro                                                    |
 |------------------------------------|---------------------------------------------------------|
@@ -13,11 +13,11 @@ same unions, so that it can be the header of those bytes.
 | decimal128(p, s)                   | bytes, decimal(p, s)                                    |
 | list, struct                       | array, record                                           |
 
-:func:`storable` brings other types to these, where nothing is lost by it.
+:func:`storable` converts other types to these, if the conversion loses nothing.
 
-Avro's names are ``[A-Za-z_][A-Za-z0-9_]*`` (Avro 1.11, "Names"); JSON's are any text. A character
-that is not allowed becomes ``_xHHHH_``, its code point in four to six upper-case hex digits, as
-Excel and .NET's ``XmlConvert`` write names; no name becomes the name of another one.
+Avro's names are ``[A-Za-z_][A-Za-z0-9_]*`` (Avro 1.11, "Names"); JSON's names may be any text. A
+character that is not allowed becomes ``_xHHHH_``, its code point in four to six upper-case hex
+digits, as Excel and .NET's ``XmlConvert`` write names; different names stay different.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from oncely.errors import ConfigError, InvariantViolation, TableMismatch
 
 _EMPTY = "_x_"
 _ILLEGAL = re.compile(r"\A[0-9]|[^A-Za-z0-9_]|_(?=x[0-9A-F]{4,6}(?:_|[^A-Za-z0-9_]))")
-"""What is escaped: also an underscore that would begin an escape, at its own end or at the
+"""The characters to escape: also an underscore that would begin an escape, at its own end or at the
 next character's escape."""
 _ESCAPE = re.compile(r"_x([0-9A-F]{4,6})_")
-_LONGEST_NAME = 200  # of a record, with its namespace
+_LONGEST_NAME = 200  # characters of a record's name, with its namespace
 
 _PLAIN: dict[pa.DataType, Any] = {
     pa.bool_(): "boolean",
@@ -77,20 +77,20 @@ _WIDER: dict[pa.DataType, pa.DataType] = {
 
 
 def avro_name(name: str) -> str:
-    """The Avro name of a column or field; :func:`column_name` is the way back."""
+    """The Avro name of a column or field; :func:`column_name` is the inverse."""
     if name in ("", _EMPTY):
         return "_x005F_x_" if name else _EMPTY
     return _ILLEGAL.sub(lambda found: f"_x{ord(found[0]):04X}_", name)
 
 
 def column_name(name: str) -> str:
-    """The column or field that an Avro name stands for."""
+    """The column or field of an Avro name."""
     return "" if name == _EMPTY else _ESCAPE.sub(_unescaped, name)
 
 
 def _unescaped(found: re.Match[str]) -> str:
     code = int(found[1], 16)
-    # avro_name never writes a code point that no text holds: then it is no escape.
+    # avro_name never writes a code point that no text contains: then it is no escape.
     is_text = code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
     return chr(code) if is_text else found[0]
 
@@ -109,7 +109,7 @@ def storable(schema: pa.Schema) -> pa.Schema:
     ==========================  =======================================
 
     Raises:
-        TableMismatch: a column has none of these types; one without fields or of type null too.
+        TableMismatch: a column has none of these types, or is a struct without fields, or is null.
     """
     return pa.schema([pa.field(f.name, _storable(f.type, f.name)) for f in schema])
 
@@ -132,28 +132,28 @@ def _storable(arrow: pa.DataType, path: str) -> pa.DataType:
     if pa.types.is_struct(arrow) and arrow.num_fields:
         return pa.struct({f.name: _storable(f.type, f"{path}.{f.name}") for f in arrow})
     raise TableMismatch(
-        f"column {path!r}: {type_name(arrow)} has no place in a file",
+        f"column {path!r}: {type_name(arrow)} can't be stored in a file",
         way_out="cast it in the transform, for example to VARCHAR, BIGINT or TIMESTAMP, or "
         "leave it out",
     )
 
 
 def _is_decimal(arrow: pa.DataType) -> bool:
-    # Avro: the scale is at least zero and at most the precision.
+    # Avro: the scale is between zero and the precision.
     return bool(pa.types.is_decimal128(arrow) and 0 <= arrow.scale <= arrow.precision)
 
 
 def avro_schema_of(schema: pa.Schema, name: str = "Record") -> str:
     """The Avro schema of columns that are :func:`storable`, as JSON; the same text each time.
 
-    Every field is a union of null and its type with null as its default, so that a reader with
-    more fields than a file can read it. The record of the field ``a.b`` is called ``b_record`` in
-    the namespace ``Record.a``: Avro resolves records by name, so a name may not change when other
-    fields come.
+    Every field is a union of null and its type with null as its default, so that a reader with more
+    fields than a file can read it. The record of the field ``a.b`` is called ``b_record`` in the
+    namespace ``Record.a``: Avro resolves records by name, so a name must not change when other
+    fields are added.
 
     Args:
         schema: the columns.
-        name: of the outermost record, an Avro name.
+        name: the Avro name of the outermost record.
 
     Raises:
         InvariantViolation: a column is not storable as it is.
@@ -194,20 +194,21 @@ def _type(field: pa.Field, path: tuple[str, ...]) -> Any:
 
 
 def is_large(field: pa.Field) -> bool:
-    """Whether a BIGINT column has held numbers beyond 2^53; its schema says so."""
+    """True if a BIGINT column has contained numbers beyond 2^53, according to its metadata."""
     return bool(field.metadata) and BEYOND_DOUBLE.encode() in field.metadata
 
 
 def large(name: str) -> pa.Field:
-    """A BIGINT column that has held numbers beyond 2^53."""
+    """A BIGINT column that has contained numbers beyond 2^53."""
     return pa.field(name, pa.int64(), metadata=LARGE_FIELD)
 
 
 def _record_name(path: tuple[str, ...]) -> dict[str, str]:
-    """A record's own name, unlike any other's in the schema and unlike Avro's types' names.
+    """The name of a nested record, unique in the schema and different from the names of Avro's
+    types.
 
-    A field has at most one record below it but for those of deeper fields, so its path is a name.
-    A long path is hashed, or names inside names would make the schema grow by the square.
+    A field has at most one record directly below it, so its path is a unique name. A long path is
+    hashed, or names inside names would let the schema grow quadratically.
     """
     *space, last = path
     if sum(map(len, path)) + len(path) <= _LONGEST_NAME:
@@ -217,7 +218,7 @@ def _record_name(path: tuple[str, ...]) -> dict[str, str]:
 
 
 def schema_id(avro: str) -> str:
-    """The name of a schema: the first 16 hex digits of its text's SHA-256."""
+    """The id of a schema: the first 16 hex digits of its text's SHA-256."""
     return hashlib.sha256(avro.encode()).hexdigest()[:16]
 
 
@@ -226,7 +227,7 @@ def arrow_schema_of(avro: str) -> pa.Schema:
     """The columns of a schema that :func:`avro_schema_of` wrote.
 
     Raises:
-        InvariantViolation: it is no Avro schema, or one that has no columns.
+        InvariantViolation: it is no Avro schema, or it has no columns.
     """
     try:
         found = to_arrow(AvroSchema.parse(Definition(avro)), key="schema")

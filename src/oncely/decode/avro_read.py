@@ -1,14 +1,14 @@
 """Reads Avro datums strictly: a writer's and a reader's schema are compiled to one function.
 
 Avro 1.11, "Data Serialization and Deserialization" and "Schema Resolution". Bytes that the
-specification doesn't allow are refused, where common readers go on: an index below zero (which
-Python takes from the end), a boolean of 7, a number longer than its type, a block's size that is
-not its size. A block can't claim more items than bytes are left, so no record becomes larger in
-memory than its length allows.
+specification forbids are refused, although common readers accept them: a negative index (which
+Python counts from the end), a boolean of 7, a number longer than its type, a wrong size of a block.
+A block cannot claim more items than bytes are left, so no record becomes larger in memory than its
+length allows.
 
-A reader takes the bytes and a position, and returns a value and the next position. Values are
-what :class:`oncely.decode.columns.Columns` takes: records are lists in the reader schema's order,
-maps are dicts, instants microseconds, dates days, decimals Decimal.
+A reader takes the bytes and a position, and returns a value and the next position. Values have the
+form that :class:`oncely.decode.columns.Columns` accepts: records are lists in the reader schema's
+order, maps are dicts, instants microseconds, dates days, decimals Decimal.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from oncely.decode.avro_schema import UNITS, AvroSchema, Node, NoSchema
 
 Reader = Callable[[bytes, int], tuple[Any, int]]
 BROKEN = (IndexError, struct.error, UnicodeDecodeError)
-"""What a reader raises for bytes that end too early or are no text, besides Corrupt."""
-_EXACT = Context(prec=38)  # the most digits of a DECIMAL
+"""The exceptions of a reader for bytes that end too early or are not UTF-8, besides Corrupt."""
+_EXACT = Context(prec=38)  # the maximum number of digits of a DECIMAL
 
 
 class Corrupt(Exception):
-    """The bytes are no datum of the writer's schema, or one that the reader's has no place for."""
+    """The bytes are not a valid datum of the writer's schema, or cannot be resolved to the
+    reader's."""
 
 
 class _InRecord(Corrupt):
-    """The same, its text beginning with a field's name."""
+    """A Corrupt error whose text begins with a field's name."""
 
 
 class Incompatible(Exception):
-    """The writer's schema can't be read as the reader's."""
+    """The writer's schema cannot be resolved to the reader's."""
 
 
 def explain(error: Exception) -> str:
-    """Why a datum could not be read, for a reason."""
+    """The reason why a datum could not be read, for a rejection."""
     if isinstance(error, Corrupt):
         return str(error)
     return "a text is not UTF-8" if isinstance(error, UnicodeDecodeError) else "it ends too early"
@@ -140,7 +141,7 @@ def _fixed(size: int) -> Reader:
 
 
 def _mapped(read: Reader, change: Callable[[Any], Any] | None) -> Reader:
-    """A reader whose value is changed."""
+    """A reader that applies ``change`` to the value."""
     if change is None:
         return read
 
@@ -164,7 +165,7 @@ def _union(branches: Sequence[Reader]) -> Reader:
     at_once = {index << 1: branch for index, branch in enumerate(branches[:64])}
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
-        branch = at_once.get(data[at])  # one byte, zigzag: true of nearly every union
+        branch = at_once.get(data[at])  # one byte, zigzag: the common case
         if branch is not None:
             return branch(data, at + 1)
         index, at = _long(data, at)
@@ -176,7 +177,7 @@ def _union(branches: Sequence[Reader]) -> Reader:
 
 
 def _enum(name: str, symbols: Sequence[str], known: Mapping[str, str]) -> Reader:
-    """The index of a symbol of the writer's; ``known`` maps it to the reader's."""
+    """The index of a symbol of the writer; ``known`` maps it to the reader's."""
 
     def read(data: bytes, at: int) -> tuple[str, int]:
         index, at = _int(data, at)
@@ -200,7 +201,7 @@ def _array(item: Reader) -> Reader:
             if not count:
                 return items, at
             end = None
-            if count < 0:  # the block's size in bytes is said, too
+            if count < 0:  # the block's size in bytes follows
                 size, at = _long(data, at)
                 count, end = -count, at + size
             if count > len(data) - at:
@@ -215,7 +216,7 @@ def _array(item: Reader) -> Reader:
 
 
 def _map(item: Reader) -> Reader:
-    """Blocks of names and items; of a name that is there twice, the last counts."""
+    """Blocks of names and items; of repeated names the last counts."""
 
     def entry(data: bytes, at: int) -> tuple[tuple[str, Any], int]:
         name, at = _string(data, at)
@@ -226,7 +227,7 @@ def _map(item: Reader) -> Reader:
 
 
 def _record(steps: Sequence[tuple[str, Reader, int]], template: list[Any]) -> Reader:
-    """Fields in the writer's order, each to its slot; unwritten slots keep the template's value."""
+    """Fields in the writer's order, each into its slot; other slots keep the template's value."""
 
     def read(data: bytes, at: int) -> tuple[list[Any], int]:
         values = template.copy()
@@ -245,17 +246,17 @@ def _record(steps: Sequence[tuple[str, Reader, int]], template: list[Any]) -> Re
 def compile_reader(writer: AvroSchema, reader: AvroSchema) -> Reader:
     """Compile a function that reads a datum of ``writer`` as a value of ``reader``.
 
-    ``reader`` has passed :func:`oncely.decode.avro_schema.to_arrow`: no unions of several types,
-    no type that holds itself.
+    ``reader`` has passed :func:`oncely.decode.avro_schema.to_arrow`: no unions of several types, no
+    recursive type.
 
     Raises:
-        Incompatible: no datum could ever be read.
+        Incompatible: no datum can be read.
     """
     return _Compiler(writer, reader).read(writer.root, reader.root)
 
 
 class _Compiler:
-    """Walks both schemas together; ``wanted`` and ``target`` None: read it and drop it."""
+    """Walks both schemas; ``wanted`` and ``target`` None: read the value and drop it."""
 
     def __init__(self, writer: AvroSchema, reader: AvroSchema) -> None:
         self.writer, self.reader = writer, reader
@@ -277,7 +278,7 @@ class _Compiler:
     def _branch(self, member: Any, wanted: Any | None) -> Reader:
         try:
             return self.read(member, wanted)
-        except Incompatible as error:  # only a datum that takes this branch is lost
+        except Incompatible as error:  # only a datum with this branch is rejected
             return _failing(str(error))
 
     def _match(self, node: Node, target: Node | None) -> Reader:
@@ -312,7 +313,7 @@ class _Compiler:
         _check_name(node, target)
         fields = target.attributes["fields"]
         slots = _slots(node, target)
-        template: list[Any] = [None] * (len(fields) + 1)  # the last takes what is dropped
+        template: list[Any] = [None] * (len(fields) + 1)  # the last slot receives dropped values
         for slot in set(range(len(fields))) - {*slots.values()}:
             template[slot] = self._default(fields[slot])
         steps: list[tuple[str, Reader, int]] = []
@@ -326,7 +327,7 @@ class _Compiler:
         return _record(steps, template)
 
     def _dropped(self, node: Node) -> Reader:
-        """A dropped record may hold itself, so its reader is looked up while reading."""
+        """A dropped record may be recursive, so its reader is looked up at run time."""
         made = self.dropped.get(node.name, [])
         if node.name not in self.dropped:
             self.dropped[node.name] = made
@@ -352,7 +353,7 @@ def _inside(target: Node | None, name: str) -> Any | None:
 
 
 def _slots(node: Node, target: Node) -> dict[str, int]:
-    """Writer's field to the index of the reader's: by name, and where none has it, by alias."""
+    """Index of the reader's field by the writer's field: by name, else by alias."""
     written = [field["name"] for field in node.attributes["fields"]]
     slots: dict[str, int] = {}
     for slot, field in enumerate(target.attributes["fields"]):
@@ -377,7 +378,7 @@ def _check_fixed(node: Node, target: Node) -> None:
 
 
 def _meaning(node: Node, target: Node) -> Callable[[Any], Any] | None:
-    """From the value that was read to the column's: units are the writer's if it has any."""
+    """Conversion of a decoded value to the column's value; units are the writer's if it has any."""
     logical = target.logical
     if logical in UNITS:
         unit = UNITS.get(node.logical, UNITS[logical])
@@ -408,7 +409,7 @@ _JSON_TYPES = {"boolean": bool, "int": int, "long": int, "float": float, "double
 
 
 def _default(schema: AvroSchema, of: Any, default: Any) -> Any:
-    """A field's default, which a schema writes in JSON, as a reader would have read it.
+    """A field's default, which a schema contains as JSON, in the form of a decoded value.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError, Corrupt: it is not of its type.

@@ -14,9 +14,9 @@
 | decimal(p, s), p up to 38                       | decimal128(p, s)                          |
 | uuid                                            | string                                    |
 
-Nanoseconds are cut off to microseconds. Other logical types count as the type beneath them, as
-the specification (Avro 1.11, "Logical Types") demands. A union of several types, a type that
-holds itself, a record without fields and ``null`` alone have no column: a ConfigError.
+Nanoseconds are truncated to microseconds. Other logical types are treated as their underlying type,
+as the specification (Avro 1.11, "Logical Types") requires. A union of several types, a recursive
+type, a record without fields and ``null`` alone have no column: a ConfigError.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNITS = {
     **{f"timestamp-{unit}": scale for unit, scale in _SCALES.items()},
     **{f"local-timestamp-{unit}": scale for unit, scale in _SCALES.items()},
 }
-"""Logical types that count time: microseconds in one, or minus how many make one."""
+"""Logical types of time: microseconds per unit, or minus the number of units per microsecond."""
 _LOGICAL: dict[tuple[str, str], pa.DataType] = {
     ("int", "date"): pa.date32(),
     ("int", "time-millis"): pa.time64("us"),
@@ -60,11 +60,12 @@ _PLAIN: dict[str, pa.DataType] = {
 }
 _MOST_DIGITS = 38
 DEEPEST = 32
-"""How many types may lie in one another."""
+"""Maximum nesting of types."""
 
 
 class Definition(NamedTuple):
-    """A schema as text, and before it the schemas whose types it names, in order of need."""
+    """A schema as text, and before it the schemas of the types that it refers to, in order of
+    dependency."""
 
     text: str
     references: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ LARGE_FIELD = {BEYOND_DOUBLE: "true"}
 
 
 class NoSchema(Exception):
-    """A text is no Avro schema; the message says why."""
+    """A text is not an Avro schema; the message contains the reason."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,12 @@ class AvroSchema:
                 root = fastavro.schema.parse_schema(json.loads(text), names, _write_hint=False)
             except RecursionError:
                 raise NoSchema("it is nested too deeply") from None
-            except Exception as error:  # the parser trusts the shape of its input
+            except Exception as error:  # the parser assumes valid input
                 raise NoSchema(f"{type(error).__name__}: {str(error)[:300]}") from None
         return cls(root, names)
 
     def node(self, schema: Any) -> Node:
-        """Look at one schema: resolve its name, and unwrap ``{"type": {...}}``."""
+        """One schema as a node: resolve its name, and unwrap ``{"type": {...}}``."""
         attributes: dict[str, Any] = {}
         while True:
             if isinstance(schema, list):
@@ -124,7 +125,7 @@ class AvroSchema:
                 return Node(schema, attributes)
 
     def nullable(self, schema: Any) -> tuple[Node, bool]:
-        """The type of a union with null, or of any other schema, and whether null is in it.
+        """The type of a union with null, or of any other schema, and True if null is allowed.
 
         Raises:
             NoSchema: the union has several types, or none.
@@ -146,7 +147,7 @@ class Node:
 
     Attributes:
         kind: Avro's name of the type, ``union`` for a list.
-        attributes: its members; of a union, ``members``.
+        attributes: the members of its JSON object; of a union, ``members``.
     """
 
     kind: str
@@ -188,7 +189,7 @@ def to_arrow(schema: AvroSchema, *, key: str) -> pa.Schema:
         raise ConfigError(
             key,
             f"this Avro schema can't become columns: {error}",
-            way_out="give a reader schema (.avsc) with what you need of it; fields that it "
+            way_out="give a reader schema (.avsc) with the required fields; fields that it "
             "leaves out are skipped",
         ) from None
 
@@ -219,7 +220,7 @@ def _type(schema: AvroSchema, node: Node, inside: tuple[str, ...]) -> pa.DataTyp
 
 def _struct(schema: AvroSchema, node: Node, inside: tuple[str, ...]) -> pa.StructType:
     if node.name in inside:
-        raise NoSchema(f"{node.name} holds itself")
+        raise NoSchema(f"{node.name} is recursive")
     fields = node.attributes["fields"]
     if not fields:
         raise NoSchema(f"{node.name} has no fields")

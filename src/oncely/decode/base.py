@@ -1,7 +1,7 @@
-"""The port that every decoder fills: one outcome for each record, whatever its bytes.
+"""The port of decoders: one outcome for each record, for any bytes.
 
-Records come as an Arrow table with the columns of :data:`RECORD_COLUMNS` that the decoder
-``needs`` (always ``value``). A record is named by its index in that table.
+Records come as an Arrow table with the columns of :data:`RECORD_COLUMNS` that the decoder ``needs``
+(always ``value``). A record is named by its index in that table.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ import pyarrow as pa
 from oncely.core.batch import Rejection
 
 RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-"""Spark's Kafka source names; ``key`` and ``value`` are binary and may be null."""
+"""Columns of Spark's Kafka source; ``key`` and ``value`` are binary and may be null."""
 
 
-class Refused(Exception):
-    """A record can't become a row; the text is the rejection's reason."""
+class InvalidRecord(Exception):
+    """A record cannot become a row; the text is the rejection's reason."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The outcome of decoding ``n`` records: each is in exactly one of the three groups.
+    """The outcome of decoding ``n`` records: each is in exactly one of the groups.
 
     Attributes:
         rows: one row for each good record, in record order, with the decoder's ``schema``.
         row_record: int64 array, the record index of each row, ascending.
-        rejections: the bad records, ascending.
-        tombstones: key columns of records without a value, when the decoder has a key schema;
-            such a record deletes in an upsert.
+        rejections: the refused records, ascending.
+        tombstones: key columns of records without a value, if the decoder has a key schema; such a
+            record deletes in an upsert.
         tombstone_record: int64 array, the record index of each tombstone, ascending.
+        dropped: the number of records that a filter has dropped; they are in no other group.
     """
 
     rows: pa.Table
@@ -40,14 +41,15 @@ class Decoded:
     rejections: Sequence[Rejection] = ()
     tombstones: pa.Table | None = None
     tombstone_record: pa.Int64Array = field(default_factory=lambda: pa.array([], pa.int64()))
+    dropped: int = 0
 
 
 class Decoder(Protocol):
-    """Turns records into rows. Picklable: it is shipped to Spark's Python workers."""
+    """Turns records into rows. Picklable, because it is sent to Spark's Python workers."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every row; with a key decoder, key columns come after the value's."""
+        """The columns of every row; with a key decoder, key columns follow the value's columns."""
 
     @property
     def needs(self) -> frozenset[str]:

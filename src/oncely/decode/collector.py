@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.core.batch import Rejection
-from oncely.decode.base import Decoded, Refused
+from oncely.decode.base import Decoded, InvalidRecord
 from oncely.decode.columns import Piece, Positions
 
 SLICE_ROWS = 32_768
 SLICE_BYTES = 16 * 1024 * 1024
-"""A slice's values exist a second time as Python objects; this bounds them, unless a single
-record is larger."""
+"""The values of a slice exist a second time as Python objects; this bounds their size, unless a
+single record is larger."""
 
 _LONGEST_REASON = 400  # characters
 
@@ -54,12 +54,12 @@ def slices(
 def read_each(
     values: Iterable[Any],
     read: Callable[[Any], Any],
-    refusal: type[Exception] = Refused,
+    refusal: type[Exception] = InvalidRecord,
 ) -> tuple[list[Any], Positions, dict[int, str]]:
-    """Read values one by one.
+    """Read each value separately.
 
     Returns:
-        What was read, the positions of these values, and the reasons of the others by position.
+        The decoded values, their positions, and the reasons of the others by position.
     """
     found: list[Any] = []
     good: list[int] = []
@@ -118,7 +118,7 @@ def as_arrow(records: Iterable[Positions]) -> pa.Int64Array:
 
 @contextmanager
 def no_gc() -> Iterator[None]:
-    """Suspend the garbage collector: millions of short-lived objects have no cycle among them."""
+    """Suspend the garbage collector: millions of short-lived objects form no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -129,7 +129,7 @@ def no_gc() -> Iterator[None]:
 
 
 def readable(reason: str) -> str:
-    """A reason as it is stored and logged: short, on one line, without a NUL."""
+    """A reason in the form that is stored and logged: short, on one line, without a NUL."""
     if len(reason) > _LONGEST_REASON:
         reason = reason[:_LONGEST_REASON] + "…"
     return reason if reason.isprintable() else repr(reason)[1:-1]
@@ -149,7 +149,7 @@ class BytesDecoder(ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The column that is read."""
+        """The column that the decoder reads."""
         return frozenset({self.column})
 
     def decode(self, records: pa.Table) -> Decoded:
@@ -165,5 +165,5 @@ class BytesDecoder(ABC):
         """Rows in pieces that each ascend, and the reasons of the other records by position."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Compiled readers can't be pickled; each process makes its own.
+        # Compiled readers cannot be pickled; each process creates its own.
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,6 +1,6 @@
-"""Lists of Python values to Arrow columns, without the values that a column refuses.
+"""Conversion of lists of Python values to Arrow columns, without values that do not fit.
 
-Turning a whole list into a column is fast, but a single bad value fails all of it. So a column
+Converting a whole list to a column is fast, but a single bad value fails all of it. So a column
 that fails names the values that it refuses, and :func:`fit` builds the rest without their rows.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 Values = Sequence[Any]
 Positions = npt.NDArray[np.int64]
 Piece = tuple[Positions, pa.RecordBatch]
-"""Rows, after their records' positions (ascending)."""
+"""The positions of the rows' records (ascending), and the rows."""
 
 _REFUSALS = (
     pa.ArrowInvalid,
@@ -26,15 +26,15 @@ _REFUSALS = (
     pa.ArrowNotImplementedError,
     OverflowError,
     ValueError,
-)  # Arrow's errors for a value that a column refuses; any other error is a defect
+)  # Arrow's errors for a refused value; any other error is a defect
 
 
 class Misfits(Exception):
     """A column refuses some of its values.
 
     Attributes:
-        positions: of these values, ascending; empty when no value alone is refused.
-        why: the problem, beginning with the path below the column's name.
+        positions: the positions of these values, ascending; empty if no single value is refused.
+        why: the reason, beginning with the path below the column's name.
     """
 
     def __init__(self, positions: Positions, why: str) -> None:
@@ -42,31 +42,31 @@ class Misfits(Exception):
         self.positions, self.why = positions, why
 
     def of(self, owner: Positions | None, step: str) -> Misfits:
-        """The same in the parent's terms: ``owner`` maps positions to the parent's."""
+        """The same error for the parent: ``owner`` maps positions to the parent's positions."""
         positions = self.positions if owner is None else np.unique(owner[self.positions])
         return Misfits(positions, f"{step}{self.why}")
 
 
 class Leaf(NamedTuple):
-    """How to make a column of a type without children.
+    """The construction of a column whose type has no children.
 
     Attributes:
-        make: values to a column; raises what Arrow raises.
-        blame: positions of values that ``make`` refuses, ascending, called after it has failed.
-            It need not name all of them at once: the rest is tried again. None: each value of
-            which ``make`` can't make a column alone.
+        make: creates a column from values; raises Arrow's errors.
+        blame: positions of values that ``make`` refuses, ascending, called after it has failed. It
+            need not return all of them at once: the rest is tried again. None: each value from
+            which ``make`` alone cannot create a column.
     """
 
     make: Callable[[Values, pa.DataType], pa.Array]
     blame: Callable[[Values, pa.DataType], list[int]] | None = None
 
     def refused(self, values: Values, arrow: pa.DataType) -> Positions:
-        """Positions of values that the column refuses."""
+        """Positions of the values that the column refuses."""
         blame = self.blame or self.one_by_one
         return np.array(blame(values, arrow), np.int64)
 
     def one_by_one(self, values: Values, arrow: pa.DataType) -> list[int]:
-        """Positions of values that don't make a column alone."""
+        """Positions of the values that fail when converted alone."""
         return [at for at, value in enumerate(values) if not self._fits(value, arrow)]
 
     def _fits(self, value: Any, arrow: pa.DataType) -> bool:
@@ -82,12 +82,12 @@ _PLAIN = Leaf(pa.array)
 
 @dataclass(frozen=True)
 class Columns:
-    """Builds columns of any type, nested ones from their members' columns.
+    """Builds columns of any type, nested columns from their members' columns.
 
     Attributes:
-        pick: makes a getter of a struct's member from its index and name; a missing member is
-            None. A list is an iterable with a length, a map has keys and values.
-        leaves: by Arrow type id, where :func:`pyarrow.array` alone won't do.
+        pick: makes a getter of a struct's member from its index and name; a missing member is None.
+            A list is an iterable with a length, a map has keys and values.
+        leaves: by Arrow type id, for types that :func:`pyarrow.array` does not convert as required.
     """
 
     pick: Callable[[int, str], Callable[[Any], Any]]
@@ -97,7 +97,7 @@ class Columns:
         """One batch of the columns' values, ``values[i]`` for ``schema``'s column i.
 
         Raises:
-            Misfits: some don't fit; positions are rows.
+            Misfits: some values do not fit; positions are rows.
         """
         columns = [
             self._child(column.type, column_values, column.name)
@@ -109,7 +109,7 @@ class Columns:
         """One column.
 
         Raises:
-            Misfits: some values don't fit.
+            Misfits: some values do not fit.
         """
         if pa.types.is_struct(arrow):
             return self._struct(arrow, values)
@@ -159,14 +159,14 @@ class Columns:
 
 
 def _offsets(values: Values) -> pa.Array:
-    """Where each value's items begin; a null there makes the value null."""
+    """The offset of each value's first item; a null there makes the value null."""
     ends = list(accumulate((0 if v is None else len(v) for v in values), initial=0))
     starts = [None if v is None else start for v, start in zip(values, ends, strict=False)]
     return pa.array([*starts, ends[-1]], pa.int32())
 
 
 def _double(values: Values, arrow: pa.DataType) -> pa.Array:
-    # An int may be from before an inferred column was a DOUBLE, or be too large for Arrow.
+    # An int may precede the change of an inferred column to DOUBLE, or be too large for Arrow.
     return pa.array([None if value is None else float(value) for value in values], arrow)
 
 
@@ -186,14 +186,14 @@ def fit(
 ) -> tuple[list[Piece], dict[int, str]]:
     """Build columns of as many rows as possible.
 
-    Rows that are named as misfits are left out, and the rest is built again: at most once for
-    each column and level. When no row alone is refused (a column of more bytes than Arrow's
-    offsets reach), the rows are halved.
+    Rows that are reported as misfits are left out, and the rest is built again: at most once for
+    each column and level. If no single row is refused (a column with more bytes than Arrow's
+    offsets can address), the rows are halved.
 
     Args:
-        rows: values that ``build`` takes.
+        rows: values that ``build`` accepts.
         records: the position of each row's record, ascending.
-        build: makes columns of some rows.
+        build: creates columns from rows.
 
     Returns:
         Pieces, ascending as a whole; and the refused rows' records and reasons.

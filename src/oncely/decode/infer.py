@@ -1,4 +1,4 @@
-"""JSON records to inferred columns: the rules, and a run through some records."""
+"""JSON records to inferred columns: the rules, and one call over a list of records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.core.batch import Rejection
-from oncely.decode.base import Refused
+from oncely.decode.base import InvalidRecord
 from oncely.decode.collector import Slice, no_gc, readable, slices
 from oncely.decode.columns import Positions, from_dicts
 from oncely.decode.merging import Caps, Grown, grow, widen
@@ -21,10 +21,10 @@ from oncely.decode.schema_tree import NOTHING
 from oncely.decode.scopes import Scope, ScopeReader
 
 _SECTION_BYTES = 128 * 1024 * 1024
-"""Parts are put together at the end of a section; this keeps a column's texts below 2 GiB."""
+"""Parts are concatenated at the end of a section; this keeps a column's texts below 2 GiB."""
 _FIRST_QUOTA, _MORE = 4, 8
-"""How many records of a scope are read alone before the others are tried again, and how many
-times as many the next time."""
+"""The number of records of a scope that are read alone before the others are tried again, and the
+factor by which it grows each time."""
 
 Judge = Callable[[Mapping[str, Any]], str | None]
 """See :class:`InferringJson`."""
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
     Attributes:
         scope: the scope.
-        schema: their columns; the scope's after the last of its records.
+        schema: their columns: the scope's columns after the last of its records.
         rows: in record order.
         row_record: the index of each row's record, ascending.
     """
@@ -50,10 +50,10 @@ class Inferred(NamedTuple):
     """The outcome of some records: each is a row of one part, or a rejection.
 
     Attributes:
-        parts: rows by scope, in order of the scopes' first rows. Records of very many bytes make
-            several parts of a scope, in the records' order.
-        rejections: the bad records, ascending.
-        known: the schemas that were known, and what they have grown to.
+        parts: rows by scope, in order of the scopes' first rows. Very large input yields several
+            parts of a scope, in the records' order.
+        rejections: the refused records, ascending.
+        known: the given schemas in their extended form, and the new ones.
     """
 
     parts: list[Part]
@@ -65,34 +65,33 @@ class Inferred(NamedTuple):
 class InferringJson:
     """Decodes records that are one JSON object each, and infers their columns.
 
-    :class:`oncely.decode.json.JsonDecoder` says what JSON is, and so are the types. Records have
-    a scope each, the values of ``scope_columns``, and every scope has a schema of its own:
+    :class:`oncely.decode.json.JsonDecoder` defines valid JSON and the types. Each record has a
+    scope, the values of ``scope_columns``, and every scope has a schema of its own:
 
-    - A member's type is that of its first value: a text is a STRING (also one that looks like
-      a date), true is a BOOLEAN, a number without point and exponent a BIGINT, any other number
-      a DOUBLE, an object a STRUCT, an array an ARRAY.
-    - Null, an empty array, an object without anything else in it have no type: such a member is
-      no column until another record has a value there, and this record's row has null there.
-    - A BIGINT that meets a number with a point becomes a DOUBLE, from that record on, unless it
-      has held a number beyond 2^53: not all of these equal a DOUBLE, and none is ever rounded.
-      For the same reason a DOUBLE takes a whole number only if that equals a DOUBLE.
+    - A member's type is that of its first value: a text is a STRING (also one that looks like a
+      date), true is a BOOLEAN, a number without point and exponent a BIGINT, any other number a
+      DOUBLE, an object a STRUCT, an array an ARRAY.
+    - Null, an empty array and an object of such members have no type: such a member is no column
+      until another record has a value there, and this record's row has null there.
+    - A BIGINT that meets a number with a point becomes a DOUBLE, from that record on, unless it has
+      held a number beyond 2^53: not all of these equal a DOUBLE, and none is ever rounded. For the
+      same reason a DOUBLE takes a whole number only if that equals a DOUBLE.
     - A whole number beyond 64 bits is refused unless its column is a DOUBLE by then.
-    - A value of another type than its column's is a conflict: the record is refused, and the
-      schema stays as it is. So the first record counts, not the majority.
-    - The schema stays as it is after a record that ``judge`` refuses, too: it will be no row.
-    - A record is a row of the schema after it. When the schema would be larger than the caps,
-      the record is refused. So is an object without any value before a column is known.
+    - A value of another type than its column's is a conflict: the record is refused, and the schema
+      stays as it is. So the first record counts, not the majority.
+    - A record that ``judge`` refuses does not change the schema either: it will be no row.
+    - A record is a row of the schema after it. When the schema would be larger than the caps, the
+      record is refused. So is an object without any value before a column is known.
 
-    How records are cut into calls makes no difference, but for how far a part's schema has grown.
-    So a record that fits the schema that is known *now* may be decoded before an earlier one that
-    doesn't: it fits every schema that grows from it, its row is the same when widened, and it
-    adds nothing that the earlier one could meet.
+    The division of records into calls affects only the extent of a part's schema. So a record that
+    fits the *present* schema may be decoded before an earlier one that does not: it fits every
+    schema that extends it, its row is the same when widened, and it adds nothing to the schema.
 
     Attributes:
-        scope_columns: names of members; with none, all records have the scope ``()``.
+        scope_columns: names of members; if empty, all records have the scope ``()``.
         caps: the largest schema.
-        judge: says why a record can't be written although it can be decoded, or None. It is asked
-            about records that would make a schema grow, and no others.
+        judge: returns the reason why a record cannot be written although it can be decoded, or
+            None. It is called only for records that would extend a schema.
     """
 
     scope_columns: tuple[str, ...] = ()
@@ -127,7 +126,8 @@ class InferringJson:
         return Plans()
 
     def __getstate__(self) -> dict[str, Any]:
-        # msgspec's types are made at run time and can't be pickled; each process makes its own.
+        # msgspec's types are created at run time and cannot be pickled; each process creates its
+        # own.
         return {name: getattr(self, name) for name in ("scope_columns", "caps", "judge")}
 
 
@@ -144,11 +144,11 @@ def _sections(values: pa.ChunkedArray) -> Iterator[list[Slice]]:
 
 
 class _Scope:
-    """The schema of one scope, and the records of it that were read alone.
+    """The schema of one scope, and those of its records that were read alone.
 
     Attributes:
         plan: the fast decoder of the schema; None before the first row.
-        columns: the schema now; ahead of ``plan`` until :meth:`settle`.
+        columns: the present schema; ahead of ``plan`` until :meth:`settle`.
         tried: the stamp of the plan that the slice's pending records were last tried with.
         records, rows: records that were read alone, and their rows.
     """
@@ -161,17 +161,17 @@ class _Scope:
         self.rows: list[dict[str, Any]] = []
 
     def settle(self, plans: Plans) -> Plan | None:
-        """The plan of the schema now."""
+        """The plan of the present schema."""
         if self.columns is not (self.plan.columns if self.plan else NOTHING):
             self.plan = plans.grown(self.columns, self.plan)
             self.columns = self.plan.columns
         return self.plan
 
     def grow(self, grown: Grown) -> bool:
-        """Take over the columns after a record; whether rows of a fast decoder are void.
+        """Take over the columns after a record; True if rows of the fast decoder become invalid.
 
-        They are when a member that had no value has become a column: one of them may have an
-        empty array there, which is no column's value before, and a value or a conflict after.
+        This happens when a member that had no value has become a column: an earlier row may contain
+        an empty array there, which is no column's value before, and a value or a conflict after.
         """
         before, self.columns = self.columns, grown.columns
         if grown.columns is not before:
@@ -182,7 +182,7 @@ class _Scope:
 
 
 class _Rows(NamedTuple):
-    """Rows of any scopes that share a plan: their records, scopes and columns."""
+    """Rows of several scopes that share a plan: their records, scopes and columns."""
 
     records: Positions
     codes: Positions
@@ -198,7 +198,7 @@ class _Rows(NamedTuple):
 class _Run:
     """Reads records in their order, slice by slice: schemas grow, rows are collected.
 
-    A record is known by its index among all records, a scope by its code.
+    A record is identified by its index among all records, a scope by its code.
     """
 
     def __init__(self, decoder: InferringJson, known: Mapping[Scope, pa.Schema]) -> None:
@@ -210,11 +210,12 @@ class _Run:
         self.rejections: list[Rejection] = []
 
     def add(self, part: Slice) -> None:
-        """Take the next records.
+        """Process the next records.
 
-        Records that fit the schema go fast, and may overtake those that don't; see
-        :class:`InferringJson` for why that is the same. The others are read alone, in order
-        within their scope. After a few the rest is tried again: the schema has grown.
+        Records that fit the schema use the fast decoder, and may overtake the others;
+        :class:`InferringJson` explains why the result is the same. The others are read alone, in
+        order within their scope. After a few of them the rest is tried again with the extended
+        schema.
         """
         found = self._reader.read(part.values)
         for index, why in found.refused.items():
@@ -242,7 +243,7 @@ class _Run:
         return code
 
     def _fast(self, part: Slice, codes: Positions, pending: Positions) -> Positions:
-        """Decode the records that fit; the others, ascending."""
+        """Decode the records that fit, and return the others, ascending."""
         plans: dict[int, Plan] = {}
         used, inverse = np.unique(codes[pending], return_inverse=True)
         stamps = np.zeros(len(used), np.int64)
@@ -263,7 +264,7 @@ class _Run:
     def _slow(
         self, part: Slice, codes: Positions, unsure: Positions, quota: int, begun: int
     ) -> Positions:
-        """Read some records of each scope alone; those that are left, ascending."""
+        """Read some records of each scope alone, and return the remaining ones, ascending."""
         left: list[int] = []
         void: list[Positions] = []
         seen: dict[int, int] = {}
@@ -281,11 +282,11 @@ class _Run:
         return _ascending([np.array(left, np.int64), *void])
 
     def _grown(self, record: int, code: int, data: bytes) -> Grown | None:
-        """Read a record alone: its row is kept, or it is refused."""
+        """Read a record alone: keep its row, or refuse it."""
         scope = self._scopes[code]
         try:
             grown = grow(scope.columns, data, self._caps)
-        except Refused as error:
+        except InvalidRecord as error:
             self._refuse(record, str(error))
             return None
         if self._judge is not None and grown.columns is not scope.columns:
@@ -298,7 +299,7 @@ class _Run:
         return grown
 
     def _take_back(self, code: int, record: int, begun: int) -> Positions:
-        """Drop the rows of a scope that came after a record; their records, ascending."""
+        """Drop the rows of a scope after a record, and return their records, ascending."""
         found: list[Positions] = []
         for index in range(begun, len(self._rows)):
             rows = self._rows[index]

@@ -1,9 +1,9 @@
-"""Finds the records that crash their decoder, and decodes the others.
+"""Isolates records that crash their decoder, and decodes the others.
 
 A parser written in C may crash on some bytes, or allocate memory until the kernel ends it. Spark
-would try the task again, meet the same record, and give up on the batch: one record would stop
-the pipeline for good. So a task that is tried again decodes in a forked child first. When the
-child dies, the records are halved until the crashing record is alone.
+would repeat the task with the same record and fail the batch: one record would stop the pipeline
+permanently. So a repeated task decodes in a forked child first. When the child dies, the records
+are halved until the crashing record is alone.
 """
 
 from __future__ import annotations
@@ -24,39 +24,44 @@ from oncely.decode.collector import as_arrow
 from oncely.errors import InvariantViolation
 
 CRASHES = "crashes the decoder"
-_SHORTEST_SECONDS = 5.0  # for a small part: a busy machine is no crash
+_SHORTEST_SECONDS = 5.0  # minimum for a small part: a slow machine is no crash
 
 
 def isolate_crashes(decoder: Decoder, records: pa.Table, *, seconds: float = 60.0) -> Decoded:
-    """Decode records although some of them may crash the process that decodes them.
+    """Decode records of which some may crash the process.
 
-    A part is decoded here only after a child has decoded it and lived. An error that the decoder
-    raises is raised here, too: it is a defect, or a server that does not answer.
+    A part is decoded in this process only after a child has decoded it without dying. An error of
+    the decoder is raised here, too: it is a defect, or a server does not answer.
 
     Args:
         decoder: decodes parts of the records.
         records: as ``decode`` takes them.
-        seconds: after which a child with all records counts as dead; half of it for a half,
-            down to 5 seconds.
+        seconds: time limit of a child with all records; half of it for a half, with a minimum of 5
+            seconds.
 
     Raises:
-        InvariantViolation: a child dies even without records: this process can't fork.
+        InvariantViolation: a child dies even without records: this process cannot fork.
     """
+    if _survives(decoder, records, seconds):
+        return decoder.decode(records)
     if not _survives(decoder, records.slice(0, 0), seconds):
         raise InvariantViolation("a forked child can't decode, even without records")
     parts: list[tuple[int, Decoded | None]] = []
-    todo = [(0, len(records), seconds)]
-    while todo:
-        start, stop, limit = todo.pop()
-        part = records.slice(start, stop - start)
-        if _survives(decoder, part, limit):
-            parts.append((start, decoder.decode(part)))
-        elif stop - start == 1:
+    dead = [(0, len(records), seconds)]
+    while dead:
+        start, stop, limit = dead.pop()
+        if stop - start == 1:
             parts.append((start, None))
-        else:
-            middle = (start + stop) // 2
-            limit = max(limit / 2, min(seconds, _SHORTEST_SECONDS))
-            todo += [(middle, stop, limit), (start, middle, limit)]
+            continue
+        middle = (start + stop) // 2
+        limit = max(limit / 2, min(seconds, _SHORTEST_SECONDS))
+        for first, end in ((start, middle), (middle, stop)):
+            part = records.slice(first, end - first)
+            if _survives(decoder, part, limit):
+                parts.append((first, decoder.decode(part)))
+            else:
+                dead.append((first, end, limit))
+    parts.sort(key=lambda one: one[0])
     return _joined(parts, decoder.decode(records.slice(0, 0)))
 
 
@@ -68,7 +73,7 @@ def _survives(decoder: Decoder, records: pa.Table, seconds: float) -> bool:
     """
     child = os.fork()
     if child == 0:
-        # Never returns: this process must not unwind the parent's stack, connections and exit
+        # Never returns: the child must not unwind the parent's stack, connections and exit
         # handlers.
         try:
             _prepare_to_die(seconds)
@@ -80,17 +85,17 @@ def _survives(decoder: Decoder, records: pa.Table, seconds: float) -> bool:
 
 
 def _prepare_to_die(seconds: float) -> None:
-    """Die without a core dump, and after ``seconds`` at the latest.
+    """Make the child end without a core dump, and after ``seconds`` at the latest.
 
     The kernel's timer belongs to the child: it also ends a child whose parent was killed. Such a
-    child would hold the parent's connections open, and hide from their servers that it is gone.
+    child would keep the parent's connections open, so their servers would not notice its death.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)
     faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):  # Linux: when memory runs out, end the child first
+    with contextlib.suppress(OSError):  # Linux: let the OOM killer choose the child first
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
@@ -108,6 +113,7 @@ def _joined(parts: list[tuple[int, Decoded | None]], nothing: Decoded) -> Decode
         rejections=rejections,
         tombstones=pa.concat_tables(tombstones) if tombstones else None,
         tombstone_record=_shifted((start, part.tombstone_record) for start, part in lived),
+        dropped=sum(part.dropped for _, part in lived),
     )
 
 

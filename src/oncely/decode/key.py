@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,22 +14,30 @@ import pyarrow.compute as pc
 from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.collector import BytesDecoder, read_each
-from oncely.decode.columns import Piece, Positions
-from oncely.decode.reference import utf8
+from oncely.decode.columns import Piece, Positions, from_dicts
+from oncely.decode.reference import read_value, scalar, utf8
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class TextDecoder(BytesDecoder):
-    """Decodes UTF-8 text into the one column of its schema. Null is NULL."""
+    """Decodes UTF-8 text into the one column of its schema. Null is NULL.
+
+    A column of another type than STRING takes the texts that it takes in JSON; numbers and booleans
+    are written as JSON writes them.
+    """
 
     def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
-        texts, good, refused = read_each(values.to_pylist(), self._text)
-        return [(good, pa.record_batch([pa.array(texts, pa.string())], self.schema))], refused
+        found, good, refused = read_each(values.to_pylist(), self._value)
+        return [(good, from_dicts(self.schema, found))], refused
 
-    def _text(self, data: bytes | None) -> str | None:
-        return None if data is None else utf8(data, self.column)
+    def _value(self, data: bytes | None) -> dict[str, Any]:
+        (field,) = self.schema
+        text = None if data is None else utf8(data, self.column)
+        if text is None or pa.types.is_string(field.type):
+            return {field.name: text}
+        return {field.name: read_value(field.type, scalar(text), field.name)}
 
 
 @dataclass(frozen=True)
@@ -37,20 +46,20 @@ class WithKey:
 
     - A record with value and key becomes a row: the value's columns, then the key's.
     - A record without a value (null, a tombstone) and with a good key becomes a tombstone: the
-      key's columns alone. A tombstone with a null key names nothing, and is rejected.
-    - A bad value or a bad key is a rejection; the value's reason comes first.
+      key's columns alone. A tombstone with a null key identifies no row, and is rejected.
+    - An invalid value or key is a rejection; the value's reason comes first.
 
-    A column that both have, say ``id``, is one column of the rows, at the value's place, and
-    its type must be the same in both. Producers write it twice; where the value leaves it NULL
-    the key's counts, and where the two differ the record is rejected. Otherwise an upsert by the
-    value's ``id`` would write one row, and the tombstone of the same Kafka key delete another.
+    A column of both, for example ``id``, is one column of the rows, at the value's place, and its
+    type must be the same in both. Producers write it twice; if it is NULL in the value, the key's
+    counts, and if the two differ, the record is rejected. Otherwise an upsert by the value's ``id``
+    would write one row, and the tombstone of the same Kafka key delete another.
 
     Attributes:
         value: decodes the value.
         key: decodes the key.
 
     Raises:
-        ConfigError: a shared column has two types, or a type that can't be compared.
+        ConfigError: a shared column has two types, or a type that cannot be compared.
     """
 
     value: Decoder
@@ -75,7 +84,7 @@ class WithKey:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The value's columns, then those that only the key has."""
+        """The value's columns, followed by the columns that only the key has."""
         keys = {field.name: field for field in self.key.schema}
         columns = [
             field.with_nullable(keys.pop(field.name, field).nullable and field.nullable)
@@ -113,7 +122,7 @@ class WithKey:
     def _rows(
         self, values: Decoded, valued: Positions, keys: Decoded
     ) -> tuple[pa.Table, Positions, dict[int, str]]:
-        """Join values and keys by record; also the records whose shared columns differ."""
+        """Join values and keys by record; also return the records whose shared columns differ."""
         records, at_value, at_key = np.intersect1d(
             valued[np.asarray(values.row_record)],
             np.asarray(keys.row_record),
@@ -146,7 +155,7 @@ def _nulls(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
 
 
 def _chosen(table: pa.Table, positions: Positions) -> pa.Table:
-    """These rows, ascending. A filter keeps the chunks; to take would join them into one."""
+    """These rows, ascending. ``filter`` keeps the chunks; ``take`` would join them into one."""
     if len(positions) == len(table):
         return table
     mask = np.zeros(len(table), np.bool_)

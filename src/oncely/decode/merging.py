@@ -1,19 +1,19 @@
-"""Two schemas, or a schema and a record, become one schema, or a reason why not.
+"""Merging of two schemas, or of a schema and a record, into one schema.
 
 =====================================  ===========================================
-missing here, known there              known; a field is null where it is missing
+missing here, known there              known; the field is null if it is missing
 INT, BIGINT, DOUBLE; FLOAT, DOUBLE     the wider one; FLOAT and a whole number: DOUBLE
 BIGINT with numbers beyond 2^53        so is BIGINT then; DOUBLE and FLOAT: a :class:`Conflict`
 two structs                            field by field, the first one's fields first
 two lists                              their items' types merged
 null, an empty list, an empty struct   not known yet: the type is the other one's
-anything else that differs             a :class:`Conflict`
+any other difference                   a :class:`Conflict`
 =====================================  ===========================================
 
 These are the steps that "Schema Resolution" of Avro 1.11 takes from the writer's schema to the
 reader's, so what was written by either schema can be read by the merged one. Up to the order of
-fields it does not matter in which order schemas are merged. A record merges by the same rules,
-but its numbers may fit a column by their values; see :class:`oncely.decode.infer.InferringJson`.
+fields, merging is commutative and associative. A record merges by the same rules, but its numbers
+may fit a column by their values; see :class:`oncely.decode.infer.InferringJson`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.decode.avro_schema import DEEPEST
-from oncely.decode.base import Refused
+from oncely.decode.base import InvalidRecord
 from oncely.decode.reference import (
     EXACT,
     MOST_DIGITS,
@@ -66,16 +66,16 @@ _SHORT = 15  # digits; so many are below 2^53
 
 
 class CannotMerge(Exception):
-    """Two schemas, or a schema and a record, don't become one; the text says why."""
+    """Two schemas, or a schema and a record, cannot be merged; the text contains the reason."""
 
 
 class Conflict(CannotMerge):
-    """A field has two types that have no common one.
+    """A field has two types without a common type.
 
     Attributes:
-        path: of the field, names joined by points, ``[]`` for the items of a list.
-        known: the type that came first, in Spark's words.
-        found: the other one.
+        path: the field's path, names joined by points, ``[]`` for the items of a list.
+        known: the type in the schema, as Spark's DDL.
+        found: the other type.
     """
 
     def __init__(self, path: str, known: str, found: str) -> None:
@@ -89,13 +89,14 @@ class TooMuch(CannotMerge):
 
 @dataclass(frozen=True)
 class Caps:
-    """The largest schema that records may lead to, so that it stays useful for all of them.
+    """The largest schema that records may produce.
 
     Attributes:
-        fields: how many, at all levels.
-        depth: how many types lie in one another; a plain column is 1. At most 32.
-        name: characters of a field's name.
-        text: about how many characters of Avro schema, so that it fits into a Kafka message.
+        fields: number of fields, at all levels.
+        depth: nesting of types; a plain column is 1. At most 32.
+        name: number of characters of a field's name.
+        text: approximate number of characters of the Avro schema, which must fit into a Kafka
+            message.
 
     Raises:
         ConfigError: a cap below 1, or a depth beyond 32; keys are ``decode.max_...``.
@@ -114,12 +115,12 @@ class Caps:
             raise ConfigError("decode.max_depth", f"{self.depth} is more than {DEEPEST}")
 
     def settle(self, grown: Struct, known: Struct) -> Struct:
-        """The tree that ``known`` has grown to, without unknown types, if the caps allow it.
+        """The tree that extends ``known``, without unknown types, if the caps allow it.
 
-        What is known already is not measured.
+        Fields of ``known`` are not measured.
 
         Raises:
-            TooMuch: it is too large in one way, or has a new name that is too long.
+            TooMuch: it exceeds a cap, or has a new name that is too long.
         """
         columns, names = settled(grown, known)
         if columns is known:
@@ -142,17 +143,17 @@ class Caps:
 
 
 NO_CAPS = Caps(fields=1 << 62, name=1 << 62, text=1 << 62)
-"""For schemas that the caps have let through before, such as those that are known already."""
+"""For schemas that were checked against the caps before, such as ``known``."""
 
 
 def merge(known: pa.Schema, found: pa.Schema, caps: Caps = NO_CAPS) -> pa.Schema:
-    """The schema that both resolve to, with the fields of ``known`` first.
+    """The schema to which both resolve, with the fields of ``known`` first.
 
-    Types that are not known yet are left out. When ``found`` brings nothing new, the result is
-    ``known`` itself.
+    Types that are not known yet are left out. If ``found`` adds nothing, the result is ``known``
+    itself.
 
     Raises:
-        Conflict: they have none.
+        Conflict: there is no such schema.
         TooMuch: it would be larger than the caps allow.
     """
     if known is found:
@@ -166,9 +167,9 @@ class Grown(NamedTuple):
     """The outcome of a record.
 
     Attributes:
-        columns: the columns after it; the same object when the record brought nothing new.
-        row: name to a value that ``pyarrow.array`` takes; what is not known yet is left out.
-        members: the record itself, numbers still texts.
+        columns: the columns after it; the same object if the record has added nothing.
+        row: name to a value that ``pyarrow.array`` accepts; members of unknown type are left out.
+        members: the record itself, with numbers as texts.
     """
 
     columns: Struct
@@ -180,20 +181,20 @@ def grow(known: Struct, data: bytes | None, caps: Caps) -> Grown:
     """Read one record by the rules of :class:`oncely.decode.infer.InferringJson`.
 
     Raises:
-        Refused: it is no row, and the columns stay as they are.
+        InvalidRecord: it is no row, and the columns do not change.
     """
     members = parse_object(data)
     try:
         columns = caps.settle(_members(known, members, ""), known)
     except CannotMerge as error:
-        raise Refused(str(error)) from None
+        raise InvalidRecord(str(error)) from None
     if not columns.fields:
-        raise Refused("no member has a value to make a column of, and no column is known yet")
+        raise InvalidRecord("no member has a value to make a column of, and no column is known yet")
     return Grown(columns, _row(columns, members, ""), members)
 
 
 def _members(known: Struct, found: Mapping[str, Any], path: str) -> Struct:
-    """A struct after the fields of another one, or the members of an object."""
+    """A struct extended by the fields of another struct, or by the members of an object."""
     changed: dict[str, Tree] = {}
     for name, value in found.items():
         if value is None:
@@ -206,11 +207,11 @@ def _members(known: Struct, found: Mapping[str, Any], path: str) -> Struct:
 
 
 def _join(known: Tree | None, found: Any, path: str) -> Tree | None:
-    """A tree after another one, or after a value of a record.
+    """A tree merged with another tree, or with a value of a record.
 
     Raises:
-        Conflict: there is none.
-        Refused: the value does not fit its column.
+        Conflict: they cannot be merged.
+        InvalidRecord: the value does not fit its column.
     """
     if found is None or found is known:
         return known
@@ -244,16 +245,16 @@ def _items(known: ListOf | None, found: ListOf | list[Any], path: str) -> ListOf
 
 
 def _leaves(known: Leaf, natural: Leaf, value: Any, path: str) -> Leaf:
-    """A leaf after another one; ``value`` is the record's, or None between schemas."""
+    """A leaf merged with another leaf; ``value`` is the record's, or None between schemas."""
     if natural in _NUMBERS:
         fits = value is not None and _fits(known, natural, value)
         wider = known if fits else wider_number(known, natural)
         if wider is not None:
             return wider
         if value is not None and known is DOUBLE:
-            raise Refused(f"{path}: {show(value)} does not fit DOUBLE exactly")
+            raise InvalidRecord(f"{path}: {show(value)} does not fit DOUBLE exactly")
     if value is not None and known not in _INFERRED:
-        # A type of a schema that was written by hand, before columns were inferred.
+        # A type of a hand-written schema, from before columns were inferred.
         read_value(known.arrow, value, path)
         return known
     raise Conflict(path, str(known), str(natural))
@@ -271,7 +272,7 @@ def _number(value: Number) -> int | None:
 
 
 def wider_number(known: Leaf, found: Leaf) -> Leaf | None:
-    """The narrowest number type that holds the numbers of both; None when there is none."""
+    """The narrowest number type that holds the numbers of both; None if there is none."""
     if known is found:
         return known
     pair = {known, found}
@@ -283,7 +284,7 @@ def wider_number(known: Leaf, found: Leaf) -> Leaf | None:
 
 
 def _fits(known: Leaf, natural: Leaf, value: Number) -> bool:
-    """Whether a number keeps its value in a column of a known type of numbers."""
+    """True if a number keeps its value in a column of a known type of numbers."""
     if natural is DOUBLE:
         return known in (FLOAT, DOUBLE)
     number = _number(value)
@@ -304,7 +305,7 @@ def _step(path: str, name: str) -> str:
 
 
 def _row(columns: Struct, members: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The members that are columns, in order of the record: it may have few of many columns."""
+    """The members that are columns, in the record's order: it may have few of many columns."""
     fields = columns.fields
     return {
         name: _value(fields[name], value, _step(path, name))
@@ -324,14 +325,14 @@ def _value(tree: Tree | None, value: Any, path: str) -> Any:
 
 
 def widen(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The same rows with the columns of a schema that theirs resolves to.
+    """The same rows with the columns of a schema to which theirs resolves.
 
-    Fields that are missing are null, whole numbers become DOUBLE where that is the same number,
-    and the order is the schema's; in structs and lists too.
+    Fields that are missing are null, whole numbers become DOUBLE if the value is the same, and the
+    order is the schema's, also in structs and lists.
 
     Raises:
-        InvariantViolation: a column of the rows is not in ``schema``, has no way to its type, or
-            holds a number that is not the same as a DOUBLE.
+        InvariantViolation: a column of the rows is not in ``schema``, cannot be converted to its
+            type, or contains a number that is different as a DOUBLE.
     """
     if same_schema(rows.schema, schema):
         return rows
@@ -347,7 +348,7 @@ def widen(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _fields(known: Mapping[str, pa.Array], fields: Iterable[pa.Field], rows: int) -> list[pa.Array]:
     fields = list(fields)
-    check(known.keys() <= {field.name for field in fields}, "a field would get lost")
+    check(known.keys() <= {field.name for field in fields}, "a field would be lost")
     return [
         _widen(known[field.name], field.type) if field.name in known else pa.nulls(rows, field.type)
         for field in fields
@@ -358,19 +359,19 @@ def _widen(values: pa.Array, arrow: pa.DataType) -> pa.Array:
     if values.type == arrow:
         return values
     if pa.types.is_struct(arrow) and pa.types.is_struct(values.type):
-        # values.field, unlike values.flatten, leaves a null struct's members as they are.
+        # values.field, unlike values.flatten, keeps the members of a null struct.
         known = {field.name: values.field(i) for i, field in enumerate(values.type)}
         children = _fields(known, arrow, len(values))
         return pa.StructArray.from_arrays(children, fields=list(arrow), mask=values.is_null())
     if pa.types.is_list(arrow) and pa.types.is_list(values.type):
-        # Not `values.offsets` with a null's place in it: offsets and validity are kept apart.
+        # `values.offsets` with nulls is not used: offsets and validity are kept apart.
         first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
         items = _widen(values.values.slice(first, last - first), arrow.value_type)
         offsets = pc.subtract(values.offsets, first)
         return pa.ListArray.from_arrays(offsets, items, type=arrow, mask=values.is_null())
     wider = leaf(arrow)
-    check(wider_number(leaf(values.type), wider) is wider, f"{values.type} won't become {arrow}")
+    check(wider_number(leaf(values.type), wider) is wider, f"{values.type} can't become {arrow}")
     try:
         return pc.cast(values, arrow)
     except pa.ArrowInvalid as error:  # a whole number beyond 2^53
-        raise InvariantViolation(f"{values.type} won't become {arrow}: {error}") from None
+        raise InvariantViolation(f"{values.type} can't become {arrow}: {error}") from None

@@ -1,4 +1,4 @@
-"""The fast decoders of known columns, kept from call to call."""
+"""The fast decoders of known columns, cached across calls."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from oncely.decode.schema_tree import ListOf, Struct, Tree, schema_of, tree_of
 from oncely.decode.typed import Path, TypedJson, matchable
 
 CELLS = 4_000_000
-"""How many values exist as Python objects at a time."""
-_MOST_EMPTY = 64  # members without a value that a plan remembers, and how deep, how long
+"""Maximum number of values that exist as Python objects at a time."""
+_MOST_EMPTY = 64  # members without a value that a plan remembers; their depth and length
 _DEEPEST_EMPTY = 4
 _LONGEST_EMPTY = 255
-_FEW = 16  # records that are not worth making a decoder for
+_FEW = 16  # records for which no decoder is created
 _MOST_PLANS = 4_096
 
 _stamps = count(1)
@@ -29,10 +29,10 @@ class Plan:
 
     Attributes:
         schema, columns: the same columns as Arrow fields and as a tree.
-        empty: paths of members that records of this schema had without a value: null, an empty
-            array, an object of nothing else. They are no columns, and no reason to read each
-            record alone.
-        stamp: changes whenever the plan would decode differently; unlike any other plan's.
+        empty: paths of members that had no value in records of this schema: null, an empty array,
+            or an object of such members. They are no columns, and no reason to read each record
+            alone.
+        stamp: a unique number that changes whenever the plan would decode differently.
     """
 
     def __init__(self, schema: pa.Schema, columns: Struct) -> None:
@@ -43,7 +43,7 @@ class Plan:
         self._made = False
 
     def decode(self, values: pa.Array, at: Positions) -> tuple[list[Piece], list[Positions]]:
-        """Decode records that bring nothing new.
+        """Decode records that do not extend the schema.
 
         Args:
             values: a slice of records.
@@ -51,7 +51,8 @@ class Plan:
 
         Returns:
             Rows after the positions of their records; and the positions of records that must be
-            read alone. A row may have only some of the plan's columns: no value is in the others.
+            read alone. A row may have only some of the plan's columns; it has no value in the
+                others.
         """
         typed = self._decoder(len(at))
         if typed is None:
@@ -77,36 +78,36 @@ class Plan:
         return self._typed
 
     def learn(self, members: Mapping[str, Any]) -> None:
-        """Remember the empty members of a record that was unsure and brought nothing new."""
+        """Remember the empty members of a record that was unsure and did not extend the schema."""
         found = (path for path in _empty(members, self.columns, ()) if path not in self.empty)
         self.remember(list(islice(found, max(0, _MOST_EMPTY - len(self.empty)))))
 
     def remember(self, empty: Collection[Path]) -> None:
-        """Take over paths of empty members; the decoder is made anew when they are new."""
+        """Add paths of empty members; the decoder is recreated if any is new."""
         if not self.empty.issuperset(empty):
             self.empty.update(empty)
             self.stamp, self._typed, self._made = next(_stamps), None, False
 
     def concerns(self, before: Struct, after: Struct) -> bool:
-        """Whether a member that had no value has become a column."""
+        """True if a member that had no value has become a column."""
         return any(_at(before, path) is None and _at(after, path) for path in self.empty)
 
 
 class Plans:
-    """All plans, by their schemas."""
+    """All plans, by schema."""
 
     def __init__(self) -> None:
         self._by_schema: dict[Any, Plan] = {}
         self._by_object: dict[Any, tuple[pa.Schema, Plan]] = {}
 
     def forget(self) -> None:
-        """Keep memory in bounds; to be called between calls."""
+        """Bound the memory; to be called between calls of ``infer``."""
         for plans in (self._by_schema, self._by_object):
             if len(plans) > _MOST_PLANS:
                 plans.clear()
 
     def of(self, schema: pa.Schema) -> Plan:
-        """The plan of a schema. Most scopes share one schema object: hashing costs more."""
+        """The plan of a schema. Lookup is by object first: hashing a schema is expensive."""
         seen = self._by_object.get(id(schema))
         if seen is not None:
             return seen[1]
@@ -117,11 +118,11 @@ class Plans:
             clean = schema_of(columns)
             plan = Plan(schema if same_schema(schema, clean) else clean, columns)
             self._by_schema[key] = plan
-        self._by_object[id(schema)] = (schema, plan)  # which keeps the object, so its id too
+        self._by_object[id(schema)] = (schema, plan)  # keeps the object, and so its id
         return plan
 
     def grown(self, columns: Struct, before: Plan | None) -> Plan:
-        """The plan of columns that ``before`` has grown to."""
+        """The plan of columns that extend ``before``."""
         plan = self.of(schema_of(columns))
         if before is not None:
             plan.remember(_not_columns(before.empty, columns, columns))
@@ -129,7 +130,7 @@ class Plans:
 
 
 def _matchable(tree: Tree | None) -> Tree | None:
-    """The branches that the fast decoder can match; records with others are read alone."""
+    """The branches that the fast decoder can match; records with other branches are read alone."""
     if isinstance(tree, ListOf):
         item = _matchable(tree.item)
         return None if item is None else tree if item is tree.item else ListOf(item)
@@ -144,7 +145,7 @@ def _matchable(tree: Tree | None) -> Tree | None:
 
 
 def _not_columns(empty: set[Path], known: Struct, matched: Struct) -> set[Path]:
-    """The paths that lead to no column to this day; a column that can't be matched is one."""
+    """The paths that are no columns yet; a column that cannot be matched is treated so, too."""
 
     def leads_on(path: Path) -> bool:
         here: tuple[Tree | None, Tree | None] = known, matched

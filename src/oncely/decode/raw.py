@@ -1,4 +1,4 @@
-"""Records as they are: key, value, timestamp and headers as columns."""
+"""Undecoded records: key, value, timestamp and headers as columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RAW_COLUMNS: dict[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class RawDecoder:
-    """Takes records undecoded; every record is a row, also one without a value.
+    """Converts records without decoding; every record is a row, also a record without a value.
 
     Attributes:
         columns: names out of :data:`RAW_COLUMNS`, in the order of the rows' columns.
@@ -36,11 +36,11 @@ class RawDecoder:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The columns, and the value, which every decoder reads."""
+        """The chosen columns, and the value, which every decoder reads."""
         return frozenset({"value", *self.columns})
 
     def decode(self, records: pa.Table) -> Decoded:
-        """Every record is a row."""
+        """Convert every record to a row."""
         taken = [pc.cast(records[name], RAW_COLUMNS[name]) for name in self.columns]
         return Decoded(
             rows=pa.Table.from_arrays(taken, schema=self.schema),

@@ -1,7 +1,7 @@
-"""The per-record truth of JSON decoding: slow, and used when the fast path is unsure.
+"""The reference implementation of JSON decoding: slow, used when the fast path is unsure.
 
-It shares nothing with the fast path but the standard library: Python's own JSON scanner keeps
-every number as the text it was, and each value is then checked by hand.
+It shares only the standard library with the fast path: Python's own JSON scanner keeps every number
+as text, and each value is then checked separately.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from oncely.decode.base import Refused
-from oncely.decode.schema import type_name
+from oncely.decode.base import InvalidRecord
+from oncely.decode.schema import is_json, type_name
 from oncely.decode.times import parse_date, parse_timestamp
 
 DEEPEST = 128
-"""How many arrays and objects may lie in one another, the record's own object included."""
+"""Maximum nesting of arrays and objects, the record's own object included."""
 _MOST_SHOWN = 40  # characters of a record's content in a reason
 MOST_DIGITS = 400  # of a whole number; DOUBLE ends at 309
 EXACT = 1 << 53
@@ -31,6 +31,8 @@ EXACT = 1 << 53
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 """A text that is a decimal number, as SQL writes them."""
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+"""A number of JSON."""
 _BRACKETS = re.compile(r"[][{}]+")
 _INTEGERS: Mapping[pa.DataType, int] = {
     pa.int8(): 8,
@@ -41,11 +43,11 @@ _INTEGERS: Mapping[pa.DataType, int] = {
 
 
 class _NotJson(Exception):
-    """What Python's scanner takes, but the grammar doesn't."""
+    """Input that Python's scanner accepts and the JSON grammar does not."""
 
 
 class Number(str):
-    """A number as it was written."""
+    """A number in its original spelling."""
 
     __slots__ = ()
 
@@ -56,65 +58,70 @@ class Whole(Number):
     __slots__ = ()
 
 
-def read_record(data: bytes | None, schema: pa.Schema, *, what: str = "value") -> dict[str, Any]:
-    """Decode one record by the rules that :class:`oncely.decode.json.JsonDecoder` states.
+def read_record(
+    data: bytes | None, schema: pa.Schema, *, what: str = "value", strict: bool = True
+) -> dict[str, Any]:
+    """Decode one record by the rules of :class:`oncely.decode.json.JsonDecoder`.
 
     Args:
         data: the record's bytes.
         schema: its columns.
         what: the name of these bytes in reasons, ``value`` or ``key``.
+        strict: a STRING takes texts only.
 
     Returns:
-        Column name to what ``pyarrow.array`` takes for it: dates as days, timestamps as
+        Column name to a value that ``pyarrow.array`` accepts: dates as days, timestamps as
         microseconds since 1970, structs and maps as dicts.
 
     Raises:
-        Refused: it is no row.
+        InvalidRecord: it is no row.
     """
     found = parse_object(data, what)
-    return {field.name: _member(field, found, "") for field in schema}
+    return {field.name: _member(field, found, "", strict) for field in schema}
 
 
 def parse_object(data: bytes | None, what: str = "value") -> dict[str, Any]:
-    """Read strict JSON: one object, numbers still texts.
+    """Parse strict JSON: one object, with numbers as texts.
 
     Raises:
-        Refused: it is none.
+        InvalidRecord: it is not.
     """
     if data is None:
-        raise Refused(f"the {what} is null")
+        raise InvalidRecord(f"the {what} is null")
     text = utf8(data, what)
     if not text.strip(" \t\r\n"):
-        raise Refused(f"the {what} is blank")
+        raise InvalidRecord(f"the {what} is blank")
     if _too_deep(text):
-        raise Refused(f"the {what} is nested more than {DEEPEST} deep")
+        raise InvalidRecord(f"the {what} is nested more than {DEEPEST} deep")
     try:
         found = _SCANNER.decode(text)
     except json.JSONDecodeError as error:
         problem = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
-        raise Refused(f"the {what} is not JSON: {problem}") from None
+        raise InvalidRecord(f"the {what} is not JSON: {problem}") from None
     except _NotJson as error:
-        raise Refused(f"the {what} is not JSON: {error}") from None
+        raise InvalidRecord(f"the {what} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise Refused(f"the {what} is not a JSON object but {show(found)}")
+        raise InvalidRecord(f"the {what} is not a JSON object but {show(found)}")
     return found
 
 
 def utf8(data: bytes, what: str) -> str:
-    """The text of some bytes.
+    """Decode UTF-8.
 
     Raises:
-        Refused: it is not UTF-8.
+        InvalidRecord: it is not UTF-8.
     """
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         byte = data[error.start]
-        raise Refused(f"the {what} is not UTF-8: byte 0x{byte:02x} at {error.start}") from None
+        raise InvalidRecord(
+            f"the {what} is not UTF-8: byte 0x{byte:02x} at {error.start}"
+        ) from None
 
 
 def nesting(text: str) -> int:
-    """How deep the brackets of a text lie in one another, those inside strings left out."""
+    """The nesting of the brackets of a text, ignoring those inside strings."""
     depth = deepest = 0
     for brackets in _BRACKETS.findall(_STRINGS.sub("", text)):
         for bracket in brackets:
@@ -124,7 +131,7 @@ def nesting(text: str) -> int:
 
 
 def _too_deep(text: str) -> bool:
-    # The scanner recurses, and its own limit depends on the caller's stack.
+    # The scanner is recursive, and its own limit depends on the caller's stack.
     return text.count("[") + text.count("{") > DEEPEST and nesting(text) > DEEPEST
 
 
@@ -136,11 +143,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for name, value in pairs:
         _check_text(name)
         _check_text(value)
-    return dict(pairs)  # of a key that is there twice, the last wins
+    return dict(pairs)  # of a repeated key, the last wins
 
 
 def _check_text(value: Any) -> None:
-    """Refuse half a surrogate pair, which no UTF-8 text can hold. Objects were checked before."""
+    """Refuse half a surrogate pair, which UTF-8 cannot encode. Objects were checked before."""
     if isinstance(value, list):
         for item in value:
             _check_text(item)
@@ -152,6 +159,7 @@ def _check_text(value: Any) -> None:
             raise _NotJson(f"\\u{half:04x} is half a surrogate pair") from None
 
 
+_SCALARS = (bool, Number, Whole)
 _SCANNER = json.JSONDecoder(
     object_pairs_hook=_object,
     parse_float=Number,
@@ -160,27 +168,72 @@ _SCANNER = json.JSONDecoder(
 )
 
 
-def _member(field: pa.Field, members: Mapping[str, Any], at: str) -> Any:
+def _member(field: pa.Field, members: Mapping[str, Any], at: str, strict: bool) -> Any:
     path = f"{at}.{field.name}" if at else field.name
     value = members.get(field.name)
     if value is None and not field.nullable:
         found = "null" if field.name in members else "nothing"
-        raise Refused(f"{path}: found {found}, but it is NOT NULL")
-    return read_value(field.type, value, path)
+        raise InvalidRecord(f"{path}: found {found}, but it is NOT NULL")
+    if value is not None and is_json(field):
+        return json_text(value)
+    return read_value(field.type, value, path, strict=strict)
 
 
-def read_value(arrow: pa.DataType, value: Any, path: str) -> Any:
-    """One value as :func:`parse_object` left it, for a column of a type; None is None.
+def parse_json(data: bytes) -> Any:
+    """Parse any JSON value that is UTF-8 and not nested too deeply, as :func:`parse_object` does.
 
     Raises:
-        Refused: it is none of that type; the reason begins with ``path``.
+        ValueError: it is not JSON by these rules.
+    """
+    try:
+        found = _SCANNER.decode(data.decode())
+        _check_text(found)
+    except _NotJson as error:
+        raise ValueError(str(error)) from None
+    return found
+
+
+def scalar(text: str) -> Any:
+    """A text as the JSON scalar that it spells, or the text itself: ``"7"`` is a number."""
+    if text in ("true", "false"):
+        return text == "true"
+    if _NUMBER.fullmatch(text):
+        return Number(text) if set(text) & set(".eE") else Whole(text)
+    return text
+
+
+def json_text(value: Any) -> str:
+    """A value of :func:`parse_object` as JSON without spaces; numbers keep their spelling."""
+    match value:
+        case None | bool():
+            return json.dumps(value)
+        case Number():
+            return value
+        case dict():
+            members = (f"{json_text(name)}:{json_text(one)}" for name, one in value.items())
+            return "{" + ",".join(members) + "}"
+        case list():
+            return "[" + ",".join(map(json_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read_value(arrow: pa.DataType, value: Any, path: str, *, strict: bool = True) -> Any:
+    """Convert a value from :func:`parse_object` for a column of a type; None stays None.
+
+    Raises:
+        InvalidRecord: it has another type; the reason begins with ``path``.
     """
     if value is None:
         return None
+    if not strict and pa.types.is_string(arrow) and type(value) in _SCALARS:
+        return json_text(value)
     kinds, read = _READERS[arrow.id]
-    found = read(arrow, value, path) if type(value) in kinds else None
+    found = None
+    if type(value) in kinds:
+        nested = pa.types.is_nested(arrow)
+        found = read(arrow, value, path, strict) if nested else read(arrow, value, path)
     if found is None:
-        raise Refused(f"{path}: expected {type_name(arrow)}, found {show(value)}")
+        raise InvalidRecord(f"{path}: expected {type_name(arrow)}, found {show(value)}")
     return found
 
 
@@ -192,13 +245,13 @@ def _integer(arrow: pa.DataType, value: Whole, path: str) -> int:
     number = int(value) if len(value) <= MOST_DIGITS else None
     limit = 1 << _INTEGERS[arrow] - 1
     if number is None or not -limit <= number < limit:
-        raise Refused(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
+        raise InvalidRecord(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
     return number
 
 
 def _floating(arrow: pa.DataType, value: Number, path: str) -> float:
     try:
-        # A whole number is a whole number first: -0 is 0, while -0.0 keeps its sign.
+        # A whole number is treated as an integer first: -0 is 0, while -0.0 keeps its sign.
         whole = isinstance(value, Whole) and len(value) <= MOST_DIGITS
         number = float(int(value)) if whole else float(value)
         if math.isfinite(number):
@@ -206,7 +259,7 @@ def _floating(arrow: pa.DataType, value: Number, path: str) -> float:
             return number
     except OverflowError:
         pass
-    raise Refused(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
+    raise InvalidRecord(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
 
 
 def _decimal(arrow: pa.DataType, value: str, path: str) -> Decimal | None:
@@ -214,15 +267,15 @@ def _decimal(arrow: pa.DataType, value: str, path: str) -> Decimal | None:
         return None
     try:
         sign, digits, exponent = Decimal(value).as_tuple()
-    except InvalidOperation:  # an exponent that is longer than a machine word
+    except InvalidOperation:  # an exponent beyond a machine word
         sign, digits, exponent = 0, (1,), MOST_DIGITS
     assert isinstance(exponent, int)  # noqa: S101 - JSON has no NaN
     significant = "".join(map(str, digits)).rstrip("0")
     exponent += len(digits) - len(significant) if significant else -exponent
     significant = significant.lstrip("0")
     if -exponent > arrow.scale or len(significant) + exponent > arrow.precision - arrow.scale:
-        raise Refused(f"{path}: {show(value)} does not fit {type_name(arrow)} exactly")
-    # With the column's own scale, so that it need not be changed again.
+        raise InvalidRecord(f"{path}: {show(value)} does not fit {type_name(arrow)} exactly")
+    # Use the column's own scale, so that Arrow need not change it again.
     return Decimal(
         (sign, tuple(map(int, significant + "0" * (exponent + arrow.scale))), -arrow.scale)
     )
@@ -244,32 +297,39 @@ def _binary(_: pa.DataType, value: str, __: str) -> bytes | None:
 
 
 def from_base64(text: str) -> bytes:
-    """Bytes of a BINARY text: RFC 4648 section 4, padded, nothing but its alphabet.
+    """Bytes of a BINARY text: RFC 4648 section 4, with padding, and only characters of its
+    alphabet.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is invalid.
     """
     data = binascii.a2b_base64(text, strict_mode=True)
     if base64.b64encode(data).decode() != text:
-        raise ValueError("base64 that no encoder writes")
+        raise ValueError("not canonical base64")
     return data
 
 
-def _list(arrow: pa.DataType, value: list[Any], path: str) -> list[Any]:
+def _list(arrow: pa.DataType, value: list[Any], path: str, strict: bool) -> list[Any]:
     inner = arrow.value_type
-    return [read_value(inner, item, f"{path}[{index}]") for index, item in enumerate(value)]
+    return [
+        read_value(inner, item, f"{path}[{index}]", strict=strict)
+        for index, item in enumerate(value)
+    ]
 
 
-def _struct(arrow: pa.DataType, value: dict[str, Any], path: str) -> dict[str, Any]:
-    return {field.name: _member(field, value, path) for field in arrow}
+def _struct(arrow: pa.DataType, value: dict[str, Any], path: str, strict: bool) -> dict[str, Any]:
+    return {field.name: _member(field, value, path, strict) for field in arrow}
 
 
-def _map(arrow: pa.DataType, value: dict[str, Any], path: str) -> dict[str, Any]:
+def _map(arrow: pa.DataType, value: dict[str, Any], path: str, strict: bool) -> dict[str, Any]:
     inner = arrow.item_type
-    return {name: read_value(inner, item, f"{path}[{quote(name)}]") for name, item in value.items()}
+    return {
+        name: read_value(inner, item, f"{path}[{quote(name)}]", strict=strict)
+        for name, item in value.items()
+    }
 
 
-_READERS: Mapping[int, tuple[tuple[type, ...], Callable[[pa.DataType, Any, str], Any]]] = {
+_READERS: Mapping[int, tuple[tuple[type, ...], Callable[..., Any]]] = {
     pa.string().id: ((str,), _same),
     pa.bool_().id: ((bool,), _same),
     **{arrow.id: ((Whole,), _integer) for arrow in _INTEGERS},
@@ -283,11 +343,12 @@ _READERS: Mapping[int, tuple[tuple[type, ...], Callable[[pa.DataType, Any, str],
     pa.struct([]).id: ((dict,), _struct),
     pa.map_(pa.string(), pa.null()).id: ((dict,), _map),
 }
-"""By Arrow type id: the types of JSON values, and a reader; None is no value of the type."""
+"""By Arrow type id: the accepted types of JSON values, and a reader; the reader returns None for a
+value that is not of the type. Readers of nested types also take ``strict``."""
 
 
 def show(value: Any) -> str:
-    """What was found, in a few words: ASCII, without control characters, never long."""
+    """A value as shown in a reason: short, ASCII, without control characters."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, Number):
@@ -300,6 +361,6 @@ def show(value: Any) -> str:
 
 
 def quote(text: str) -> str:
-    """A text as JSON writes it in ASCII, so a NUL in it can't spoil the reject's own row."""
+    """A text as JSON writes it in ASCII, so that a NUL in it cannot damage the reject's own row."""
     more = len(text) - _MOST_SHOWN
     return json.dumps(text[:_MOST_SHOWN]) + (f" and {more} characters more" if more > 0 else "")

@@ -6,29 +6,31 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
-
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
 
 from oncely.decode.avro_schema import Definition
 from oncely.errors import ConfigError, Unavailable
 from oncely.secrets import Secrets
 
+if TYPE_CHECKING:
+    # The client brings HTTP and OAuth packages: only pipelines with a registry import it.
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
 _T = TypeVar("_T")
 _ANSWER_SECONDS = 10
-_RETRIES = 2  # of one request, by the client; then the batch fails and is tried again
+_RETRIES = 2  # of one request, by the client; then the batch fails and is repeated
 _NOT_FOUND = 404
 _REFUSED = (401, 403)
 _SECRET = ("user.info", "password", "secret", "token")
 
-# A cache for the tasks of a process, which get a new decoder each: a registry never changes the
+# A cache for the tasks of a process, each of which has a new decoder: a registry never changes the
 # schema of an id.
 _known: dict[tuple[str, int], Definition] = {}
 
 
 class UnknownSchema(Exception):
-    """The registry has no Avro schema by this id or subject; the message says why."""
+    """The registry has no Avro schema with this id or subject; the message contains the reason."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Registry:
     """A schema registry. Picklable; connects at the first request.
 
     Attributes:
-        settings: ``url`` and whatever else confluent-kafka's SchemaRegistryClient takes, such as
+        settings: ``url`` and other settings of confluent-kafka's SchemaRegistryClient, such as
             ``basic.auth.user.info``, ``ssl.ca.location``, ``bearer.auth.credentials.source``.
         key: the key of the pipeline file that errors name.
     """
@@ -45,12 +47,12 @@ class Registry:
     key: str = "decode.schema_registry"
 
     def by_id(self, schema_id: int) -> Definition:
-        """The schema that a record names.
+        """The schema with the id in a record.
 
         Raises:
-            UnknownSchema: the registry doesn't have it, or it is no Avro schema.
+            UnknownSchema: it is missing in the registry, or no Avro schema.
             Unavailable: no answer.
-            ConfigError: the registry refuses us.
+            ConfigError: the registry refuses the client.
         """
         place = str(self.settings["url"]), schema_id
         if place not in _known:
@@ -64,7 +66,7 @@ class Registry:
         """The newest schema of a subject.
 
         Raises:
-            UnknownSchema, Unavailable, ConfigError: as :meth:`by_id`.
+            UnknownSchema, Unavailable, ConfigError: see :meth:`by_id`.
         """
         what = f"subject {subject}"
         found = self._ask(lambda: self._client.get_latest_version(subject), what)
@@ -79,7 +81,8 @@ class Registry:
         return Definition(schema.schema_str, tuple(texts.values()))
 
     def _collect(self, schema: Schema, texts: dict[tuple[str, int], str]) -> None:
-        """Depth first, so that each text comes after those whose types it names."""
+        """Collect schemas depth first, so that each text follows the texts whose types it refers
+        to."""
         for reference in schema.references or ():
             place = reference.subject, reference.version
             if place not in texts:
@@ -94,7 +97,7 @@ class Registry:
 
     @property
     def _client(self) -> SchemaRegistryClient:
-        # A forked child must not go on with its parent's TLS connection: both would break it.
+        # A forked child must not use its parent's TLS connection: both would break it.
         clients: dict[int, SchemaRegistryClient] = self._clients
         if os.getpid() not in clients:
             clients[os.getpid()] = self._connected()
@@ -105,6 +108,8 @@ class Registry:
         return {}
 
     def _connected(self) -> SchemaRegistryClient:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+
         conf = {"timeout": _ANSWER_SECONDS, "max.retries": _RETRIES, **self.settings}
         try:
             return SchemaRegistryClient(conf)
@@ -117,6 +122,8 @@ class Registry:
             ) from None
 
     def _ask(self, question: Callable[[], _T], what: str) -> _T:
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
         try:
             return question()
         except ConfigError:
@@ -127,13 +134,13 @@ class Registry:
             if error.http_status_code in _REFUSED:
                 raise ConfigError(
                     self.key,
-                    f"the schema registry refuses us (HTTP {error.http_status_code})",
+                    f"the schema registry refuses the client (HTTP {error.http_status_code})",
                     way_out="give basic.auth.user.info, or the user and password in the url",
                 ) from None
             raise Unavailable(
                 f"the schema registry failed on {what}: {self._said(error)}"
             ) from None
-        except Exception as error:  # whatever its HTTP and OAuth clients raise: no answer
+        except Exception as error:  # any error of its HTTP and OAuth clients: no answer
             kind = type(error).__name__
             raise Unavailable(
                 f"no answer from the schema registry on {what}: {kind}: {self._said(error)}",

@@ -1,12 +1,13 @@
-"""Spark's schema DDL to Arrow, and Arrow types back to the words people wrote.
+"""Parsing of Spark's schema DDL to Arrow types, and the DDL names of Arrow types.
 
-A schema is ``name TYPE [NOT NULL] [COMMENT 'text'], ...`` as ``StructType.toDDL`` prints it.
-Names may be any word, also SQL's reserved ones, since a schema holds nothing but names and
-types; anything else is put between backticks, and a backtick inside is doubled.
+A schema is ``name TYPE [NOT NULL] [COMMENT 'text'], ...`` as ``StructType.toDDL`` prints it. Names
+may be any word, including SQL's reserved words, since a schema contains only names and types; other
+names are put between backticks, and a backtick inside is doubled.
 
 | DDL                               | Arrow                  | in JSON                   |
 |-----------------------------------|------------------------|---------------------------|
-| STRING                            | string                 | text                      |
+| STRING                            | string                 | text; a number or boolean |
+| JSON, of a whole column           | string, marked         | anything                  |
 | BOOLEAN                           | bool                   | true, false               |
 | TINYINT SMALLINT INT BIGINT       | int8 int16 int32 int64 | a number without . and e  |
 | FLOAT, DOUBLE                     | float, double          | a number                  |
@@ -19,7 +20,9 @@ types; anything else is put between backticks, and a backtick inside is doubled.
 | STRUCT<name: T, ...>              | struct                 | object                    |
 | MAP<STRING, T>                    | map<string, T>         | object                    |
 
-BYTE, SHORT, INTEGER, LONG, REAL, DEC, NUMERIC and TIMESTAMP_LTZ are Spark's other names.
+BYTE, SHORT, INTEGER, LONG, REAL, DEC, NUMERIC and TIMESTAMP_LTZ are Spark's other names. TEXT,
+CHAR(n), CHARACTER(n) and VARCHAR(n) are STRING; their length is not checked, and a database column
+that is shorter refuses the row.
 """
 
 from __future__ import annotations
@@ -55,8 +58,10 @@ _OTHER_NAMES = {
     "TIMESTAMP_LTZ": "TIMESTAMP",
 }
 _DECIMALS = ("DECIMAL", "DEC", "NUMERIC")
+_TEXTS = ("TEXT", "CHAR", "CHARACTER", "VARCHAR")
+_JSON = {b"oncely": b"json"}
 _MOST_DIGITS = 38  # of Spark's DECIMAL and Arrow's decimal128
-_DEEPEST = 32  # types inside types; far below what recursion can take
+_DEEPEST = 32  # nested types; far below the limit of recursion
 _WAY_OUT = (
     "write it as Spark's DDL, such as: id BIGINT NOT NULL, at TIMESTAMP, tags ARRAY<STRING>; "
     "a name that is not one word goes between backticks"
@@ -68,8 +73,23 @@ _TOKEN = re.compile(
 )
 
 
+def is_json(field: pa.Field) -> bool:
+    """True for a column of type JSON: its texts are JSON values of any kind."""
+    return (field.metadata or {}).items() >= _JSON.items()
+
+
+def as_json(field: pa.Field) -> pa.Field:
+    """A column of texts, marked as a column of type JSON."""
+    return field.with_metadata({**(field.metadata or {}), **_JSON})
+
+
+def without_json(schema: pa.Schema) -> pa.Schema:
+    """The columns with those of type JSON as plain texts."""
+    return pa.schema([one.remove_metadata() if is_json(one) else one for one in schema])
+
+
 class SchemaKey:
-    """A schema as a key: unlike a :class:`pyarrow.Schema` it differs by metadata of fields, too."""
+    """A schema as a key: unlike :class:`pyarrow.Schema`, it compares metadata of fields, too."""
 
     __slots__ = ("_hash", "schema")
 
@@ -84,7 +104,7 @@ class SchemaKey:
 
 
 def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:
-    """Whether two schemas are equal, metadata of fields included."""
+    """True if two schemas are equal, including the metadata of fields."""
     if one is None or other is None:
         return one is other
     return one is other or bool(one.equals(other, check_metadata=True))
@@ -98,7 +118,7 @@ def parse_schema(ddl: str, *, key: str = "decode.schema") -> pa.Schema:
         key: the key of the pipeline file that errors name.
 
     Raises:
-        ConfigError: it is no DDL, names a column twice, or has a type that Oncely doesn't read.
+        ConfigError: it is no DDL, has a column twice, or has a type that Oncely does not support.
     """
     return _Parser(ddl, key).schema()
 
@@ -126,7 +146,7 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """Recursive descent over the tokens; one method for one rule of the grammar."""
+    """Recursive descent over the tokens, with one method for each rule of the grammar."""
 
     def __init__(self, ddl: str, key: str) -> None:
         self.key = key
@@ -157,7 +177,7 @@ class _Parser:
         return token
 
     def _accept(self, *texts: str) -> bool:
-        """Take these words or marks when they come next, whatever their case."""
+        """Consume these words or marks if they come next, ignoring case."""
         ahead = self.tokens[self.next : self.next + len(texts)]
         if [t.text.upper() for t in ahead if t.kind in ("word", "mark")] != [*texts]:
             return False
@@ -169,7 +189,7 @@ class _Parser:
             raise self._error(self._ahead, f"expected {mark!r}{after}, found {self._ahead}")
 
     def _fields(self, closing: str, owner: str) -> list[pa.Field]:
-        """Fields up to a mark, which is not taken; without one, up to the end."""
+        """Fields up to a mark, which is not consumed; without a mark, up to the end."""
 
         def at_end() -> bool:
             token = self._ahead
@@ -182,7 +202,7 @@ class _Parser:
             first = self._ahead
             field = self._field()
             if field.name in fields:
-                raise self._error(first, f"{field.name!r} is there twice")
+                raise self._error(first, f"{field.name!r} is repeated")
             fields[field.name] = field
             if at_end():
                 return list(fields.values())
@@ -191,13 +211,24 @@ class _Parser:
     def _field(self) -> pa.Field:
         name = self._name()
         self._accept(":")
-        arrow = self._type()
+        json = self._json()
+        arrow = pa.string() if json else self._type()
         nullable = not self._accept("NOT", "NULL")
         if self._accept("COMMENT"):
             token = self._take()
             if token.kind != "text":
                 raise self._error(token, f"expected a quoted comment, found {token}")
-        return pa.field(name, arrow, nullable=nullable)
+        field = pa.field(name, arrow, nullable=nullable)
+        return as_json(field) if json else field
+
+    def _json(self) -> bool:
+        """Consume the type JSON, which only a whole column has."""
+        token = self._ahead
+        if not self._accept("JSON"):
+            return False
+        if self.depth:
+            raise self._error(token, "JSON is the type of a whole column")
+        return True
 
     def _name(self) -> str:
         token = self._take()
@@ -215,9 +246,23 @@ class _Parser:
             return _SCALARS[word]
         if word in _DECIMALS:
             return self._decimal()
+        if word in _TEXTS:
+            return self._text()
+        if word == "JSON":
+            raise self._error(token, "JSON is the type of a whole column")
         nested = {"ARRAY": self._array, "STRUCT": self._struct, "MAP": self._map}.get(word)
         if nested is None:
-            known = ", ".join((*_SCALARS, "DECIMAL(p,s)", "ARRAY<>", "STRUCT<>", "MAP<STRING,>"))
+            known = ", ".join(
+                (
+                    *_SCALARS,
+                    "VARCHAR(n)",
+                    "JSON",
+                    "DECIMAL(p,s)",
+                    "ARRAY<>",
+                    "STRUCT<>",
+                    "MAP<STRING,>",
+                )
+            )
             raise self._error(token, f"{token} is not one of the types {known}")
         self.depth += 1
         if self.depth > _DEEPEST:
@@ -242,6 +287,12 @@ class _Parser:
                 "and no more of them after the point than in all",
             )
         return pa.decimal128(digits, scale)
+
+    def _text(self) -> pa.DataType:
+        if self._accept("("):
+            self._number()
+            self._expect(")")
+        return pa.string()
 
     def _number(self) -> int:
         token = self._take()

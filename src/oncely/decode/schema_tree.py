@@ -1,8 +1,8 @@
-"""Columns as a tree that can grow: the schema of JSON records so far.
+"""Columns as an extensible tree: the schema of JSON records so far.
 
-A tree is immutable; growing makes a new one that shares the unchanged branches. Besides the types
-of columns there are two that are not known yet: an empty array and an empty object have items and
-fields of no type. A null has no type at all: it is ``None`` in place of a tree.
+A tree is immutable; extending it creates a new tree that shares the unchanged branches. Besides the
+types of columns there are two types that are not known yet: an empty array and an empty object have
+items and fields of no type. A null has no type at all: it is ``None`` in place of a tree.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Size(NamedTuple):
     """The size of a tree.
 
     Attributes:
-        depth: how many types lie in one another.
-        fields: how many there are, at all levels.
-        text: at most how many characters the tree has as an Avro schema.
+        depth: nesting of types.
+        fields: number of fields, at all levels.
+        text: upper bound of the characters of the tree's Avro schema.
     """
 
     depth: int
@@ -34,11 +34,11 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A type without others inside; one object for each type, see :func:`leaf`."""
+    """A type without nested types; one object for each type, see :func:`leaf`."""
 
     arrow: pa.DataType
     words: str = ""
-    size = Size(1, 0, 70)  # the longest text, a decimal's, has 63
+    size = Size(1, 0, 70)  # the longest text, that of a decimal, has 63
 
     def __str__(self) -> str:
         return self.words or type_name(self.arrow)
@@ -46,7 +46,7 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class ListOf:
-    """A list; its items have no known type when ``item`` is None."""
+    """A list; ``item`` is None if the type of the items is not known."""
 
     item: Tree | None
 
@@ -66,8 +66,8 @@ class Struct:
 
     Attributes:
         fields: by name, in order.
-        grown: while a record or a schema is taken in: the struct that this one grew from, and
-            the fields that are new or changed. Growing costs what has changed, not what is there.
+        grown: during the processing of a record or a schema: the struct that this one extends, and
+            the fields that are new or changed. The cost depends on the changes, not on the size.
     """
 
     fields: Mapping[str, Tree]
@@ -82,7 +82,7 @@ class Struct:
         return NOTHING.extended(self.fields).size if self.fields else Size(1, 0, 300)
 
     def extended(self, changed: Mapping[str, Tree]) -> Struct:
-        """The same with other fields; the size follows from theirs."""
+        """A copy with these fields added or replaced; the size follows from theirs."""
         new = Struct({**self.fields, **changed})
         depth, fields, text = self.size
         for name, field in changed.items():
@@ -111,8 +111,9 @@ def leaf(arrow: pa.DataType) -> Leaf:
 BOOLEAN, INT, BIGINT = Leaf(pa.bool_()), Leaf(pa.int32()), Leaf(pa.int64())
 FLOAT, DOUBLE, STRING = Leaf(pa.float32()), Leaf(pa.float64()), Leaf(pa.string())
 LARGE = Leaf(pa.int64(), "BIGINT with numbers beyond 2^53")
-"""A BIGINT column that has held a number beyond 2^53. Not every such number equals a DOUBLE, so
-this column never becomes a DOUBLE; any other BIGINT column may, and each of its numbers stays."""
+"""A BIGINT column that has contained a number beyond 2^53. Not every such number equals a DOUBLE,
+so this column never becomes a DOUBLE; any other BIGINT column may, and each of its numbers keeps
+its value."""
 _LEAVES = {each.arrow: each for each in (BOOLEAN, INT, BIGINT, FLOAT, DOUBLE, STRING)}
 NOTHING = Struct({})
 
@@ -153,12 +154,12 @@ def settled(grown: Struct, known: Struct) -> tuple[Struct, list[str]]:
     """Leave out the types that are not known yet: empty arrays, objects without a known field.
 
     Args:
-        grown: a tree that ``known`` has grown to.
+        grown: a tree that extends ``known``.
         known: a tree without unknown types.
 
     Returns:
-        The tree, ``known`` itself when nothing else is left; and the names of the fields that
-        are new, at all levels.
+        The tree, ``known`` itself if nothing was added; and the names of the new fields, at all
+            levels.
     """
     names: list[str] = []
     found = _settled(grown, known, names)

@@ -13,25 +13,25 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from oncely.decode.base import Refused
+from oncely.decode.base import InvalidRecord
 from oncely.decode.collector import read_each
 from oncely.decode.columns import Positions
 from oncely.decode.reference import Number, Whole, parse_object, show
 
 Scope = tuple[str | None, ...]
-"""Each scope column's value as :func:`scope_value` writes it; None where there is none."""
+"""Each scope column's value in the form of :func:`scope_value`; None if there is none."""
 
 LONGEST = 4_096
-"""Bytes of a value. It stands in keys and messages of Kafka, so it can't have any length."""
+"""Maximum bytes of a value. It is part of keys and messages of Kafka, so its length is limited."""
 _LIMIT = 1 << 63
 _INT64 = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT - 1)]
 
 
 def scope_value(value: str | int | bool) -> str:
-    """A value as it stands in a scope: its text, and its type unless that is plain to see.
+    """A value as part of a scope: its text, and its type unless it is a text.
 
-    Texts stand as they are. ``1`` and ``"1"`` are ``1::BIGINT`` and ``1::STRING``. Earlier versions
-    wrote ``1`` for both, so that no scope of today has such a value; see :func:`typed`.
+    Texts are used unchanged. ``1`` and ``"1"`` are ``1::BIGINT`` and ``1::STRING``. Earlier
+    versions wrote ``1`` for both, so present scopes have no such value; see :func:`typed`.
     """
     if isinstance(value, bool):
         return f"{'true' if value else 'false'}::BOOLEAN"
@@ -41,19 +41,19 @@ def scope_value(value: str | int | bool) -> str:
 
 
 def typed(texts: Sequence[str | None], columns: Sequence[str], schema: pa.Schema) -> Scope:
-    """The scope of rows: the texts of the values in some columns, whose types the schema tells.
+    """The scope of rows: the texts of the values in some columns, whose types are in the schema.
 
-    Of a scope that an earlier version has written it makes the scope that its records have now.
+    Converts a scope of an earlier version to the scope that its records have now.
     """
     return tuple(map(partial(_typed, schema), columns, texts))
 
 
 def as_of_today(scope: Scope, columns: Sequence[str], schema: pa.Schema) -> Scope:
-    """The scope that has taken the place of one that an earlier version may have written."""
+    """The present form of a scope that an earlier version may have written."""
     if len(scope) != len(columns):  # written with another sink.partition_by
         return scope
-    told = zip(scope, typed(scope, columns, schema), strict=True)
-    return tuple(now if text and _UNTYPED.fullmatch(text) else text for text, now in told)
+    pairs = zip(scope, typed(scope, columns, schema), strict=True)
+    return tuple(now if text and _UNTYPED.fullmatch(text) else text for text, now in pairs)
 
 
 def _typed(schema: pa.Schema, column: str, text: str | None) -> str | None:
@@ -73,9 +73,9 @@ class Scoped(NamedTuple):
     """The scopes of some records.
 
     Attributes:
-        scopes: all that occur, in order of their first records.
-        codes: for each record the index of its scope, -1 when it has none.
-        refused: why a record has none, by its index.
+        scopes: the distinct scopes, in order of their first records.
+        codes: for each record the index of its scope, -1 if it has none.
+        refused: the reasons of records without a scope, by their index.
     """
 
     scopes: list[Scope]
@@ -88,7 +88,7 @@ class ScopeReader:
     """Reads scopes of JSON records.
 
     A text, a whole number of 64 bits, true and false are values; a missing member and null are
-    None. A record with anything else has no scope.
+    None. A record with any other value has no scope.
     """
 
     columns: tuple[str, ...]
@@ -101,7 +101,7 @@ class ScopeReader:
         try:
             rows, good = list(map(self._fast, data)), np.arange(len(data))
             refused: dict[int, str] = {}
-        except Exception:  # whatever it is, each record is read alone
+        except Exception:  # for any error, each record is read alone
             rows, good, refused = read_each(data, self._one)
         scopes, of_row = _coded(rows)
         codes = np.full(len(data), -1, np.int64)
@@ -138,10 +138,11 @@ def _read(name: str, value: Any) -> Any:
         number = int(value) if len(value) <= 20 else _LIMIT
         if -_LIMIT <= number < _LIMIT:
             return number
-        raise Refused(f"{name}: {show(value)} is out of range of BIGINT")
+        raise InvalidRecord(f"{name}: {show(value)} is out of range of BIGINT")
     kind = "a number with a point or exponent, " if isinstance(value, Number) else ""
-    raise Refused(
-        f"{name}: files are parted by texts, whole numbers and booleans, found {kind}{show(value)}"
+    raise InvalidRecord(
+        f"{name}: files are partitioned by texts, whole numbers and booleans, found "
+        f"{kind}{show(value)}"
     )
 
 

@@ -1,6 +1,6 @@
-"""ISO 8601 texts to instants: one text by the rule, and whole columns by Arrow.
+"""ISO 8601 texts to instants: single texts by the rule, and whole columns by Arrow.
 
-The rule, which both follow::
+The rule for both::
 
     date       YYYY-MM-DD                              years 0001 to 9999
     timestamp  date [ (T|space) hh [ :mm [ :ss [ .f ] ] ] [ offset ] ]
@@ -8,8 +8,8 @@ The rule, which both follow::
     offset     Z | +hh | +hhmm | +hh:mm | -...         up to 23:59
 
 A TIMESTAMP without an offset is UTC, and a date alone is its midnight. A TIMESTAMP_NTZ has no
-offset. Hour 24 and second 60 don't exist. The instant too must lie in the years 0001 to 9999
-UTC, because that is what databases and Python hold.
+offset. Hour 24 and second 60 do not exist. The instant must also be in the years 0001 to 9999 UTC,
+the range of databases and Python.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 
 _EPOCH = date(1970, 1, 1).toordinal()
 FIRST_DAY, LAST_DAY = date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH
-"""Days since 1970 that a DATE may hold, both included."""
+"""The range of a DATE in days since 1970, both included."""
 _DAY = 86_400_000_000
 FIRST_MICROS, LAST_MICROS = FIRST_DAY * _DAY, (LAST_DAY + 1) * _DAY - 1
-"""Microseconds since 1970 that a TIMESTAMP may hold, both included."""
+"""The range of a TIMESTAMP in microseconds since 1970, both included."""
 
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _TIMESTAMP = re.compile(
@@ -45,7 +45,7 @@ _HAS_OFFSET = r"[T ].*(Z|[+-][0-9:]+)$"
 
 
 def parse_date(text: str) -> int | None:
-    """Days since 1970, or None when the text is no DATE."""
+    """Days since 1970, or None if the text is no DATE."""
     found = _DATE.fullmatch(text)
     if found is None:
         return None
@@ -56,7 +56,7 @@ def parse_date(text: str) -> int | None:
 
 
 def parse_timestamp(text: str, *, zoned: bool) -> int | None:
-    """Microseconds since 1970, or None when the text is no TIMESTAMP (not ``zoned``: _NTZ)."""
+    """Microseconds since 1970, or None if the text is no TIMESTAMP (not ``zoned``: _NTZ)."""
     found = _TIMESTAMP.fullmatch(text)
     if found is None or (found["offset"] and not zoned):
         return None
@@ -84,9 +84,9 @@ def dates(texts: pa.Array) -> pa.Array:
 def timestamps(texts: pa.Array, arrow: pa.TimestampType) -> pa.Array:
     """A whole column of TIMESTAMP or TIMESTAMP_NTZ texts.
 
-    Arrow's own parser follows the rule but for three points: a column has offsets everywhere or
+    Arrow's own parser follows the rule except for three points: a column has offsets everywhere or
     nowhere, no more digits of a second than its unit, and the years 0000 and 10000 exist. So the
-    column is tried in each way that its first text passes, and rewritten when none will do.
+    column is tried in each way that accepts its first text, and rewritten if all fail.
 
     Raises:
         ArrowInvalid: at least one of them is no timestamp by the rule.
@@ -95,7 +95,7 @@ def timestamps(texts: pa.Array, arrow: pa.TimestampType) -> pa.Array:
     if first < 0:
         return pa.nulls(len(texts), arrow)
     for unit, zone in product(("us", "ns"), (arrow.tz, None) if arrow.tz else (None,)):
-        try:  # Arrow words an error for each bad text of a column: ask with one text first
+        try:  # Arrow formats an error for each bad text of a column: try one text first
             pc.cast(texts.slice(first, 1), pa.timestamp(unit, zone))
             return checked(_micros(pc.cast(texts, pa.timestamp(unit, zone)), arrow))
         except pa.ArrowInvalid:
@@ -117,8 +117,8 @@ def _micros(parsed: pa.Array, arrow: pa.TimestampType) -> pa.Array:
 def bad_timestamps(texts: pa.Array, arrow: pa.TimestampType) -> list[int]:
     """Positions of texts that are no timestamps, ascending; called when a column has failed.
 
-    First those that don't look like one, at Arrow's speed, and only when there are none of
-    these, those that the calendar doesn't have.
+    First the texts with a wrong form, at Arrow's speed, and only if there are none, those that are
+    not in the calendar.
     """
     alike = pc.match_substring_regex(texts, _LOOKS_LIKE)
     strange = pc.indices_nonzero(pc.invert(alike)).to_pylist()
@@ -130,10 +130,10 @@ def bad_timestamps(texts: pa.Array, arrow: pa.TimestampType) -> list[int]:
 
 
 def checked(column: pa.Array) -> pa.Array:
-    """The same column of type date32, timestamp(us) or time64(us), after a check of its range.
+    """Check the range of a column of type date32, timestamp(us) or time64(us), and return it.
 
     Raises:
-        ArrowInvalid: a value lies outside the years 0001 to 9999, or outside the day.
+        ArrowInvalid: a value is outside the years 0001 to 9999, or outside the day.
     """
     if pa.types.is_date32(column.type):
         numbers, first, last = column.view(pa.int32()), FIRST_DAY, LAST_DAY

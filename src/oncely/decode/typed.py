@@ -1,8 +1,8 @@
 """The fast path of JSON: msgspec decodes each record into a typed struct, Arrow each column.
 
-Records are decoded one by one, so no record can shift into another's place, whatever it holds.
-msgspec's own rules are the reference's but for what :meth:`TypedJson.decode` guards. The fast
-path never rejects: a record that it doesn't take, or might take wrongly, is returned as unsure.
+Records are decoded separately, so no record can shift into the place of another, for any input.
+msgspec's rules equal the reference's except for those that :meth:`TypedJson.decode` guards. The
+fast path never rejects: a record that it refuses, or might accept wrongly, is returned as unsure.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 
 from oncely.decode.avro_names import is_large
 from oncely.decode.collector import read_each
-from oncely.decode.columns import Columns, Leaf, Piece, Positions, Values, fit
-from oncely.decode.reference import DEEPEST, EXACT, from_base64, nesting
+from oncely.decode.columns import Columns, Leaf, Misfits, Piece, Positions, Values, fit
+from oncely.decode.reference import DEEPEST, EXACT, from_base64, json_text, nesting, parse_json
+from oncely.decode.schema import is_json
 from oncely.decode.times import bad_timestamps, dates, timestamps
 
 Path = tuple[str, ...]
@@ -43,13 +44,13 @@ class TypedJson:
 
     @classmethod
     def make(cls, schema: pa.Schema, empty: Collection[Path] | None = None) -> TypedJson | None:
-        """A decoder for these columns, or None when msgspec can't match one of their names.
+        """A decoder for these columns, or None if msgspec cannot match one of their names.
 
         Args:
             schema: the columns.
-            empty: None: members that the schema doesn't name are ignored. Else a record with
-                such a member is unsure, unless the member's path is here, with the paths that
-                lead to it, and its value is null, an empty array or an object of such members.
+            empty: None: members that are not in the schema are ignored. Else a record with such a
+                member is unsure, unless the member's path and its parents' paths are in the set,
+                and its value is null, an empty array or an object of such members.
         """
         try:
             row = _struct(schema, empty)
@@ -63,26 +64,50 @@ class TypedJson:
     def decode(self, values: pa.Array) -> tuple[list[Piece], Positions]:
         """Decode a slice of binary or large_binary.
 
-        msgspec doesn't check the UTF-8 of texts that it skips, and the depth that it takes
-        depends on the caller's stack; both are guarded here. Values that Arrow takes more freely
-        than the rules are guarded by the leaves below.
+        msgspec does not check the UTF-8 of texts that it skips, and the depth that it accepts
+        depends on the caller's stack; both are checked here. Values for which Arrow is less strict
+        than the rules are checked by the leaves below.
 
         Returns:
             Rows in pieces, ascending as a whole; and the positions of unsure records, ascending.
         """
         data = values.to_pylist()
         for index in (*_not_utf8(values, data), *_deep(values, data)):
-            data[index] = None  # which no decoder takes
+            data[index] = None  # which every decoder refuses
         unsure: dict[int, str] = {}
         try:
             rows, good = list(map(self._decode, data)), np.arange(len(data))
-        except Exception:  # whatever it is, the reference decides
+        except Exception:  # for any error, the reference decides
             rows, good, unsure = read_each(data, self._decode, Exception)
         del data
-        pieces, misfits = fit(
-            rows, good, lambda chosen: _BY_SLOT.batch(self.schema, self._lists(chosen))
-        )
+        pieces, misfits = fit(rows, good, self._batch)
         return pieces, np.sort(np.array([*unsure, *misfits], np.int64))
+
+    def _batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        columns = [
+            _json_texts(field, values) if is_json(field) else values
+            for field, values in zip(self.schema, self._lists(rows), strict=True)
+        ]
+        return _BY_SLOT.batch(self.schema, columns)
+
+
+def _json_texts(field: pa.Field, values: Values) -> Values:
+    """The texts of a JSON column.
+
+    Raises:
+        Misfits: some of them need the reference.
+    """
+
+    def text(raw: msgspec.Raw) -> str | None:
+        found = parse_json(bytes(raw))
+        if found is None and not field.nullable:
+            raise ValueError("null")
+        return None if found is None else json_text(found)
+
+    texts, _, refused = read_each(values, text, ValueError)
+    if refused:
+        raise Misfits(np.array([*refused], np.int64), f"{field.name}: not JSON")
+    return texts
 
 
 def _not_utf8(values: pa.Array, data: list[bytes | None]) -> list[int]:
@@ -96,7 +121,7 @@ def _not_utf8(values: pa.Array, data: list[bytes | None]) -> list[int]:
 
 
 def _deep(values: pa.Array, data: list[bytes | None]) -> list[int]:
-    """Which records are nested too deeply; most are too short for it."""
+    """Indices of records that are nested too deeply; most are too short for it."""
     longest = pc.max(pc.binary_length(values)).as_py() or 0
     if longest <= DEEPEST:
         return []
@@ -111,24 +136,28 @@ def _deep(values: pa.Array, data: list[bytes | None]) -> list[int]:
 
 
 def matchable(name: str) -> bool:
-    """Whether msgspec can match a member of this name."""
+    """True if msgspec can match a member of this name."""
     return _UNMATCHABLE.search(name) is None
 
 
 def _struct(columns: Iterable[pa.Field], empty: Collection[Path] | None) -> type:
     """A struct with the slots f0, f1, ... for members of any name."""
-    slots: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    slots: list[tuple[Any, ...]] = []
     names: dict[str, str] = {}
     for index, column in enumerate(columns):
+        names[f"f{index}"] = column.name
+        if is_json(column):
+            missing = (msgspec.Raw(b"null"),) if column.nullable else ()
+            slots.append((f"f{index}", msgspec.Raw, *missing))
+            continue
         kind = _type(column, None if empty is None else _below(empty, column.name))
         slots.append((f"f{index}", kind | None, None) if column.nullable else (f"f{index}", kind))
-        names[f"f{index}"] = column.name
     taken = set(names.values())
     for index, name in enumerate(sorted({path[0] for path in empty or ()} - taken)):
         nothing = _struct([], _below(empty or (), name))
         slots.append((f"e{index}", nothing | _NO_ITEMS | None, None))
         names[f"e{index}"] = name
-    # gc=False: no row ever points back at itself.
+    # gc=False: a row never refers to itself.
     return msgspec.defstruct(
         "Row",
         slots,
@@ -140,16 +169,16 @@ def _struct(columns: Iterable[pa.Field], empty: Collection[Path] | None) -> type
 
 
 def _below(empty: Collection[Path], name: str) -> set[Path]:
-    """The paths that lead through a member, from there on."""
+    """The paths that lead through a member, starting below it."""
     return {path[1:] for path in empty if len(path) > 1 and path[0] == name}
 
 
 def _type(field: pa.Field, empty: Collection[Path] | None = None) -> Any:
-    """What msgspec checks: the JSON type, and the width of integers. The leaves check the rest.
+    """The type for msgspec: the JSON type, and the width of integers. The leaves check the rest.
 
-    Where columns are inferred (``empty`` is not None), a number that may not keep its value is
-    left to the reference: a first one beyond 2^53, and in a DOUBLE column each of them, which
-    Arrow does not take as long as it is an int.
+    If columns are inferred (``empty`` is not None), a number that may not keep its value is left to
+    the reference: a first one beyond 2^53, and in a DOUBLE column every such number, which Arrow
+    refuses as long as it is an int.
     """
     arrow = field.type
     if pa.types.is_integer(arrow):
@@ -168,16 +197,16 @@ def _type(field: pa.Field, empty: Collection[Path] | None = None) -> Any:
         return bool
     if pa.types.is_floating(arrow):
         return float if empty is None else int | float
-    # msgspec's own Decimal takes other texts, too. An untyped number with a point goes through
-    # float_hook; _decimals takes int, Decimal and str.
+    # msgspec's own Decimal accepts other texts, too. An untyped number with a point goes through
+    # float_hook; _decimals accepts int, Decimal and str.
     return Any if pa.types.is_decimal(arrow) else str
 
 
 def _lists_of(count: int) -> Callable[[Sequence[Any]], tuple[list[Any], ...]]:
     """A function that turns rows into one list for each slot.
 
-    Spelt out, because a comprehension over a literal attribute is three times as fast as
-    ``map(attrgetter)``, which would be a fifth of all decoding.
+    The expression is generated, because a comprehension over a literal attribute is three times as
+    fast as ``map(attrgetter)``, which would be a fifth of all decoding.
     """
     lists = "".join(f"[row.f{index} for row in rows]," for index in range(count))
     made: Callable[[Sequence[Any]], tuple[list[Any], ...]]
@@ -193,10 +222,10 @@ def _float32(values: Values, arrow: pa.DataType) -> pa.Array:
 
 
 def _plain_decimal(text: str) -> Decimal:
-    """A number for a DECIMAL, when it is short and has no exponent.
+    """A number for a DECIMAL, if it is short and has no exponent.
 
-    Arrow goes wrong, without an error, when a scale is wild: it turned 1.000... with 2,000 zeros
-    into 0.00. So such numbers never get there.
+    Arrow returns wrong results, without an error, for an extreme scale: it turned 1.000... with
+    2,000 zeros into 0.00. So such numbers are left to the reference.
     """
     if len(text) > _SHORT or "e" in text or "E" in text:
         raise ValueError("not a plain decimal")
@@ -223,14 +252,14 @@ def _of_text(text: str) -> Decimal:
 
 
 def _bad_decimals(values: Values, arrow: pa.DataType) -> list[int]:
-    """Texts that are not plain, at Arrow's speed; only when there are none, one by one."""
+    """Texts that are not plain, at Arrow's speed; only if there are none, each text separately."""
     texts = pa.array([value if type(value) is str else None for value in values], pa.string())
     strange: list[int] = pc.indices_nonzero(pc.invert(_plain(texts))).to_pylist()
     return strange or Leaf(_decimals).one_by_one(values, arrow)
 
 
 def _plain(texts: pa.Array) -> pa.Array:
-    """Whether texts are decimal numbers without exponent, and short; see :func:`_plain_decimal`."""
+    """True for decimal numbers without exponent that are short; see :func:`_plain_decimal`."""
     short = pc.less_equal(pc.binary_length(texts), _SHORT)
     return pc.and_(short, pc.match_substring_regex(texts, f"^(?:{_PLAIN_DECIMAL.pattern})$"))
 

@@ -4,7 +4,7 @@
 
     frame = files.read(spark, "events.toml", where={"user": "ann"})
 
-Nothing here takes a file for part of the table that the manifest does not name.
+Only files that the manifest lists are part of the table.
 """
 
 from __future__ import annotations

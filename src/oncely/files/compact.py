@@ -1,25 +1,14 @@
-"""Small files of a directory rewritten as one, by a transaction of the manifest's own.
+"""Merging of small files of a directory, by a separate transaction of the manifest.
 
-Outputs are written first, under names that nobody knows. Then one Kafka transaction names them and
-takes their inputs out. All compactions of a pipeline share one transactional id, and each
-transaction has a producer instance of its own; its order is the compare-and-set, as everywhere:
+How files are replaced in one transaction: :mod:`oncely.lake.replacing`. Outputs whose inputs are
+not all named any more are dropped: another transaction was faster. They cannot be published any
+more, since the instance that could was fenced: they are deleted. If the answer of a commit is lost,
+the manifest decides: if outputs are named, they were all published by that transaction; if none is,
+it is repeated. Others may have replaced the outputs since: then they were published, too, and
+readers may use them.
 
-1. ``init_transactions``: an earlier compaction's transaction ends, and whoever ran it is fenced.
-2. The manifest is read, settled. Only compactions take files out (a run only adds some), and none
-   but this instance can commit one now. So an input that is named here is named until our commit,
-   or we are fenced and commit nothing.
-3. Outputs whose inputs are not all named are dropped: another compaction was quicker. Nobody can
-   publish them any more, since the instance that could have was fenced in 1: they are deleted.
-4. Begin, send, and wait until the broker has the messages: from here on the coordinator's clock
-   runs, and the transaction ends within its timeout. Only then the outputs' age is looked at. A
-   process that is paused before has the age refused; one that is paused after has the broker
-   abort. Between them ``vacuum`` can't come: see there.
-5. Commit. When its answer is lost, 1 and 2 tell: outputs that are named were published, whole,
-   by that very transaction; or none was, and it is tried again. Another compaction may have
-   replaced the outputs since: then they were published, too, and readers may hold them.
-
-A killed compaction leaves outputs that nobody names, for ``vacuum``. The inputs stay, for readers
-that have looked at the manifest before, and for ``vacuum`` too.
+A killed compaction leaves unlisted outputs, for ``vacuum``. The inputs are kept for readers that
+have read the manifest before, and for ``vacuum``, too.
 """
 
 from __future__ import annotations
@@ -29,15 +18,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from oncely.clients.kafka.topics import largest_batch
 from oncely.clients.kafka.transaction import Message
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import attempts
 from oncely.decode.avro_names import arrow_schema_of
-from oncely.errors import InvariantViolation, Stopped, Unavailable
+from oncely.errors import InvariantViolation
 from oncely.files.plan import Bin, bins, in_order, union
 from oncely.files.reading import Named, rows_of
 from oncely.files.table import Table
@@ -50,27 +41,26 @@ from oncely.lake.names import is_mixed
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.paths import FileNames
 from oncely.lake.records import ManifestFile, encode, path_key
+from oncely.lake.replacing import Replacing
 from oncely.ledgers.topic.cluster import Cluster
-from oncely.ledgers.topic.compare_and_set import compare_and_set
 
-_TRIES = 5
 _FETCHES = 8
 _TOGETHER = 200  # outputs in one transaction
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction has done, or would do.
+    """The result of a compaction, or of a dry run.
 
     Attributes:
         dry_run: nothing was written.
-        inputs, outputs: files that were taken out, and files that hold their rows now.
-        rows: in them.
-        bytes_before, bytes_after: of inputs and outputs; after is 0 for a dry run.
-        dropped: inputs that another compaction has taken meanwhile.
-        kept: inputs that stay as they are: a whole number in them is not the same in the type
-            that its column has become.
-        files: of the table afterwards.
+        inputs, outputs: files that were removed, and files that contain their rows now.
+        rows: the number of rows in them.
+        bytes_before, bytes_after: the sizes of inputs and outputs; after is 0 for a dry run.
+        dropped: inputs that another compaction has replaced meanwhile.
+        kept: inputs that are not rewritten: a whole number in them would change in the present type
+            of its column.
+        files: the number of files of the table afterwards.
     """
 
     dry_run: bool
@@ -84,7 +74,7 @@ class Compacted:
     kept: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The result as JSON-able values."""
         return asdict(self)
 
 
@@ -93,29 +83,32 @@ def compact(
     *,
     dry_run: bool = False,
     progress: Callable[[int, int], None] = lambda _, __: None,
+    patience: Backoff | None = None,
 ) -> Compacted:
-    """Rewrite small files of each directory up to ``target_file_size``.
+    """Merge small files of each directory up to ``target_file_size``.
 
     Args:
-        table: whose.
-        dry_run: only say what would be done.
-        progress: told how many files have been rewritten, and how many will be.
+        table: the table.
+        dry_run: only return the plan.
+        progress: called with the number of rewritten files, and the total.
+        patience: the time for which Kafka may be unavailable, for each transaction.
 
     Raises:
-        ConfigError: never written to, or the store refuses us.
-        DataLost: a file is not what was published.
+        ConfigError: never written to, or the store refuses the client.
+        DataLost: a file differs from the published one.
         Stopped: writing took longer than ``max_staging_age``; nothing was published.
-        Unavailable: no answer; a compaction that was under way has taken effect whole, or not.
+        Unavailable: no answer; the compaction has taken effect completely, or not at all.
     """
-    with closing(Cluster(table.place)) as cluster, table.manifest() as manifest:
+    with closing(Cluster(table.pipeline_topics)) as cluster, table.manifest() as manifest:
         contents = manifest.look()
-        size = largest_batch(cluster.asker, [table.manifest_topic])[table.manifest_topic]
+        size = largest_batch(cluster.admin, [table.manifest_topic])[table.manifest_topic]
         resets = cluster.look().resets
         found = list(bins(contents.files, resets, target=table.target_file_size, largest=size))
         if dry_run:
             return _planned(contents, found)
-        limits = Limits(table.max_staging_age, table.place.transaction_timeout)
-        work = _Compaction(table, cluster, manifest, size, StagingLeases(table.store, limits))
+        limits = Limits(table.max_staging_age, table.pipeline_topics.transaction_timeout)
+        leases = StagingLeases(table.store, limits)
+        work = _Compaction(table, cluster, manifest, size, leases, patience or Backoff())
         done: list[ManifestFile] = []
         for together in _chunks(found):
             done += work.publish(*work.write(together, contents))
@@ -124,7 +117,7 @@ def compact(
 
 
 def _planned(contents: Contents, found: Sequence[Bin]) -> Compacted:
-    """What would be done."""
+    """The result of a dry run."""
     inputs = [contents.files[path] for one in found for path in one]
     return Compacted(
         dry_run=True,
@@ -145,7 +138,7 @@ def _done(
     kept: Collection[str],
     files: int,
 ) -> Compacted:
-    """What was done: of the planned inputs some may be kept, or taken by another compaction."""
+    """The result: of the planned inputs some may be kept, or replaced by another compaction."""
     gone = {path for file in done for path in file.replaces}
     planned = {path for one in found for path in one}
     return Compacted(
@@ -168,6 +161,7 @@ class _Compaction:
     manifest: Manifest
     largest: int
     leases: StagingLeases
+    patience: Backoff
     kept: set[str] = field(default_factory=set)
 
     # -- outputs ---------------------------------------------------------------------------
@@ -175,7 +169,7 @@ class _Compaction:
     def write(
         self, together: Sequence[Bin], contents: Contents
     ) -> tuple[list[ManifestFile], datetime]:
-        """One new file for each bin; with them the store's clock before the first one."""
+        """One new file for each bin; and the store's clock before the first one."""
         since = self.table.store.now()
         self.leases.hold()
         made = [self._write([contents.files[path] for path in one], contents) for one in together]
@@ -183,7 +177,7 @@ class _Compaction:
         return [file for file in made if file is not None], since
 
     def _rows(self, file: ManifestFile, schema: pa.Schema) -> pa.Table | None:
-        """A file's rows; None when one of its numbers would be rounded: then it is kept."""
+        """A file's rows; None if a number would be rounded: then the file is kept."""
         try:
             return rows_of(self.table.store, Named.of(file), schema)
         except Rounding:
@@ -193,7 +187,7 @@ class _Compaction:
     def _write(self, files: Sequence[ManifestFile], contents: Contents) -> ManifestFile | None:
         """The rows of the files, in order, with the published columns of their scope.
 
-        None when fewer than two of them can have these columns.
+        None if fewer than two of them can have these columns.
         """
         table, published = self.table, contents.schemas[files[0].scope]
         schema = arrow_schema_of(published.avro)
@@ -235,52 +229,38 @@ class _Compaction:
     # -- their publication -----------------------------------------------------------------
 
     def publish(self, made: Sequence[ManifestFile], since: datetime) -> list[ManifestFile]:
-        """One transaction; see the module.
+        """Publish in one transaction; see the module.
 
         Returns:
-            Those that were published.
+            The files that were published.
         """
-        identity = f"oncely/{self.table.place.pipeline}//compact"
-        last: Unavailable | None = None
-        for _ in range(_TRIES):
-            with compare_and_set(self.cluster, identity, self.manifest.settled, [self.largest]) as (
-                transaction,
-                contents,
-            ):
-                named = contents.files
-                done = [f for f in made if f.path in named or f.path in contents.removed]
+        left = list(made)
+        replacing = Replacing(
+            self.cluster, self.manifest, self.table.store, self.table.max_staging_age, self.largest
+        )
+        self.patience.reset()
+        for attempt in attempts(self.patience):
+            with attempt, replacing.compared() as (transaction, contents):
+                done = [f for f in left if f.path in contents.files or f.path in contents.removed]
                 if done:
                     return done
-                left = [file for file in made if all(path in named for path in file.replaces)]
-                kept = {file.path for file in left}
-                self.table.store.delete(f.path for f in made if f.path not in kept)
-                made = left
-                if not made:
-                    return []
-                try:
-                    transaction.begin()
-                    transaction.send(self.table.manifest_topic, _messages(made))
-                    transaction.flush(self.table.place.timeout)
-                    self._refuse_old(since)
-                    transaction.commit()
-                except Unavailable as error:
-                    last = error
-                    continue
-                return list(made)
-        raise last or InvariantViolation("a loop that returns or raises has ended")
+                left = self._still_wanted(left, contents)
+                if left:
+                    messages = {self.table.manifest_topic: list(_messages(left))}
+                    replacing.commit(transaction, messages, since)
+        return left
 
-    def _refuse_old(self, since: datetime) -> None:
-        age = self.table.store.now() - since
-        if age > timedelta(seconds=self.table.max_staging_age):
-            raise Stopped(
-                f"writing took {age}, longer than sink.max_staging_age: a vacuum may have removed"
-                " what was written, so nothing is published",
-                way_out="run it again; or raise sink.max_staging_age",
-            )
+    def _still_wanted(self, made: list[ManifestFile], contents: Contents) -> list[ManifestFile]:
+        """Outputs whose inputs are all named; the others are deleted."""
+        named = contents.files
+        left = [file for file in made if all(path in named for path in file.replaces)]
+        kept = {file.path for file in left}
+        self.table.store.delete(file.path for file in made if file.path not in kept)
+        return left
 
 
 def _messages(made: Sequence[ManifestFile]) -> Iterator[Message]:
-    """New files before tombstones: each new one takes its inputs out by itself."""
+    """New files before tombstones: each new file removes its inputs by itself."""
     for file in made:
         yield Message(encode(file), path_key(file.path))
     for file in made:

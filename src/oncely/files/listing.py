@@ -17,8 +17,8 @@ class Listing:
     """Files by path.
 
     Attributes:
-        files: those that were asked for.
-        total: files of the whole table.
+        files: the selected files.
+        total: the number of files of the whole table.
     """
 
     files: tuple[ManifestFile, ...]
@@ -26,16 +26,16 @@ class Listing:
 
     @property
     def rows(self) -> int:
-        """In the listed files."""
+        """The number of rows in the listed files."""
         return sum(file.rows for file in self.files)
 
     @property
     def bytes(self) -> int:
-        """Of the listed files."""
+        """The size of the listed files."""
         return sum(file.bytes for file in self.files)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: each file as its manifest message has it."""
+        """JSON-able values: each file as in its manifest message."""
         return {
             "files": [msgspec.to_builtins(file) for file in self.files],
             "listed": len(self.files),
@@ -49,7 +49,7 @@ def listing(table: Table, where: Mapping[str, str | None] | None = None) -> List
     """The files with these partition values.
 
     Raises:
-        ConfigError: never written to, or not partitioned by that.
+        ConfigError: never written to, or not partitioned by these columns.
         Unavailable: the cluster does not answer.
     """
     contents = table.look()

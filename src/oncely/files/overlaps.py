@@ -1,15 +1,15 @@
-"""Source ranges that two files of one directory both claim: the same records twice?
+"""Overlapping source ranges of files in one directory, which may contain the same records twice.
 
-The range of a file is a hull: all its records lie in it, and records of other directories do too.
-So only files of the same partition values and scope are compared. Among these:
+The range of a file is a hull: it covers all its records, and also records of other directories. So
+only files of the same partition values and scope are compared. Among these:
 
-- Files of one batch may share one offset: a record that became several rows, cut between files.
-- Files of different batches share none, unless a reset has put the position back in between: then
-  the records were read again because somebody wanted it.
-- A compaction joins files of several batches, and may so share such an offset with any other.
+- Files of one batch may share one offset: a record that became several rows, split between files.
+- Files of different batches share none, unless a reset has moved the position back in between: then
+  the records were read again on purpose.
+- A compaction joins files of several batches, and so may share such an offset with any other file.
 - Rows that a transform has mixed have the ranges of their whole batch: files of one batch share
-  them, and those of a compaction say nothing.
-- Replayed letters lie in ranges that other files have, and are not looked at.
+  them, and those of a compaction have no meaning.
+- Replayed dead letters have ranges that other files have, and are not compared.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from oncely.lake.names import is_mixed, is_replayed
 from oncely.lake.records import ManifestFile, SourceRange
 
 Resets = Mapping[TopicPartition, Mapping[int, Position]]
-"""Per source partition, the epoch of each reset and where it led."""
+"""Per source partition, the epoch of each reset and its new position."""
 
 
 class _Claim(NamedTuple):
-    """A range of a file, and only what is compared of the file: there may be very many."""
+    """A range of a file, and only the compared fields of the file, since there may be many."""
 
     start: int
     end: int
@@ -39,7 +39,7 @@ class _Claim(NamedTuple):
 
 
 def overlaps(files: Iterable[ManifestFile], resets: Resets) -> list[tuple[str, str]]:
-    """Path and reason for each file that claims offsets which another one has."""
+    """Path and reason for each file that claims offsets of another file."""
     claims: dict[tuple[object, ...], list[_Claim]] = defaultdict(list)
     for file in files:
         if is_replayed(file) or (is_mixed(file) and file.replaces):
@@ -65,14 +65,14 @@ def overlaps(files: Iterable[ManifestFile], resets: Resets) -> list[tuple[str, s
 
 
 def era(epoch: int, resets: Resets) -> int:
-    """The newest reset that an epoch has followed; files of different eras may overlap."""
+    """The newest reset before an epoch; files of different eras may overlap."""
     return max((e for own in resets.values() for e in own if e <= epoch), default=0)
 
 
 def _of_partition(
     tp: TopicPartition, claims: list[_Claim], resets: Mapping[int, Position]
 ) -> Iterable[tuple[str, str]]:
-    """Sweep: each claim is compared with those that have not ended where it begins."""
+    """Sweep: each claim is compared with those that have not ended before its start."""
     under_way: list[_Claim] = []
     for one in sorted(claims, key=lambda claim: claim[:2]):
         under_way = [other for other in under_way if other.end > one.start]

@@ -1,4 +1,4 @@
-"""Which small files are to become one: pure decisions, nothing is read or written."""
+"""The choice of small files to be merged: pure decisions, nothing is read or written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oncely.lake.records import ManifestFile, SourceRange, encode
 Bin: TypeAlias = "list[str]"
 """The paths of two or more files in the order of their rows, to be written as one."""
 
-_FRAME = 1_000  # bytes of a batch and a record round key and value
+_FRAME = 1_000  # bytes of a batch and a record around key and value
 _NUMBERS = 60  # bytes of a range in JSON, without its topic
 
 
@@ -24,18 +24,19 @@ def bins(
 ) -> Iterator[Bin]:
     """Files of a directory that together have at most about ``target`` bytes.
 
-    A file of half the target or more stays as it is: else every compaction would write it again.
-    Files go together that have the same directory, scope and pipeline, and that no reset lies
-    between: what was read twice because somebody wanted it is not for one file. Replayed letters,
-    and rows that a transform has mixed, stay among themselves, so that ranges keep their meaning.
+    A file of half the target or more is not merged: otherwise every compaction would write it
+    again. Files are merged if they have the same directory, scope and pipeline, and no reset is
+    between them: records that were read twice on purpose are not merged into one file. Replayed
+    dead letters, and rows that a transform has mixed, are merged only with each other, so that
+    ranges keep their meaning.
 
     Args:
-        files: of the table.
-        resets: from the ledger.
-        target: bytes that a file should have.
-        largest: bytes of a manifest message: the paths of a bin travel in one.
+        files: the files of the table.
+        resets: the resets in the ledger.
+        target: the target size of a file, in bytes.
+        largest: the limit of a manifest message, in bytes: it contains all paths of a bin.
     """
-    # Entries of files take 1.8 kB each: only what orders them is kept for all at a time.
+    # Entries of files take 1.8 kB each: only their sort keys are kept for all at a time.
     groups: dict[tuple[object, ...], list[tuple[int, int, str]]] = defaultdict(list)
     for file in files.values():
         if file.bytes * 2 < target:
@@ -48,12 +49,12 @@ def bins(
 
 
 def in_order(file: ManifestFile) -> tuple[int, int, str]:
-    """Batches follow each other, and within one names are in the order of offsets."""
+    """Batches in order, and within a batch names in the order of offsets."""
     return file.epoch, file.batch, file.path
 
 
 def union(files: Iterable[ManifestFile]) -> list[SourceRange]:
-    """The ranges of all files; those that touch or overlap become one."""
+    """The ranges of all files; touching or overlapping ranges are joined."""
     found: dict[TopicPartition, list[OffsetRange]] = defaultdict(list)
     for file in files:
         for one in file.ranges:
@@ -83,6 +84,6 @@ def _packed(files: Iterable[ManifestFile], target: int, largest: int) -> Iterato
 
 
 def _more(file: ManifestFile) -> int:
-    """Bytes that a file adds to the message of the one that replaces it."""
+    """The bytes that a file adds to the message of the file that replaces it."""
     ranges = sum(len(one.topic) + _NUMBERS for one in file.ranges)
     return len(file.path) + len('"",') + ranges

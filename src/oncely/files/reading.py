@@ -1,4 +1,4 @@
-"""One file: fetched, compared with what the manifest says of it, turned into Arrow."""
+"""Reading of one file: fetched, compared with its manifest entry, converted to Arrow."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from oncely.lake.records import Format, ManifestFile
 
 
 class Named(NamedTuple):
-    """What must be known of a file to read it, and to know that it is the one that was published.
+    """The data needed to read a file, and to check that it is the published one.
 
     Attributes:
-        path: below the root.
-        format: of the file.
-        sha256: of its bytes, in hex.
+        path: the path below the root.
+        format: the format of the file.
+        sha256: the SHA-256 of its bytes, in hex.
     """
 
     path: str
@@ -30,7 +30,7 @@ class Named(NamedTuple):
 
     @classmethod
     def of(cls, file: ManifestFile) -> Named:
-        """As the manifest has it."""
+        """The data from a manifest entry."""
         return cls(file.path, file.format, file.sha256)
 
 
@@ -38,20 +38,21 @@ def decoded(data: bytes, form: Format) -> pa.Table:
     """A file's bytes as rows, with the file's own columns.
 
     Raises:
-        InvariantViolation: they are none that Oncely has written.
+        InvariantViolation: they are not a file of Oncely.
     """
     return avro_file.read(data) if form == "avro" else parquet_file.read(data)
 
 
 Allowed = Literal["refuse", "allow"]
-"""Whether a reader may round."""
+"""Permission of rounding for a reader."""
 
 
 def read_as(store: Store, file: Named, schema: pa.Schema, rounding: Allowed) -> pa.Table:
     """A file's rows for a reader.
 
     Raises:
-        WrongInput: a whole number would be rounded, and may not. Otherwise as :func:`rows_of`.
+        WrongInput: a whole number would be rounded, and ``rounding`` refuses it. Other errors: see
+            :func:`rows_of`.
     """
     try:
         return rows_of(store, file, schema, rounding=rounding == "allow")
@@ -64,7 +65,7 @@ def read_as(store: Store, file: Named, schema: pa.Schema, rounding: Allowed) -> 
 
 
 def own_rows(store: Store, file: Named) -> pa.Table:
-    """A file's rows with the file's own columns. Raises as :func:`rows_of`."""
+    """A file's rows with the file's own columns. Raises the errors of :func:`rows_of`."""
     return decoded(_fetched(store, file), file.format)
 
 
@@ -72,15 +73,15 @@ def rows_of(store: Store, file: Named, schema: pa.Schema, *, rounding: bool = Fa
     """A file's rows with these columns.
 
     Args:
-        store: where it lies.
-        file: which one.
+        store: the store of the file.
+        file: the file.
         schema: the columns.
-        rounding: whether a whole number may become the nearest floating-point one.
+        rounding: allow a whole number to become the nearest floating-point number.
 
     Raises:
-        Rounding: a whole number would be rounded, and may not.
-        DataLost: it is gone, or no longer what was published.
-        InvariantViolation: its own columns don't resolve to these.
+        Rounding: a whole number would be rounded, and ``rounding`` is false.
+        DataLost: it is missing, or differs from the published one.
+        InvariantViolation: its own columns do not resolve to these.
         Unavailable: the store does not answer.
     """
     data = _fetched(store, file)
@@ -97,14 +98,14 @@ def _fetched(store: Store, file: Named) -> bytes:
         data = store.read(file.path)
     except NoSuchFile as error:
         raise DataLost(
-            f"{file.path}: the manifest names it, and the store does not have it: {error.message}",
-            way_out="was it compacted away and vacuumed while you were reading? Then read again."
-            " Otherwise `oncely files verify` tells what else is missing",
+            f"{file.path}: the manifest lists it, and the store does not have it: {error.message}",
+            way_out="if it was compacted away and vacuumed during the read, read again; "
+            "otherwise `oncely files verify` shows other missing files",
         ) from None
     found = hashlib.sha256(data).hexdigest()
     if found != file.sha256:
         raise DataLost(
             f"{file.path}: its SHA-256 is {found}, and {file.sha256} was published: it was changed",
-            way_out="restore it from a copy; `oncely files verify` tells what else was changed",
+            way_out="restore it from a copy; `oncely files verify` shows other changed files",
         )
     return data

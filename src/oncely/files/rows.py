@@ -1,4 +1,4 @@
-"""A table's rows without Spark: file by file, for a look or a small export."""
+"""A table's rows without Spark: one file after the other, for inspection or small exports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def rows(
 ) -> tuple[pa.Schema, Iterator[pa.Table]]:
     """The columns, and the rows of one file after the other, in the order of paths.
 
-    Args and errors are those of :func:`oncely.files.read`; errors of files come when they are
-    asked for.
+    Args and errors are those of :func:`oncely.files.read`; errors of files are raised during the
+    iteration.
     """
     contents = table.look()
     files = list(table.chosen(contents, where or {}))

@@ -1,13 +1,13 @@
-"""The schema of a scope, learned anew from the rows that its files hold.
+"""Reset of a scope's schema, inferred again from the rows in its files.
 
-A schema only grows, and a record that contradicts it is a dead letter. What it has learned from a
-record that is no row, or whose file is gone, a reset forgets: the new schema has the columns that
-some row has a value in, with the types of these values. So every file resolves to it. A column
-with values stays as it is, for a reader has to read them.
+A schema only grows, and a record that contradicts it is a dead letter. A reset drops the effects of
+records that are not rows, or whose files are removed: the new schema has the columns in which some
+row has a value, with the types of these values. So every file resolves to it. A column with values
+is kept, because readers have to read them.
 
-A reset is a takeover, as that of positions is: it takes the next epoch, which fences whatever runs,
-and then writes the schema in one transaction by the publisher's id. Killed in between, it has
-changed nothing but the epoch.
+Like a reset of positions, a reset is a takeover: it takes the next epoch, which fences a running
+pipeline, and then writes the schema in one transaction with the publisher's transactional id.
+Killed in between, it has changed only the epoch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import attempts
 from oncely.core.claim import Takeover
 from oncely.decode.avro_names import arrow_schema_of, avro_schema_of
 from oncely.decode.merging import CannotMerge, merge
@@ -34,13 +36,13 @@ from oncely.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class SchemaReset:
-    """What a reset does, or has done.
+    """The result of a reset, or of a dry run.
 
     Attributes:
-        scope: whose schema.
-        files: that the scope has.
-        before, after: its columns; none after when it has no files: it begins anew.
-        epoch: the epoch that it was written with; None for a dry run.
+        scope: the scope.
+        files: the number of files of the scope.
+        before, after: its columns; ``after`` is None if it has no files: the schema begins empty.
+        epoch: the epoch of the reset; None for a dry run.
     """
 
     scope: Scope
@@ -51,7 +53,7 @@ class SchemaReset:
 
     @property
     def changes(self) -> list[tuple[str, str, str]]:
-        """Columns that change: name, type before, and after; nothing when it is forgotten."""
+        """Columns that change: name, type before, and after; empty if the schema is dropped."""
         now = {field.name: field for field in self.after}
         return [
             (one.name, type_name(one.type), type_name(own.type) if own else "")
@@ -61,7 +63,7 @@ class SchemaReset:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The result as JSON-able values."""
         names = ("column", "before", "after")
         return {
             "scope": list(self.scope),
@@ -73,18 +75,18 @@ class SchemaReset:
 
 
 def reset_schema(pipeline: Pipeline, scope: Sequence[str | None], *, execute: bool) -> SchemaReset:
-    """Say what the schema of a scope would become and, with ``execute``, make it that.
+    """Compute the new schema of a scope and, with ``execute``, write it.
 
     Args:
-        pipeline: whose sink is files.
-        scope: as ``oncely files schema show`` shows it.
-        execute: without it nothing is written.
+        pipeline: a pipeline with a files sink.
+        scope: the scope, as shown by ``oncely files schema show``.
+        execute: write; otherwise a dry run.
 
     Raises:
-        WrongInput: there is no such scope; the pipeline has no ledger, or one of another topic or
-            cluster.
+        WrongInput: there is no such scope; the pipeline has no ledger, or a ledger of another topic
+            or cluster.
         Fenced: another run opened at the same moment; nothing has changed.
-        DataLost: a file of the scope is not what was published.
+        DataLost: a file of the scope differs from the published one.
         Unavailable: a server does not answer.
     """
     table, wanted = table_of(pipeline), tuple(scope)
@@ -95,7 +97,7 @@ def reset_schema(pipeline: Pipeline, scope: Sequence[str | None], *, execute: bo
     if pipeline.settings.offsets.store != "ledger":
         raise ConfigError(
             "offsets.store",
-            "without a ledger nothing fences a run that still knows the old schema",
+            "without a ledger a run with the old schema is not fenced",
             way_out="give the pipeline a new name, root and topics",
         )
     source = pipeline.source
@@ -113,7 +115,9 @@ def reset_schema(pipeline: Pipeline, scope: Sequence[str | None], *, execute: bo
             planned = _planned(table, contents, wanted)
             return avro_schema_of(planned.after) if planned.files else None
 
-        sink.replace_schema(wanted, learned, opened.fence)
+        for attempt in attempts(Backoff()):
+            with attempt:
+                sink.replace_schema(wanted, learned, opened.fence)
     done = planned
     return SchemaReset(done.scope, done.files, done.before, done.after, opened.fence.epoch)
 
@@ -133,7 +137,7 @@ def _planned(table: Table, contents: Contents, scope: Scope) -> SchemaReset:
         except (CannotMerge, InvariantViolation) as error:
             raise Stopped(
                 f"{file.path} does not go together with other files of its scope: {error}",
-                way_out="`oncely files verify` tells more",
+                way_out="`oncely files verify` shows the details",
             ) from None
     before = arrow_schema_of(known.avro)
     ordered = [name for name in before.names if name in after.names]

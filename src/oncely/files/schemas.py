@@ -1,8 +1,8 @@
-"""From the columns that a file has to the columns that are asked for.
+"""Conversion of a file's columns to the requested columns.
 
 The rules are those of Avro's schema resolution (Avro 1.11, "Schema Resolution"), column by column
-in Arrow: fields are found by name, what a file does not have is null, int becomes long, float or
-double, and the same holds inside structs and lists.
+in Arrow: fields are matched by name, missing fields are null, int becomes long, float or double,
+and the same holds inside structs and lists.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ def wanted_schema(
     *,
     rounding: bool = False,
 ) -> pa.Schema:
-    """The columns of a reading over several scopes.
+    """The columns of a query over several scopes.
 
     Args:
-        schemas: what is published.
-        scopes: those that are read.
-        columns: only these, in this order; None for all.
-        rounding: whether large whole numbers of one scope may become the floating-point ones of
+        schemas: the published schemas.
+        scopes: the scopes that are read.
+        columns: the requested columns, in this order; None for all.
+        rounding: allow large whole numbers of one scope to become floating-point numbers because of
             another.
 
     Raises:
-        ConfigError: two scopes have a column with types that don't go together; a column that
-            none of them has.
+        ConfigError: a column has incompatible types in two scopes; or no scope has a requested
+            column.
     """
     _check(columns)
     found, seen = pa.schema([]), list[Scope]()
     for scope, published in _distinct(schemas, scopes).items():
         own = arrow_schema_of(published.avro)
         if rounding:
-            own = storable(own)  # which does not know that numbers were large
+            own = storable(own)  # drops the marks of large numbers
         if columns is not None:
             own = pa.schema([field for field in own if field.name in columns])
         try:
@@ -66,11 +66,11 @@ def wanted_schema(
 
 
 def resolved(rows: pa.Table, schema: pa.Schema, *, rounding: bool = False) -> pa.Table:
-    """A file's rows with these columns, in this order; other ones are left out.
+    """A file's rows with these columns, in this order; other columns are left out.
 
     Raises:
-        Rounding: a whole number would be rounded, and may not.
-        InvariantViolation: a column's values can't become these.
+        Rounding: a whole number would be rounded, and ``rounding`` is false.
+        InvariantViolation: a column's values cannot be converted.
     """
     found = rows.select([name for name in rows.column_names if name in schema.names])
     return conform(found, schema, rounding=rounding)

@@ -1,4 +1,4 @@
-"""A table as a DataFrame: Spark deals out paths, workers fetch files and turn them into rows."""
+"""A table as a DataFrame: Spark distributes paths, workers fetch files and convert them to rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from oncely.pipeline import Pipeline
 
-_ROWS = 20_000  # in an Arrow batch on its way to the JVM
-_TASK = 64 << 20  # bytes of files that one task reads, about
-_OPEN = 1 << 20  # what it costs to fetch a file, in bytes that could be read meanwhile
+_ROWS = 20_000  # rows in an Arrow batch sent to the JVM
+_TASK = 64 << 20  # bytes of files per task, approximately
+_OPEN = 1 << 20  # cost of fetching a file, as bytes that could be read meanwhile
 _LINES = "files array<struct<path: string, format: string, sha256: string>>"
 
 
@@ -34,26 +34,26 @@ def read(
     columns: Sequence[str] | None = None,
     rounding: Allowed = "refuse",
 ) -> DataFrame:
-    """The rows of a pipeline's files, as the manifest has them at this moment.
+    """The rows of a pipeline's files according to the present manifest.
 
-    Files that come later are not in it; files that are compacted away stay readable for
+    Files that are added later are not included; files that are compacted away stay readable for
     ``sink.max_staging_age``. Each file is compared with its published SHA-256. Its columns are
-    resolved to the published schema: what a file does not have is null, int becomes double.
+    resolved to the published schema: missing columns are null, int becomes double.
 
     Args:
         spark: the session.
         pipeline: the pipeline file, the pipeline, or its table.
-        where: only files with these values of partition columns; None for "no value". The
-            values are texts as in the directories, decoded: ``{"date": "2026-11-21"}``.
-        columns: only these, in this order; all by default.
-        rounding: ``allow``: whole numbers that no number of a floating-point column equals
-            become the nearest one. By default reading them is an error.
+        where: select files by values of partition columns; None for "no value". The values are
+            texts as in the directories, decoded: ``{"date": "2026-11-21"}``.
+        columns: the requested columns, in this order; all by default.
+        rounding: ``allow``: whole numbers that have no exact floating-point value in their column
+            are rounded. By default reading them is an error.
 
     Raises:
-        WrongInput: a number would be rounded, and may not.
-        ConfigError: the sink is no files sink, or was never written to; ``where`` names no
-            partition column; ``columns`` names no column; two scopes have a column with types
-            that don't go together.
+        WrongInput: a number would be rounded, and ``rounding`` refuses it.
+        ConfigError: the sink is no files sink, or was never written to; ``where`` contains a name
+            that is no partition column; ``columns`` contains an unknown column; a column has
+            incompatible types in two scopes.
         Unavailable: the cluster does not answer.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -61,14 +61,14 @@ def read(
     table = pipeline if isinstance(pipeline, Table) else table_of(pipeline)
     contents = table.look()
     files = list(table.chosen(contents, where or {}))
-    # Without files the whole table's columns: a filter that finds nothing is no mistake.
+    # Without files, all columns of the table: a filter without matches is no error.
     scopes = {file.scope for file in files} or contents.schemas.keys()
     schema = wanted_schema(contents.schemas, scopes, columns, rounding=rounding == "allow")
     spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not files:
         return spark.createDataFrame([], spark_schema)
     tasks = _dealt(files, spark.sparkContext.defaultParallelism)
-    # One element for one task, whatever the sizes: a shuffle would deal them out by hash.
+    # One element for each task, regardless of sizes: a shuffle would distribute them by hash.
     dealt = spark.sparkContext.parallelize([(task,) for task in tasks], len(tasks))
     frame = spark.createDataFrame(dealt, _LINES)
     return frame.mapInArrow(_Reader(table.store, schema, rounding), spark_schema)
@@ -76,7 +76,7 @@ def read(
 
 @dataclass(frozen=True)
 class _Reader:
-    """What a worker does."""
+    """The work of a task: reads files."""
 
     store: Store
     schema: pa.Schema
@@ -91,7 +91,7 @@ class _Reader:
 
 
 def _dealt(files: Sequence[ManifestFile], cores: int) -> list[list[Named]]:
-    """The files of each task; those of a task follow each other."""
+    """The files of each task; those of one task are consecutive."""
     costs = [file.bytes + _OPEN for file in files]
     most = min(_TASK, max(_OPEN, sum(costs) // cores))
     tasks: list[list[Named]] = []

@@ -1,4 +1,4 @@
-"""The files of one pipeline as a table: a store, the manifest that names them, their schemas."""
+"""The files of a pipeline as a table: a store, the manifest that lists them, their schemas."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from oncely.pipeline import Pipeline
 from oncely.pipeline.files_destination import FilesDestination
 
 Where = Mapping[str, str | None]
-"""Values of partition columns that a file must have; None: the column has no value."""
+"""Required values of partition columns; None: the column has no value."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Where a pipeline's files are, and what tells which of them count.
+    """The location of a pipeline's files, and of their manifest.
 
     Attributes:
-        place: the cluster, the pipeline's name, and its ledger.
+        pipeline_topics: the cluster, the pipeline's name, and its ledger.
         store: the root.
         manifest_topic, schema_topic: their names.
-        format: that new files are written in.
-        partition_by: as ``sink.partition_by`` has it.
-        target_file_size: bytes that a file should have.
-        max_staging_age: seconds after which a file that was never published can't be any more.
+        format: the format of new files.
+        partition_by: the value of ``sink.partition_by``.
+        target_file_size: the target size of a file, in bytes.
+        max_staging_age: seconds after which an unpublished file cannot be published any more.
     """
 
-    place: PipelineTopics
+    pipeline_topics: PipelineTopics
     store: Store
     manifest_topic: str
     schema_topic: str
@@ -55,36 +55,36 @@ class Table:
         """A reader of the two topics, to be closed.
 
         Raises:
-            ConfigError: nothing was ever published.
+            ConfigError: nothing was published yet.
         """
-        reader = Manifest(self.place, self.manifest_topic, self.schema_topic, self.store)
+        reader = Manifest(self.pipeline_topics, self.manifest_topic, self.schema_topic, self.store)
         reader.require()
         return reader
 
     def look(self) -> Contents:
-        """What is part of the table now; reads on from what an earlier command has kept.
+        """The present files of the table; continues from the snapshot of an earlier command.
 
         Raises:
-            ConfigError: nothing was ever published.
+            ConfigError: nothing was published yet.
             Unavailable: no answer.
         """
         with self.manifest() as manifest:
             return manifest.look_cached(cache_directory() / "manifests")
 
     def ledger(self) -> View:
-        """What the ledger topic says of the pipeline now.
+        """The present state of the pipeline in the ledger topic.
 
         Raises:
             Unavailable: no answer.
         """
-        with closing(Cluster(self.place)) as cluster:
+        with closing(Cluster(self.pipeline_topics)) as cluster:
             return cluster.look()
 
     def chosen(self, contents: Contents, where: Where) -> Iterator[ManifestFile]:
         """The files with these partition values, by path.
 
         Raises:
-            ConfigError: the table is not partitioned by that.
+            ConfigError: the table is not partitioned by these columns.
         """
         names = [level.name for level in self.levels]
         for name in where:
@@ -102,20 +102,20 @@ class Table:
 
 
 def table_of(pipeline: str | Path | Pipeline) -> Table:
-    """The table of a pipeline whose sink is files.
+    """The table of a pipeline with a files sink.
 
     Args:
         pipeline: its file, or the pipeline itself.
 
     Raises:
-        ConfigError: the file is wrong, or the sink is another one.
+        ConfigError: the file is invalid, or the sink has another kind.
     """
     if not isinstance(pipeline, Pipeline):
         pipeline = Pipeline.from_file(pipeline)
     destination = destination_of(pipeline)
     given = destination.given
     return Table(
-        destination.place,
+        destination.pipeline_topics,
         given.store,
         given.manifest_topic,
         given.schemas,
@@ -127,10 +127,10 @@ def table_of(pipeline: str | Path | Pipeline) -> Table:
 
 
 def destination_of(pipeline: Pipeline) -> FilesDestination:
-    """Where a pipeline writes whose sink is files.
+    """The destination of a pipeline with a files sink.
 
     Raises:
-        ConfigError: the sink is another one.
+        ConfigError: the sink has another kind.
     """
     settings = pipeline.settings
     if not isinstance(settings.sink, FilesSinkSettings):

@@ -1,4 +1,4 @@
-"""Event times as the manifest has them."""
+"""Event times in the format of the manifest."""
 
 from __future__ import annotations
 

@@ -1,28 +1,27 @@
-"""Orphans removed: files that were written and that no manifest names, or names no longer.
+"""Removal of orphans: files that the manifest does not list, or lists no longer.
 
-Why none of them can be, or become, part of the table; times are the store's clock:
+Why no orphan can be, or become, part of the table; times are the store's clock:
 
 1. The clock is read, then the store is listed, then the manifest is read, settled. A file that was
-   published before the listing is in the manifest that is read, for its message was in the topic
-   before, and settled waits for the transaction.
+   published before the listing is in the manifest that is read, because its message was in the
+   topic before, and settled waits for the transaction.
 2. A file that was listed and is published later was staged less than ``max_staging_age`` before its
-   transaction began: a publisher looks at the age after it has begun. The transaction ends within
-   its timeout, and the coordinator looks for those that have not every ten seconds. So a file that
-   is older than both, and some slack, at the reading of the clock will be published by nobody.
-   Both limits are those of the process that staged the file, which the pipeline file may not hold
-   any more: the largest of all leases (:mod:`oncely.lake.leases`) and the file's own count.
-   A process whose lease is not in the listing began its batch after the clock was read.
-3. Files that a compaction has replaced are what readers may still be reading, who have looked at
-   the manifest before. They are kept for ``max_staging_age``, the same, from then on. The broker
-   tells when it got the message; readers find the old file until the transaction has ended, which
-   is up to its timeout later.
-4. A manifest that has lost entries would make orphans of files that are part of the table. So its
-   id must be the one that the ledger has noted, before and after it was read: a topic that is made
-   again meanwhile has another one. And its log must begin at 0, where it was created: what is only
-   ever compacted does.
-5. The root must be this manifest's (:mod:`oncely.lake.root_marker`), and a file's name one that
-   Oncely gives: what else lies there is not touched, and neither is what lies below a folder that
-   is the root of another table. The same holds for multipart uploads.
+   transaction began: a publisher checks the age after the begin. The transaction ends within its
+   timeout, and the coordinator checks timeouts every ten seconds. So a file that is older than
+   both, and some slack, at the reading of the clock will not be published. Both limits are those of
+   the process that staged the file, which may no longer be in the pipeline file: the largest of all
+   leases (:mod:`oncely.lake.leases`) and the file's own are used. A process whose lease is not in
+   the listing began its batch after the clock was read.
+3. Files that a compaction has replaced may still be used by readers that have read the manifest
+   before. They are kept for ``max_staging_age``, too, from then on. The broker's timestamp is that
+   of the message; readers see the old file until the transaction has ended, up to its timeout
+   later.
+4. A manifest that has lost entries would turn files of the table into orphans. So its id must be
+   the id in the ledger, before and after the reading: a topic that is recreated meanwhile has
+   another id. And its log must begin at 0: that of a topic that is only ever compacted does.
+5. The root must belong to this manifest (:mod:`oncely.lake.root_marker`), and a file's name must be
+   one of Oncely's: other files are not touched, and neither are files below a folder that is the
+   root of another table. The same holds for multipart uploads.
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ from oncely.lake.manifest import Contents
 from oncely.lake.names import is_file
 
 SLACK = timedelta(seconds=60)
-"""Clocks of broker and store may differ, a store may tell whole seconds, and the coordinator ends a
-transaction up to ten seconds late (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
+"""Clocks of broker and store may differ, a store may return whole seconds, and the coordinator
+ends a transaction up to ten seconds late
+(transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 _PROBE = re.compile(r"\.oncely-probe-[0-9a-f]+")
 """See :mod:`oncely.clients.files.store`."""
@@ -51,16 +51,16 @@ _PROBE = re.compile(r"\.oncely-probe-[0-9a-f]+")
 
 @dataclass(frozen=True)
 class Vacuumed:
-    """What a vacuum has done, or would do.
+    """The result of a vacuum, or of a dry run.
 
     Attributes:
         dry_run: nothing was removed.
-        orphans: files that nobody names and nobody can publish any more.
-        young: unnamed files that may still be published.
-        for_readers: files that were taken out so recently that readers may be at them.
-        foreign: files that Oncely has not named, or of tables below this one; not touched.
-        uploads: multipart uploads that were given up.
-        live: files of the table.
+        orphans: unlisted files that cannot be published any more.
+        young: unlisted files that may still be published.
+        for_readers: files that were removed so recently that readers may use them.
+        foreign: files without a name of Oncely, or of tables below this one; not touched.
+        uploads: the number of aborted multipart uploads.
+        live: the number of files of the table.
     """
 
     dry_run: bool
@@ -73,11 +73,11 @@ class Vacuumed:
 
     @property
     def bytes(self) -> int:
-        """Of the orphans."""
+        """The size of the orphans."""
         return sum(one.bytes for one in self.orphans)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The result as JSON-able values."""
         return {
             "dry_run": self.dry_run,
             "orphans": [
@@ -95,15 +95,15 @@ class Vacuumed:
 
 
 def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
-    """Remove orphans, and multipart uploads that were left over.
+    """Remove orphans, and incomplete multipart uploads.
 
     Args:
-        table: whose.
-        dry_run: only say what would be removed.
+        table: the table.
+        dry_run: only return the orphans.
 
     Raises:
-        ConfigError: never written to, or the root is another pipeline's.
-        SourceMismatch: the manifest topic is another one by the same name.
+        ConfigError: never written to, or the root belongs to another pipeline.
+        SourceMismatch: the manifest topic is another topic of the same name.
         DataLost: the manifest does not begin at 0.
         Unavailable: no answer, or a transaction stayed open.
     """
@@ -116,7 +116,7 @@ def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
         contents = manifest.settled()
         manifest.require_whole(registered)
     held = valid_leases(stored, now - SLACK)
-    given = Limits(table.max_staging_age, table.place.transaction_timeout)
+    given = Limits(table.max_staging_age, table.pipeline_topics.transaction_timeout)
     limits = [given, *held.values()]
     left = now - timedelta(seconds=max(one.max_staging_age for one in limits)) - SLACK
     done_for = left - timedelta(seconds=max(one.transaction_timeout for one in limits))
@@ -140,19 +140,19 @@ def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
 
 
 def registered_id(table: Table) -> str:
-    """The id that the manifest topic had when the pipeline registered.
+    """The id of the manifest topic when the pipeline registered.
 
     Raises:
-        ConfigError: the ledger does not know it.
+        ConfigError: the ledger does not contain it.
     """
     known = table.ledger().pipeline
     topic_id = known.outputs.get(table.manifest_topic) if known is not None else None
     if topic_id is None:
         raise ConfigError(
             "sink.ledger_topic",
-            f"{table.place.ledger_topic!r} does not know which manifest pipeline"
-            f" {table.place.pipeline!r} has written to",
-            way_out="run the pipeline first, or mend its name",
+            f"{table.pipeline_topics.ledger_topic!r} does not contain the manifest of pipeline"
+            f" {table.pipeline_topics.pipeline!r} has written to",
+            way_out="run the pipeline first, or correct its name",
         )
     return topic_id
 
@@ -160,7 +160,7 @@ def registered_id(table: Table) -> str:
 def _sorted(
     stored: Iterable[Stored], contents: Contents, done_for: datetime
 ) -> dict[str, list[Stored]]:
-    """The files that no manifest names, by what is to become of them."""
+    """The unlisted files, by what will be done with them."""
     found: dict[str, list[Stored]] = {
         name: [] for name in ("orphans", "young", "for_readers", "foreign")
     }

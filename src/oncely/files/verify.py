@@ -1,8 +1,8 @@
-"""Every file fetched again and compared with what the manifest says of it.
+"""Reads every file and compares it with its manifest entry.
 
-Files are looked at while the pipeline runs and others compact and vacuum. A file that has left the
-manifest meanwhile is nobody's problem, so the manifest is read again in the end, and what was found
-about files that it no longer names is dropped.
+Files are checked while the pipeline runs and others compact and vacuum. Problems of a file that has
+left the manifest meanwhile do not matter, so the manifest is read again at the end, and problems of
+files that it no longer lists are dropped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _QUEUED = 64
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as the manifest says; ``path`` is the file's."""
+    """A difference from the manifest; ``path`` is the file's."""
 
     path: str
     text: str
@@ -47,16 +47,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verified:
-    """What was looked at, and what is wrong.
+    """The result of a verification.
 
     Attributes:
-        files, rows, bytes: that the manifest names, as it says; all of them were fetched.
-        other_levels: files that were partitioned otherwise than the pipeline does now; the
-            values of their rows were not compared with their directories.
-        unnamed: files in the store that the manifest does not name, which no reader reads:
-            staged ones, and orphans.
-        unnamed_bytes: of those.
-        problems: by path.
+        files, rows, bytes: totals of the manifest; all of the files were read.
+        other_levels: files with other partition columns than the pipeline has now; the values of
+            their rows were not compared with their directories.
+        unnamed: files in the store that the manifest does not list and no reader reads: staged
+            files and orphans.
+        unnamed_bytes: the size of those.
+        problems: the problems, sorted by path.
     """
 
     files: int
@@ -68,19 +68,19 @@ class Verified:
     problems: tuple[Problem, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The result as JSON-able values."""
         return {"ok": not self.problems, **asdict(self)}
 
 
 def verify(table: Table, progress: Callable[[int, int], None] = lambda _, __: None) -> Verified:
-    """Fetch every file and compare size, checksum, rows, columns, partition values and ranges.
+    """Read every file and compare size, checksum, rows, columns, partition values and ranges.
 
     Args:
-        table: whose.
-        progress: told how many files have been looked at, and how many there are.
+        table: the table.
+        progress: called with the number of checked files, and the total.
 
     Raises:
-        ConfigError: never written to, or the store refuses us.
+        ConfigError: never written to, or the store refuses the client.
         Unavailable: cluster or store do not answer.
     """
     levels = table.levels
@@ -110,7 +110,7 @@ def verify(table: Table, progress: Callable[[int, int], None] = lambda _, __: No
 def _mapped(
     threads: ThreadPoolExecutor, look: _Look, files: Iterable[ManifestFile]
 ) -> Iterator[Any]:
-    """As ``threads.map``, which would queue all files at once."""
+    """Like ``threads.map``, which would queue all files at once."""
     waiting = iter(files)
     while some := list(islice(waiting, _QUEUED)):
         yield from threads.map(look, some)
@@ -118,7 +118,7 @@ def _mapped(
 
 @dataclass(frozen=True)
 class _Look:
-    """Looks at one file after the other; safe for several threads."""
+    """Checks single files; safe for several threads."""
 
     store: Store
     contents: Contents
@@ -166,14 +166,14 @@ class _Look:
             yield f"its columns don't resolve to the published schema: {error.message}"
 
     def _values(self, file: ManifestFile, rows: pa.Table) -> Iterator[str]:
-        """Each row stands where its values say, and the event times span what is published."""
+        """Check that each row is in the directory of its values, and the range of event times."""
         found = split(_as_partitioned(rows, self.levels), self.levels)
         for row, reason in found.rejected[:1]:
             yield f"row {row} could not have been written: {reason}"
         wanted = tuple(file.partition.values())
         for code in sorted(set(found.codes.tolist()) - {-1}):
             if found.groups[code] != wanted:
-                yield f"it holds rows of {found.groups[code]}, and should of {wanted} only"
+                yield f"it contains rows of {found.groups[code]}, and should of {wanted} only"
         if file.path.rpartition("/")[0] != directory(self.levels, wanted):
             yield f"it is not in the directory of {wanted}"
         times = found.times[found.times != NO_TIME] if found.times is not None else []
@@ -192,8 +192,8 @@ def _ranges(file: ManifestFile) -> Iterator[str]:
 def _as_partitioned(rows: pa.Table, levels: Sequence[PartitionColumn]) -> pa.Table:
     """Rows as they were when their directory was chosen.
 
-    A column of whole numbers may have become one of doubles since: the file was written with the
-    columns of its last row, and the numbers before are whole still.
+    A column of whole numbers may have become DOUBLE since: the file was written with the columns of
+    its last row, and the earlier numbers are still whole.
     """
     for name in {level.column for level in levels} & set(rows.column_names):
         column = rows.column(name)

@@ -1,9 +1,9 @@
 """Arrow to Avro object container files and back (Avro 1.11, "Object Container Files").
 
-polars encodes the rows, some forty times faster than Python can. Its header is replaced: ours
-has the field names and logical types that polars does not know, a sync marker of the file's own
-(polars writes the same one into each file) and the schema's id. The bytes of rows fit both,
-because :mod:`oncely.decode.avro_names` describes what polars writes.
+polars encodes the rows, about forty times faster than Python. Its header is replaced: the new
+header has the field names and logical types that polars does not support, a sync marker of the
+file's own (polars writes the same marker into each file) and the schema's id. The bytes of rows fit
+both, because :mod:`oncely.decode.avro_names` describes the encoding of polars.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from oncely.lake.avro_rows import row_ends
 from oncely.lake.conform import conform, recast
 
 SCHEMA_ID = "oncely.schema.id"
-"""The header's key of the schema's id."""
+"""The header's key for the schema's id."""
 
 _MAGIC = b"Obj\x01"
 _SYNC = 16
-_BLOCK = 256_000  # bytes: a reader holds a block at a time
+_BLOCK = 256_000  # bytes: a reader buffers a block at a time
 _SNAPPY = pa.Codec("snappy")
 _UTC, _NAIVE = pa.timestamp("us", "UTC"), pa.timestamp("us")
 _NO_COLUMNS = avro_schema_of(pa.schema([])).encode()
-# Rows without any column: no bytes, in Snappy's form, and their CRC-32.
+# Rows without columns: no bytes, in Snappy's form, and their CRC-32.
 _NOTHING = b"\x0a\x00\x00\x00\x00\x00"
 
 
@@ -39,10 +39,10 @@ class AvroFiles:
     """Files of one schema.
 
     Attributes:
-        schema: of the rows, storable.
-        avro: the same in Avro, as JSON.
-        id: of ``avro``.
-        overhead: bytes of a file without rows.
+        schema: the columns of the rows, storable.
+        avro: the Avro schema, as JSON.
+        id: the id of ``avro``.
+        overhead: the size of a file without rows, in bytes.
     """
 
     extension = "avro"
@@ -61,23 +61,23 @@ class AvroFiles:
         self.overhead = len(self._head) + 2 * _SYNC
 
     def prepare(self, rows: pa.Table, count: int) -> Prepared:
-        """Rows of which many files will be written, brought to the schema once.
+        """Rows from which many files will be written, converted to the schema once.
 
         Args:
-            rows: of any schema that this one grew from.
-            count: how many; a table without columns forgets it.
+            rows: of any schema that this one extends.
+            count: the number of rows; a table without columns does not contain it.
         """
         if not self.schema:
             return Prepared(self, count, None)
         rows = conform(rows, self.schema)
         given = pa.schema([pa.field(f.name, _given(f.type)) for f in self.schema])
         rows = conform(rows, given)
-        # Names never reach the file, and polars knows none that is empty or doubled.
+        # Names are not written into the file, and polars accepts neither empty nor repeated names.
         rows = rows.rename_columns([str(i) for i in range(rows.num_columns)]).combine_chunks()
         return Prepared(self, count, _Encoded(rows))
 
     def file(self, encoded: _Encoded | None, start: int, rows: int) -> bytes:
-        """A whole file of the rows from ``start`` on."""
+        """The content of a file with the rows from ``start`` on."""
         sync = os.urandom(_SYNC)
         out: list[bytes] = [self._head, sync]
         if encoded is None:
@@ -91,7 +91,7 @@ class AvroFiles:
 
 
 class _Encoded:
-    """The bytes of rows one after the other, and where each row ends."""
+    """The bytes of rows in sequence, and the end of each row."""
 
     def __init__(self, rows: pa.Table) -> None:
         frame = pl.from_arrow(rows, rechunk=True)
@@ -104,14 +104,15 @@ class _Encoded:
         count, begin = _read_long(data, begin)
         size, begin = _read_long(data, begin)
         self._ends = row_ends(rows)
-        # One block, and as long as its rows: else we would cut inside of one.
+        # One block, of exactly the size of its rows: otherwise a cut could fall inside a block
+        # header.
         whole = begin + size + _SYNC == len(data) and self._ends[-1] == size
         if count != rows.num_rows or not whole:
-            raise InvariantViolation("polars encodes rows in another way than it is known to")
+            raise InvariantViolation("polars encodes rows in an unknown way")
         self._bytes = data[begin : begin + size]
 
     def blocks(self, start: int, rows: int) -> Iterator[tuple[int, memoryview]]:
-        """Bytes of some of the rows, in blocks that a reader likes to hold."""
+        """Bytes of some of the rows, in blocks of a convenient size for readers."""
         at, end = start, start + rows
         while at < end:
             room = self._ends[at] + _BLOCK
@@ -121,13 +122,13 @@ class _Encoded:
 
 
 class Prepared:
-    """Rows as bytes; any part of them is quickly made a file."""
+    """Encoded rows, of which any part can be written as a file."""
 
     def __init__(self, files: AvroFiles, rows: int, encoded: _Encoded | None) -> None:
         self._files, self.rows, self._encoded = files, rows, encoded
 
     def file(self, start: int, rows: int) -> bytes:
-        """A whole file."""
+        """The content of a file."""
         return self._files.file(self._encoded, start, rows)
 
 
@@ -135,7 +136,7 @@ def write(rows: pa.Table) -> bytes:
     """One file of all rows, in their own schema.
 
     Raises:
-        TableMismatch: a type that has no place in a file, naming the column.
+        TableMismatch: a type that files do not support; the error names the column.
     """
     return AvroFiles(rows.schema).prepare(rows, rows.num_rows).file(0, rows.num_rows)
 
@@ -144,18 +145,21 @@ def read(data: bytes) -> pa.Table:
     """The rows of a file that :func:`write` or the writer made, in its own schema.
 
     Raises:
-        InvariantViolation: it is no such file, or it is damaged.
+        InvariantViolation: it is not such a file, or it is damaged.
     """
     meta = header(data)
     count = _count(data)
     if meta["avro.schema"] == _NO_COLUMNS:
         return pa.table({"": pa.nulls(count)}).select([])
     schema = arrow_schema_of(meta["avro.schema"].decode())
-    if not count:  # polars panics
+    if not count:  # polars panics without rows
         return schema.empty_table()
     try:
         frame = pl.read_avro(io.BytesIO(data))
-    except (Exception, pl.exceptions.PanicException) as error:  # the latter is no Exception
+    except (
+        Exception,
+        pl.exceptions.PanicException,
+    ) as error:  # not a subclass of Exception
         raise InvariantViolation(f"this is no Avro file of ours: {error}") from None
     rows = frame.to_arrow()
     columns = [recast(rows.column(i), f.type, f.name, avro_name) for i, f in enumerate(schema)]
@@ -166,7 +170,7 @@ def header(data: bytes) -> dict[str, bytes]:
     """The metadata of a file.
 
     Raises:
-        InvariantViolation: it is no Avro file.
+        InvariantViolation: it is not an Avro file.
     """
     found: dict[str, bytes] = {}
     try:
@@ -179,12 +183,12 @@ def header(data: bytes) -> dict[str, bytes]:
 
 
 def _header_length(data: memoryview, found: dict[str, bytes] | None = None) -> int:
-    """Where the first block begins, after the sync marker."""
+    """The offset of the first block, after the sync marker."""
     if bytes(data[: len(_MAGIC)]) != _MAGIC:
         raise InvariantViolation("this is no Avro file")
     count, at = _read_long(data, len(_MAGIC))
     while count:
-        if count < 0:  # a block of pairs that tells its size
+        if count < 0:  # a block of pairs that begins with its size
             _, at = _read_long(data, at)
         for _ in range(abs(count)):
             key, at = _read_text(data, at)
@@ -196,7 +200,7 @@ def _header_length(data: memoryview, found: dict[str, bytes] | None = None) -> i
 
 
 def _count(data: bytes) -> int:
-    """How many rows the blocks of a file tell of."""
+    """The number of rows according to the file's blocks."""
     view, rows = memoryview(data), 0
     at = _header_length(view)
     while at < len(view):
@@ -212,10 +216,10 @@ def _count(data: bytes) -> int:
 
 
 def _given(arrow: pa.DataType) -> pa.DataType:
-    """What polars is given for a type, so that it writes the bytes of it.
+    """The type passed to polars, so that it writes the bytes of ``arrow``.
 
-    It writes no timestamps with a zone: the numbers are the same, and our header knows the zone.
-    It writes wrong decimals: they go as bytes.
+    It does not write timestamps with a zone: the numbers are the same, and our header has the zone.
+    It writes wrong decimals: they are passed as bytes.
     """
     if arrow == _UTC:
         return _NAIVE
@@ -233,7 +237,7 @@ def _text(value: str) -> bytes:
 
 
 def _long(number: int) -> bytes:
-    """Zigzag, then seven bits a byte."""
+    """Zigzag, then seven bits per byte."""
     left = (number << 1) ^ (number >> 63)
     out = bytearray()
     while left > 0x7F:

@@ -1,9 +1,9 @@
-"""Where each row ends in the bytes that polars writes for many of them.
+"""The end of each row in the bytes that polars writes for many rows.
 
-polars encodes a row in some 100 ns, and needs 50 µs for a file however few rows it has. So it
-encodes many files' rows in one go, and the bytes are cut between rows. How long a row's bytes
-are follows from its values (Avro 1.11, "Binary Encoding"); every field and every item is a union
-with null, whose index is one byte.
+polars encodes a row in about 100 ns, and needs 50 µs for a file of any size. So it encodes the rows
+of many files at once, and the bytes are cut between rows. The length of a row follows from its
+values (Avro 1.11, "Binary Encoding"); every field and every item is a union with null, whose index
+is one byte.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _FIXED = {pa.bool_(): 1, pa.float32(): 4, pa.float64(): 8}
 
 
 def row_ends(rows: pa.Table) -> Lengths:
-    """Where each row ends, in bytes; the first number is 0, so there is one more than rows.
+    """The end of each row, in bytes, after a first 0: one number more than rows.
 
     Args:
-        rows: as polars was given them, each column in one piece.
+        rows: the rows that were passed to polars, each column in one chunk.
 
     Raises:
-        InvariantViolation: a type that no file has.
+        InvariantViolation: a type that files do not support.
     """
     total = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
@@ -72,7 +72,7 @@ def _of_longs(array: pa.Array) -> Lengths:
 
 
 def _of_lists(array: pa.ListArray) -> Lengths:
-    """A block with its count and its items, if there are any, and the empty block at the end."""
+    """A block with its count and its items, unless it is empty, and the empty block at the end."""
     offsets = _offsets(array)
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(array.values))])
     counts = np.diff(offsets)
@@ -82,7 +82,7 @@ def _of_lists(array: pa.ListArray) -> Lengths:
 
 
 def _offsets(array: pa.Array) -> Lengths:
-    """Where values begin and end among all that the array's buffers hold."""
+    """The offsets of values in the array's buffers."""
     if not len(array):
         return np.zeros(1, np.int64)
     if pa.types.is_list(array.type):
@@ -92,7 +92,7 @@ def _offsets(array: pa.Array) -> Lengths:
 
 
 def _digits(numbers: np.ndarray[Any, np.dtype[np.uint64]]) -> Lengths:
-    """Bytes of numbers that have seven bits a byte."""
+    """The number of bytes of integers with seven bits per byte."""
     found = np.ones(len(numbers), np.int64)
     largest = int(numbers.max()) if len(numbers) else 0
     for bits in range(7, 64, 7):

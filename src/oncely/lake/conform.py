@@ -1,4 +1,4 @@
-"""Rows brought to the newest schema of their scope: what a grown schema makes of old columns."""
+"""Conversion of rows to the newest schema of their scope."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _PAIR = ["key", "value"]
 
 
 class Rounding(InvariantViolation):
-    """A whole number does not equal any number of the type that its column shall have."""
+    """A whole number differs from all numbers of its column's new type."""
 
 
 def conform(rows: pa.Table, schema: pa.Schema, *, rounding: bool = False) -> pa.Table:
-    """The rows with the columns of ``schema``, in its order, which knows all that they have.
+    """The rows with the columns of ``schema``, in its order; it contains all of their columns.
 
-    What is missing is null, whole numbers become floating-point ones where the schema has them,
-    structs go field by field and lists item by item, maps become lists of key and value.
+    Missing columns are null, whole numbers become floating-point numbers if the schema has these,
+    structs are converted by field and lists by item, maps become lists of key and value.
 
     Args:
         rows: the rows.
-        schema: the columns that they shall have.
-        rounding: whether a whole number may become the nearest floating-point one.
+        schema: the new columns.
+        rounding: allow a whole number to become the nearest floating-point number.
 
     Raises:
-        Rounding: a whole number would be rounded, and may not.
+        Rounding: a whole number would be rounded, and ``rounding`` is false.
         InvariantViolation: the schema lacks a column of the rows, or has another kind of type.
     """
     if rows.schema.equals(schema):
@@ -58,17 +58,17 @@ def recast(
     *,
     rounding: bool = False,
 ) -> pa.ChunkedArray:
-    """One column.
+    """Convert one column.
 
     Args:
         column: the values.
-        to: the type that they shall have.
+        to: the new type.
         path: the column's name, for messages.
-        found_by: by which name in ``column`` a field of ``to`` is found; its own by default.
-        rounding: whether a whole number may become the nearest floating-point one.
+        found_by: returns the name in ``column`` of a field of ``to``; by default the same.
+        rounding: allow a whole number to become the nearest floating-point number.
 
     Raises:
-        Rounding: a whole number would be rounded, and may not.
+        Rounding: a whole number would be rounded, and ``rounding`` is false.
         InvariantViolation: another kind of type, or a field that ``to`` lacks.
     """
     if column.type.equals(to):
@@ -94,7 +94,7 @@ class _Recast:
         if pa.types.is_list(to) and (_is_list(old) or pa.types.is_map(old)):
             return self._list(array, to)
         if pa.types.is_nested(to) or pa.types.is_nested(old):
-            if held("", array) is None:  # what a reset of the schema has forgotten
+            if held("", array) is None:  # a column that a reset of the schema has dropped
                 return pa.nulls(len(array), to)
             raise InvariantViolation(f"{self.path}: {old} can't become {to}")
         return self._leaf(array, to)
@@ -114,7 +114,7 @@ class _Recast:
     def _floating(self, array: pa.Array, to: pa.DataType) -> pa.Array:
         numbers = pc.cast(array, to, safe=False)
         if not self.rounding:
-            # 2^63 - 1 becomes 2^63, and what that is as an int64 depends on the processor.
+            # 2^63 - 1 becomes 2^63, whose conversion to int64 depends on the processor.
             other = pc.not_equal(pc.cast(numbers, array.type, safe=False), array)
             rounded = pc.indices_nonzero(pc.or_(other, pc.greater_equal(numbers, 2.0**63)))
             if len(rounded):
@@ -129,7 +129,7 @@ class _Recast:
             if held(name, array.flatten()[old[name]]) is not None:
                 raise InvariantViolation(f"the schema has lost {self.path}.{name}")
         inside = [
-            # field() keeps what lies below a null struct; the mask hides it all the same.
+            # field() returns the values below a null struct; the mask hides them.
             self._below(f".{f.name}").array(array.field(old[self.found_by(f.name)]), f.type)
             if self.found_by(f.name) in old
             else pa.nulls(len(array), f.type)
@@ -145,7 +145,7 @@ class _Recast:
         else:
             items = array.values
         offsets, mask = pc.cast(array.offsets, pa.int32()), _mask(array)
-        if mask is not None:  # from_arrays takes no mask beside sliced offsets
+        if mask is not None:  # from_arrays accepts no mask beside sliced offsets
             offsets = pa.array(offsets.to_numpy())
         items = self._below("[]").array(items, to.value_type)
         return pa.ListArray.from_arrays(offsets, items, to, mask=mask)
@@ -164,9 +164,9 @@ def _is_list(arrow: pa.DataType) -> bool:
 
 
 def _big_endian(array: pa.Array) -> pa.Array:
-    """Decimals as 16 bytes, two's complement, big-endian: Avro takes any length.
+    """Decimals as 16 bytes, two's complement, big-endian: Avro accepts any length.
 
-    polars cuts leading zeros without a look at the sign: its 32768 is two bytes, which read as
+    polars cuts leading zeros regardless of the sign: it writes 32768 as two bytes, which read as
     -32768.
     """
     count = len(array)

@@ -1,4 +1,4 @@
-"""Where files begin: at another group, at the target size, and never inside a record."""
+"""The starts of files: at another group, at the target size, and never inside a record."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from oncely.lake.gathered import Gathered, Ints
 
 
 def file_starts(rows: Gathered, order: Ints, target: int) -> Ints:
-    """Where files begin among rows in this order.
+    """The starts of files among rows in this order.
 
     Args:
         rows: all rows.
-        order: of those that are written, group by group.
-        target: rows of a file, more or less.
+        order: indices of the rows that are written, sorted by group.
+        target: approximate number of rows of a file.
     """
     codes = rows.codes[order]
     groups = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
@@ -37,7 +37,7 @@ def file_starts(rows: Gathered, order: Ints, target: int) -> Ints:
 
 
 def whole_records(rows: Gathered, gone: Ints) -> Ints:
-    """The rows that are gone, and with them all neighbours of the same record."""
+    """The dropped rows, and all adjacent rows of the same records."""
     inside = _same_record(rows, np.arange(rows.count))
     record = np.cumsum(~inside)
     whole: Ints = np.isin(record, record[gone])
@@ -45,7 +45,7 @@ def whole_records(rows: Gathered, gone: Ints) -> Ints:
 
 
 def _same_record(rows: Gathered, order: Ints) -> Ints:
-    """Whether a row is of the same record as the one before it."""
+    """True for each row that has the same record as the row before it."""
     same = np.zeros(len(order), bool)
     if rows.source is not None and rows.offset is not None:
         source, offset = rows.source[order], rows.offset[order]

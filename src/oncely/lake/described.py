@@ -1,4 +1,4 @@
-"""What a manifest tells of files: ranges and event times, for many files at once."""
+"""Ranges and event times of files for the manifest, computed for many files at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Description:
-    """Of one file.
+    """The description of a file.
 
     Attributes:
         ranges: by topic-partition, in the order of the rows.
@@ -38,8 +38,8 @@ def describe(rows: Gathered, starts: Ints, sources: Sequence[tuple[str, int]]) -
     """Describe files.
 
     Args:
-        rows: of all files, one file after the other, in order.
-        starts: where each file begins, ascending, the first 0.
+        rows: the rows of all files, in the order of the files.
+        starts: the first row of each file, ascending, beginning with 0.
         sources: topic-partitions.
     """
     ranges = _ranges(rows, starts, sources)
@@ -63,7 +63,7 @@ def _ranges(
 ) -> list[list[SourceRange]]:
     if rows.source is None or rows.offset is None:
         return [[] for _ in starts]
-    # A run is what a file has of one topic-partition, ascending: its ends are the range.
+    # A run is the part of a file from one topic-partition, ascending: its ends are the range.
     begins = np.zeros(rows.count, bool)
     begins[starts] = True
     begins[1:] |= rows.source[1:] != rows.source[:-1]

@@ -1,7 +1,7 @@
-"""The event time of rows: a column of any fitting type as microseconds since 1970 UTC.
+"""The event time of rows: a column of a suitable type as microseconds since 1970 UTC.
 
-Each value is judged by itself: a row with a bad one is rejected, whatever its column's type has
-become by other rows.
+Each value is checked separately: a row with an invalid value is rejected, even if other rows have
+changed the column's type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from oncely.decode.times import (
 Micros: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 NO_TIME = np.iinfo(np.int64).min
-"""Stands for a row without an event time."""
+"""The value for a row without an event time."""
 
 _TYPE = pa.timestamp("us", "UTC")
 _UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}
@@ -34,7 +34,7 @@ _DAY = 86_400_000_000
 
 
 def no_event_time(arrow: pa.DataType) -> str:
-    """Why a column of this type holds no event times; nothing if it may."""
+    """The reason why a column of this type cannot be an event time; empty if it can."""
     is_a = pa.types
     good = (is_a.is_timestamp, is_a.is_date32, is_a.is_string, is_a.is_large_string)
     numbers = (is_a.is_signed_integer, is_a.is_float64)
@@ -44,7 +44,8 @@ def no_event_time(arrow: pa.DataType) -> str:
 
 
 def instants(rows: pa.Table, name: str, rejected: dict[int, str]) -> Micros:
-    """A column's instants; rows whose value is none join ``rejected``, with the reason."""
+    """A column's instants; rows with an invalid value are added to ``rejected``, with the
+    reason."""
     if name not in rows.column_names:
         return np.full(rows.num_rows, NO_TIME)
     column = rows.column(name).combine_chunks()
@@ -66,7 +67,7 @@ def instants(rows: pa.Table, name: str, rejected: dict[int, str]) -> Micros:
 
 @dataclass(frozen=True)
 class EventTime:
-    """Judges the event time of one JSON record, as :func:`instants` judges that of its row.
+    """Checks the event time of one JSON record, as :func:`instants` checks that of its row.
 
     Attributes:
         column: the member.
@@ -75,10 +76,10 @@ class EventTime:
     column: str
 
     def __call__(self, members: Mapping[str, Any]) -> str | None:
-        """Why a record has no good event time; None when it has one, or has none at all.
+        """The reason why a record has an invalid event time; None if it is valid or missing.
 
         Args:
-            members: as :func:`oncely.decode.reference.parse_object` gives them.
+            members: from :func:`oncely.decode.reference.parse_object`.
         """
         value, name = members.get(self.column), self.column
         if type(value) is str:
@@ -107,7 +108,7 @@ def _judged(value: Number, name: str) -> str | None:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a member says nothing, so that its row has no value there."""
+    """True if a member has no value, so that its row has no value there."""
     if isinstance(value, dict | list):
         return all(map(_is_empty, value.values() if isinstance(value, dict) else value))
     return value is None
@@ -126,7 +127,7 @@ def _beyond(name: str, number: object) -> str:
 
 
 def _whole(column: pa.Array, name: str, rejected: dict[int, str]) -> pa.Array:
-    """Milliseconds that came as floating-point numbers; what is none of the calendar is null."""
+    """Milliseconds from floating-point numbers; numbers outside the calendar become null."""
     numbers = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
     whole = np.floor(numbers) == numbers
     wrong = ~(whole & (numbers >= _FIRST_MILLIS) & (numbers <= _LAST_MILLIS))
@@ -155,7 +156,7 @@ def _of_texts(column: pa.Array, name: str, rejected: dict[int, str]) -> pa.Array
 
 
 def _of_numbers(column: pa.Array, name: str, rejected: dict[int, str]) -> Micros:
-    factor = 1000  # a whole number is milliseconds
+    factor = 1000  # a whole number is in milliseconds
     if pa.types.is_timestamp(column.type):
         if column.type.unit == "ns":
             column = pc.cast(column, pa.timestamp("us", column.type.tz), safe=False)

@@ -1,4 +1,4 @@
-"""What a pipeline's files are: their columns, their format, where a row goes."""
+"""The format of a pipeline's files: their columns, encoding and directories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncely.lake.partitions import PartitionColumn
 from oncely.lake.records import Format
 
 VALUE = "value"
-"""The one column of rows whose columns are inferred: the record's bytes."""
+"""The single column of rows whose columns are inferred: the record's bytes."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class FileFormat:
     """Attributes of the files of a pipeline.
 
     Attributes:
-        format: of each.
-        columns: that choose a row's directory.
-        schema: of every row; None: inferred, by scope.
-        target_bytes: of a file.
-        caps: of an inferred schema.
+        format: the format of each file.
+        columns: the columns that determine a row's directory.
+        schema: the schema of every row; None: inferred by scope.
+        target_bytes: the target size of a file, in bytes.
+        caps: the limits of an inferred schema.
     """
 
     format: Format
@@ -36,12 +36,12 @@ class FileFormat:
 
     @property
     def scope_columns(self) -> tuple[str, ...]:
-        """The columns whose values share a schema; none where it is fixed."""
+        """The columns whose values select a schema; empty if the schema is fixed."""
         if self.schema is not None:
             return ()
         return tuple(one.column for one in self.columns if one.kind == "column")
 
     def inferring(self) -> InferringJson:
-        """Makes columns of records, for :attr:`schema` None."""
+        """The decoder that infers columns, if :attr:`schema` is None."""
         times = {one.column for one in self.columns if one.kind != "column"}
         return InferringJson(self.scope_columns, self.caps, *map(EventTime, times))

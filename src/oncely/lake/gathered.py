@@ -1,4 +1,4 @@
-"""Rows of a task that wait to become files, and their order in those files."""
+"""Rows of a task that wait to be written, and their order in the files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _RADIX = 1 << 16  # numpy sorts 16 bits by radix, stably, several times faster t
 
 @dataclass(frozen=True)
 class Origin:
-    """Where rows come from.
+    """The origin of rows.
 
     Attributes:
         partitions: topic and partition.
         index: of each row, into ``partitions``.
-        offset: int64, of each row; rows of one record have the same.
+        offset: int64, of each row; rows of one record have the same offset.
     """
 
     partitions: Sequence[tuple[str, int]]
@@ -33,14 +33,14 @@ class Origin:
 
 @dataclass
 class Gathered:
-    """Rows with what the writer knows of each of them. All arrays are as long as the table.
+    """Rows with their groups, origins and event times. All arrays are as long as the table.
 
     Attributes:
-        rows: without columns a table forgets its length; ``codes`` has it.
+        rows: the rows; a table without columns loses its length, which is that of ``codes``.
         codes: the group of each row.
-        source: index of its topic-partition; None for rows that a transform has mixed.
-        offset: of its record; None as ``source``.
-        times: its event time; None where no partition column looks at one.
+        source: the index of each row's topic-partition; None for rows that a transform has mixed.
+        offset: the offset of each row's record; None if ``source`` is.
+        times: the event time of each row; None if no partition column uses it.
     """
 
     rows: pa.Table
@@ -51,7 +51,7 @@ class Gathered:
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return len(self.codes)
 
     def taken(self, chosen: Ints) -> Gathered:
@@ -67,7 +67,7 @@ class Gathered:
     def order(self, groups: int) -> Ints:
         """An order by group in which the rows of a topic-partition stay in order of offset.
 
-        Rows mostly come so; where a shuffle has mixed them, they are sorted anew.
+        Rows mostly arrive in this order; rows that a shuffle has mixed are sorted.
         """
         narrow = self.codes.astype(np.uint16) if groups <= _RADIX else self.codes
         order: Ints = np.argsort(narrow, kind="stable")
@@ -80,13 +80,13 @@ class Gathered:
         )
         if not (alike & back).any():
             return order
-        # The last key is the first to decide; rows of one record keep their order.
+        # lexsort's last key is the primary key; rows of one record keep their order.
         sorted_anew: Ints = np.lexsort((self.offset, self.source, self.codes))
         return sorted_anew
 
 
 def joined(parts: Sequence[Gathered], schema: pa.Schema) -> Gathered:
-    """All rows one after the other, in the columns of ``schema``, each column in one piece."""
+    """All rows concatenated, with the columns of ``schema``, each column in one chunk."""
     rows = [conform(part.rows, schema) for part in parts]
     return Gathered(
         pa.concat_tables(rows).combine_chunks(),

@@ -1,4 +1,4 @@
-"""The schema of what rows hold: columns in which no row has a value are left out."""
+"""The schema of columns with values: columns in which no row has a value are left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oncely.decode.reference import EXACT
 
 
 def held_schema(rows: pa.Table) -> pa.Schema:
-    """The columns that have a value in some row, and in structs and lists the fields that do."""
+    """The columns that have a value in some row, and the fields of structs and lists that do."""
     columns = (
         held(field.name, chunk)
         for field in rows.schema
@@ -20,7 +20,7 @@ def held_schema(rows: pa.Table) -> pa.Schema:
 
 
 def held(name: str, values: pa.Array) -> pa.Field | None:
-    """One column; None when it has no value."""
+    """The field of a column; None if the column has no value."""
     arrow = values.type
     if values.null_count == len(values):
         return None

@@ -1,20 +1,20 @@
 """Staging leases: the limits by which a process stages files, kept below the root.
 
-``vacuum`` removes an unnamed file when no process can name it any more. A process names files up
-to its own ``max_staging_age``, which it has read from the pipeline file at its start. The pipeline
-file may have been changed since, so ``vacuum`` can't go by the file alone. Every process that
-stages files (a run, a replay of dead letters, a compaction) therefore writes a lease before the
-first file of a batch, and ``vacuum`` goes by the largest limits among its own and those of all
-leases that are valid.
+``vacuum`` removes an unpublished file when no process can publish it any more. A process publishes
+files up to its own ``max_staging_age``, which it has read from the pipeline file at its start. The
+pipeline file may have been changed since, so ``vacuum`` cannot rely on the file alone. Every
+process that stages files (a run, a replay of dead letters, a compaction) therefore writes a lease
+before the first file of a batch, and ``vacuum`` uses the largest limits among its own and those of
+all valid leases.
 
-A lease is an empty file whose name holds the limits. A batch may begin up to ``max_staging_age``
-after its lease was written; then the process writes the next one. The files of a batch are named
-up to ``max_staging_age`` and the transaction timeout after the batch began, or never. So a lease
-counts for twice the age and the timeout, by the store's clock, and nobody has to take it back: it
-also covers a process that was fenced while it was paused. An expired lease is an orphan.
+A lease is an empty file whose name contains the limits. A batch may begin up to ``max_staging_age``
+after its lease was written; then the process writes the next lease. The files of a batch are
+published up to ``max_staging_age`` and the transaction timeout after the batch began, or never. So
+a lease is valid for twice the age and the timeout, by the store's clock, and need not be revoked:
+it also covers a process that was fenced while it was paused. An expired lease is an orphan.
 
-Each lease has a name of its own, so two processes never write the same file: object stores have
-no compare-and-set that pyarrow knows.
+Each lease has a name of its own, so two processes never write the same file: pyarrow offers no
+compare-and-set of object stores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from datetime import datetime, timedelta
 from oncely.clients.files.store import Store, Stored
 
 FOLDER = "_oncely/staging"
-"""Below the root, beside the root's owner."""
+"""The folder below the root, beside the owner's file."""
 
 _NAME = re.compile(
     re.escape(FOLDER) + r"/age(\d{1,12}\.\d{3})-timeout(\d{1,12}\.\d{3})-[0-9a-f]{16}"
@@ -47,11 +47,11 @@ def clock() -> float:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a staged file may wait to be named.
+    """Limits of the time between staging and publication of a file.
 
     Attributes:
-        max_staging_age: seconds from the beginning of its batch to the look at its age.
-        transaction_timeout: seconds after which the broker ends the transaction that names it.
+        max_staging_age: seconds from the beginning of its batch to the check of its age.
+        transaction_timeout: seconds after which the broker ends the transaction that publishes it.
     """
 
     max_staging_age: float
@@ -59,7 +59,7 @@ class Limits:
 
     @property
     def valid(self) -> timedelta:
-        """How long a lease with these limits counts."""
+        """The time for which a lease with these limits is valid."""
         return timedelta(seconds=2 * self.max_staging_age + self.transaction_timeout)
 
 
@@ -69,7 +69,7 @@ class StagingLeases:
 
     Attributes:
         store: the root.
-        limits: by which this process stages files.
+        limits: the limits of this process.
     """
 
     store: Store
@@ -77,10 +77,10 @@ class StagingLeases:
     _written: float | None = field(default=None, init=False)
 
     def hold(self) -> None:
-        """Have a valid lease; called before the first file of a batch is staged.
+        """Ensure a valid lease; called before the first file of a batch is staged.
 
         Raises:
-            Unavailable: the store does not take it.
+            Unavailable: the store cannot write it.
         """
         now, limits = clock(), self.limits
         if self._written is not None and now - self._written <= limits.max_staging_age:
@@ -93,13 +93,13 @@ class StagingLeases:
 
 
 def limits_of(path: str) -> Limits | None:
-    """What a lease says; None: the path is no lease's."""
+    """The limits of a lease; None if the path is not that of a lease."""
     found = _NAME.fullmatch(path)
     return Limits(float(found[1]), float(found[2])) if found else None
 
 
 def valid_leases(stored: Iterable[Stored], at: datetime) -> dict[str, Limits]:
-    """The leases that still count at a time of the store's clock, by path."""
+    """The leases that are valid at a time of the store's clock, by path."""
     found = ((one, limits_of(one.path)) for one in stored)
     return {
         one.path: limits

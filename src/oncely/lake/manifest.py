@@ -1,16 +1,18 @@
-"""The manifest and the schemas as the two topics tell them.
+"""The manifest and the schemas, as stored in two topics.
 
-A reader sees a prefix of the manifest topic. That each prefix is a table needs a word: several
+A reader sees a prefix of the manifest topic. Each prefix must be a consistent table: several
 producers may write at the same time (a run publishes, a compaction rewrites), so that a prefix may
-hold the first half of a committed transaction, whose other half stands behind the first record of
-a transaction that is still open. For what a run publishes this means a batch that is not complete
-yet. For a compaction it could mean rows twice, or none. So the message of a file that was
-rewritten names the paths it ``replaces``: whoever sees the new file knows that the old ones are
-out, by one message, and their tombstones are left for Kafka's own compaction to act on.
+contain the first half of a committed transaction, whose other half follows the first record of a
+transaction that is still open. For a run's publication this means a batch that is not complete yet.
+For a compaction it could mean rows twice, or no rows. So the message of a rewritten file contains
+the paths that it ``replaces``: a reader of the new file's message drops the old files because of
+this one message, and their tombstones are needed only by Kafka's own compaction. Where several new
+files replace old ones at once, the first message contains all of them (``along``), and is written
+once more without them at the end: Kafka's compaction then keeps each file under its own key only.
 
 Schemas are read after the manifest. A transaction's marker reaches one topic before the other: a
 file may be visible whose schema is not, although it is in the schema topic already. When a file
-names a schema that was never seen, that topic is read again, settled, which waits for the marker.
+refers to an unknown schema, that topic is read again, settled, which waits for the marker.
 """
 
 from __future__ import annotations
@@ -45,22 +47,22 @@ from oncely.lake.records import (
 from oncely.ledgers.topic.cluster import READER, PipelineTopics
 
 _logger = logging.getLogger("oncely.sinks.files")
-_SAMPLE = 3  # files of another pipeline that are looked for below the root
-_WORTH_KEEPING = 20_000  # messages that a command had to read
+_SAMPLE = 3  # number of another pipeline's files that are checked below the root
+_WORTH_KEEPING = 20_000  # number of messages after which a command keeps a snapshot
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The table at one moment.
+    """The table at one point in time.
 
     Attributes:
-        files: that are part of it, by path, in the order in which they came in.
-        removed: when a file was taken out, milliseconds since 1970 by the broker's clock (by the
-            producer's, where the topic has ``message.timestamp.type=CreateTime``). Only while the
-            topic still holds the tombstone, or the message that replaced the file.
-        schemas: the newest of each scope.
+        files: its files by path, in the order in which they were added.
+        removed: the time of a file's removal, milliseconds since 1970 by the broker's clock (by the
+            producer's, if the topic has ``message.timestamp.type=CreateTime``). Only while the
+            topic still contains the tombstone, or the message that replaced the file.
+        schemas: the newest schema of each scope.
         others: entries of other pipelines, whose files are below another root.
-        owners: who has claimed the topic, in the order of the log; the first one counts.
+        owners: the claims of the topic, in the order of the log; the first one is valid.
     """
 
     files: Mapping[str, ManifestFile] = field(default_factory=dict)
@@ -71,12 +73,12 @@ class Contents:
 
     @property
     def owner(self) -> ManifestOwner | None:
-        """The pipeline and the root that the topic belongs to."""
+        """The pipeline and the root to which the topic belongs."""
         return self.owners[0] if self.owners else None
 
 
 class _OwnerFound(Exception):
-    """Ends the reading of a log."""
+    """Ends the reading of a log at the first owner."""
 
     def __init__(self, owner: ManifestOwner) -> None:
         super().__init__(owner.pipeline)
@@ -84,37 +86,36 @@ class _OwnerFound(Exception):
 
 
 class Manifest:
-    """Reads both topics; what was read once is kept. Safe for several threads.
+    """Reads both topics incrementally. Safe for several threads.
 
     Args:
-        place: brokers, group and connection. The group is only named: nothing is committed to it.
+        topics: brokers, group and connection. The group is not used: nothing is committed to it.
         manifest_topic, schema_topic: their names.
-        store: the root. Entries of other pipelines than the place's own count only if their files
-            are there: earlier versions have let two roots write to one manifest. Without it all
-            entries count.
+        store: the root. Entries of other pipelines count only if their files exist: earlier
+            versions allowed two roots to write to one manifest. Without it all entries count.
     """
 
     def __init__(
         self,
-        place: PipelineTopics,
+        topics: PipelineTopics,
         manifest_topic: str,
         schema_topic: str,
         store: Store | None = None,
     ) -> None:
-        self._place, self._store = place, store
+        self._pipeline_topics, self._store = topics, store
         self.manifest_topic, self.schema_topic = manifest_topic, schema_topic
-        self._asker = KafkaAdmin(place.brokers, place.kafka, min(10.0, place.timeout))
+        self._admin = KafkaAdmin(topics.brokers, topics.kafka, min(10.0, topics.timeout))
         self._lock = threading.RLock()
         self._consumer: Any = None
         self._files = LiveFiles()
-        self._others: dict[str, LiveFiles] = {}  # by pipeline, where there is a store
+        self._others: dict[str, LiveFiles] = {}  # by pipeline, if there is a store
         self._owners: dict[str, ManifestOwner] = {}
-        self._told: set[str] = set()  # other pipelines that the log has been told of
-        self._taken = 0  # messages of the manifest
+        self._told: set[str] = set()  # other pipelines for which a warning was logged
+        self._taken = 0  # number of messages of the manifest
         self._removed: dict[str, int] = {}
         self._schemas: dict[bytes, ScopeSchema] = {}
-        self._seen: set[str] = set()  # the ids of all schemas that were ever read
-        self._named: set[str] = set()  # ids that files have named since the last reading
+        self._seen: set[str] = set()  # the ids of all schemas that were read
+        self._named: set[str] = set()  # schema ids of files since the last reading
         self._manifest = self._log(
             manifest_topic, "the manifest topic", self._take_file, self._forget_files
         )
@@ -129,35 +130,35 @@ class Manifest:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the next reading opens one again."""
+        """Close the connection; the next reading reconnects."""
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()
                 self._consumer = None
 
     def look(self) -> Contents:
-        """The table as committed readers see it now.
+        """The table as visible to committed readers now.
 
         Raises:
             Unavailable: no answer.
-            InvariantViolation: a topic holds what is not ours.
+            InvariantViolation: a topic contains foreign messages.
         """
         return self._read(stable=False)
 
     def settled(self) -> Contents:
-        """The table with all that was in the topics when asked; waits for open transactions.
+        """The table with all messages that are in the topics now; waits for open transactions.
 
         Raises:
             Unavailable: a transaction stayed open, or no answer.
-            InvariantViolation: a topic holds what is not ours.
+            InvariantViolation: a topic contains foreign messages.
         """
         return self._read(stable=True)
 
     def look_cached(self, folder: Path) -> Contents:
-        """As :meth:`look`, reading on from a snapshot where there is one, and keeping one.
+        """Like :meth:`look`, but continues from a snapshot if there is one, and saves one.
 
         Args:
-            folder: where snapshots are kept; see :mod:`oncely.lake.snapshot`.
+            folder: the folder of snapshots; see :mod:`oncely.lake.snapshot`.
         """
         ids = self.require()
         began = time.time()
@@ -170,13 +171,13 @@ class Manifest:
 
     def _retention(self) -> float:
         """Seconds for which both topics keep tombstones."""
-        found = configured(self._asker, [self.manifest_topic, self.schema_topic])
+        found = configured(self._admin, [self.manifest_topic, self.schema_topic])
         return min(int(one["delete.retention.ms"]) for one in found.values()) / 1000
 
     def _restore(self, found: snapshot.Snapshot | None) -> None:
         if found is None or found.manifest.last is None or found.schema.last is None:
             return
-        if found.pipeline != self._place.pipeline:
+        if found.pipeline != self._pipeline_topics.pipeline:
             return
         self._files, self._removed = LiveFiles(found.files), found.removed
         self._others = {name: LiveFiles(own) for name, own in found.others.items()}
@@ -202,7 +203,7 @@ class Manifest:
                 list(self._schemas.values()),
                 sorted(self._seen),
                 FIELDS,
-                self._place.pipeline,
+                self._pipeline_topics.pipeline,
                 {name: own.packed for name, own in self._others.items()},
                 list(self._owners.values()),
             ),
@@ -211,16 +212,16 @@ class Manifest:
     def schemas(self, *, stable: bool = True) -> Mapping[Scope, ScopeSchema]:
         """The newest schema of each scope; ``stable`` waits for open transactions.
 
-        Raises as above.
+        Raises the errors of :meth:`look`.
         """
         with self._lock:
             self._schema.read(self._connected, stable=stable)
             return {one.scope: one for one in self._schemas.values()}
 
     def first_owner(self) -> ManifestOwner | None:
-        """The first record of an owner that committed readers see; reads no further than that.
+        """The first owner record that is visible to committed readers; reads no further than that.
 
-        It may have been taken back since: :meth:`look` knows.
+        It may have been removed since then; :meth:`look` reads the rest.
 
         Raises:
             Unavailable: no answer.
@@ -246,38 +247,38 @@ class Manifest:
             The ids of both topics.
 
         Raises:
-            ConfigError: one of the topics is not there.
+            ConfigError: one of the topics does not exist.
         """
         ids = []
         for key, name in (("manifest_topic", self.manifest_topic),
                           ("schema_topic", self.schema_topic)):  # fmt: skip
-            found = identified(self._asker, name)
+            found = identified(self._admin, name)
             if found is None:
                 raise ConfigError(
                     f"sink.{key}",
-                    f"there is no topic {name!r}: nothing was ever published",
-                    way_out="run the pipeline first, or mend the name",
+                    f"there is no topic {name!r}: nothing was published yet",
+                    way_out="run the pipeline first, or correct the name",
                 )
             ids.append(found[0])
         return ids[0], ids[1]
 
     def require_whole(self, topic_id: str) -> None:
-        """Refuse a manifest that may have lost entries: files would be taken for orphans.
+        """Refuse a manifest that may have lost entries: files would be treated as orphans.
 
         Args:
-            topic_id: that the manifest topic had when the pipeline registered.
+            topic_id: the id of the manifest topic when the pipeline registered.
 
         Raises:
-            SourceMismatch: it is another topic by the same name.
-            DataLost: its log does not start at 0, where it was created.
+            SourceMismatch: it is another topic of the same name.
+            DataLost: its log does not start at 0.
         """
-        found = identified(self._asker, self.manifest_topic)
+        found = identified(self._admin, self.manifest_topic)
         if found is None or found[0] != topic_id:
             now = f"now it has {found[0]}" if found else "now it is gone"
             raise SourceMismatch(
                 f"the manifest topic {self.manifest_topic!r} had id {topic_id} when the pipeline"
-                f" wrote to it, {now}: files of the old one would look like orphans",
-                way_out="give the pipeline a new name, topics and root to begin anew",
+                f" wrote to it, {now}: files of the old topic would look like orphans",
+                way_out="give the pipeline a new name, topics and root to begin again",
             )
         first, _ = self._manifest.bounds(stable=True)
         if first != 0:
@@ -285,7 +286,7 @@ class Manifest:
                 f"the manifest topic {self.manifest_topic!r} begins at offset {first}, not at 0:"
                 " entries were deleted, and their files would look like orphans",
                 way_out="was its cleanup.policy changed, or were records deleted? The files are"
-                " there still: publish their entries again, or begin anew with another name",
+                " there still: publish their entries again, or begin again with another name",
             )
 
     # -- reading ---------------------------------------------------------------------------
@@ -296,7 +297,7 @@ class Manifest:
             self._schema.read(self._connected, stable=stable)
             if self._named - self._seen and not stable:
                 self._schema.read(self._connected, stable=True)
-            self._seen |= self._named  # seen now, or compacted away long ago
+            self._seen |= self._named  # read now, or compacted away long ago
             self._named.clear()
             schemas = {one.scope: one for one in self._schemas.values()}
             ours, others = self._divided()
@@ -314,13 +315,13 @@ class Manifest:
             if pipeline not in self._told:
                 self._told.add(pipeline)
                 _logger.warning(
-                    "the manifest topic %r has %s entries of pipeline %r with another root:"
-                    " passed over", self.manifest_topic, len(files), pipeline,
+                    "the manifest topic %r has %s entries of pipeline %r with another root: "
+                    "ignored", self.manifest_topic, len(files), pipeline,
                 )  # fmt: skip
         return ours, others
 
     def _below_root(self, files: LiveFiles) -> bool:
-        """Whether files of another pipeline are in the store: names are unique."""
+        """True if files of another pipeline are in the store: names are unique."""
         return self._store is None or any(map(self._store.exists, list(files)[-_SAMPLE:]))
 
     def _take_file(self, message: Any) -> None:
@@ -331,22 +332,26 @@ class Manifest:
         path, found = read_manifest(message.key(), message.value())
         _, at = message.timestamp()
         for gone in [path] if found is None else found.replaces:
-            # The first word on it counts: the tombstone follows the message that replaces.
+            # The first message counts: the tombstone follows the message that replaces the file.
             if self._remove(gone) or gone not in self._removed:
                 self._removed[gone] = at
         if found is not None:
-            if self._store is None or found.pipeline == self._place.pipeline:
-                self._files.put(found)
-            else:
-                self._others.setdefault(found.pipeline, LiveFiles()).put(found)
-            self._named.add(found.schema)
-            self._removed.pop(path, None)
+            for one in (found, *(found.along or ())):
+                self._put(one)
+
+    def _put(self, file: ManifestFile) -> None:
+        if self._store is None or file.pipeline == self._pipeline_topics.pipeline:
+            self._files.put(file)
+        else:
+            self._others.setdefault(file.pipeline, LiveFiles()).put(file)
+        self._named.add(file.schema)
+        self._removed.pop(file.path, None)
 
     def _remove(self, path: str) -> bool:
         return any(one.remove(path) for one in (self._files, *self._others.values()))
 
     def _take_owner(self, pipeline: str, owner: ManifestOwner | None) -> None:
-        self._owners.pop(pipeline, None)  # written again it stands where it was written last
+        self._owners.pop(pipeline, None)  # a rewritten record moves to the end
         if owner is not None:
             self._owners[pipeline] = owner
 
@@ -366,18 +371,18 @@ class Manifest:
         self._schemas, self._seen = {}, set()
 
     def _log(self, topic: str, what: str, take: Any, forget: Any) -> TopicLog:
-        place = self._place
-        return TopicLog(topic, what, self._asker, brokers=place.brokers, timeout=place.timeout,
+        topics = self._pipeline_topics
+        return TopicLog(topic, what, self._admin, brokers=topics.brokers, timeout=topics.timeout,
                         take=take, forget=forget)  # fmt: skip
 
     def _connected(self) -> Any:
         if self._consumer is None:
-            place = self._place
-            self._consumer = place.connect(
+            topics = self._pipeline_topics
+            self._consumer = topics.connect(
                 ck.Consumer,
-                place.brokers,
-                place.kafka,
-                ErrorState(place.brokers),
-                **{**READER, "group.id": place.group},
+                topics.brokers,
+                topics.kafka,
+                ErrorState(topics.brokers),
+                **{**READER, "group.id": topics.group},
             )
         return self._consumer

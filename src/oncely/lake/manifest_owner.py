@@ -1,13 +1,13 @@
-"""The pipeline and the root that a manifest topic belongs to.
+"""The pipeline and the root to which a manifest topic belongs.
 
-The root names its manifest (:mod:`oncely.lake.root_marker`); this is the way back. Two roots on
+The root names its manifest (:mod:`oncely.lake.root_marker`); this is the inverse. Two roots with
 one manifest break both tables: each reads the other's entries, whose files it does not have.
 
 A run that opens a manifest topic without an owner writes its record there. Each pipeline has a key
-of its own, and the first record in the log counts: of two runs that write at the same moment
-both see the same one, and the other one takes its record back. A topic of an earlier version,
-which has entries and no owner, is adopted by the next run that opens it, unless all of its files
-are another root's.
+of its own, and the first record in the log is valid: two runs that write at the same moment both
+see the same first record, and the other run removes its own. A topic of an earlier version, which
+has entries and no owner, is adopted by the next run that opens it, unless all of its files are
+another root's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ManifestClaim:
     Attributes:
         cluster: the open clients.
         manifest: reads the topic.
-        url: of the root.
+        url: the URL of the root.
     """
 
     cluster: Cluster
@@ -43,22 +43,22 @@ class ManifestClaim:
     @property
     def wanted(self) -> ManifestOwner:
         """The record of this pipeline and root."""
-        return ManifestOwner(self.cluster.place.pipeline, shown_url(self.url))
+        return ManifestOwner(self.cluster.pipeline_topics.pipeline, shown_url(self.url))
 
     def check(self, *, moved: bool = False) -> None:
         """Refuse a topic that belongs to another pipeline or root; writes nothing.
 
         Args:
-            moved: a person says that the root has moved (a reset): only the pipeline counts.
+            moved: the user states that the root has moved (a reset): only the pipeline is compared.
 
         Raises:
-            ConfigError: naming the owner.
+            ConfigError: it does; the error names the owner.
         """
         if self.manifest.first_owner() != self.wanted:
             self._compare(self.manifest.look(), moved=moved)
 
     def take(self, *, moved: bool = False) -> None:
-        """Write the record where there is none, and see that it is the one that counts.
+        """Write the record if there is none, and check that it is the valid one.
 
         Raises:
             ConfigError: the topic belongs to another pipeline or root.
@@ -90,12 +90,12 @@ class ManifestClaim:
         raise ConfigError(
             "sink.url",
             f"it is {wanted.root}, and the manifest topic {topic!r} names files below {owner.root}",
-            way_out="restore sink.url. If all files were moved to the new root, `oncely offsets"
-            " reset FILE --shift-by 0 --execute` says so",
+            way_out="restore sink.url. If all files were moved to the new root, `oncely "
+            "offsets reset FILE --shift-by 0 --execute` confirms it",
         )
 
     def _refuse_files_of_others(self, contents: Contents) -> None:
-        """Refuse to adopt a topic of an earlier version that names another root's files only."""
+        """Refuse to adopt a topic of an earlier version whose files are all another root's."""
         if contents.files or not contents.others:
             return
         names = ", ".join(sorted({repr(file.pipeline) for file in contents.others.values()}))
@@ -107,12 +107,12 @@ class ManifestClaim:
         )
 
     def _write(self, owners: Iterable[ManifestOwner]) -> None:
-        """Write the record; those of runs that came second, and died then, are taken back."""
+        """Write the record, and remove those of runs that came second and died."""
         gone = [Message(None, owner_key(one.pipeline)) for one in owners]
         self._send([*gone, Message(encode(self.wanted), owner_key(self.wanted.pipeline))])
 
     def _look_again(self) -> None:
-        """Another run may have claimed the topic at the same moment, and be the first."""
+        """Read again: another run may have claimed the topic at the same moment, and be first."""
         contents = self.manifest.settled()
         if contents.owner not in (None, self.wanted):
             self._send([Message(None, owner_key(self.wanted.pipeline))])
@@ -120,7 +120,7 @@ class ManifestClaim:
 
     def _send(self, messages: list[Message]) -> None:
         topic = self.manifest.manifest_topic
-        sizes = largest_batch(self.cluster.asker, [topic])
+        sizes = largest_batch(self.cluster.admin, [topic])
         with self.cluster.plain(sizes.values()) as writer:
             writer.send(topic, messages)
             writer.finish()

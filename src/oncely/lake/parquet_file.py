@@ -1,4 +1,4 @@
-"""Arrow to Parquet and back, with the same schema as the Avro file of these rows would have."""
+"""Arrow to Parquet and back, with the same schema as the Avro file of the same rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ParquetFiles:
     """Files of one schema; see :class:`oncely.lake.avro_file.AvroFiles`.
 
     Raises:
-        TableMismatch: a type that has no place in a file, or no column at all.
+        TableMismatch: a type that files do not support, or no column at all.
     """
 
     extension = "parquet"
@@ -31,18 +31,18 @@ class ParquetFiles:
         self._head = self.schema.with_metadata({SCHEMA_ID: self.id, _AVRO: self.avro})
 
     def prepare(self, rows: pa.Table, _count: int) -> Prepared:
-        """Rows of which many files will be written, brought to the schema once."""
+        """Rows from which many files will be written, converted to the schema once."""
         return Prepared(conform(rows, self.schema).cast(self._head))
 
 
 class Prepared:
-    """Rows of which any part is made a file."""
+    """Rows of which any part can be written as a file."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
 
     def file(self, start: int, rows: int) -> pa.Buffer:
-        """A whole file."""
+        """The content of a file."""
         import pyarrow.parquet as pq
 
         out = pa.BufferOutputStream()
@@ -51,10 +51,10 @@ class Prepared:
 
 
 def read(data: bytes) -> pa.Table:
-    """The rows of a file that we wrote, in its own schema.
+    """The rows of a file that Oncely wrote, in its own schema.
 
     Raises:
-        InvariantViolation: it is no such file, or it is damaged.
+        InvariantViolation: it is not such a file, or it is damaged.
     """
     import pyarrow.parquet as pq
 

@@ -1,10 +1,9 @@
-"""Partition columns: which values a row stands under.
+"""Partition columns: the values that determine a row's directory.
 
-``partition_by = ["user", "date(ts)", "hour(ts)"]``: a plain column, or the UTC date or hour of
-an event time. An event time is a timestamp, a date, a text by the rule of
-:mod:`oncely.decode.times`, or a whole number of milliseconds since 1970, which may stand in a
-column of DOUBLE. A row without a value
-stands under no value; a row whose event time is none of these is rejected.
+``partition_by = ["user", "date(ts)", "hour(ts)"]``: a plain column, or the UTC date or hour of an
+event time. An event time is a timestamp, a date, a text by the rule of :mod:`oncely.decode.times`,
+or a whole number of milliseconds since 1970, also in a column of DOUBLE. A row without a value
+belongs to the directory of no value; a row with any other event time is rejected.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ class PartitionColumn:
     """One level of directories.
 
     Attributes:
-        name: of the level: the column's name, ``date`` or ``hour``.
-        column: of the rows.
-        kind: its value as it is, or the UTC date or hour of it.
+        name: the name of the level: the column's name, ``date`` or ``hour``.
+        column: the column of the rows.
+        kind: its plain value, or its UTC date or hour.
     """
 
     name: str
@@ -54,7 +53,7 @@ _LONGEST = 4_096  # bytes of a value; a message of the manifest must not outgrow
 
 
 def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionColumn, ...]:
-    """The levels that ``sink.partition_by`` names, in its order.
+    """The levels of ``sink.partition_by``, in its order.
 
     Raises:
         ConfigError: unknown function, no name, a level twice, two event times, or too many.
@@ -72,7 +71,9 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionColumn, ...]:
             way_out="a record has one event time",
         )
     if len(columns) > _MOST:
-        raise ConfigError(_KEY, f"{len(columns)} levels of directories; {_MOST} are the most")
+        raise ConfigError(
+            _KEY, f"{len(columns)} levels of directories; at most {_MOST} are allowed"
+        )
     return columns
 
 
@@ -80,10 +81,10 @@ _NESTED = "name a top-level column; a transform can make one of a member"
 
 
 def check_types(schema: pa.Schema, columns: Sequence[PartitionColumn]) -> None:
-    """A schema that is known at plan time has the columns, of types that can be partitioned by.
+    """Check that a schema known at plan time has the columns, with suitable types.
 
     Raises:
-        ConfigError: naming ``sink.partition_by``.
+        ConfigError: it does not; the error names ``sink.partition_by``.
     """
     for one in columns:
         if one.column not in schema.names:
@@ -102,11 +103,11 @@ def check_types(schema: pa.Schema, columns: Sequence[PartitionColumn]) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """Where each row of a table belongs.
+    """The group of each row of a table.
 
     Attributes:
         codes: int32, the group of each row, an index into ``groups``; -1: rejected.
-        groups: values of the partition columns; for :class:`Splitter` all seen so far.
+        groups: values of the partition columns; for :class:`Splitter` all values so far.
         rejected: row and reason, ascending.
         times: int64, microseconds since 1970 UTC; ``NO_TIME`` for none. None without date and hour.
     """
@@ -118,7 +119,7 @@ class Split:
 
 
 def split(rows: pa.Table, columns: Sequence[PartitionColumn]) -> Split:
-    """Where each row of one table belongs."""
+    """The group of each row of one table."""
     splitter = Splitter(columns)
     found = splitter.split(rows)
     groups = [splitter.values(code) for code in range(splitter.groups)]
@@ -127,7 +128,7 @@ def split(rows: pa.Table, columns: Sequence[PartitionColumn]) -> Split:
 
 @dataclass
 class _Known:
-    """Numbers for values, in the order in which they were first seen."""
+    """Numbers for values, in the order of first occurrence."""
 
     number: dict[Any, int] = field(default_factory=dict)
     value: list[Any] = field(default_factory=list)
@@ -141,10 +142,10 @@ class _Known:
 
 
 class Splitter:
-    """Splits the tables of a task; a group keeps its code from table to table.
+    """Splits the tables of a task; a group keeps its code across tables.
 
-    Each plain column is one axis, and the event time is one, however many levels look at it.
-    Python sees each value of an axis and each combination once a table, never each row.
+    Each plain column is one axis, and the event time is one, for any number of levels. Python
+    handles each value of an axis and each combination once per table, not each row.
     """
 
     def __init__(self, columns: Sequence[PartitionColumn]) -> None:
@@ -159,7 +160,7 @@ class Splitter:
 
     @property
     def groups(self) -> int:
-        """How many groups have been seen."""
+        """The number of groups so far."""
         if not self._axes:
             return 1
         return len((self._pairs or self._axes)[-1].value)
@@ -181,7 +182,7 @@ class Splitter:
         )
 
     def split(self, rows: pa.Table) -> Split:
-        """Where each row belongs; ``groups`` of the answer is empty, see :meth:`values`."""
+        """The group of each row; ``groups`` of the result is empty, see :meth:`values`."""
         rejected: dict[int, str] = {}
         numbers = [
             self._numbered(axis, _texts(rows, one.column, rejected))
@@ -203,7 +204,7 @@ class Splitter:
         return _renumbered(self._axes[axis], values)
 
     def _steps(self, times: Int64s) -> pa.Array:
-        """Hours since 1970; days or hours of the day where that is all that is asked."""
+        """Hours since 1970; only days or hours of the day if the levels need no more."""
         hours = times // _HOUR
         if self._by_day:
             hours //= 24
@@ -229,7 +230,7 @@ def _renumbered(known: _Known, values: pa.Array) -> Int64s:
 
 
 def _texts(rows: pa.Table, name: str, rejected: dict[int, str]) -> pa.Array:
-    """A plain column as texts; a column that no record has yet is without values."""
+    """A plain column as texts; a column that no record has yet has no values."""
     if name not in rows.column_names:
         return pa.nulls(rows.num_rows, pa.string())
     column = rows.column(name).combine_chunks()
@@ -247,15 +248,15 @@ def _texts(rows: pa.Table, name: str, rejected: dict[int, str]) -> pa.Array:
     if pc.any(long).as_py():
         for row in pc.indices_nonzero(long).to_pylist():
             rejected.setdefault(
-                row, f"partition column {name!r} has more than {_LONGEST:,} bytes: it stands in"
-                " the manifest"
+                row, f"partition column {name!r} has more than {_LONGEST:,} bytes: it is part "
+                "of the manifest"
             )  # fmt: skip
         texts = pc.if_else(long, pa.scalar(None, pa.string()), texts)
     return texts
 
 
 def _no_value(arrow: pa.DataType) -> str:
-    """Why a column of this type is no plain partition column; nothing if it is one."""
+    """The reason why a column of this type cannot be a plain partition column; empty if it can."""
     is_a = pa.types
     good = (is_a.is_string, is_a.is_large_string, is_a.is_integer, is_a.is_boolean)
     if any(test(arrow) for test in (*good, is_a.is_date32, is_a.is_null)):

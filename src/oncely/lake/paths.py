@@ -1,15 +1,15 @@
-"""Values are not paths: how a partition's values become directories, and a file gets its name.
+"""The encoding of partition values as directories, and the names of files.
 
-``user=…/date=2026-11-21/hour=07/NAME``. Hive's style, so that other tools understand it:
+``user=…/date=2026-11-21/hour=07/NAME``. Hive's style, for compatibility with other tools:
 
-- letters, digits, ``_``, ``.`` and ``-`` of ASCII stay; each other byte of UTF-8 is ``%XX``;
-- no value is ``__HIVE_DEFAULT_PARTITION__``; a text that reads so is encoded at its start;
+- letters, digits, ``_``, ``.`` and ``-`` of ASCII are kept; each other byte of UTF-8 is ``%XX``;
+- no value is ``__HIVE_DEFAULT_PARTITION__``; a text equal to it is encoded at its start;
 - ``.`` and ``..`` are encoded; the empty text is ``~empty``;
-- what would be too long is cut: beginning, ``~``, 32 hex digits of the SHA-256 of the whole.
+- a value that is too long is cut: its beginning, ``~``, 32 hex digits of the SHA-256 of the whole.
 
-``~`` comes from nowhere else, so two values never share a directory. Where a file system does
-not tell capitals from small letters, values that differ in nothing else do share one: nothing
-is lost there, since the manifest names files, but directories no longer tell values apart.
+``~`` has no other use, so two values never share a directory. On a case-insensitive file system,
+values that differ only in case share a directory: nothing is lost, since the manifest lists the
+files, but the directories no longer separate the values.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ def encoded(value: str | None, longest: int = _LONGEST_LEVEL) -> str:
     if len(whole) <= longest:
         return whole
     digest = hashlib.sha256(utf8).hexdigest()[:_DIGEST]
-    kept = re.sub("%.?$", "", whole[: longest - _DIGEST - 1])  # no half of an escape
+    kept = re.sub("%.?$", "", whole[: longest - _DIGEST - 1])  # no incomplete escape
     return f"{kept}~{digest}"
 
 
 @dataclass
 class FileNames:
-    """Names that no other attempt gives, in the order of the offsets.
+    """Unique names of files, in the order of the offsets.
 
     ``<topic>-<partition>-<first offset>-e<epoch>-b<batch>-<attempt>-<random>-<number>.avro``;
-    ``rows-…`` instead of the first three when a transform has mixed the records. Files of one
-    topic-partition alone have its order; a file of several is named after the first.
+    ``rows-…`` replaces the first three if a transform has mixed the records. Files of a single
+    topic-partition sort by offset; a file of several is named after the first.
 
     Attributes:
         epoch, batch: of the run.
-        attempt: what the task is known by, for people.
-        random: 16 hex digits; this is what makes the names unique.
+        attempt: identifies the task, for people.
+        random: 16 hex digits, which make the names unique.
     """
 
     epoch: int

@@ -1,17 +1,16 @@
-"""What the files sink writes about its files: manifest messages, schema messages, receipts.
+"""Messages of the files sink about its files: manifest messages, schema messages, receipts.
 
 The manifest topic has one partition and is compacted by path. It is an interface: any
 ``read_committed`` consumer can follow it (docs/MANIFEST.md).
 
 | topic    | key                              | value                                     |
 |----------|----------------------------------|-------------------------------------------|
-| manifest | the file's path below the root   | :class:`ManifestFile`; null: no longer in |
-| manifest | ``["owner", pipeline]``          | :class:`ManifestOwner`; null: taken back  |
+| manifest | the file's path below the root   | :class:`ManifestFile`; null: removed      |
+| manifest | ``["owner", pipeline]``          | :class:`ManifestOwner`; null: withdrawn   |
 | schema   | ``["schema", *scope]``           | :class:`ScopeSchema`                      |
 
-A scope is the values of those partition columns that are plain columns: records of one user
-share a schema, whatever their date. Without such columns, and with a fixed schema, there is one
-scope, ``()``.
+A scope is the values of those partition columns that are plain columns: records of one user share a
+schema for all dates. Without such columns, and with a fixed schema, there is one scope, ``()``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Scope = tuple[str | None, ...]
 
 
 class SourceRange(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets ``[start, end)`` of a topic-partition in which all records of a file lie."""
+    """Offsets ``[start, end)`` of a topic-partition that contain all records of a file."""
 
     topic: str
     partition: int
@@ -40,15 +39,15 @@ class WrittenFile(msgspec.Struct, frozen=True):
     """A file that a task has written, complete and closed.
 
     Attributes:
-        path: below the root, ``/`` between the parts, values percent-encoded.
-        rows: how many, at least one.
-        bytes: its size.
-        sha256: of its bytes, in hex.
-        partition: what the directories stand for: name to the value's text, None for no value.
-        event_time: first and last instant of the column that ``date`` and ``hour`` look at, in
-            microseconds since 1970 UTC; None without such a column or without a value.
-        ranges: where its records come from; empty when a Spark transform mixed them.
-        scope: whose schema its own one belongs to.
+        path: the path below the root, ``/`` between the parts, values percent-encoded.
+        rows: the number of rows, at least one.
+        bytes: the size in bytes.
+        sha256: the SHA-256 of its bytes, in hex.
+        partition: the values of the directories: name to the value's text, None for no value.
+        event_time: first and last instant of the column of ``date`` and ``hour``, in microseconds
+            since 1970 UTC; None without such a column or without a value.
+        ranges: the source ranges of its records; empty if a Spark transform mixed them.
+        scope: the scope of its schema.
         schema: the id of the file's own schema, see ``schemas`` of :class:`Receipt`.
     """
 
@@ -64,12 +63,12 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What a task tells the driver of its files.
+    """The message of a task to the driver about its files.
 
     Attributes:
-        files: all that it has written.
-        schemas: the schemas of its files, and those that have grown, id to Avro schema in JSON.
-        grown: the scopes whose schema the task has widened, and to which one.
+        files: the files that it has written.
+        schemas: the schemas of its files, and extended schemas, id to Avro schema in JSON.
+        grown: the scopes whose schema the task has extended, and the id of the extended schema.
         batch: Spark's number of the micro-batch.
     """
 
@@ -83,14 +82,16 @@ class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
     """A file that is part of the table.
 
     Attributes:
-        path, rows, bytes, sha256, partition, ranges, scope: as :class:`WrittenFile`'s.
-        format: of the file.
-        event_time: as ISO 8601 in UTC.
-        schema: the id of the scope's published schema, which the file's own one resolves to.
-        pipeline, epoch, batch: who published it.
-        version: of this form.
-        replaces: files whose rows it holds now: whoever sees this one leaves those out, whether
-            or not their tombstones can be seen yet.
+        path, rows, bytes, sha256, partition, ranges, scope: as in :class:`WrittenFile`.
+        format: the format of the file.
+        event_time: the event time as ISO 8601 in UTC.
+        schema: the id of the scope's published schema, to which the file's own schema resolves.
+        pipeline, epoch, batch: the publisher.
+        version: the version of this format.
+        replaces: files whose rows it contains now: a reader of this message ignores those files,
+            even if their tombstones are not visible yet.
+        along: files that this message adds, too: together they contain what ``replaces`` did. A
+            message of its own for each of them follows, and one of this file without them.
     """
 
     path: str
@@ -108,15 +109,16 @@ class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
     batch: int
     version: int = VERSION
     replaces: list[str] = []
+    along: list[ManifestFile] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ManifestOwner(msgspec.Struct, frozen=True, tag="owner", tag_field="kind"):
-    """The pipeline that a manifest topic belongs to; the first one in the log counts.
+    """The pipeline to which a manifest topic belongs; the first record in the log is valid.
 
     Attributes:
         pipeline: its name.
         root: the URL that paths are relative to.
-        version: of this form.
+        version: the version of this format.
     """
 
     pipeline: str
@@ -129,9 +131,9 @@ class ScopeSchema(msgspec.Struct, frozen=True, tag="schema", tag_field="kind"):
 
     Attributes:
         id: the first 16 hex digits of the SHA-256 of ``avro``.
-        scope: whose it is.
+        scope: its scope.
         avro: the Avro schema, as JSON text.
-        version: of this form.
+        version: the version of this format.
     """
 
     id: str
@@ -146,7 +148,7 @@ def path_key(path: str) -> bytes:
 
 
 def owner_key(pipeline: str) -> bytes:
-    """The key of a pipeline's record as the owner; no path begins with a bracket."""
+    """The key of a pipeline's owner record; no path begins with a bracket."""
     return msgspec.json.encode(["owner", pipeline])
 
 
@@ -161,10 +163,10 @@ def encode(what: ManifestFile | ManifestOwner | ScopeSchema | Receipt) -> bytes:
 
 
 def read_manifest(key: bytes | None, value: bytes | None) -> tuple[str, ManifestFile | None]:
-    """A manifest message: the path, and the file; None when it is no longer part of the table.
+    """Parse a manifest message: the path, and the file; None if it is no longer part of the table.
 
     Raises:
-        InvariantViolation: a message that is none of ours, or of a newer version.
+        InvariantViolation: a foreign message, or one of a newer version.
     """
     path = _text(key)
     if value is None:
@@ -176,7 +178,7 @@ def read_manifest(key: bytes | None, value: bytes | None) -> tuple[str, Manifest
 
 
 def read_owner(key: bytes | None, value: bytes | None) -> tuple[str, ManifestOwner | None] | None:
-    """A record of an owner: the pipeline, and the record, None when it was taken back.
+    """Parse an owner record: the pipeline, and the record, None if it was withdrawn.
 
     Returns:
         None for another message of the manifest topic.
@@ -194,21 +196,21 @@ def read_owner(key: bytes | None, value: bytes | None) -> tuple[str, ManifestOwn
 
 
 def read_schema(key: bytes | None, value: bytes | None) -> ScopeSchema | None:
-    """A message of the schema topic; None for a tombstone.
+    """Parse a message of the schema topic; None for a tombstone.
 
     Raises:
-        InvariantViolation: a message that is none of ours, or of a newer version.
+        InvariantViolation: a foreign message, or one of a newer version.
     """
     if value is None:
         return None
     found = _value(value, ScopeSchema)
     if schema_key(found.scope) != key:
-        raise InvariantViolation(f"the schema topic's message {key!r} speaks of {found.scope}")
+        raise InvariantViolation(f"the schema topic's message {key!r} has the scope {found.scope}")
     return found
 
 
 def read_receipt(text: str) -> Receipt:
-    """What a task told."""
+    """Parse the receipt of a task."""
     return msgspec.json.decode(text, type=Receipt)
 
 
@@ -227,7 +229,7 @@ def _value(value: bytes, kind: type[T]) -> T:
         found = msgspec.json.decode(value, type=dict)
         if found.get("version") != VERSION:
             raise InvariantViolation(
-                f"a message of version {found.get('version')!r}; this Oncely knows {VERSION}"
+                f"a message of version {found.get('version')!r}; this Oncely reads {VERSION}"
             )
         return msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -1,13 +1,13 @@
-"""Whose root it is: one small file that names the manifest topic by its id.
+"""The owner of a root: a small file that contains the id of the manifest topic.
 
-What the manifest does not name is an orphan, and orphans are deleted. Two tables below one root
-would each take the other's files for orphans. So a root belongs to one manifest topic: a run claims
-it when it opens, and ``vacuum`` asks.
+Files that the manifest does not list are orphans, and orphans are deleted. Two tables below one
+root would each treat the other's files as orphans. So a root belongs to one manifest topic: a run
+claims it when it opens, and ``vacuum`` checks it.
 
-Object stores have no compare-and-set that pyarrow knows. Two first runs that claim a root at the
-same moment may both write; the second reading below lets the loser see it, unless its reading comes
-before the other's writing. The loser then finds out at its next start, and its ``vacuum`` refuses:
-files of both are kept until somebody moves one of them.
+pyarrow offers no compare-and-set of object stores. Two first runs that claim a root at the same
+moment may both write; the second read below lets the loser detect it, unless its read comes before
+the other's write. Then the loser detects it at its next start, and its ``vacuum`` refuses: files of
+both are kept until the user moves one of the tables.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from oncely.clients.files.store import NoSuchFile, Store
 from oncely.errors import ConfigError
 
 PATH = "_oncely/owner.json"
-"""Below the root. An underscore hides it from tools that read directories."""
+"""The path below the root. An underscore hides it from tools that read directories."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """What the file says.
+    """The content of the file.
 
     Attributes:
-        pipeline: for people.
+        pipeline: its name, for people.
         manifest_topic: its name, for people.
-        topic_id: its id, which tells it from others by the same name and from other clusters'.
+        topic_id: its id, which distinguishes it from topics of the same name, also on other
+            clusters.
     """
 
     pipeline: str
@@ -36,10 +37,10 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 def claim(store: Store, owner: Owner) -> None:
-    """Make the root this manifest's, or see that it is.
+    """Claim the root for this manifest, or check that it is its owner.
 
     Raises:
-        ConfigError: it belongs to another one.
+        ConfigError: it belongs to another manifest.
     """
     if owner_of(store) is None:
         store.write(PATH, msgspec.json.encode(owner))
@@ -48,10 +49,10 @@ def claim(store: Store, owner: Owner) -> None:
 
 
 def require(store: Store, topic_id: str) -> None:
-    """Refuse a root that is not this manifest's.
+    """Refuse a root that does not belong to this manifest.
 
     Raises:
-        ConfigError: it belongs to another one, or to nobody that is known.
+        ConfigError: it belongs to another manifest, or has no known owner.
     """
     found = owner_of(store)
     if found is None:
@@ -65,16 +66,16 @@ def require(store: Store, topic_id: str) -> None:
             "sink.url",
             f"{store!r} belongs to pipeline {found.pipeline!r} with manifest topic"
             f" {found.manifest_topic!r} of id {found.topic_id}, and this one has id {topic_id}:"
-            " each would take the other's files for orphans",
+            " each would treat the other's files as orphans",
             way_out="give every pipeline a root of its own",
         )
 
 
 def owner_of(store: Store) -> Owner | None:
-    """Whose root it is; None: nobody's yet.
+    """The owner of the root, or None.
 
     Raises:
-        ConfigError: the file is there and unreadable.
+        ConfigError: the file exists and is invalid.
     """
     try:
         data = store.read(PATH)

@@ -1,4 +1,4 @@
-"""Schemas by scope: what is published, what tasks have found, and whether that goes together."""
+"""Schemas by scope: the published schemas, those of tasks, and their compatibility."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from oncely.lake.records import Receipt, Scope, ScopeSchema
 
 
 @dataclass
-class SchemaRegistry:
-    """The schema that all files of a scope resolve to; the driver keeps it.
+class ScopeSchemas:
+    """The schema to which all files of a scope resolve; kept by the driver.
 
     Attributes:
         known: schemas, those of staged files among them.
-        published: the ids of schemas that the schema topic is known to hold.
+        published: the ids of schemas that are in the schema topic.
     """
 
     known: dict[Scope, pa.Schema] = field(default_factory=dict)
     published: dict[Scope, str] = field(default_factory=dict)
 
     def agree(self, receipt: Receipt, caps: Caps) -> bool:
-        """Take in the schemas that a task has found.
+        """Merge the schemas of a task.
 
         Returns:
-            False when one of them contradicts what is known: then none is taken, since the task's
-            records will be judged again, and what a rejected one has taught must not be known.
+            False if a schema contradicts a known one: then none is merged, since the task's records
+                will be checked again, and a rejected record must not affect the schema.
         """
         found = {id_: arrow_schema_of(avro) for id_, avro in receipt.schemas.items()}
         try:
@@ -43,37 +43,37 @@ class SchemaRegistry:
             return False
         return True
 
-    def take(self, pages: Mapping[Scope, ScopeSchema]) -> None:
-        """Take in what the schema topic says now.
+    def take(self, schemas: Mapping[Scope, ScopeSchema]) -> None:
+        """Merge the present schemas of the schema topic.
 
         Raises:
-            StagedRowsGone: somebody has published what our files don't go together with.
+            StagedRowsGone: another writer has published a schema that contradicts our files.
         """
-        for scope, page in pages.items():
-            if self.published.get(scope) == page.id:
+        for scope, schema in schemas.items():
+            if self.published.get(scope) == schema.id:
                 continue
             try:
-                self.known[scope] = _merged(arrow_schema_of(page.avro), self.known.get(scope))
+                self.known[scope] = _merged(arrow_schema_of(schema.avro), self.known.get(scope))
             except CannotMerge as error:
-                self.known[scope] = arrow_schema_of(page.avro)
+                self.known[scope] = arrow_schema_of(schema.avro)
                 raise StagedRowsGone(
-                    f"the schema of {scope} was widened meanwhile: {error}; the batch is done again"
+                    f"the schema of {scope} was extended meanwhile: {error}; the batch is repeated"
                 ) from None
-            self.published[scope] = page.id
+            self.published[scope] = schema.id
 
     def as_of_today(self, columns: Sequence[str]) -> None:
-        """Let scopes go on whose values stood without their types in earlier versions.
+        """Convert scopes of earlier versions, whose values had no types.
 
-        Their files keep the old scope and its schema; new files have the new one, which begins
+        Their files keep the old scope and its schema; new files have the new scope, which begins
         with the same schema.
 
         Args:
-            columns: whose values the scopes are.
+            columns: the scope columns.
         """
         for scope, schema in list(self.known.items()):
             self.known.setdefault(as_of_today(scope, columns, schema), schema)
 
-    def page(self, scope: Scope) -> ScopeSchema:
+    def record(self, scope: Scope) -> ScopeSchema:
         """A scope's schema, for the schema topic."""
         avro = avro_schema_of(self.known[scope])
         return ScopeSchema(schema_id(avro), scope, avro)

@@ -1,18 +1,18 @@
-"""What was read of a manifest, kept in the user's cache: the next command reads on from there.
+"""Snapshots of the manifest in the user's cache, from which the next command continues.
 
-Kafka's compaction bounds the history of files that are gone, but the entries of live files are
-read by each command: 300,000 of them take many seconds. A snapshot is only a copy. It is used when
-nothing speaks against it, and otherwise the topics are read from their first offset:
+Kafka's compaction bounds the history of removed files, but the entries of live files are read by
+each command: 300,000 of them take many seconds. A snapshot is only a copy. It is used if all of the
+following hold; otherwise the topics are read from their first offset:
 
-- Its topics have the ids that they had (a topic that is made again gets another one), and end
-  where the snapshot ends or later.
-- The last message that it holds is still at its offset, or was compacted away.
-- It is younger than half of the topics' ``delete.retention.ms``. A tombstone lasts at least that
+- Its topics have the same ids as before (a recreated topic has another id), and end at the
+  snapshot's end or later.
+- The last message that it contains is still at its offset, or was compacted away.
+- It is younger than half of the topics' ``delete.retention.ms``. A tombstone is kept at least that
   long, so every removal since then is still in the log.
-- The file is ours, whole, and was written by a version with the same fields.
+- The file belongs to this user, is complete, and was written by a version with the same fields.
 
-What deletes or rewrites files (``vacuum``, ``compact``) and what looks for mistakes (``verify``)
-reads the topics from the beginning.
+Commands that delete or rewrite files (``vacuum``, ``compact``) and that check them (``verify``)
+read the topics from the beginning.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _CHECKSUM = 32  # bytes
 
 
 class ReadSoFar(msgspec.Struct, frozen=True):
-    """How far one of the topics was read.
+    """The progress of reading one of the topics.
 
     Attributes:
-        topic_id: Kafka's.
-        last: offset and digest of the last message; None: there was none.
+        topic_id: Kafka's topic id.
+        last: offset and digest of the last message; None if there was none.
     """
 
     topic_id: str
@@ -46,17 +46,17 @@ class ReadSoFar(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Both topics.
+    """A snapshot of both topics.
 
     Attributes:
         taken: seconds since 1970 when the reading began.
-        manifest, schema: how far they were read.
+        manifest, schema: the progress of reading.
         files: packed, by path.
-        removed, schemas, seen: as the reader of the manifest keeps them.
-        fields: of a packed file.
-        pipeline: the reader's; it alone may use the snapshot.
+        removed, schemas, seen: state of the manifest's reader.
+        fields: the fields of a packed file.
+        pipeline: the reader's pipeline; only the same may use the snapshot.
         others: files of other pipelines, packed, by pipeline and path.
-        owners: records of the topic's owner, in the order of the log.
+        owners: the owner records, in the order of the log.
     """
 
     taken: float
@@ -73,11 +73,11 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def load(folder: Path, ids: tuple[str, str], retention: float) -> Snapshot | None:
-    """The snapshot of two topics; None: there is none that may be used.
+    """The snapshot of two topics; None if there is no valid one.
 
     Args:
-        folder: where snapshots are.
-        ids: of manifest and schema topic, as they are now.
+        folder: the folder of snapshots.
+        ids: the present ids of manifest and schema topic.
         retention: seconds for which the topics keep tombstones.
     """
     path = _path(folder, ids)
@@ -97,7 +97,7 @@ def load(folder: Path, ids: tuple[str, str], retention: float) -> Snapshot | Non
 
 
 def save(folder: Path, snapshot: Snapshot) -> None:
-    """Replace the snapshot of these topics. A cache that can't be written is no error."""
+    """Replace the snapshot of these topics. An unwritable cache is no error."""
     path = _path(folder, (snapshot.manifest.topic_id, snapshot.schema.topic_id))
     data = msgspec.msgpack.encode(snapshot)
     try:

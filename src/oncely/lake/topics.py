@@ -1,8 +1,8 @@
-"""The manifest and the schema topic: made with one partition, compacted, and checked to be so.
+"""The manifest and the schema topic: created with one partition and compacted, and checked.
 
-One partition, because the manifest's order is part of its meaning: a file comes in, and goes
-out again when it is compacted or deleted. Compacted by path and never deleted by age, because a
-file whose entry is gone is an orphan, and orphans are deleted.
+One partition, because the manifest's order is significant: a file is added, and removed again when
+it is compacted or deleted. Compacted by path and never deleted by age, because a file without an
+entry is an orphan, and orphans are deleted.
 """
 
 from __future__ import annotations
@@ -17,59 +17,60 @@ from oncely.errors import ConfigError
 _DAY = 86_400_000  # milliseconds
 
 SETTINGS: Mapping[str, str] = {
-    # A reader that began before a removal must not find the tombstone gone before it gets there,
-    # and `vacuum` learns from tombstones which files readers may still hold (KIP-534 counts from
-    # the first cleaning on).
+    # The tombstone of a removal must not disappear before a reader that began earlier gets there,
+    # and `vacuum` reads from tombstones which files readers may still use (KIP-534 counts from the
+    # first cleaning on).
     "delete.retention.ms": str(7 * _DAY),
     **SEGMENTS,
-    # When a file was removed is told by one clock, the broker's.
+    # The time of a file's removal is measured by one clock, the broker's.
     "message.timestamp.type": "LogAppendTime",
 }
-"""What the topics are created with, beside one partition and their cleanup policy. Only those
-two are demanded of a topic that is there already."""
+"""Settings of created topics, beside one partition and their cleanup policy. Existing topics are
+required to have those two only."""
 
 
 class TopicIds(NamedTuple):
-    """Kafka's ids of the two topics (KIP-516); a topic that is made again gets another one."""
+    """Kafka's ids of the two topics (KIP-516); a recreated topic has another id."""
 
     manifest: str
     schema: str
 
 
 def check_topics(
-    asker: KafkaAdmin, manifest_topic: str, schema_topic: str, *, create: bool
+    admin: KafkaAdmin, manifest_topic: str, schema_topic: str, *, create: bool
 ) -> None:
-    """Refuse topics that :func:`require_topics` would refuse; nothing is created.
+    """Refuse topics that :func:`require_topics` would refuse, without creating any.
 
     Raises:
-        ConfigError, Unavailable: as there.
+        ConfigError, Unavailable: see :func:`require_topics`.
     """
     _two(manifest_topic, schema_topic)
-    absent = missing(asker, [manifest_topic, schema_topic]) if create else []
+    absent = missing(admin, [manifest_topic, schema_topic]) if create else []
     for key, name in (("manifest_topic", manifest_topic), ("schema_topic", schema_topic)):
         if name not in absent:
-            _require(asker, f"sink.{key}", name, create=False)
+            _require(admin, f"sink.{key}", name, create=False)
 
 
 def require_topics(
-    asker: KafkaAdmin, manifest_topic: str, schema_topic: str, *, create: bool
+    admin: KafkaAdmin, manifest_topic: str, schema_topic: str, *, create: bool
 ) -> TopicIds:
-    """Find both topics, or create them.
+    """Check both topics, or create them.
 
     Args:
-        asker: of the cluster that the source is on.
+        admin: a client of the source's cluster.
         manifest_topic, schema_topic: their names.
-        create: create what is missing, with the cluster's own replication.
+        create: create missing topics, with the cluster's default replication.
 
     Raises:
-        ConfigError: naming ``sink.manifest_topic`` or ``sink.schema_topic``: one is missing with
-            ``create`` false, or has several partitions, or is not compacted, or deleted by age.
+        ConfigError: a topic is missing and ``create`` is false, or it has several partitions, or is
+            not compacted, or deleted by age; names ``sink.manifest_topic`` or
+            ``sink.schema_topic``.
         Unavailable: no answer.
     """
     _two(manifest_topic, schema_topic)
     return TopicIds(
-        _require(asker, "sink.manifest_topic", manifest_topic, create=create),
-        _require(asker, "sink.schema_topic", schema_topic, create=create),
+        _require(admin, "sink.manifest_topic", manifest_topic, create=create),
+        _require(admin, "sink.schema_topic", schema_topic, create=create),
     )
 
 
@@ -82,8 +83,8 @@ def _two(manifest_topic: str, schema_topic: str) -> None:
         )
 
 
-def _require(asker: KafkaAdmin, key: str, name: str, *, create: bool) -> str:
-    found = find_compacted(asker, name, config=SETTINGS if create else None)
+def _require(admin: KafkaAdmin, key: str, name: str, *, create: bool) -> str:
+    found = find_compacted(admin, name, config=SETTINGS if create else None)
     if found is None:
         raise ConfigError(
             key,
@@ -93,15 +94,15 @@ def _require(asker: KafkaAdmin, key: str, name: str, *, create: bool) -> str:
     if found.partitions != 1:
         raise ConfigError(
             key,
-            f"topic {name!r} has {found.partitions} partitions; it needs one: over several no"
-            " order is kept, and a transaction does not become visible at once",
+            f"topic {name!r} has {found.partitions} partitions; it needs one: several keep no "
+            "common order, and a transaction does not become visible at once",
             way_out="name another topic; partitions can't be taken away",
         )
     if not found.fits:
         raise ConfigError(
             key,
             f"topic {name!r} has cleanup.policy {found.policy!r}; it needs 'compact': an entry"
-            " that is deleted by age makes an orphan of its file",
+            " that is deleted by age turns its file into an orphan",
             way_out=f"kafka-configs --alter --entity-type topics --entity-name {name}"
             " --add-config cleanup.policy=compact, if nothing was deleted yet; or name another"
             " topic",

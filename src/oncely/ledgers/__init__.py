@@ -1,1 +1,1 @@
-"""Where positions live: in SQL tables, in a compacted topic, in offset stores."""
+"""Stores of positions: SQL tables, a compacted topic, offset stores."""

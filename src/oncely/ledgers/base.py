@@ -1,7 +1,7 @@
 """The port of every ledger: epochs and positions of one pipeline.
 
-``positions`` is what most sink interfaces lack. Whoever can't be asked "what have you
-committed?" can promise at-least-once only.
+Most sink interfaces have no equivalent of ``positions``. A sink that cannot report its committed
+position supports at-least-once delivery only.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from oncely.core.topics import SourceIdentity, TopicPartition
 
 
 class MovesPositions(Protocol):
-    """The half of a ledger that tasks use. Picklable; connects lazily, anew in each process."""
+    """The part of a ledger that tasks use. Picklable; connects lazily, separately in each
+    process."""
 
     @property
     def one_store(self) -> bool:
         """True when records and positions can only go back together, in a failover or restore.
 
-        A ledger that is behind what was committed then tells where to go on. Otherwise records
-        are there that it does not know.
+        Then a ledger that is behind earlier commits gives the position to continue from. Otherwise
+        the sink may contain records that the ledger does not.
         """
 
     def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
-        """What has been committed.
+        """The committed positions.
 
         Args:
-            fence: the run that asks.
-            settled: all that was committed before this call, by whichever process. Otherwise the
-                answer may lag a little behind: a commit that is decided on it finds out.
+            fence: the calling run.
+            settled: include all commits before this call, of any process. Otherwise the result may
+                lag slightly behind, which the compare-and-set of a commit detects.
 
         Raises:
             Unavailable: no answer, or a commit has begun and does not end.
@@ -52,31 +53,40 @@ class Ledger(MovesPositions, Protocol):
     def open(self, takeover: Takeover) -> Opened:
         """Take the next epoch, end older sessions, and settle a position for EVERY partition.
 
+        With ``takeover.partitions`` only for these partitions, and holders of others are not
+        affected.
+
         Raises:
-            Fenced: another run has opened since ``takeover.expected``.
+            Fenced: another run has opened since ``takeover.expected``, or another one has taken
+                all partitions since ``takeover.since``.
             SourceMismatch: the ledger was written for another cluster or topic.
             TableMismatch: it was written for another destination.
-            Stopped: the pipeline has written before, and its position is nowhere to be found.
+            Stopped: the pipeline has written before, and its position is lost.
             Unavailable: no answer.
         """
 
     def add_partitions(self, fence: Fence, positions: Positions, source: SourceIdentity) -> None:
-        """Give partitions that were found while running their position.
+        """Add positions for partitions that were discovered during the run.
+
+        A run of some partitions takes others over by :meth:`open`.
 
         Raises:
             Fenced: a newer run has opened.
         """
 
     def note(self, fence: Fence, notes: Notes) -> None:
-        """Keep notes beside the positions.
+        """Store notes beside the positions.
+
+        A run of some partitions notes leader epochs of those that it still holds.
 
         Raises:
-            Fenced: a newer run has opened; nothing was noted.
-            Unavailable: nobody knows; it can be noted again.
+            Fenced: a newer run has opened, for a run of some partitions at all of them; nothing
+                was noted.
+            Unavailable: the outcome is unknown; it can be repeated.
         """
 
     def tidy(self, fence: Fence) -> None:
-        """Housekeeping between batches; may fail, and is tried again later."""
+        """Housekeeping between batches; may fail, and is repeated later."""
 
     def close(self) -> None:
-        """End what is open; never raises. The next call connects again."""
+        """Close connections; never raises. The next call connects again."""

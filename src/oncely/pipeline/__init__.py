@@ -1,4 +1,4 @@
-"""A pipeline as a value, and all that can be done with it: run, plan, status, offsets, rejects."""
+"""A pipeline as a value, and its operations: run, plan, status, offsets, rejects."""
 
 from oncely.pipeline.pipeline import Pipeline
 

@@ -1,4 +1,4 @@
-"""From what the pipeline file says under ``decode`` to the decoder."""
+"""Creates the decoder from ``[decode]`` of the pipeline file."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from oncely.lake.file_format import VALUE
 
 
 def decoder_of(decode: DecodeSettings, topics: Sequence[str]) -> Decoder:
-    """The decoder that the settings describe.
+    """The decoder of the settings.
 
     Raises:
-        ConfigError: the schema and the records' format don't go together.
+        ConfigError: the schema does not fit the records' format.
         Unavailable: the schema registry does not answer.
     """
     if isinstance(decode, JsonDecode) and decode.inferred:
-        return RawDecoder((VALUE,))  # the sink finds the columns
+        return RawDecoder((VALUE,))  # the sink infers the columns
     value = _decoder(decode, "value", "decode", topics)
     if decode.key is None:
         return value
@@ -53,12 +53,18 @@ def _decoder(
         case RawDecode():
             return RawDecoder(settings.columns)
         case TextKey():
-            return TextDecoder(pa.schema({settings.column: pa.string()}), column)
+            return TextDecoder(key_schema(settings), column)
         case JsonDecode() | JsonKey():
             schema = parse_schema(settings.schema_ddl, key=f"{path}.schema")
-            return JsonDecoder(schema, column)
+            return JsonDecoder(schema, column, settings.strict)
         case AvroDecode() | AvroKey():
             return _avro(settings, column, path, topics)
+
+
+def key_schema(key: TextKey) -> pa.Schema:
+    """The column of a key that is a text."""
+    kind = parse_schema(f"x {key.type}").field(0).type
+    return pa.schema({key.column: kind})
 
 
 def _avro(avro: AvroDecode | AvroKey, column: str, path: str, topics: Sequence[str]) -> AvroDecoder:
@@ -75,7 +81,7 @@ def _avro(avro: AvroDecode | AvroKey, column: str, path: str, topics: Sequence[s
 
 
 def _registry(avro: AvroDecode | AvroKey) -> dict[str, Any]:
-    """The registry client's own names (confluent-kafka's SchemaRegistryClient)."""
+    """The settings of confluent-kafka's SchemaRegistryClient."""
     settings: dict[str, Any] = {"url": avro.schema_registry}
     if avro.schema_registry_user_info is not None:
         settings["basic.auth.user.info"] = avro.schema_registry_user_info.get_secret_value()

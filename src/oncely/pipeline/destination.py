@@ -1,4 +1,4 @@
-"""What a pipeline does with its sink beside committing to it: make it, look at it, check it."""
+"""The port of destinations: creation, inspection and checks of a sink, outside of commits."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import pyarrow as pa
 
 from oncely.core.batch import Reject
 from oncely.core.topics import Position, TopicPartition
-from oncely.pipeline.problems import Problems
-from oncely.runtimes.spark.probe import Slots
-from oncely.sinks.base import Sink
-from oncely.sinks.replaying import Judge, Tried
+from oncely.ledgers.sql.activity import Activity
+from oncely.pipeline.problems import Inspection
+from oncely.sinks.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
 from oncely.sinks.sql.privileges import Room
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the ledger knows of a pipeline; nothing at all before its first start.
+class LedgerState:
+    """The ledger's state of a pipeline; empty before its first start.
 
     Attributes:
-        epoch: given out last; 0 for a pipeline that never ran.
-        cluster_id: of the source that it was written for; None before the first start.
+        epoch: the last epoch; 0 for a pipeline that never ran.
+        cluster_id: Kafka's cluster id of the source; None before the first start.
         positions: the next offset to read of each partition.
-        topic_ids: of the source's topics.
-        rejects: dead letters that wait.
-        leaders: leader epochs of the source's partitions, where they were noted.
+        topic_ids: Kafka's ids of the source's topics.
+        rejects: number of dead letters.
+        leaders: noted leader epochs of the source's partitions.
+        activity: the newest commits; None if the ledger does not store their times.
     """
 
     epoch: int = 0
@@ -37,19 +37,20 @@ class Known:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     rejects: int = 0
     leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
+    activity: Activity | None = None
 
 
 @dataclass(frozen=True)
 class SinkFacts:
-    """The destination as it is now, and what its columns take.
+    """The present state of the destination, and the types of its columns.
 
     Attributes:
         kind: ``table`` or ``topic``.
         endpoint: the server.
         table: the table's or the topic's name.
-        exists: whether it is there.
-        columns: name, the rows' Arrow type, and what becomes of it: the table's own type (as
-            created when it is missing), or the part of a Kafka record.
+        exists: True if it exists.
+        columns: name, the rows' Arrow type, and the destination: the table's type (as created if it
+            is missing), or the part of a Kafka record.
     """
 
     kind: str
@@ -61,7 +62,7 @@ class SinkFacts:
 
 @dataclass(frozen=True)
 class Connections:
-    """Connections to the database that a run takes at most."""
+    """The maximum number of database connections of a run."""
 
     tasks: int
     driver: int
@@ -74,40 +75,47 @@ class Connections:
 
 
 @dataclass(frozen=True)
-class SinkPlan:
-    """What a look at the destination has found.
+class TopicPlan:
+    """A topic of the destination.
 
     Attributes:
-        facts: None when nobody could be asked.
-        connections: None where they are not worth counting.
-        statements: for whoever may create what is missing: DDL, or commands of Kafka's tools.
+        name: its name.
+        exists: False: the first start creates it.
+        partitions, replicas, min_insync: its layout, or that with which it is created; None: not
+            known.
+    """
+
+    name: str
+    exists: bool
+    partitions: int | None
+    replicas: int | None
+    min_insync: int | None
+
+
+@dataclass(frozen=True)
+class SinkPlan:
+    """The result of inspecting the destination.
+
+    Attributes:
+        facts: None if no server answered.
+        connections: None if they need not be counted.
+        statements: DDL, or commands of Kafka's tools, that create missing objects.
         acls: ``kafka-acls`` commands.
+        topics: the topics that hold state, and those that the first start creates.
     """
 
     facts: SinkFacts | None = None
     connections: Connections | None = None
     statements: tuple[str, ...] = ()
     acls: tuple[str, ...] = ()
-
-
-class Replaying(Protocol):
-    """A replay of dead letters under way."""
-
-    def step(self, limit: int, judge: Judge) -> Tried | None:
-        """Try up to ``limit`` dead letters in one transaction; None: no more are left.
-
-        Raises:
-            WrongInput: what passes may not be written there.
-            Stopped: a row of a Spark transform can't be written; nothing was changed.
-            Unavailable: the outcome is unknown; ask again.
-        """
+    topics: tuple[TopicPlan, ...] = ()
 
 
 class Destination(Protocol):
-    """One kind of sink, as a pipeline describes it."""
+    """A kind of sink, as configured by a pipeline."""
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns that reach the sink when a row transform makes ``schema``.
+        """The columns that reach the sink for a row transform with ``schema``.
 
         Raises:
             ConfigError: they clash with columns that the sink adds.
@@ -118,45 +126,54 @@ class Destination(Protocol):
 
     @property
     def bare_sink(self) -> Sink:
-        """The sink for work on the ledger alone: it does not know the rows' columns."""
+        """The sink for operations on the ledger only: without the rows' columns."""
 
-    def look(self) -> Known:
-        """Read the ledger; one that was never created knows nothing.
+    def look(self) -> LedgerState:
+        """Read the ledger; empty if it was never created.
 
         Raises:
-            WrongInput: the server does not let us in.
+            WrongInput: the server refuses the login.
             Unavailable: no answer.
         """
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse a destination that doesn't take the rows; writes nothing.
+        """Refuse a destination that does not accept the rows; writes nothing.
 
         Raises:
-            TableMismatch, ConfigError: naming what doesn't fit.
+            TableMismatch, ConfigError: the error names the mismatch.
         """
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
-        """The first dead letters, and how many there are. Raises as :meth:`look` does."""
+        """The first dead letters, and their total number. Raises the errors of :meth:`look`."""
 
     @property
     def late_delete(self) -> str | None:
-        """Why a tombstone among the dead letters stays one; None: it has no meaning here."""
+        """The reason why a tombstone among the dead letters is not replayed; None if it is."""
 
     def check_replay(self) -> None:
-        """Refuse a replay where old records would do harm; writes nothing.
+        """Refuse a replay if old records would replace newer ones; writes nothing.
 
         Raises:
-            ConfigError: naming the setting, and the way out.
+            ConfigError: the error names the setting, and the way out.
         """
 
-    def replaying(self, schema: pa.Schema) -> AbstractContextManager[Replaying]:
-        """Begin a replay of the dead letters that wait now, for rows of these columns.
+    def replaying(self, schema: pa.Schema) -> AbstractContextManager[ReplaysDeadLetters]:
+        """Begin a replay of the present dead letters, for rows of these columns.
 
         Raises:
-            TableMismatch: the destination doesn't take the rows.
+            TableMismatch: the destination does not accept the rows.
         """
 
-    def plan(
-        self, schema: pa.Schema | None, findings: Problems, notes: list[str], slots: Slots | None
-    ) -> SinkPlan:
-        """Look at everything that can be looked at; problems go to ``findings``."""
+    def rewriting(
+        self, schema: pa.Schema
+    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+        """Begin a repair or backfill, for rows of these columns.
+
+        Raises:
+            ConfigError: the destination can't tell which rows a record has produced, or can't
+                remove them.
+            TableMismatch: the destination does not accept the rows.
+        """
+
+    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+        """Inspect the destination as far as possible; problems and notes go to ``inspection``."""

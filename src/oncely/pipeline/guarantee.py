@@ -1,27 +1,27 @@
-"""The guarantee that a pipeline gets, why, and where it ends: in words, from its settings."""
+"""The guarantee of a pipeline, its reasons and its limits, as text, derived from the settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oncely.config import PipelineSettings, SqlSinkSettings
+from oncely.config import DeltaSinkSettings, HandlersSinkSettings, PipelineSettings, SqlSinkSettings
 from oncely.config.pipeline import Delivery
 from oncely.pipeline import weaker_guarantee
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What ``oncely plan`` says about delivery.
+    """The guarantee, as shown by ``oncely plan``.
 
     Attributes:
-        delivery: as the pipeline file says.
-        store: where positions live.
+        delivery: the value of the pipeline file.
+        store: the store of the positions.
         commit: ``partition`` (tasks commit) or ``batch`` (the driver publishes).
-        why: what decided that.
-        means: what holds.
-        rejects: what becomes of records that can't be written.
-        ends: where the guarantee ends, a sentence each.
+        why: the reasons.
+        means: the meaning.
+        rejects: the handling of records that cannot be written.
+        ends: the limits of the guarantee, a sentence each.
     """
 
     delivery: Delivery
@@ -39,6 +39,8 @@ _PARTITION = {
     "kafka": "each task writes records, rejects and the new position of a topic-partition in one"
     " transaction of Kafka; readers with isolation.level=read_committed see each record once,"
     " and those of a partition with the same key in order",
+    "handlers": "what a handler does with its transaction, rejects and the new position of a"
+    " topic-partition are one transaction of the database; a partition's records come in order",
 }
 _BATCH = {
     "sql": "tasks stage rows; the driver publishes them with all rejects and all positions of the"
@@ -46,14 +48,17 @@ _BATCH = {
     "kafka": "tasks stage records; the driver publishes them with all rejects and all positions"
     " of the micro-batch in one transaction of Kafka: all or nothing becomes visible to readers"
     " with isolation.level=read_committed, though not in all partitions at one instant",
-    "files": "tasks write files that nobody reads; the driver names them in the manifest topic,"
-    " with all rejects and all positions of the micro-batch, in one transaction of Kafka: who"
-    " follows the manifest with isolation.level=read_committed sees each row once",
+    "delta": "tasks write Parquet files that belong to no version of the table; the driver adds or"
+    " merges them, with all rejects and all positions of the micro-batch, in one commit to the"
+    " table's log",
+    "files": "tasks write files that are not visible; the driver lists them in the manifest topic,"
+    " with all rejects and all positions of the micro-batch, in one transaction of Kafka: "
+    "readers of the manifest with isolation.level=read_committed see each row once",
 }
 
 
 def guarantee_of(settings: PipelineSettings) -> Guarantee:
-    """The guarantee of a pipeline that is described like this."""
+    """The guarantee of a pipeline with these settings."""
     if settings.delivery == "exactly_once":
         return _exactly_once(settings)
     whole = _exactly_once(settings)
@@ -82,18 +87,19 @@ def _exactly_once(settings: PipelineSettings) -> Guarantee:
             _rejects(settings, "decoded"),
             (*_batch_ends(settings.sink.kind), *_common_ends(settings)),
         )
-    if settings.sink.kind == "files":
+    if settings.sink.kind in ("files", "delta"):
+        log = "the manifest" if settings.sink.kind == "files" else "the table's log"
         return Guarantee(
             *given,
             "batch",
-            "a file can't be part of a transaction, and its name in the manifest can",
-            _BATCH["files"],
+            f"a file can't be part of a transaction, and its name in {log} can",
+            _BATCH[settings.sink.kind],
             _rejects(settings, "decoded, transformed or written"),
             (*_row_ends(kind), *_common_ends(settings)),
         )
     whys = {
         None: "there is no transform: a row comes from one record",
-        "sql": "transform.sql is row-wise: a row knows the record it came from",
+        "sql": "transform.sql is row-wise: a row has the index of its record",
         "python": "transform.python works on rows that carry the record they came from",
     }
     return Guarantee(
@@ -108,7 +114,12 @@ def _exactly_once(settings: PipelineSettings) -> Guarantee:
 
 def _rejects(settings: PipelineSettings, verbs: str) -> str:
     budget, sink = settings.sink.max_rejects, settings.sink
-    place = "oncely_rejects" if isinstance(sink, SqlSinkSettings) else f"topic {sink.rejects}"
+    if isinstance(sink, SqlSinkSettings | HandlersSinkSettings):
+        place = "oncely_rejects"
+    elif isinstance(sink, DeltaSinkSettings):
+        place = "_oncely/ below the table's root"
+    else:
+        place = f"topic {sink.rejects}"
     beyond = "however many" if budget.unlimited else f"beyond {budget} the pipeline stops"
     return (
         f"a record that can't be {verbs} is kept in {place} with key, value, headers and"
@@ -145,10 +156,11 @@ def _common_ends(settings: PipelineSettings) -> tuple[str, ...]:
     ends = [*_ENDS[settings.sink.kind]]
     ends += _gap_ends(settings)
     sink = settings.sink
-    if isinstance(sink, SqlSinkSettings) and sink.mode == "upsert" and sink.version is None:
+    table = sink if isinstance(sink, SqlSinkSettings | DeltaSinkSettings) else None
+    if table is not None and table.mode == "upsert" and table.version is None:
         ends.append(
-            "a key whose records are in several partitions gets whichever comes last: without"
-            " sink.version nothing else says which is newer"
+            "a key whose records are in several partitions gets the record that is written "
+            "last: without sink.version the newer one is not known"
         )
     return tuple(ends)
 
@@ -157,26 +169,38 @@ def _gap_ends(settings: PipelineSettings) -> tuple[str, ...]:
     if settings.source.on_gap != "record":
         return ()
     return (
-        'records that leave the topic before they are read are lost: on_gap = "record" keeps'
-        " the lost range in the history and goes on",
+        'records that are deleted from the topic before they are read are lost: on_gap = "record"'
+        " keeps the lost range in the history and continues",
     )
 
 
 _SQL_ENDS = (
-    "it covers the table and the ledger beside it, in one database: rows that others write"
-    " there are not looked at",
+    "it covers the table and the ledger beside it, in one database: rows of other writers are "
+    "not covered",
     "a database that is restored to an earlier state is restored with its positions: what"
     " came after is read again, as far as the topic still holds it",
+)
+_HANDLERS_ENDS = (
+    "it covers what handlers do with the transaction that they get; what they do elsewhere (calls,"
+    " files, other connections) may happen several times",
+    _SQL_ENDS[1],
 )
 _KAFKA_ENDS = (
     "it covers what Oncely writes; a reader without isolation.level=read_committed also sees"
     " records of transactions that were aborted",
-    "when the ledger topic and the consumer group are both deleted, nothing tells that the"
-    " pipeline has written before: it begins anew",
+    "when the ledger topic and the consumer group are both deleted, no trace of earlier runs "
+    "is left: the pipeline begins again",
 )
 _FILES_ENDS = (
-    "it covers what the manifest names: whoever lists the folders also sees files that nobody"
-    " named, of failed attempts, until `oncely files vacuum` takes them",
+    "it covers the files of the manifest: a listing of the folders also shows files of failed "
+    "attempts, until `oncely files vacuum` removes them",
     _KAFKA_ENDS[1],
 )
-_ENDS = {"sql": _SQL_ENDS, "kafka": _KAFKA_ENDS, "files": _FILES_ENDS}
+_DELTA_ENDS = (
+    "it covers versions of the table: a listing of its folder also shows files of no version, "
+    "which the table's VACUUM removes",
+    "positions are in _oncely/ below the table's root, which must not be removed; RESTORE takes"
+    " rows back and positions not",
+)
+_ENDS = {"sql": _SQL_ENDS, "kafka": _KAFKA_ENDS, "files": _FILES_ENDS, "delta": _DELTA_ENDS,
+         "handlers": _HANDLERS_ENDS}  # fmt: skip

@@ -1,55 +1,59 @@
-"""Looks at a SQL sink without writing: what its ledger says, whether the table takes the rows."""
+"""Inspection of a SQL sink without writing: the state of its ledger, and checks of the table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from oncely.clients.sql.connection import Connection
 from oncely.clients.sql.session import brief_session
 from oncely.clients.sql.sqlite import Sqlite
+from oncely.core.batch import Reject
 from oncely.errors import TableMismatch
+from oncely.ledgers.sql.activity import activity
 from oncely.ledgers.sql.dead_letters import DeadLetters
 from oncely.ledgers.sql.same_table import check_known_table
 from oncely.ledgers.sql.statements import LedgerStatements
 from oncely.ledgers.sql.takeover import require_ledger
-from oncely.pipeline.destination import Known
+from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.problems import Check
+from oncely.sinks.sql.replay import FIRST
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import create_statement, inspect
 
 
-def look(sink: SqlSink) -> Known:
-    """Read the ledger; one that was never created knows nothing.
+def look(sink: SqlSink) -> LedgerState:
+    """Read the ledger; empty if it was never created.
 
     Raises:
-        WrongInput: the database does not let us in.
+        WrongInput: the database refuses the login.
         Unavailable: no answer.
     """
     with session(sink) as connection:
         if connection is None or not sink.ledger.tables.exists(connection):
-            return Known()
+            return LedgerState()
         tables = sink.ledger.tables.as_found(connection)
         ledger = LedgerStatements(tables)
         registered = ledger.registered(connection)
         if registered is None:
-            return Known()
+            return LedgerState()
         entries = ledger.entries(connection)
-        return Known(
+        return LedgerState(
             registered.epoch,
             registered.cluster_id,
             {tp: entry.position for tp, entry in entries.items()},
             ledger.topic_ids(connection),
             DeadLetters(tables).count(connection),
             ledger.leader_epochs(connection),
+            activity(connection, tables),
         )
 
 
 def check_table(sink: SqlSink) -> None:
-    """Make all :func:`checks`.
+    """Execute all :func:`checks`.
 
     Raises:
-        WrongInput: the first thing that is wrong.
+        WrongInput: the first problem.
     """
     with session(sink) as connection:
         for _, check in checks(sink, connection):
@@ -57,11 +61,11 @@ def check_table(sink: SqlSink) -> None:
 
 
 def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
-    """What a run would refuse: the database file, the ledger, the table.
+    """The checks of a run: the database file, the ledger, the table.
 
     Args:
-        sink: without columns only those checks are made that need none.
-        connection: None where the database is a file that is still to be made.
+        sink: without columns only the checks that need none are returned.
+        connection: None if the database is a file that does not exist yet.
     """
     if connection is None:
         if isinstance(sink.dialect, Sqlite):
@@ -79,9 +83,18 @@ def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
         yield "sink.table", lambda: create_statement(dialect, wanted)
 
 
+def dead_letters(sink: SqlSink, limit: int) -> tuple[Sequence[Reject], int]:
+    """The first dead letters, and their total number."""
+    with session(sink) as connection:
+        if connection is None or not sink.ledger.tables.exists(connection):
+            return (), 0
+        letters = DeadLetters(sink.ledger.tables.as_found(connection))
+        return letters.read(connection, FIRST, limit), letters.count(connection)
+
+
 @contextmanager
 def session(sink: SqlSink) -> Iterator[Connection | None]:
-    """A session for looking; None where the database is a file that is still to be made."""
+    """A session for inspection; None if the database is a file that does not exist yet."""
     try:
         opened = brief_session(sink.dialect, "look", sink.connect)
         connection = opened.__enter__()

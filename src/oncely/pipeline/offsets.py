@@ -1,22 +1,25 @@
-"""Positions shown and reset, in the manner of ``kafka-consumer-groups``.
+"""Display and reset of positions, like ``kafka-consumer-groups``.
 
-A reset is a takeover: it takes a new epoch and writes the positions in one transaction, so
-whatever still runs is fenced and can't commit what it had read from the old positions.
+A reset is a takeover: it takes a new epoch and writes the positions in one transaction, so a
+running pipeline is fenced and cannot commit records from the old positions.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncely.commit.run import take_over
+from oncely.core import events
 from oncely.core.claim import Opened, Takeover
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable, WrongInput
+from oncely.pipeline.running import logged
 from oncely.sources.kafka import Watermarks
-from oncely.sources.reset import ResetPlan, Verb, plan_reset
+from oncely.sources.reset import LooksUpTimes, ResetPlan, Verb, plan_reset
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
@@ -28,10 +31,10 @@ class PartitionOffsets(NamedTuple):
     """One partition's offsets.
 
     Attributes:
-        first: the first offset that the topic still holds.
-        position: the ledger's; None before the first start.
+        first: the first offset that is still in the topic.
+        position: the ledger's position; None before the first start.
         end: the last stable offset.
-        mirrored: what the consumer group shows to lag tools; None when it shows nothing.
+        mirrored: the offset of the consumer group for lag tools; None if it has none.
     """
 
     topic: str
@@ -42,11 +45,11 @@ class PartitionOffsets(NamedTuple):
     mirrored: Position | None
 
 
-def standings(pipeline: Pipeline) -> list[PartitionOffsets]:
+def partition_offsets(pipeline: Pipeline) -> list[PartitionOffsets]:
     """Positions of every partition that the topics have.
 
     Raises:
-        WrongInput: a topic is missing, or a server does not let us in.
+        WrongInput: a topic is missing, or a server refuses the login.
         Unavailable: a server does not answer.
     """
     known = pipeline.destination.look()
@@ -66,13 +69,13 @@ def standings(pipeline: Pipeline) -> list[PartitionOffsets]:
 
 @dataclass(frozen=True)
 class Reset:
-    """What a reset does, or has done.
+    """The result of a reset, or of a dry run.
 
     Attributes:
-        before: the positions as they were; partitions that had none are absent.
-        positions: the new ones.
+        before: the previous positions; partitions without one are absent.
+        positions: the new positions.
         notes: one sentence for each position that had to be moved into the log.
-        epoch: the epoch it was written with; None for a dry run.
+        epoch: the epoch of the reset; None for a dry run.
     """
 
     before: Mapping[TopicPartition, Position]
@@ -80,8 +83,19 @@ class Reset:
     notes: tuple[str, ...] = ()
     epoch: int | None = None
 
+    @property
+    def warning(self) -> str:
+        """The effect of records that are read again; empty if there are none."""
+        if all(at >= self.before.get(tp, at) for tp, at in self.positions.items()):
+            return ""
+        return (
+            "Records that are read again are written again: an append table contains their "
+            "rows twice unless you delete them first. Rejects at or beyond the new positions are "
+            "dropped, because their records are processed again."
+        )
+
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The result as JSON-able values."""
         return {
             "partitions": [
                 {
@@ -99,15 +113,21 @@ class Reset:
 
 
 def reset(
-    pipeline: Pipeline, verb: Verb, topics: Sequence[str] = (), *, execute: bool = False
+    pipeline: Pipeline,
+    verb: Verb,
+    topics: Sequence[str] = (),
+    *,
+    execute: bool = False,
+    path: str | Path | None = None,
 ) -> Reset:
     """Plan new positions and, with ``execute``, write them.
 
     Args:
-        pipeline: whose.
-        verb: where to.
+        pipeline: the pipeline.
+        verb: the kind of reset.
         topics: ``topic`` or ``topic:0,1``; only these partitions. All by default.
-        execute: without it nothing is written.
+        execute: write; otherwise a dry run.
+        path: the event log.
 
     Raises:
         WrongInput: no such partition, or the ledger belongs to another topic or cluster.
@@ -117,35 +137,48 @@ def reset(
     source = pipeline.source
     known = pipeline.destination.look()
     marks = source.watermarks()
-    chosen = _chosen(topics, marks)
-
-    def planned(
-        current: Mapping[TopicPartition, Position], marks: Mapping[TopicPartition, Watermarks]
-    ) -> ResetPlan:
-        low = {tp: marks[tp].low for tp in chosen}
-        return plan_reset(verb, current, low, {tp: marks[tp].stable for tp in chosen}, source)
-
-    plan = planned(known.positions, marks)
-    before = {tp: known.positions[tp] for tp in plan.positions if tp in known.positions}
+    planned = _Planned(verb, _chosen(topics, marks), source)
+    planned.of(known.positions, marks)
     if not execute:
-        return Reset(before, plan.positions, plan.notes)
-
-    def settled(current: Mapping[TopicPartition, Position]) -> Mapping[TopicPartition, Position]:
-        # A live run may have moved on since we looked: plan again, now that it is fenced.
-        nonlocal plan, before
-        plan = planned(current, source.watermarks())
-        before = {tp: current[tp] for tp in plan.positions if tp in current}
-        return plan.positions
-
+        return planned.result()
     takeover = Takeover(
         source.identity(),
         lambda: source.resolve_start(pipeline.settings.source.start),
         {tp: mark.low for tp, mark in marks.items()},
-        reset=settled,
+        # A live run may have moved on since the plan: plan again, now that it is fenced.
+        reset=lambda current: planned.of(current, source.watermarks()),
     )
-    opened = take_over(pipeline.destination.bare_sink, pipeline.store, takeover)
+    with logged(pipeline, path, lambda _: None) as listener:
+        opened = take_over(pipeline.destination.bare_sink, pipeline.store, takeover)
+        listener(events.PositionsReset(opened.fence.epoch, planned.current, opened.positions))
     _mirror(pipeline, opened)
-    return Reset(before, plan.positions, plan.notes, opened.fence.epoch)
+    return planned.result(opened.fence.epoch)
+
+
+@dataclass
+class _Planned:
+    """The latest plan of a reset, and the positions that it was made from."""
+
+    verb: Verb
+    chosen: Sequence[TopicPartition]
+    source: LooksUpTimes
+    current: Mapping[TopicPartition, Position] = field(default_factory=dict)
+    plan: ResetPlan = field(default_factory=lambda: ResetPlan({}))
+
+    def of(
+        self, current: Mapping[TopicPartition, Position], marks: Mapping[TopicPartition, Watermarks]
+    ) -> Mapping[TopicPartition, Position]:
+        """The new positions of the chosen partitions."""
+        self.current = dict(current)
+        low = {tp: marks[tp].low for tp in self.chosen}
+        end = {tp: marks[tp].stable for tp in self.chosen}
+        self.plan = plan_reset(self.verb, current, low, end, self.source)
+        return self.plan.positions
+
+    def result(self, epoch: int | None = None) -> Reset:
+        plan, current = self.plan, self.current
+        before = {tp: current[tp] for tp in plan.positions if tp in current}
+        return Reset(before, plan.positions, plan.notes, epoch)
 
 
 def _mirror(pipeline: Pipeline, opened: Opened) -> None:
@@ -161,10 +194,10 @@ def _mirror(pipeline: Pipeline, opened: Opened) -> None:
 def _chosen(
     topics: Sequence[str], marks: Mapping[TopicPartition, Watermarks]
 ) -> list[TopicPartition]:
-    """The partitions that ``--topic`` names.
+    """The partitions of ``--topic``.
 
     Raises:
-        WrongInput: it names one that the pipeline does not read.
+        WrongInput: it contains a partition that the pipeline does not read.
     """
     chosen: set[TopicPartition] = set()
     for text in topics:

@@ -1,15 +1,19 @@
-"""A pipeline as a value: settings become parts, and parts are run, asked or reset."""
+"""A pipeline as a value: the settings, the parts created from them, and the operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import pyarrow as pa
 
+from oncely.clients.delta import DeltaConnect
+from oncely.clients.delta import connect as connect_delta
 from oncely.clients.files.filesystem import Connect as FilesConnect
 from oncely.clients.files.filesystem import connect as connect_files
 from oncely.clients.kafka import security
@@ -17,26 +21,41 @@ from oncely.clients.kafka.client import make
 from oncely.clients.sql.connection import Connect, connect
 from oncely.commit.delivery import Order
 from oncely.commit.timer import Interval
-from oncely.config import FilesSinkSettings, PipelineSettings, SqlSinkSettings, load
+from oncely.config import (
+    DeltaSinkSettings,
+    FilesSinkSettings,
+    HandlersSinkSettings,
+    PipelineSettings,
+    SqlSinkSettings,
+    load,
+)
 from oncely.core import events
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoder
-from oncely.errors import ConfigError, OncelyError
+from oncely.errors import ConfigError, OncelyError, WrongInput
 from oncely.ledgers.stores.ledger import StoreLedger
 from oncely.ledgers.topic.cluster import Connect as KafkaConnect
-from oncely.pipeline import offsets, planning, rejects, running, status
+from oncely.pipeline import offsets, planning, rejects, running, status, working
+from oncely.pipeline import repair as repairs
 from oncely.pipeline.decoding import decoder_of
 from oncely.pipeline.destination import Destination
-from oncely.pipeline.files_destination import FilesDestination
-from oncely.pipeline.kafka_destination import KafkaDestination
+from oncely.pipeline.handlers_destination import HandlersDestination
 from oncely.pipeline.offsets import PartitionOffsets, Reset
+from oncely.pipeline.on_spark import work_on_spark
 from oncely.pipeline.planning import Plan
-from oncely.pipeline.rejects import Rejects
+from oncely.pipeline.probes import Http
+from oncely.pipeline.rejects import RejectFilter, Rejects
+from oncely.pipeline.repaired import Found, Repaired
 from oncely.pipeline.sql_destination import SqlDestination
+from oncely.pipeline.standby import OnFenced
 from oncely.pipeline.status import Status
 from oncely.pipeline.stored_destination import StoredDestination
 from oncely.pipeline.stores import store_of
 from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.dropping import Condition, DroppingDecoder, Drops, Functions
 from oncely.runtimes.row_transform import (
+    PlainTexts,
     PythonTransform,
     RowTransform,
     SqlTransform,
@@ -50,25 +69,28 @@ from oncely.runtimes.spark.range_commit import RangeCommit
 from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets, scope
 from oncely.sinks.base import Sink
+from oncely.sinks.handlers.sink import Handler
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.reset import Verb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from oncely.pipeline.expected import PipelineExpected
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _ignore(_: events.Event) -> None:
-    """Nobody listens."""
+    """The listener that ignores events."""
 
 
-def _hiding(method: F) -> F:
-    """Keep the pipeline's secrets out of the texts of errors that leave ``method``."""
+def _hiding(method: Callable[Concatenate[Pipeline, P], T]) -> Callable[Concatenate[Pipeline, P], T]:
+    """Redact the pipeline's secrets in errors that leave ``method``."""
 
     @wraps(method)
-    def wrapped(self: Pipeline, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: Pipeline, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with scope(self.secrets):
             try:
                 return method(self, *args, **kwargs)
@@ -76,7 +98,7 @@ def _hiding(method: F) -> F:
                 error.hide(self.secrets)  # it may come from a thread or an executor
                 raise
 
-    return cast("F", wrapped)
+    return wrapped
 
 
 @dataclass(frozen=True)
@@ -84,29 +106,37 @@ class Pipeline:
     """Moves records from Kafka into a SQL table, topics or files, exactly once.
 
     Attributes:
-        settings: what the pipeline file says.
-        connect: how database sessions are opened; a test puts faults here.
-        kafka_connect: how the clients of a Kafka or files sink are made; a test puts faults here.
-        files_connect: how a files sink reaches its root; a test puts faults here.
+        settings: the settings of the pipeline file.
+        connect: opens database sessions; tests inject faults here.
+        kafka_connect: creates the clients of a Kafka or files sink; tests inject faults here.
+        files_connect: opens the root of a files sink; tests inject faults here.
+        delta_connect: loads and commits to a Delta table; tests inject faults here.
+        handlers: the functions of a ``handlers`` sink, by topic; see :class:`oncely.Worker`.
+        drops: likewise, functions that drop records.
+        threads: the number of threads of each topic's partitions, for topics with several.
     """
 
     settings: PipelineSettings
     connect: Connect = connect
     kafka_connect: KafkaConnect = make
     files_connect: FilesConnect = connect_files
+    delta_connect: DeltaConnect = connect_delta
+    handlers: Mapping[str, Handler] | None = None
+    drops: Mapping[str, Drops] | None = None
+    threads: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Pipeline:
         """Read a pipeline file.
 
         Raises:
-            ConfigError: names every key that is wrong, and the way out.
+            ConfigError: names every invalid key, and the way out.
         """
         return cls(load(Path(path)))
 
     @cached_property
     def secrets(self) -> Secrets:
-        """The values that no text about this pipeline may show."""
+        """The secret values, which must not be in any text about this pipeline."""
         kafka = self.settings.source.kafka_properties()
         return self.settings.secrets | security.secrets(kafka)
 
@@ -120,28 +150,45 @@ class Pipeline:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """Bytes to rows."""
-        return decoder_of(self.settings.decode, self.settings.source.topics)
+        """The decoder of records; those of ``filter.drop`` are dropped."""
+        decoder = decoder_of(self.settings.decode, self.settings.source.topics)
+        if self.drops:
+            decoder = DroppingDecoder(decoder, Functions(self.drops))
+        if self.settings.filter.drop is None:
+            return decoder
+        drop = Condition(self.settings.filter.drop)
+        drop.check()
+        return DroppingDecoder(decoder, drop)
+
+    @property
+    def expiring_decoder(self) -> Decoder:
+        """The decoder of a run, which also drops records that have expired by now."""
+        expire = self.settings.filter.expire
+        return self.decoder if expire is None else DroppingDecoder(self.decoder, expire=expire)
 
     @property
     def spark_path(self) -> str | None:
-        """``package.module:function`` of the Spark transform, when there is one."""
+        """``package.module:function`` of the Spark transform, or None."""
         transform = self.settings.transform
         return transform.spark if transform is not None else None
 
     @cached_property
     def spark_transform(self) -> Transform | None:
-        """DataFrame to DataFrame.
+        """The Spark transform, from DataFrame to DataFrame, or None.
 
         Raises:
-            ConfigError: the function can't be imported.
+            ConfigError: the function cannot be imported.
         """
         path = self.spark_path
         return load_function("transform.spark", path) if path is not None else None
 
     @cached_property
     def row_transform(self) -> RowTransform:
-        """Rows to rows; unchanged where there is none."""
+        """The row transform; the identity if there is none. Only tables have a type for JSON."""
+        made = self._row_transform()
+        return made if self.settings.sink.kind == "sql" else PlainTexts(made)
+
+    def _row_transform(self) -> RowTransform:
         transform = self.settings.transform
         if transform is not None and transform.sql is not None:
             return SqlTransform(transform.sql)
@@ -151,21 +198,29 @@ class Pipeline:
 
     @_hiding
     def row_schema(self, spark: SparkSession | None = None) -> pa.Schema:
-        """The columns that reach the sink; a Spark transform needs a session to tell.
+        """The columns that reach the sink; for a Spark transform a session is needed.
 
         Raises:
-            ConfigError: the transform can't work on the decoder's columns.
+            ConfigError: the transform fails on the decoder's columns.
         """
         if self.spark_transform is not None:
             return self._made_by_spark(spark or self.start_spark(), self.spark_transform)
-        return self.destination.row_schema(self.row_transform.output(self.decoder.schema))
+        return self.destination.row_schema(self.transformed_schema())
+
+    def transformed_schema(self) -> pa.Schema:
+        """The columns of the rows of a row transform.
+
+        Raises:
+            ConfigError: the transform fails on the decoder's columns.
+        """
+        return self.row_transform.output(self.decoder.schema)
 
     def _made_by_spark(self, spark: SparkSession, transform: Transform) -> pa.Schema:
         try:
             return output_schema(spark, transform, self.decoder.schema)
         except OncelyError:
             raise
-        except Exception as error:  # the user's own code: it may raise anything
+        except Exception as error:  # the user's own code: it may raise any exception
             if running.spark_has_died(error):
                 raise
             said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
@@ -178,16 +233,30 @@ class Pipeline:
 
     @cached_property
     def destination(self) -> Destination:
-        """What the sink is, by its kind."""
+        """The destination, by the kind of the sink.
+
+        Files and Delta bring packages of data frames, which short commands need not wait for.
+        """
         given = self.settings.sink
-        inner: SqlDestination | KafkaDestination | FilesDestination
+        inner: Destination
         if isinstance(given, SqlSinkSettings):
             inner = SqlDestination(self.settings, given, self.connect)
+        elif isinstance(given, HandlersSinkSettings):
+            name = self.settings.name
+            inner = HandlersDestination(name, given, self.handlers, self.connect, self.threads)
         elif isinstance(given, FilesSinkSettings):
+            from oncely.pipeline.files_destination import FilesDestination
+
             inner = FilesDestination(
                 self.settings, given, self.source, self.kafka_connect, self.files_connect
             )
+        elif isinstance(given, DeltaSinkSettings):
+            from oncely.pipeline.delta_destination import DeltaDestination
+
+            inner = DeltaDestination(self.settings, given, self.files_connect, self.delta_connect)
         else:
+            from oncely.pipeline.kafka_destination import KafkaDestination
+
             inner = KafkaDestination(self.settings, given, self.source, self.kafka_connect)
         if self.store is None:
             return inner
@@ -195,7 +264,7 @@ class Pipeline:
 
     @cached_property
     def store(self) -> StoreLedger | None:
-        """Where positions live, when it is not the sink's own ledger.
+        """The ledger of the positions, if it is not the sink's own.
 
         Raises:
             ConfigError: the client's package is not installed.
@@ -209,12 +278,13 @@ class Pipeline:
 
     @property
     def mirror_group(self) -> str | None:
-        """The group that positions are mirrored to; None where there is nothing to mirror.
+        """The group to which positions are mirrored; None if they are not.
 
-        Where positions live in the group itself, a mirror would erase their stamps.
+        If the group itself is the store of the positions, a mirror would erase their metadata.
         """
         store = self.settings.offsets.store
-        in_group = store == "kafka" or (store == "ledger" and self.settings.sink.kind != "sql")
+        in_topic = self.settings.sink.kind in ("kafka", "files")
+        in_group = store == "kafka" or (store == "ledger" and in_topic)
         return None if in_group else self.settings.mirror_group
 
     @_hiding
@@ -222,20 +292,32 @@ class Pipeline:
         """The Spark session of the pipeline.
 
         Args:
-            log: where Spark's own lines go; to our stderr when it is None.
+            log: the file of Spark's own output; None for stderr.
         """
         spark = self.settings.spark
         return session.start(self.settings.name, spark.master, spark.spark_conf(), log=log)
 
+    @contextmanager
+    def spark_session(self) -> Iterator[SparkSession]:
+        """A Spark session, which is stopped in the end unless it existed before."""
+        existed = session.existing() is not None
+        with open(os.devnull, "wb") as nowhere:
+            spark = self.start_spark(nowhere)
+            try:
+                yield spark
+            finally:
+                if not existed:
+                    session.stop(spark)
+
     def batches(
         self, spark: SparkSession | None = None
     ) -> PartitionCommit | BatchCommit | RangeCommit:
-        """How a micro-batch takes effect: by the kind of the transform, and of the sink."""
+        """The commit of micro-batches, by the kind of the transform and of the sink."""
         schema, budget = self.row_schema(spark), self.settings.sink.max_rejects
         common: dict[str, Any] = {
             "sink": self.sink(schema),
             "source": self.source,
-            "decoder": self.decoder,
+            "decoder": self.expiring_decoder,
             "topics": tuple(self.settings.source.topics),
             "max_rejects_share": budget.share,
             "max_rejects_count": budget.count,
@@ -248,11 +330,13 @@ class Pipeline:
         if isinstance(self.settings.sink, FilesSinkSettings):
             layout = self.settings.sink.layout
             return RangeCommit(transform=self.row_transform, layout=layout, **common)
+        if isinstance(self.settings.sink, DeltaSinkSettings):
+            return RangeCommit(transform=self.row_transform, **common)
         return PartitionCommit(transform=self.row_transform, bounds=self._bounds(), **common)
 
     @property
     def _order(self) -> Order:
-        """In which order records and positions take effect."""
+        """The order in which records and positions take effect."""
         orders: dict[str, Order] = {
             "exactly_once": "together",
             "at_most_once": "position_first",
@@ -261,14 +345,14 @@ class Pipeline:
 
     @property
     def _interval(self) -> Interval | None:
-        """When positions move that follow a timer."""
+        """The interval of the position timer, if there is one."""
         given = self.settings.commit_interval
         if self.settings.delivery != "none":
             return None
         return Interval() if given is None else Interval(given.seconds, given.records)
 
     def _bounds(self) -> Bounds:
-        """How much one commit of a task holds at most."""
+        """The maximum size of one commit of a task."""
         interval, usual = self.settings.commit_interval, Bounds()
         if interval is None or self.settings.delivery == "none":
             return usual
@@ -280,11 +364,11 @@ class Pipeline:
 
     @_hiding
     def preflight(self) -> None:
-        """Find out what is wrong before Spark's start takes its seconds; writes nothing.
+        """Check the pipeline before Spark's start, which takes seconds; writes nothing.
 
         Raises:
-            WrongInput: a topic is missing, the table doesn't take the rows, and the like.
-            Unavailable: a server doesn't answer.
+            WrongInput: a topic is missing, the table does not accept the rows, or similar.
+            Unavailable: a server does not answer.
         """
         self.source.identity()
         if self.spark_transform is None:
@@ -292,18 +376,30 @@ class Pipeline:
         self.refuse_keep_source()
 
     def refuse_keep_source(self) -> None:
-        """Refuse to write the origin of rows that have none.
+        """Refuse ``keep_source`` for rows without an origin.
 
         Raises:
             ConfigError: ``sink.keep_source`` with a Spark transform.
         """
         given = self.settings.sink
-        if self.spark_path is not None and isinstance(given, SqlSinkSettings) and given.keep_source:
+        without = FilesSinkSettings | HandlersSinkSettings
+        keeps = not isinstance(given, without) and given.keep_source
+        if self.spark_path is not None and keeps:
             raise ConfigError(
                 "sink.keep_source",
                 "a row of a Spark transform comes from no single record",
                 way_out="remove it; where a row needs its origin, use transform.sql or .python",
             )
+
+    @property
+    def expected(self) -> PipelineExpected | None:
+        """Recomputes the rows of records, for an audit; None with a Spark transform, whose rows
+        belong to no single record, and if records expire: when a record was read is not stored."""
+        from oncely.pipeline.expected import PipelineExpected
+
+        settings = self.settings
+        unknown = settings.by_spark or settings.filter.expire is not None
+        return None if unknown else PipelineExpected(self)
 
     # -- running ---------------------------------------------------------------------------
 
@@ -314,28 +410,73 @@ class Pipeline:
         *,
         stop: StopSignal | None = None,
         listener: events.Listener = _ignore,
+        events: str | Path | None = None,
+        http: Http | None = None,
+        on_fenced: OnFenced = "end",
         spark: SparkSession | None = None,
     ) -> bool:
-        """Run until asked to stop, or until what is readable now is committed.
+        """Run until stopped, or until the present records are committed.
 
         Args:
             until: ``"latest"`` ends when the last stable offsets of the start are committed.
-            stop: how to ask for the end from another thread or a signal handler.
-            listener: hears what happens.
-            spark: a session to use. By default the one that exists in this process; where there
-                is none, one of our own, which is stopped at the end.
+            stop: ends the run, from another thread or a signal handler.
+            listener: called with the events of the run.
+            events: a file to which they are appended as JSON lines (docs/events.md).
+            http: the address of its probes for a supervisor (docs/probes.md); None: there are none.
+            on_fenced: ``"wait"``: stand by while another replica runs, and take over when it has
+                gone; ``"end"``: take over at once, and end when a newer run takes over.
+            spark: the session. By default that of this process; if there is none, a new one, which
+                is stopped at the end.
 
         Returns:
-            True when it ended by itself, with all of that committed; False when it was asked to
-            stop before.
+            True if it ended by itself, with all of these committed; False if it was stopped before.
 
         Raises:
-            WrongInput: the pipeline can't run as it is described; nothing was written.
+            WrongInput: the pipeline cannot run as configured; nothing was written.
             Fenced: a newer run has taken over.
-            Stopped: a person must decide.
-            Unavailable: a server did not come back for as long as retries last.
+            Stopped: an operator's decision is needed.
+            Unavailable: a server did not return within the retries.
         """
-        return running.run(self, until, stop or StopSignal(), listener, spark)
+        return running.run(
+            self, until, stop or StopSignal(), listener, spark, events, http, on_fenced
+        )
+
+    @_hiding
+    def work(
+        self,
+        until: Literal["latest"] | None = None,
+        *,
+        stop: StopSignal | None = None,
+        listener: events.Listener = _ignore,
+        events: str | Path | None = None,
+        http: Http | None = None,
+        on_fenced: OnFenced = "end",
+        on: Literal["spark"] | None = None,
+        workers: int = 1,
+        spark: SparkSession | None = None,
+    ) -> bool:
+        """Work as a member of a consumer group, without Spark, until stopped.
+
+        The other members are other processes that do the same. With ``until`` the records of other
+        members count, too. Arguments and result are those of :meth:`run`, and:
+
+        Args:
+            on_fenced: ``"wait"``: stand by while replicas of a run on Spark are there; not with
+                ``on``.
+            on: ``"spark"``: as several members, each of which is a task of one Spark job.
+            workers: their number.
+            spark: their session; as in :meth:`run`.
+
+        Raises:
+            WrongInput: ``on_fenced`` and ``on`` exclude each other.
+            The errors of :meth:`run`.
+        """
+        stop = stop or StopSignal()
+        if on == "spark":
+            if on_fenced == "wait":
+                raise WrongInput('on_fenced "wait": members of on "spark" end when they are fenced')
+            return work_on_spark(self, workers, until, stop, listener, events, http, spark)
+        return working.work(self, until, stop, listener, events, http, on_fenced)
 
     # -- asking and mending ----------------------------------------------------------------
 
@@ -344,54 +485,115 @@ class Pipeline:
         """Position, end and lag of every partition, rejects, epoch; writes nothing.
 
         Raises:
-            WrongInput: a topic is missing, or a server does not let us in.
+            WrongInput: a topic is missing, or a server refuses the login.
             Unavailable: a server does not answer.
         """
         return status.status(self)
 
     @_hiding
-    def plan(self, *, use_spark: bool | None = None) -> Plan:
-        """Check everything that can be checked without writing, and say what a run would do.
+    def plan(self, *, use_spark: bool | None = None, sample: int = 0) -> Plan:
+        """Check the pipeline without writing, and describe the effects of a run.
 
         Args:
-            use_spark: start Spark to see a Spark transform's columns and whether the executors
-                can import what they need; by default only where that is in question.
+            use_spark: start Spark to get a Spark transform's columns and to check the imports of
+                the executors; by default only if needed.
+            sample: the number of records to decode and transform, for ``Plan.sample``.
 
-        Never raises for what is wrong with the pipeline: that is in ``Plan.problems``.
+        Problems of the pipeline are not raised, but returned in ``Plan.problems``.
         """
-        return planning.plan(self, use_spark)
+        return planning.plan(self, use_spark, sample)
 
     @_hiding
-    def standings(self) -> list[PartitionOffsets]:
+    def partition_offsets(self) -> list[PartitionOffsets]:
         """First offset, position, end and mirrored offset of every partition.
 
-        Raises as :meth:`status` does.
+        Raises the errors of :meth:`status`.
         """
-        return offsets.standings(self)
+        return offsets.partition_offsets(self)
 
     @_hiding
-    def reset(self, verb: Verb, topics: Sequence[str] = (), *, execute: bool = False) -> Reset:
+    def reset(
+        self,
+        verb: Verb,
+        topics: Sequence[str] = (),
+        *,
+        execute: bool = False,
+        events: str | Path | None = None,
+    ) -> Reset:
         """Plan new positions and, with ``execute``, take a new epoch and write them.
 
         Args:
             verb: one of :mod:`oncely.sources.reset`.
             topics: ``topic`` or ``topic:0,1``: only these partitions.
-            execute: without it nothing is written.
+            execute: write; otherwise a dry run.
+            events: the event log of the pipeline, to which an executed reset is appended.
 
         Raises:
             WrongInput: no such partition, or the ledger belongs to another topic or cluster.
             Fenced: another run opened at the same moment.
             Unavailable: a server does not answer.
         """
-        return offsets.reset(self, verb, topics, execute=execute)
+        return offsets.reset(self, verb, topics, execute=execute, path=events)
 
     @_hiding
-    def rejects(self, limit: int = 100) -> Rejects:
-        """The first dead letters, and how many there are.
+    def rejects(self, limit: int = 100, which: RejectFilter | None = None) -> Rejects:
+        """The first dead letters, their reasons, and their total number.
 
-        Raises as :meth:`status` does.
+        Args:
+            limit: the number of dead letters to return.
+            which: only dead letters that it chooses.
+
+        Raises the errors of :meth:`status`.
         """
-        return rejects.rejects(self, limit)
+        return rejects.rejects(self, limit, which)
+
+    @_hiding
+    def repair(
+        self,
+        found: Sequence[Found],
+        *,
+        execute: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+        events: str | Path | None = None,
+    ) -> Repaired:
+        """Write lost records again, and remove or replace what must not be there.
+
+        Args:
+            found: the findings of an audit.
+            execute: write; otherwise a dry run.
+            progress: called with the number of offsets after every transaction.
+            events: the event log of the pipeline, to which executed transactions are appended.
+
+        Raises:
+            WrongInput: the destination can't be repaired, or the findings are of another state.
+            Unavailable: the server did not return.
+        """
+        return repairs.repair(self, found, execute=execute, progress=progress, events=events)
+
+    @_hiding
+    def backfill(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        *,
+        execute: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+        events: str | Path | None = None,
+    ) -> Repaired:
+        """Replace what ranges have produced by what the present transform makes of their records.
+
+        Args:
+            ranges: offsets by partition; what is beyond the position is left to the pipeline.
+            execute: write; otherwise a dry run.
+            progress: called with the number of offsets after every transaction.
+            events: the event log of the pipeline, to which executed transactions are appended.
+
+        Raises:
+            DataLost: the topic no longer has all of the records.
+            WrongInput: the destination can't be backfilled.
+            Stopped: the pipeline was reset meanwhile.
+            Unavailable: the server did not return.
+        """
+        return repairs.backfill(self, ranges, execute=execute, progress=progress, events=events)
 
     @_hiding
     def replay(
@@ -400,19 +602,19 @@ class Pipeline:
         spark: SparkSession | None = None,
         progress: Callable[[int, int], None] = lambda _, __: None,
     ) -> tuple[int, int]:
-        """Decode all dead letters again and write those that pass now.
+        """Decode all dead letters again and write the valid ones.
 
         Args:
-            spark: a session for a Spark transform; one of our own by default.
-            progress: told (moved, kept) after every transaction.
+            spark: a session for a Spark transform; a new one by default.
+            progress: called with (moved, kept) after every transaction.
 
         Returns:
-            How many were moved, and how many stay rejects.
+            The numbers of moved and of remaining rejects.
 
         Raises:
             WrongInput: an upsert without a version column or a compacted topic, where old records
-                would win; or the destination doesn't take the rows.
-            Stopped: a row of the Spark transform can't be written.
-            Unavailable: the server did not come back.
+                would replace newer ones; or the destination does not accept the rows.
+            Stopped: a row of the Spark transform cannot be written.
+            Unavailable: the server did not return.
         """
         return rejects.replay(self, spark=spark, progress=progress)

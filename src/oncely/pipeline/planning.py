@@ -1,4 +1,4 @@
-"""``oncely plan``: everything that can be checked without writing, and what a run would do."""
+"""``oncely plan``: all checks that write nothing, and the effects of a run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from oncely import artifacts
 from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.ledgers.same_source import same_topics
-from oncely.pipeline.destination import Connections, Known, SinkFacts
+from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, TopicPlan
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
-from oncely.pipeline.problems import Problem, Problems
+from oncely.pipeline.problems import Inspection, Problem
 from oncely.runtimes.same_log import refuse_cut
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.probe import ExecutorFacts, Slots, probe
@@ -24,23 +24,24 @@ from oncely.sources.permissions import missing_permissions, needed_acls
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.trial import Trial
 
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """The topics as they are now."""
+    """The present state of the topics."""
 
     cluster_id: str
     topics: Mapping[str, str]
     partitions: int
     offsets: int
-    """Between where the next start would begin and the end; holes count."""
+    """Offsets between the next start position and the end, including holes."""
     begins: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer to ``oncely plan``; what could not be found out is None or empty."""
+    """The result of ``oncely plan``; unknown values are None or empty."""
 
     name: str
     guarantee: Guarantee
@@ -51,19 +52,21 @@ class Plan:
     connections: Connections | None = None
     executors: tuple[ExecutorFacts, ...] | None = None
     ddl: tuple[str, ...] = ()
+    topics: tuple[TopicPlan, ...] = ()
     acls: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sample: Trial | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
-        """0 when it can run, 2 when something has to be changed, 1 when a server is away."""
+        """0 if it can run, 2 if it needs changes, 1 if a server does not answer."""
         if not self.problems:
             return 0
         return 2 if any(one.wrong_input for one in self.problems) else 1
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The result as JSON-able values."""
         done = asdict(self)
         if self.connections is not None:
             done["connections"]["total"] = self.connections.total
@@ -74,65 +77,68 @@ class Plan:
         return {"can_run": not self.problems, **done}
 
 
-def plan(pipeline: Pipeline, use_spark: bool | None) -> Plan:
+def plan(pipeline: Pipeline, use_spark: bool | None, sample: int = 0) -> Plan:
     """See :meth:`oncely.pipeline.Pipeline.plan`."""
-    return _Planner(pipeline, use_spark).plan()
+    return _Planner(pipeline, use_spark, sample).plan()
 
 
 class _Planner:
-    """Asks source, code, Spark and sink one after another."""
+    """Checks source, code, Spark and sink in sequence."""
 
-    def __init__(self, pipeline: Pipeline, use_spark: bool | None) -> None:
+    def __init__(self, pipeline: Pipeline, use_spark: bool | None, sample: int) -> None:
+        self.sample = sample
         self.pipeline, self.settings = pipeline, pipeline.settings
         self.use_spark = self._spark_is_in_question() if use_spark is None else use_spark
-        self.findings = Problems()
-        self.notes: list[str] = []
-        self.known: Known | None = None
-        self.slots: Slots | None = None
+        self.inspection = Inspection()
+        self.known: LedgerState | None = None
 
     def plan(self) -> Plan:
-        with self.findings.about(self._sink_key):
+        with self.inspection.about(self._sink_key):
             self.known = self.pipeline.destination.look()
-        with self.findings.about("spark"):
+        with self.inspection.about("spark"):
             artifacts.java()
         source = self._source()
         schema = self._schema()
-        sink = self.pipeline.destination.plan(schema, self.findings, self.notes, self.slots)
+        slots = self.inspection.slots
+        sink = self.pipeline.destination.plan(schema, self.inspection)
+        tried = self._tried() if self.sample and source is not None else None
         return Plan(
             name=self.settings.name,
             guarantee=guarantee_of(self.settings),
-            problems=tuple(self.findings.problems),
+            problems=tuple(self.inspection.problems),
             source=source,
             epoch=self.known.epoch if self.known else 0,
             sink=sink.facts,
             connections=sink.connections,
-            executors=None if self.slots is None else self.slots.executors,
+            executors=None if slots is None else slots.executors,
             ddl=sink.statements,
+            topics=sink.topics,
             acls=(
                 *needed_acls(self.pipeline.source, self.settings.shown_group),
                 *sink.acls,
             ),
-            notes=tuple(self.notes),
+            notes=tuple(self.inspection.notes),
+            sample=tried,
             settings=self.settings.describe(),
         )
 
     @property
     def _sink_key(self) -> str:
-        """The key of the file that says where the sink is."""
+        """The key of the pipeline file for the location of the sink."""
         return "sink.brokers" if self.settings.sink.kind == "kafka" else "sink.url"
 
     # -- source ----------------------------------------------------------------------------
 
     def _source(self) -> SourceFacts | None:
-        """Brokers, topics, permissions, and whether the ledger's positions lie in the log."""
+        """Check brokers, topics, permissions, and that the ledger's positions are in the log."""
         pipeline, facts = self.pipeline, None
-        with self.findings.about("source.brokers"):
+        with self.inspection.about("source.brokers"):
             identity = pipeline.source.identity()
             for one in missing_permissions(pipeline.source, self.settings.shown_group):
                 if "lag tools" in one:
-                    self.notes.append(f"the broker does not permit {one}")
+                    self.inspection.notes.append(f"the broker does not permit {one}")
                 else:
-                    self.findings.add("source.topics", f"the broker does not permit {one}",
+                    self.inspection.add("source.topics", f"the broker does not permit {one}",
                                       "grant it with the kafka-acls commands below")  # fmt: skip
             marks = pipeline.source.watermarks()
             positions = dict(self.known.positions) if self.known else {}
@@ -146,12 +152,12 @@ class _Planner:
             )
             self._in_the_log(positions, marks)
         if self.known is not None and self.known.cluster_id is not None and facts is not None:
-            with self.findings.about("source.topics"):
+            with self.inspection.about("source.topics"):
                 same_topics(self.known.topic_ids, identity, self.settings.name)
                 if self.known.cluster_id == identity.cluster_id:
                     self._same_log(self.known, marks)
             if self.known.cluster_id != identity.cluster_id:
-                self.findings.add(
+                self.inspection.add(
                     "source.brokers",
                     f"the ledger was written for cluster {self.known.cluster_id},"
                     f" this is {identity.cluster_id}",
@@ -166,20 +172,23 @@ class _Planner:
             if tp not in marks:
                 continue
             if at > marks[tp].high:
-                self.findings.add(
+                self.inspection.add(
                     "source.topics",
                     f"{tp} ends at {marks[tp].high}, the ledger has read up to {at}",
                     "restore the topic, or move the position with `oncely offsets reset`",
                 )
             elif at < marks[tp].low:
-                lost = f"{tp}: offsets [{at}, {marks[tp].low}) left the topic before they were read"
+                lost = (
+                    f"{tp}: offsets [{at}, {marks[tp].low}) were deleted from the topic before they"
+                    " were read"
+                )
                 if self.settings.source.on_gap == "fail":
-                    self.findings.add("source.on_gap", lost, 'on_gap = "record" goes on')
+                    self.inspection.add("source.on_gap", lost, 'on_gap = "record" continues')
                 else:
-                    self.notes.append(f"{lost}; on_gap records it and goes on")
+                    self.inspection.notes.append(f"{lost}; on_gap records it and continues")
 
-    def _same_log(self, known: Known, marks: Mapping[TopicPartition, Watermarks]) -> None:
-        """The check of leader epochs that a run makes when it opens."""
+    def _same_log(self, known: LedgerState, marks: Mapping[TopicPartition, Watermarks]) -> None:
+        """The check of leader epochs that a run makes at its start."""
         if not known.leaders:
             return
         inside = {
@@ -201,40 +210,57 @@ class _Planner:
         )
 
     def _schema(self) -> pa.Schema | None:
-        """Decoder, transform and executors; the columns of the rows when all is well."""
+        """Check decoder, transform and executors; the columns of the rows if there is no
+        problem."""
         pipeline, schema = self.pipeline, None
-        with self.findings.about("decode"):
+        with self.inspection.about("decode"):
             pipeline.decoder  # noqa: B018 - made here for the first time
-        if any(one.key.startswith("decode") for one in self.findings.problems):
+        if any(one.key.startswith("decode") for one in self.inspection.problems):
             return None
-        with self.findings.about("transform"):
+        with self.inspection.about("transform"):
             pipeline.spark_transform  # noqa: B018 - imported here for the first time
             if pipeline.spark_path is None:
-                schema = pipeline.row_schema()
+                schema = pipeline.transformed_schema()
             else:
                 pipeline.refuse_keep_source()
+        if schema is not None:
+            with self.inspection.about(self._sink_key):
+                schema = pipeline.destination.row_schema(schema)
         if not self.use_spark:
             self._say_what_spark_would_tell()
             return schema
         return self._ask_spark() or schema
 
+    def _tried(self) -> Trial | None:
+        """The outcome of a sample; None if decoder or transform can't be made."""
+        from oncely.pipeline.trial import trial
+
+        keys = ("decode", "transform")
+        if any(one.key.startswith(keys) for one in self.inspection.problems):
+            return None
+        with self.inspection.about("decode"):
+            return trial(self.pipeline, self.sample)
+        return None
+
     def _say_what_spark_would_tell(self) -> None:
         if self.pipeline.spark_path is not None:
-            self.notes.append(
+            self.inspection.notes.append(
                 "without Spark the transform's columns are not known: table unchecked"
             )
         if not self.settings.spark.is_local:
-            self.notes.append("without Spark the executors were not asked what they can import")
+            self.inspection.notes.append(
+                "without Spark the imports of the executors were not checked"
+            )
 
     def _ask_spark(self) -> pa.Schema | None:
         schema = None
-        with self.findings.about("spark.master"):
+        with self.inspection.about("spark.master"):
             spark = _start(self.pipeline)
             try:
-                self.slots = probe(spark, self._functions())
-                self._executor_problems(self.slots)
-                if self.pipeline.spark_path is not None and not self.findings.problems:
-                    with self.findings.about("transform.spark"):
+                self.inspection.slots = slots = probe(spark, self._functions())
+                self._executor_problems(slots)
+                if self.pipeline.spark_path is not None and not self.inspection.problems:
+                    with self.inspection.about("transform.spark"):
                         schema = self.pipeline.row_schema(spark)
             finally:
                 session.stop(spark)
@@ -247,14 +273,14 @@ class _Planner:
     def _executor_problems(self, slots: Slots) -> None:
         way_out = "install the same packages for the executors' Python (spark.pyspark.python)"
         if slots.problem:
-            self.findings.add("spark.master", f"a task fails: {slots.problem}", way_out)
+            self.inspection.add("spark.master", f"a task fails: {slots.problem}", way_out)
         for one in slots.executors:
             for missing in one.missing:
-                self.findings.add("spark.master", f"{one.host}, {one.python}: {missing}", way_out)
+                self.inspection.add("spark.master", f"{one.host}, {one.python}: {missing}", way_out)
 
 
 def _start(pipeline: Pipeline) -> Any:
-    """Spark for questions, its noise thrown away.
+    """A Spark session for checks, with its output discarded.
 
     Raises:
         Unavailable: it did not start.

@@ -1,4 +1,4 @@
-"""Problems collected one after another, so that all of them are told at once."""
+"""A collection of problems, so that all of them are reported at once."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from oncely.errors import ConfigError, OncelyError, WrongInput
+from oncely.runtimes.spark.probe import Slots
 from oncely.secrets import redact
 
 Check = tuple[str, Callable[[], object]]
-"""The key of the pipeline file that a check is about, and the check, which raises what it finds.
+"""The key of the pipeline file for a check, and the check, which raises its problem.
 
-`plan` collects what the checks of a destination raise; a run makes the same ones before it starts,
-and ends at the first that raises."""
+`plan` collects the errors of a destination's checks; a run executes the same checks before it
+starts, and ends at the first error.
+"""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a pipeline can't run.
+    """A reason why a pipeline cannot run.
 
     Attributes:
-        key: the key of the pipeline file that it is about.
-        message: what is wrong.
-        way_out: what to do.
-        wrong_input: False when a server did not answer, which may pass.
+        key: the key of the pipeline file.
+        message: the problem.
+        way_out: the recommended action.
+        wrong_input: False if a server did not answer, which may be temporary.
     """
 
     key: str
@@ -34,14 +36,22 @@ class Problem:
 
 
 @dataclass
-class Problems:
-    """What was found so far."""
+class Inspection:
+    """The results of `plan` so far.
+
+    Attributes:
+        problems: the reasons why the pipeline can't run.
+        notes: information for the user.
+        slots: the concurrent tasks of Spark; None if Spark was not started.
+    """
 
     problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    slots: Slots | None = None
 
     @contextmanager
     def about(self, key: str) -> Iterator[None]:
-        """Take an error of the block as a problem of ``key`` and go on after the block."""
+        """Add an error of the block as a problem of ``key``, and continue after the block."""
         try:
             yield
         except OncelyError as error:
@@ -49,17 +59,17 @@ class Problems:
                 key = error.key
             message = error.message.removeprefix(f"{key}: ")
             wrong = isinstance(error, WrongInput)
-            # The error may come from a thread that does not know the pipeline's secrets.
+            # The error may come from a thread without the pipeline's secrets.
             self._add(Problem(key, redact(message), redact(error.way_out), wrong))
 
     def collect(self, checks: Iterable[Check]) -> None:
-        """Make all checks, and take what they raise as problems."""
+        """Execute all checks, and add their errors as problems."""
         for key, check in checks:
             with self.about(key):
                 check()
 
     def add(self, key: str, message: str, way_out: str = "") -> None:
-        """Note a problem."""
+        """Add a problem."""
         self._add(Problem(key, redact(message), redact(way_out)))
 
     def _add(self, problem: Problem) -> None:

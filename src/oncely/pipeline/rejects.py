@@ -1,44 +1,75 @@
-"""Dead letters listed, and tried again with the pipeline as it is described now."""
+"""Listing and replay of dead letters, with the present settings of the pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from oncely.commit import replay as commit
 from oncely.commit.backoff import Backoff
 from oncely.core.batch import Reject, Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
-from oncely.errors import Unavailable
-from oncely.runtimes.chunks import Bounds, Chunks
+from oncely.reject_summary import RejectSummary
+from oncely.runtimes.reprocess import Reprocessing, records_of
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.spark.staging_task import NO_TOMBSTONES
+from oncely.runtimes.spark.decode_task import NO_TOMBSTONES
 from oncely.runtimes.spark.transform_once import transform_rows
-from oncely.sinks.replaying import Judge, Judged
+from oncely.sinks.base import Judge, Judged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from oncely.pipeline.pipeline import Pipeline
 
-REJECTS_A_TRANSACTION = 500
-_ALL_AT_ONCE = Bounds(records=1 << 40, bytes=1 << 60, seconds=1e9)
-_RECORDS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-    ]
-)
-"""Records as Spark's Kafka source gives them."""
+
+_GROUPED, _FILTERED = 1_000, 100_000
+"""Dead letters that are read to group, and to filter them: they are in memory with their values."""
+
+
+@dataclass(frozen=True)
+class RejectFilter:
+    """Dead letters that have all of these properties.
+
+    Attributes:
+        reason: a part of the reason; capitals do not matter.
+        partitions: ``topic`` or ``topic:0,1``; empty: all.
+        since: the least timestamp of the record, in ms since 1970. A record without a timestamp is
+            never chosen by it.
+    """
+
+    reason: str = ""
+    partitions: tuple[str, ...] = ()
+    since: int | None = None
+
+    def __call__(self, one: Reject) -> bool:
+        """True if the dead letter has the properties."""
+        topic, number = one.partition
+        named = [
+            text.rpartition(":") if ":" in text else (text, "", "") for text in self.partitions
+        ]
+        inside = [
+            not numbers or str(number) in map(str.strip, numbers.split(","))
+            for name, _, numbers in named
+            if name == topic
+        ]
+        at = one.timestamp_ms
+        return (
+            self.reason.lower() in one.reason.lower()
+            and (any(inside) or not self.partitions)
+            and (self.since is None or (at is not None and at >= self.since))
+        )
+
+
+class Reason(NamedTuple):
+    """A group of dead letters whose reasons differ in numbers and quoted values only."""
+
+    reason: str
+    rejects: int
 
 
 @dataclass(frozen=True)
@@ -46,23 +77,35 @@ class Rejects:
     """Some of a pipeline's dead letters, by topic, partition and offset.
 
     Attributes:
-        listed: the first ones.
-        total: how many there are.
+        listed: the first dead letters.
+        total: their total number.
+        reasons: the most frequent reasons.
+        scanned: the number of dead letters that were grouped and filtered, if there are more; or 0.
     """
 
     listed: tuple[Reject, ...]
     total: int
+    reasons: tuple[Reason, ...] = ()
+    scanned: int = 0
 
 
-def rejects(pipeline: Pipeline, limit: int) -> Rejects:
-    """The first ``limit`` dead letters.
+def rejects(pipeline: Pipeline, limit: int, which: RejectFilter | None = None) -> Rejects:
+    """The first ``limit`` dead letters, of those that a filter chooses.
 
     Raises:
-        WrongInput: the server does not let us in.
+        WrongInput: the server refuses the login.
         Unavailable: no answer.
     """
-    listed, total = pipeline.destination.rejects(limit)
-    return Rejects(tuple(listed), total)
+    most = _GROUPED if which is None else _FILTERED
+    found, total = pipeline.destination.rejects(max(limit, most))
+    chosen = [one for one in found if which is None or which(one)]
+    summary = RejectSummary.of([one.reason for one in chosen], lambda _: ())
+    return Rejects(
+        tuple(chosen[:limit]),
+        total if which is None else len(chosen),
+        tuple(Reason(*one) for one in summary.reasons),
+        scanned=len(found) if total > len(found) else 0,
+    )
 
 
 def replay(
@@ -71,20 +114,21 @@ def replay(
     spark: SparkSession | None = None,
     progress: Callable[[int, int], None] = lambda _, __: None,
 ) -> tuple[int, int]:
-    """Decode all dead letters again and write those that pass now.
+    """Decode all dead letters again and write the valid ones.
 
     Args:
-        pipeline: whose.
-        spark: a session for a Spark transform; one of our own by default.
-        progress: told (moved, kept) after every transaction.
+        pipeline: the pipeline.
+        spark: a session for a Spark transform; a new one by default.
+        progress: called with (moved, kept) after every transaction.
 
     Returns:
-        How many were moved, and how many stay rejects.
+        The numbers of moved and of remaining rejects.
 
     Raises:
-        WrongInput: old records would do harm there, or the destination doesn't take the rows.
-        Stopped: a row of the Spark transform can't be written.
-        Unavailable: the server did not come back.
+        WrongInput: old records would replace newer ones, or the destination does not accept the
+            rows.
+        Stopped: a row of the Spark transform cannot be written.
+        Unavailable: the server did not return.
     """
     destination = pipeline.destination
     destination.check_replay()
@@ -94,51 +138,19 @@ def replay(
         spark = pipeline.start_spark()
     schema = pipeline.row_schema(spark)
     judge = _judge(pipeline, spark, headers="headers" in destination.sink(schema).needs)
-    moved = kept = 0
-    patience = Backoff()
-    with destination.replaying(schema) as under_way:
-        while True:
-            try:
-                done = under_way.step(REJECTS_A_TRANSACTION, judge)
-            except Unavailable:
-                patience.wait_or_raise()
-                continue
-            if done is None:
-                return moved, kept
-            patience.reset()
-            moved, kept = moved + done.moved, kept + done.kept
-            progress(moved, kept)
-
-
-def records_of(found: Sequence[Reject]) -> pa.Table:
-    """Rejects as the records they were."""
-    rows = [
-        {
-            "topic": one.partition.topic,
-            "partition": one.partition.partition,
-            "offset": one.offset,
-            "timestamp": None if one.timestamp_ms is None else one.timestamp_ms * 1000,
-            "key": one.key,
-            "value": one.value,
-            "headers": [{"key": name, "value": value} for name, value in one.headers],
-        }
-        for one in found
-    ]
-    return pa.Table.from_pylist(rows, schema=_RECORDS)
+    with destination.replaying(schema) as letters:
+        return commit.replay(letters, judge, Backoff(), progress=progress)
 
 
 def _judge(pipeline: Pipeline, spark: SparkSession | None, *, headers: bool) -> Judge:
     by_spark = pipeline.spark_transform is not None
     transform = Unchanged() if by_spark else pipeline.row_transform
     late = NO_TOMBSTONES if by_spark else pipeline.destination.late_delete
-    decode = _decoding(pipeline.decoder, late)
+    decode = decoding(pipeline.decoder, late)
+    again = Reprocessing(decode, transform, headers=headers and not by_spark)
 
     def judge(found: Sequence[Reject]) -> Judged:
-        starts = {one.partition: 0 for one in found}
-        chunks = Chunks(
-            starts, decode, transform, lambda *_: [], _ALL_AT_ONCE, headers=headers and not by_spark
-        )
-        (chunk,) = chunks.cut([records_of(found)])
+        chunk = again.chunk(records_of(found))
         if pipeline.spark_transform is None or spark is None:
             return Judged(chunk)
         rows = transform_rows(spark, pipeline.spark_transform, chunk.rows)
@@ -148,12 +160,12 @@ def _judge(pipeline: Pipeline, spark: SparkSession | None, *, headers: bool) -> 
     return judge
 
 
-def _decoding(decoder: Decoder, late_delete: str | None) -> Callable[[pa.Table], Decoded]:
-    """Decode with care: among dead letters is what once killed a decoder.
+def decoding(decoder: Decoder, late_delete: str | None) -> Callable[[pa.Table], Decoded]:
+    """Isolate crashes: dead letters include records that have crashed the decoder.
 
     Args:
         decoder: the pipeline's.
-        late_delete: why tombstones stay rejects; None: they are none.
+        late_delete: the reason why tombstones remain rejects; None: they are replayed.
     """
 
     def decode(records: pa.Table) -> Decoded:
@@ -174,7 +186,7 @@ def _decoding(decoder: Decoder, late_delete: str | None) -> Callable[[pa.Table],
 
 
 def as_json(found: Rejects) -> dict[str, Any]:
-    """For programs; bytes that are no UTF-8 text come as ``{"base64": ...}``."""
+    """JSON-able values; bytes that are not UTF-8 are ``{"base64": ...}``."""
     import base64
 
     def text(value: bytes | None) -> Any:
@@ -199,4 +211,5 @@ def as_json(found: Rejects) -> dict[str, Any]:
             for one in found.listed
         ],
         "total": found.total,
+        "reasons": [one._asdict() for one in found.reasons],
     }

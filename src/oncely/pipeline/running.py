@@ -1,14 +1,21 @@
-"""Runs a pipeline: what can be found wrong is found before anything is started or written."""
+"""Runs a pipeline: problems are detected before the start as far as possible."""
 
 from __future__ import annotations
 
 import logging
 import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from oncely.core import events
-from oncely.errors import OncelyError, Unavailable
+from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable
+from oncely.pipeline.event_log import EventLog
+from oncely.pipeline.probes import Http, probed
 from oncely.pipeline.sessions import check_session
+from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.run import RunSettings, SparkRun
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _OUT_OF_MEMORY = 52  # Spark's own exit code
-_DYING = 1.0  # seconds: a call to a JVM fails a little before its process has ended
+_DYING = 1.0  # seconds: a call to a JVM fails shortly before its process has ended
 
 
 def run(
@@ -30,9 +37,71 @@ def run(
     stop: StopSignal,
     listener: events.Listener,
     spark: SparkSession | None,
+    path: str | Path | None = None,
+    http: Http | None = None,
+    on_fenced: OnFenced = "end",
 ) -> bool:
     """See :meth:`oncely.pipeline.Pipeline.run`."""
+    with logged(pipeline, path, listener) as told, probed(pipeline, http, told) as heard:
+        return telling_the_end(
+            heard, lambda: _started(pipeline, until, stop, heard, spark, on_fenced)
+        )
+
+
+def preflight(pipeline: Pipeline) -> None:
+    """Check the pipeline before Spark's start, also for what only a worker does.
+
+    Raises the errors of :meth:`oncely.pipeline.Pipeline.preflight`.
+    """
+    key = pipeline.settings.filter.waits
+    if key is not None:
+        raise ConfigError(
+            f"filter.{key}",
+            "a run on Spark does not wait for single records",
+            way_out="start it by `oncely work`, or remove it",
+        )
     pipeline.preflight()
+
+
+def logged(
+    pipeline: Pipeline, path: str | Path | None, listener: events.Listener
+) -> EventLog | nullcontext[events.Listener]:
+    """The listener, with an event log before it if there is a path.
+
+    Raises:
+        WrongInput: the log can't be written.
+    """
+    if path is None:
+        return nullcontext(listener)
+    return EventLog(path, pipeline.settings.name, pipeline.secrets, then=listener)
+
+
+def telling_the_end(listener: events.Listener, run: Callable[[], bool]) -> bool:
+    """Run, and tell the listener how it has ended."""
+    complete, said = False, ""
+    try:
+        complete = run()
+        return complete
+    except Fenced as error:
+        listener(fenced(error))
+        said = error.message
+        raise
+    except BaseException as error:
+        said = error.message if isinstance(error, OncelyError) else type(error).__name__
+        raise
+    finally:
+        listener(events.RunClosed(complete, said))
+
+
+def _started(
+    pipeline: Pipeline,
+    until: Literal["latest"] | None,
+    stop: StopSignal,
+    listener: events.Listener,
+    spark: SparkSession | None,
+    on_fenced: OnFenced,
+) -> bool:
+    preflight(pipeline)
     given = spark or session.existing()
     if given is not None:
         check_session(given, our_query=True)
@@ -41,7 +110,10 @@ def run(
     try:
         if started is None or stop.draining:
             return False
-        return _run(pipeline, until, stop, listener, started)
+        work = partial(_run, pipeline, until, stop, listener, started)
+        if on_fenced == "wait":
+            return run_when_elected(pipeline, work, stop, listener)
+        return work()
     finally:
         if own is not None:
             session.stop(own)
@@ -78,14 +150,14 @@ def _run(
     except OncelyError:
         raise
     except Exception as error:
-        raise _meaning(error) from error
+        raise meaning(error) from error
     finally:
         if batches is not None:
             batches.close()
 
 
-def _meaning(error: Exception) -> Exception:
-    """A JVM that has died leaves a different error at every place where it is called."""
+def meaning(error: Exception) -> Exception:
+    """Replace errors of a dead JVM, which differ by the place of the call."""
     code = spark_has_died(error)
     if code is None:
         return error
@@ -93,18 +165,18 @@ def _meaning(error: Exception) -> Exception:
         return Unavailable(
             "Spark's Java process has ended: it ran out of memory",
             way_out='give it more, such as "spark.driver.memory" = "4g" in [spark.conf], and start'
-            " again: what is committed stays, the batch in hand is read again",
+            " again: committed records are kept, the current batch is read again",
         )
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
     return Unavailable(
         f"Spark's Java process has ended {how}",
-        way_out="start again: what is committed stays, the batch in hand is read again. Signal 9"
+        way_out="start again: committed records are kept, the current batch is read again. Signal 9"
         " is often the kernel's answer to a lack of memory",
     )
 
 
 def spark_has_died(error: Exception) -> int | None:
-    """The exit code of Spark's Java process, when its end may be what ``error`` is about."""
+    """The exit code of Spark's Java process, if its end may be the cause of ``error``."""
     process = session.java_process()
     if process is None or not type(error).__module__.startswith(("py4j", "pyspark", "builtins")):
         return None

@@ -1,4 +1,5 @@
-"""Spark sessions that Oncely has not made: whether they keep what the guarantee rests on."""
+"""Checks of Spark sessions that Oncely has not created, for settings that the guarantee
+requires."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _ALLOWED: Mapping[str, _Allows] = {
     "spark.sql.streaming.disabledV2MicroBatchReaders": lambda value: "kafka" not in value.lower(),
     "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": lambda value: value != "true",
 }
-"""Settings that break the guarantee in any query, and the values with which they don't."""
+"""Settings that break the guarantee in any query, and their allowed values."""
 
 _ALLOWED_TO_OURS: Mapping[str, _Allows] = {
     "spark.sql.streaming.checkpointFileManagerClass": lambda value: (
@@ -35,18 +36,18 @@ _ALLOWED_TO_OURS: Mapping[str, _Allows] = {
     "spark.redaction.regex": lambda value: _hides(value, _HIDDEN),
     "spark.sql.redaction.options.regex": lambda value: _hides(value, ("url", *_HIDDEN[:4])),
 }
-"""The same for a query that Oncely makes, with the pipeline's options and a checkpoint of its own.
+"""Likewise for a query of Oncely, with the pipeline's options and a checkpoint of its own.
 
-A checkpoint location that is set for the session is not here: that of the query wins.
+A checkpoint location of the session is not included: that of the query overrides it.
 """
 
 
 def check_session(spark: SparkSession, *, our_query: bool) -> None:
-    """Refuse a session that Oncely has not made and that lacks what it needs.
+    """Refuse a session that Oncely has not created and that does not fulfil its requirements.
 
     Args:
         spark: a session of the user's.
-        our_query: whether Oncely reads Kafka itself, or writes a DataFrame that is there.
+        our_query: True if Oncely reads Kafka itself; False if it writes an existing DataFrame.
 
     Raises:
         ConfigError: names the setting, or the package of the Kafka connector.
@@ -72,7 +73,7 @@ def check_settings(conf: Mapping[str, str], *, our_query: bool) -> None:
     """
     rules = {**_ALLOWED, **_ALLOWED_TO_OURS} if our_query else _ALLOWED
     wrong = [key for key, allows in rules.items() if key in conf and not allows(conf[key])]
-    # In one process no shuffle output is lost, and Spark's default does no harm.
+    # In one process no shuffle output is lost, and Spark's default is harmless.
     if _ATTEMPTS not in conf and not is_local(conf.get("spark.master", "")):
         wrong.append(_ATTEMPTS)
     if our_query:
@@ -91,7 +92,7 @@ def check_settings(conf: Mapping[str, str], *, our_query: bool) -> None:
 def _hides(regex: str, names: tuple[str, ...]) -> bool:
     try:
         pattern = re.compile(regex)
-    except re.error:  # Java's syntax knows more
+    except re.error:  # Java's syntax has more features
         return False
     return all(pattern.search(name) for name in names)
 

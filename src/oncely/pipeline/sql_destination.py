@@ -5,42 +5,58 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
 from oncely.clients.sql.connection import Connect
 from oncely.clients.sql.dialects import dialect_for
-from oncely.config import PipelineSettings, SqlSinkSettings
+from oncely.config import DeltaSinkSettings, PipelineSettings, SqlSinkSettings
 from oncely.core.batch import Reject
+from oncely.core.digest import kind_of
 from oncely.errors import ConfigError
-from oncely.ledgers.sql.dead_letters import DeadLetters
 from oncely.pipeline import inspect as looking
-from oncely.pipeline.destination import Connections, Known, SinkFacts, SinkPlan
-from oncely.pipeline.problems import Problems
-from oncely.runtimes.spark.probe import Slots
+from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, SinkPlan
+from oncely.pipeline.problems import Inspection
+from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
-from oncely.sinks.sql.replay import FIRST, Replay
+from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.rewrite import SqlRewrites
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.target import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
+from oncely.sinks.sql.target import Target, Wanted, create_statement, inspect
 
-_DRIVER_CONNECTIONS = 2  # one that commits, one for a moment that looks or opens
+_DRIVER_CONNECTIONS = 2  # one that commits, one for brief inspections and takeovers
 
-_NO_LATE_DELETES = (
+NO_LATE_DELETES = (
     "a tombstone has no version: applied late, it could delete a row that is newer than it"
 )
 
 
+def refuse_unversioned(given: SqlSinkSettings | DeltaSinkSettings) -> None:
+    """Refuse to upsert old records without a version.
+
+    Raises:
+        ConfigError: ``sink.version`` is missing.
+    """
+    if given.mode == "upsert" and given.version is None:
+        raise ConfigError(
+            "sink.version",
+            "is missing: a replayed record is old and would overwrite a newer row of its key",
+            way_out="name a column that grows with each change; or delete the rejects by SQL",
+        )
+
+
 @dataclass(frozen=True)
 class SqlDestination:
-    """A table and the ledger beside it.
+    """A SQL table and the ledger beside it.
 
     Attributes:
         settings: the pipeline's.
         given: its ``[sink]``.
-        connect: how sessions are opened; a test puts faults here.
+        connect: opens sessions; tests inject faults here.
     """
 
     settings: PipelineSettings
@@ -48,20 +64,21 @@ class SqlDestination:
     connect: Connect
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of the rows, and where they come from if that is written too."""
-        if not self.given.keep_source:
-            return schema
-        clash = set(schema.names) & set(SOURCE_COLUMNS.names)
-        if clash:
-            raise ConfigError(
-                "sink.keep_source",
-                f"the rows have columns {', '.join(sorted(clash))} already",
-                way_out="rename them in a transform",
-            )
-        return pa.schema([*schema, *SOURCE_COLUMNS])
+        """The columns of the rows, and of their origin if it is kept."""
+        return with_source(schema, self.given.keep_source, lambda: self._columns_there)
+
+    @cached_property
+    def _columns_there(self) -> frozenset[str]:
+        """The columns of the table, read once; none if it does not exist."""
+        sink = self.bare_sink
+        with looking.session(sink) as connection:
+            if connection is None:
+                return frozenset()
+            columns = sink.dialect.columns(connection, sink.wanted.table)
+            return frozenset(one.name for one in columns)
 
     def sink(self, schema: pa.Schema) -> SqlSink:
-        """The table for rows of these columns."""
+        """The sink for rows of these columns."""
         given = self.given
         return SqlSink(
             pipeline=self.settings.name,
@@ -69,7 +86,7 @@ class SqlDestination:
             wanted=Wanted(
                 given.table, schema, tuple(given.keys), given.version, given.rounding == "allow"
             ),
-            keep_source=given.keep_source,
+            keep_source=keeps_source(schema),
             create=given.create,
             connect=self.connect,
         )
@@ -79,63 +96,66 @@ class SqlDestination:
         """The sink for work on the ledger alone."""
         return self.sink(pa.schema([]))
 
-    def look(self) -> Known:
+    def look(self) -> LedgerState:
         """Read the ledger."""
         return looking.look(self.bare_sink)
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse a table that doesn't take the rows."""
+        """Refuse a table that does not accept the rows."""
         looking.check_table(self.sink(schema))
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
-        """The first dead letters, and how many there are."""
-        sink = self.bare_sink
-        with looking.session(sink) as connection:
-            if connection is None or not sink.ledger.tables.exists(connection):
-                return (), 0
-            letters = DeadLetters(sink.ledger.tables.as_found(connection))
-            return letters.read(connection, FIRST, limit), letters.count(connection)
+        """The first dead letters, and their total number."""
+        return looking.dead_letters(self.bare_sink, limit)
 
     @property
     def late_delete(self) -> str | None:
-        """Rows that are only appended are not deleted."""
-        return _NO_LATE_DELETES if self.given.mode == "upsert" else None
+        """The reason: append mode deletes no rows."""
+        return NO_LATE_DELETES if self.given.mode == "upsert" else None
 
     def check_replay(self) -> None:
         """Refuse to upsert old records without a version."""
-        if self.given.mode == "upsert" and self.given.version is None:
-            raise ConfigError(
-                "sink.version",
-                "is missing: a replayed record is old and would overwrite a newer row of its key",
-                way_out="name a column that grows with each change; or delete the rejects by SQL",
-            )
+        refuse_unversioned(self.given)
 
-    @contextmanager
-    def replaying(self, schema: pa.Schema) -> Iterator[Replay]:
+    def replaying(self, schema: pa.Schema) -> nullcontext[SqlReplay]:
         """Begin a replay into the table."""
-        yield Replay(self.sink(schema).bind())
+        return nullcontext(SqlReplay(self.sink(schema).bind()))
 
-    def plan(
-        self, schema: pa.Schema | None, findings: Problems, notes: list[str], slots: Slots | None
-    ) -> SinkPlan:
-        """Look at table, ledger, privileges and free connections."""
+    def rewriting(self, schema: pa.Schema) -> nullcontext[SqlRewrites]:
+        """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
+        refuse_unversioned(self.given)
+        sink = self.sink(schema)
+        if self.given.mode == "append" and not sink.keep_source:
+            raise ConfigError(
+                "sink.keep_source",
+                "is false: nothing tells which rows a record has produced",
+                way_out="the rows of a table without offsets can't be repaired; for a new table set"
+                " sink.keep_source = true",
+            )
+        return nullcontext(SqlRewrites(sink.bind()))
+
+    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+        """Inspect table, ledger, privileges and free connections."""
         sink = self.bare_sink if schema is None else self.sink(schema)
         ddl, of_ledger = [], sink.ledger.tables.ddl()
         if schema is not None:
-            with findings.about("sink.table"):
+            with inspection.about("sink.table"):
                 ddl.append(create_statement(sink.dialect, sink.wanted))
         facts, left = None, None
-        with findings.about("sink.url"), looking.session(sink) as connection:
-            findings.collect(looking.checks(sink, connection))
+        with inspection.about("sink.url"), looking.session(sink) as connection:
+            inspection.collect(looking.checks(sink, connection))
             target = None
             exists = bool(connection and sink.dialect.columns(connection, sink.wanted.table))
             if connection is not None:
-                of_ledger = sink.ledger.tables.missing(connection) or of_ledger
+                of_ledger = sink.ledger.tables.missing(connection)
+                ddl = [] if exists else ddl
                 left = room(sink, connection)
                 if schema is not None and (exists or not sink.create):
-                    with findings.about("sink.table"):
+                    with inspection.about("sink.table"):
                         target = inspect(sink.dialect, connection, sink.wanted)
-                self._privileges(sink, connection, target, findings)
+                if schema is not None:
+                    inspection.notes += self._audit_notes(sink, schema, target)
+                self._privileges(sink, connection, target, inspection)
             facts = SinkFacts(
                 "table",
                 sink.dialect.endpoint,
@@ -143,28 +163,46 @@ class SqlDestination:
                 exists,
                 _columns(sink, schema, target),
             )
-        connections = self._connections(left, notes, slots) if facts is not None else None
+        connections = self._connections(left, inspection) if facts is not None else None
         statements = tuple(one.replace("%%", "%") + ";" for one in ddl + of_ledger)
         return SinkPlan(facts, connections, statements)
 
     def _privileges(
-        self, sink: SqlSink, connection: Any, target: Target | None, findings: Problems
+        self, sink: SqlSink, connection: Any, target: Target | None, inspection: Inspection
     ) -> None:
-        transform = self.settings.transform
-        batch = transform is not None and transform.spark is not None
+        batch = self._batch
         needs = Needs(
             upsert=bool(sink.wanted.keys),
             temporary=not batch and target is not None and not target.direct,
             staging=batch,
         )
         for one in missing_privileges(sink, connection, needs):
-            findings.add("sink.url", f"this user lacks: {one}", "have it granted")
+            inspection.add("sink.url", f"this user lacks: {one}", "have it granted")
 
-    def _connections(self, left: Room | None, notes: list[str], slots: Slots | None) -> Connections:
-        tasks = slots.slots if slots else _slots(self.settings.spark.master)
+    def _audit_notes(
+        self, sink: SqlSink, schema: pa.Schema, target: Target | None
+    ) -> Iterator[str]:
+        """The limits of an audit of the table."""
+        kinds = {one.name: kind_of(one.type) for one in schema}
+        if target is not None:
+            kinds = dict(zip(target.columns, target.kinds, strict=True))
+        return audit_notes(
+            str(sink.wanted.table), self.given, kinds,
+            "the database may return others than it was sent",
+            kept=sink.keep_source, rows=not self._batch,
+        )  # fmt: skip
+
+    @property
+    def _batch(self) -> bool:
+        """True for a Spark transform, whose rows come from no single record."""
+        transform = self.settings.transform
+        return transform is not None and transform.spark is not None
+
+    def _connections(self, left: Room | None, inspection: Inspection) -> Connections:
+        tasks = inspection.slots.slots if inspection.slots else _slots(self.settings.spark.master)
         needed = Connections(tasks, _DRIVER_CONNECTIONS, left)
         if left is not None and left.limit - left.used < needed.total:
-            notes.append(
+            inspection.notes.append(
                 f"the database has room for {left.limit - left.used} more connections, a run may"
                 f" take {needed.total}: tasks wait and try again when there is none"
             )
@@ -184,7 +222,7 @@ def _columns(
 
 
 def _slots(master: str) -> int:
-    """Tasks at the same time, from ``local[N,F]``; for a cluster only the cluster knows."""
+    """Parallel tasks according to ``local[N,F]``; unknown for a cluster."""
     match = re.fullmatch(r"local(?:\[\s*(\d+|\*).*\])?", master)
     if match is None:
         return 0

@@ -1,4 +1,4 @@
-"""A destination whose positions live in an offset store."""
+"""A destination whose positions are in an offset store."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError
 from oncely.ledgers.stores.base import OffsetStore
-from oncely.pipeline.destination import Destination, Known, Replaying, SinkPlan
-from oncely.pipeline.problems import Problems
-from oncely.runtimes.spark.probe import Slots
-from oncely.sinks.base import Sink
+from oncely.pipeline.destination import Destination, LedgerState, SinkPlan
+from oncely.pipeline.problems import Inspection
+from oncely.sinks.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
 
 
 @dataclass(frozen=True)
 class StoredDestination:
-    """A destination with its positions in a store elsewhere.
+    """A destination with its positions in an offset store.
 
     Attributes:
         settings: the pipeline's.
-        inner: where records go.
-        store: where positions live.
+        inner: the destination of the records.
+        store: the store of the positions.
     """
 
     settings: PipelineSettings
@@ -37,18 +36,18 @@ class StoredDestination:
         return self.inner.row_schema(schema)
 
     def sink(self, schema: pa.Schema) -> Sink:
-        """Where records go."""
+        """The sink for rows of these columns."""
         return self.inner.sink(schema)
 
     @property
     def bare_sink(self) -> Sink:
-        """The sink for work that needs no columns."""
+        """The sink for operations without columns."""
         return self.inner.bare_sink
 
-    def look(self) -> Known:
-        """Read positions where they live."""
+    def look(self) -> LedgerState:
+        """Read the positions from the store."""
         known, stored = self.inner.look(), self.store.load()
-        return Known(
+        return LedgerState(
             max((one.epoch for one in stored.values()), default=0),
             next((one.cluster_id for one in stored.values()), None),
             {tp: one.position for tp, one in stored.items()},
@@ -57,22 +56,23 @@ class StoredDestination:
         )
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse a destination that doesn't take the rows, and a store that does not answer."""
+        """Refuse a destination that does not accept the rows, and a store that does not answer."""
         self.inner.check(schema)
         self.store.load()
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
-        """The first dead letters, and how many there are."""
+        """The first dead letters, and their total number."""
         return self.inner.rejects(limit)
 
     @property
     def late_delete(self) -> str | None:
-        """Why a tombstone among the dead letters stays one."""
+        """The reason why a tombstone among the dead letters is not replayed; None if it is."""
         return self.inner.late_delete
 
     def check_replay(self) -> None:
-        """Refuse a replay where old records would do harm, or whose position has no place."""
-        if self.settings.sink.kind != "sql":
+        """Refuse a replay if old records would replace newer ones, or without a ledger for its
+        position."""
+        if self.settings.sink.kind not in ("sql", "delta"):
             raise ConfigError(
                 "offsets.store",
                 "a replay keeps its position in the sink's ledger, and this pipeline has none",
@@ -80,16 +80,26 @@ class StoredDestination:
             )
         self.inner.check_replay()
 
-    def replaying(self, schema: pa.Schema) -> AbstractContextManager[Replaying]:
+    def replaying(self, schema: pa.Schema) -> AbstractContextManager[ReplaysDeadLetters]:
         """Begin a replay, exactly once whatever the pipeline's delivery is."""
         return self.inner.replaying(schema)
 
-    def plan(
-        self, schema: pa.Schema | None, findings: Problems, notes: list[str], slots: Slots | None
-    ) -> SinkPlan:
-        """Look at the destination, and at the store."""
-        with findings.about("offsets.store"):
+    def rewriting(
+        self, schema: pa.Schema
+    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+        """Refused: positions that do not move with the rows say nothing about them."""
+        del schema
+        raise ConfigError(
+            "offsets.store",
+            "the positions do not move in the transaction of the rows: which records are committed"
+            " is not certain",
+            way_out='repair with offsets.store = "ledger", while the pipeline is stopped',
+        )
+
+    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+        """Inspect the destination and the store."""
+        with inspection.about("offsets.store"):
             self.store.load()
             if warning := self.store.warning():
-                notes.append(f"{self.store.where}: {warning}")
-        return self.inner.plan(schema, findings, notes, slots)
+                inspection.notes.append(f"{self.store.where}: {warning}")
+        return self.inner.plan(schema, inspection)

@@ -1,4 +1,4 @@
-"""From what the pipeline file says under ``offsets`` to the store."""
+"""Creates the offset store from ``[offsets]`` of the pipeline file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from oncely.sources.kafka import KafkaSource
 
 
 def store_of(offsets: OffsetsSettings, name: str, source: KafkaSource) -> OffsetStore | None:
-    """The store that the settings describe, not connected; None for the sink's own ledger.
+    """The store of the settings, not connected; None for the sink's own ledger.
 
     Args:
         offsets: ``[offsets]``.
-        name: the pipeline's.
-        source: whose partitions, and whose cluster for ``store = "kafka"``.
+        name: the name of the pipeline.
+        source: its partitions, and the cluster for ``store = "kafka"``.
 
     Raises:
         ConfigError: the client's package is not installed (``offsets.store``).

@@ -1,4 +1,4 @@
-"""The sink for a streaming DataFrame that somebody already has."""
+"""The sink for an existing streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -53,50 +53,31 @@ def write_stream(
 ) -> StreamingQuery:
     """Start a query that writes a streaming DataFrame into a SQL table, exactly once.
 
-    Each micro-batch is published in one transaction with the number of the batch, the id of the
-    checkpoint and the Kafka offsets that were read. A batch that Spark repeats after a crash
-    is recognised and not written again. Another checkpoint under the same name is refused,
-    unless the query keeps no state and begins at the very offsets where the table stands.
+    Each micro-batch is published in one transaction with its number, the checkpoint's id and the
+    Kafka offsets that were read, so a repeated batch is recognised. Another checkpoint under the
+    same name is refused, unless the query keeps no state and begins at the table's positions.
 
     Args:
         df: a streaming DataFrame; its columns are the table's.
-        name: the ledger's key. A second query by the same name fences the first.
-        url: ``postgresql://…`` or ``sqlite:///…``.
-        table: ``table`` or ``schema.table``.
+        name: the ledger's key. A second query of the same name fences the first.
+        url, table, mode, keys, version, create, rounding: as in ``[sink]`` of a pipeline file.
         checkpoint: the query's checkpoint location, on any file system that Spark reaches.
-        mode: ``append``, or ``upsert`` by ``keys``.
-        keys: columns that identify a row in an upsert.
-        version: column that keeps an older row from replacing a newer one.
-        create: create the table and the ledger's tables when they are missing.
-        rounding: whether values may lose digits that their columns do not keep.
-        trigger: arguments of ``DataStreamWriter.trigger``, such as ``{"availableNow": True}``.
-        output_mode: Spark's output mode.
-        brokers: ``host:port`` of the topics that are read; when given, cluster and topic ids are
-            compared, so that a topic which was deleted and made again is refused.
-        kafka: librdkafka's keys for ``brokers``.
-        connect: how database sessions are opened; a test puts faults here.
+        trigger, output_mode: Spark's; a trigger is written as ``{"availableNow": True}``.
+        brokers, kafka: as in ``[source]``; when given, a topic that was recreated is refused.
+        connect: opens database sessions; tests inject faults here.
 
     Returns:
         The running query. It ends with an error of :mod:`oncely.errors` in its text when the
         pipeline is fenced or the checkpoint does not continue the ledger.
 
     Raises:
-        ConfigError: an argument can't work.
-        TableMismatch: the table does not take the columns.
-        SourceMismatch: ``brokers`` leads to another cluster than before.
-        Unavailable: the database or the brokers don't answer.
+        ConfigError, TableMismatch, SourceMismatch, Unavailable: nothing was started.
     """
     _check(df, name)
-    check_session(df.sparkSession, our_query=False)
     settings = _sink_settings(
-        url=url,
-        table=table,
-        mode=mode,
-        keys=tuple(keys),
-        version=version,
-        create=create,
+        url=url, table=table, mode=mode, keys=tuple(keys), version=version, create=create,
         rounding=rounding,
-    )
+    )  # fmt: skip
     sink = _sink(name, settings, row_schema(df), connect)
     check_table(sink)
     source = None if brokers is None else KafkaSource(brokers, (), dict(kafka or {}))
@@ -123,6 +104,7 @@ def _check(df: DataFrame, name: str) -> None:
             f"a query that writes {name!r} runs in this Spark session",
             way_out="stop it first, or give this one another name",
         )
+    check_session(df.sparkSession, our_query=False)
 
 
 def _query_name(name: str) -> str:
@@ -152,7 +134,8 @@ def _sink(name: str, settings: SqlSinkSettings, schema: pa.Schema, connect: Conn
 def _take_over(
     df: DataFrame, sink: SqlSink, source: KafkaSource | None, checkpoint: str
 ) -> PublishedBatches:
-    """Take the ledger, drop what older runs left staged, and make what publishes the batches."""
+    """Take over the ledger, drop staged output of older runs, and create the publisher of
+    batches."""
     opened = sink.open(Takeover(SourceIdentity(_cluster_id(sink, source), {}), dict, {}))
     bound = sink.bind()
     bound.sweep(opened.fence)
@@ -173,7 +156,7 @@ def _start(
     output_mode: str,
     trigger: Mapping[str, Any] | None,
 ) -> StreamingQuery:
-    """Start the query that hands its micro-batches to ``batches``."""
+    """Start the query that passes its micro-batches to ``batches``."""
     writer = (
         df.writeStream.queryName(_query_name(name))
         .outputMode(output_mode)
@@ -184,7 +167,7 @@ def _start(
 
 
 def _cluster_id(sink: SqlSink, source: KafkaSource | None) -> str:
-    """The cluster that is read, as far as anybody says.
+    """The cluster that is read, if known.
 
     Raises:
         ConfigError: the ledger was begun without brokers, so there is nothing to compare with.
@@ -195,7 +178,7 @@ def _cluster_id(sink: SqlSink, source: KafkaSource | None) -> str:
     if known == _UNKNOWN:
         raise ConfigError(
             "brokers",
-            "the ledger of this name was begun without brokers and knows no cluster",
+            "the ledger of this name was begun without brokers and has no cluster",
             way_out="leave brokers out, or give the pipeline a new name",
         )
     return source.identity().cluster_id

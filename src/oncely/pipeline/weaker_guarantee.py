@@ -1,12 +1,12 @@
-"""What a pipeline gets that asks for less than exactly once: in words, from its settings.
+"""The guarantee of a pipeline with less than exactly once, as text, derived from the settings.
 
-Each pair of sink and offset store is told apart: what a crash shows, who is fenced, and what
-makes the damage harmless.
+Each pair of sink and offset store has its own text: the effect of a crash, the extent of fencing,
+and measures that make the damage harmless.
 """
 
 from __future__ import annotations
 
-from oncely.config import PipelineSettings, SqlSinkSettings
+from oncely.config import DeltaSinkSettings, PipelineSettings, SqlSinkSettings
 
 _STORES = {
     "kafka": "the consumer group {group}",
@@ -18,7 +18,7 @@ _STORES = {
 
 
 def means(settings: PipelineSettings) -> str:
-    """What the order of the two steps gives."""
+    """The meaning of the order of the two steps."""
     where = _where(settings)
     span = _span(settings)
     match settings.delivery:
@@ -34,29 +34,29 @@ def means(settings: PipelineSettings) -> str:
             )
     interval = settings.commit_interval or "5 seconds"
     return (
-        f"nothing: positions are saved in {where} every {interval}, whatever became of the"
-        " records: a crash may lose some and write others again"
+        f"nothing: positions are saved in {where} every {interval}, independent of the "
+        "records: a crash may lose some and write others again"
     )
 
 
 def ends(settings: PipelineSettings) -> tuple[str, ...]:
-    """Where even that ends, and what helps."""
+    """The limits of the guarantee, and remedies."""
     found = [_fencing(settings)]
     if settings.sink.kind == "kafka":
-        found.append("records are visible one by one as they arrive: there is no transaction")
+        found.append("records are visible separately as they arrive: there is no transaction")
     if settings.sink.kind == "files":
-        found.append("files are named one by one: there is no transaction")
+        found.append("files are published separately: there is no transaction")
     if settings.delivery == "at_least_once":
         found.append(_harmless(settings))
     if settings.delivery == "at_most_once":
         found.append(
-            "a server that does not answer in time costs the records in hand as well: they are"
-            " told in the log, and not tried again"
+            "if a server does not answer in time, the current records are lost as well: they "
+            "are logged, and not retried"
         )
     if settings.offsets.store == "kafka":
         found.append(
-            "a committed group offset expires (offsets.retention.minutes, 7 days by default) when"
-            " the pipeline stands still: it then begins anew, where source.start says"
+            "a committed group offset expires (offsets.retention.minutes, 7 days by default) "
+            "when the pipeline is stopped: it then begins again at source.start"
         )
     return tuple(found)
 
@@ -71,7 +71,7 @@ def _where(settings: PipelineSettings) -> str:
 
 
 def _span(settings: PipelineSettings) -> str:
-    if settings.by_spark or settings.sink.kind == "files":
+    if settings.by_spark or settings.sink.kind in ("files", "delta"):
         return "a micro-batch"
     if settings.commit_interval is None:
         return "up to 100,000 records of each task"
@@ -85,17 +85,20 @@ def _fencing(settings: PipelineSettings) -> str:
             " what it wrote before stays"
         )
     return (
-        "the store compares and then writes, which fences nobody for certain: two runs at the same"
+        "the store compares and then writes, which does not fence reliably: two runs at the same"
         " time can both write"
     )
 
 
 def _harmless(settings: PipelineSettings) -> str:
     sink = settings.sink
-    if isinstance(sink, SqlSinkSettings) and sink.mode == "upsert":
-        return "an upsert by the same keys makes the second writing of a record harmless"
-    if isinstance(sink, SqlSinkSettings):
-        return 'records that are written again are rows twice; mode = "upsert" would take them once'
+    if isinstance(sink, SqlSinkSettings | DeltaSinkSettings):
+        if sink.mode == "upsert":
+            return "an upsert by the same keys makes the second writing of a record harmless"
+        return (
+            'records that are written again are duplicate rows; mode = "upsert" would store them'
+            " once"
+        )
     if settings.sink.kind == "files":
-        return "records that are written again are rows twice, in files of their own"
-    return "records that are written again are records twice; a key and compaction hide them later"
+        return "records that are written again are duplicate rows, in separate files"
+    return "records that are written again are duplicates; a key and compaction hide them later"

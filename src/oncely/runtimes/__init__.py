@@ -1,1 +1,1 @@
-"""Decide when records are read and committed; the commit path itself is ``commit.py``."""
+"""Runtimes decide when records are read and committed; the commit path is ``commit/path.py``."""

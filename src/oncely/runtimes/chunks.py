@@ -1,8 +1,8 @@
-"""Records as they arrive from Spark become chunks that one transaction commits.
+"""Splitting of Spark's record batches into chunks, each committed by one transaction.
 
-A task claims only what it has READ. When Spark cancels a task or its JVM dies, the pipe to
-Python can close between two Arrow messages, which looks like a normal end. So a chunk's range
-ends at the last record read plus one, never at the planned end.
+A task claims only what it has READ. When Spark cancels a task or its JVM dies, the pipe to Python
+can close between two Arrow messages, which looks like a normal end. So a chunk's range ends after
+the last record that was read, never at the planned end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from oncely.runtimes.row_transform import RowTransform
 
 @dataclass(frozen=True)
 class Bounds:
-    """When a chunk is full, whichever comes first."""
+    """The limits of a chunk, of which the first one applies."""
 
     records: int = 100_000
     bytes: int = 32 << 20
@@ -33,19 +33,19 @@ class Bounds:
 
 Origin = tuple[TopicPartition, int]
 Letters = Callable[[pa.Table, Sequence[Origin], Sequence[Rejection]], list[Reject]]
-"""Makes dead letters: (the rejected records' columns, where each is from, why)."""
+"""Creates dead letters: (the rejected records' columns, their origins, the reasons)."""
 
 
 class Chunks:
-    """Cuts a task's records into chunks.
+    """Splits a task's records into chunks.
 
     Args:
-        starts: where each topic-partition of the batch begins.
-        decode: records to rows, tombstones and rejections.
-        transform: rows to rows.
-        letters: makes dead letters of rejected records.
-        bounds: when a chunk is full.
-        headers: whether the records' headers go along.
+        starts: the first offset of each topic-partition of the batch.
+        decode: decodes records to rows, tombstones and rejections.
+        transform: transforms rows.
+        letters: creates dead letters of rejected records.
+        bounds: the limits of a chunk.
+        headers: include the records' headers.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Chunks:
         self._bounds, self._headers = bounds, headers
 
     def cut(self, tables: Iterable[pa.Table]) -> Iterator[Chunk]:
-        """Yield a chunk whenever one is full, and what is left at the end of the input."""
+        """Yield a chunk whenever one is full, and the rest at the end of the input."""
         parts: list[_Part] = []
         began = 0.0
         for records in tables:
@@ -77,7 +77,7 @@ class Chunks:
             yield self._chunk(parts)
 
     def _slices(self, records: pa.Table) -> Iterator[pa.Table]:
-        """Pieces small enough that no chunk holds much more than its bounds."""
+        """Pieces small enough that no chunk exceeds its limits by much."""
         if not records.num_rows:
             return
         fraction = max(records.num_rows / self._bounds.records, records.nbytes / self._bounds.bytes)
@@ -95,7 +95,10 @@ class Chunks:
     def _part(self, records: pa.Table) -> _Part:
         decoded = self._decode(records)
         check(
-            decoded.rows.num_rows + len(decoded.rejections) + len(decoded.tombstone_record)
+            decoded.rows.num_rows
+            + len(decoded.rejections)
+            + len(decoded.tombstone_record)
+            + decoded.dropped
             == records.num_rows,
             "the decoder gave not exactly one outcome for each record",
         )
@@ -114,7 +117,7 @@ class Chunks:
     def _chunk(self, parts: Sequence[_Part]) -> Chunk:
         first = np.cumsum([0, *(part.records.num_rows for part in parts)])
         records = pa.concat_tables([part.records for part in parts])
-        partitions, partition = _partitions(records)
+        partitions, partition = partitions_of(records)
         offset = records.column("offset").to_numpy()
         deletes = [part.deletes for part in parts if part.deletes is not None]
         rejections = tuple(
@@ -136,18 +139,19 @@ class Chunks:
                 records, partitions, partition, offset, wanted
             ),
             headers=records.column("headers") if self._headers else None,
+            timestamps=records.column("timestamp") if "timestamp" in records.column_names else None,
         )
 
     def _claim(
         self, partitions: tuple[TopicPartition, ...], partition: IntArray, offset: IntArray
     ) -> dict[TopicPartition, OffsetRange]:
-        """From the end of the chunk before to the last record read plus one."""
+        """Ranges from the end of the preceding chunk to the offset after the last record read."""
         ranges = {}
         for index, tp in enumerate(partitions):
             own = offset[partition == index]
             check(bool((np.diff(own) > 0).all()), f"{tp}: offsets do not ascend")
             check(tp in self._claimed, f"{tp} is not in this batch's plan")
-            check(int(own[0]) >= self._claimed[tp], f"{tp}: offset {own[0]} was not asked for")
+            check(int(own[0]) >= self._claimed[tp], f"{tp}: offset {own[0]} was not requested")
             ranges[tp] = OffsetRange(self._claimed[tp], int(own[-1]) + 1)
             self._claimed[tp] = ranges[tp].end
         return ranges
@@ -185,18 +189,18 @@ def _shifted(indices: Sequence[IntArray], first: IntArray) -> IntArray:
 
 
 def _only_topic(topics: pa.ChunkedArray) -> str | None:
-    """The topic of all records, where a dictionary knows no other."""
+    """The topic of all records, if their dictionary has only one."""
     if not pa.types.is_dictionary(topics.type):
         return None
     names = {name for chunk in topics.chunks for name in chunk.dictionary.to_pylist()}
     return names.pop() if len(names) == 1 else None
 
 
-def _partitions(records: pa.Table) -> tuple[tuple[TopicPartition, ...], IntArray]:
+def partitions_of(records: pa.Table) -> tuple[tuple[TopicPartition, ...], IntArray]:
     """The topic-partitions of the records, sorted, and each record's index into them."""
     number = records.column("partition").to_numpy()
     only = _only_topic(records.column("topic"))
-    if only is not None and number.min() == number.max():  # nearly always, and worth a sort
+    if only is not None and number.min() == number.max():  # the common case, which saves a sort
         return (TopicPartition(only, int(number[0])),), np.zeros(len(number), dtype=np.int32)
     topics = records.column("topic").combine_chunks().dictionary_encode()
     if isinstance(topics, pa.ChunkedArray):

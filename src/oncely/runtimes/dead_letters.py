@@ -1,8 +1,8 @@
-"""Dead letters: what a reject keeps of its record.
+"""Creation of dead letters from rejected records.
 
-Crossing from the JVM to Python costs by the column, so key, headers and timestamp travel only
-when the decoder needs them. For the few records that are rejected they are read from Kafka
-again, by offset.
+The transfer from the JVM to Python costs time for each column, so key, headers and timestamp are
+included only if the decoder needs them. For the few records that are rejected they are read from
+Kafka again, by offset.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def dead_letters(
     origins: Sequence[Origin],
     why: Sequence[Rejection],
 ) -> list[Reject]:
-    """A reject for each origin: the value as Spark read it, the rest from the broker."""
+    """A reject for each origin: the value from Spark, the rest from the broker."""
     wanted: dict[TopicPartition, list[int]] = {}
     for tp, offset in origins:
         wanted.setdefault(tp, []).append(offset)
@@ -38,7 +38,8 @@ def dead_letters(
 
 
 def _fetch(source: RecordFetcher, tp: TopicPartition, offsets: list[int]) -> dict[int, Record]:
-    """Few at a time: a call's time is bounded, and scattered records take milliseconds each."""
+    """Fetch a few at a time: a call's time is bounded, and scattered records take milliseconds
+    each."""
     found: dict[int, Record] = {}
     for at in range(0, len(offsets), _AT_ONCE):
         found.update(source.fetch(tp, offsets[at : at + _AT_ONCE]))
@@ -48,7 +49,7 @@ def _fetch(source: RecordFetcher, tp: TopicPartition, offsets: list[int]) -> dic
 def _reject(
     tp: TopicPartition, offset: int, value: bytes | None, record: Record | None, why: Rejection
 ) -> Reject:
-    if record is None:  # retention was faster than we
+    if record is None:  # deleted by retention in the meantime
         return Reject(tp, offset, None, None, value, (), why.stage, why.reason)
     kept = (record.timestamp_ms, record.key, value)
     return Reject(tp, offset, *kept, record.headers, why.stage, why.reason)

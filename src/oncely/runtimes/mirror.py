@@ -1,7 +1,7 @@
-"""Positions mirrored to the Kafka consumer group, so that lag tools see them.
+"""Mirrors positions to the Kafka consumer group, for lag tools.
 
-Display only, never read back, always after the commit. It has a thread of its own: a slow
-broker must not slow commits, and a failure to mirror is worth a log line, no more.
+For display only, never read back, always after the commit. It has a thread of its own: a slow
+broker must not slow commits, and a failure to mirror is only logged.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Mirror:
-    """Sends the newest positions; what comes while it is sending replaces what waits."""
+    """Sends the newest positions; those that arrive during a request replace the waiting ones."""
 
     def __init__(self, source: KafkaSource, group: str | None) -> None:
-        # Clients of its own, which it may throw away without asking the other threads.
+        # Separate clients, which it may discard independently of other threads.
         self._source = KafkaSource(source.brokers, source.topics, source.kafka)
         self._group = group
         self._condition = threading.Condition()
@@ -30,7 +30,7 @@ class Mirror:
         self._thread: threading.Thread | None = None
 
     def start(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Begin, with where the run starts (a reset may have moved it back)."""
+        """Begin, with the start positions of the run (a reset may have moved them back)."""
         if self._group is None:
             return
         self._ending = False
@@ -45,7 +45,7 @@ class Mirror:
             self._condition.notify()
 
     def finish(self) -> None:
-        """Send what waits, then end."""
+        """Send the waiting positions, then end."""
         with self._condition:
             self._ending = True
             self._condition.notify()
@@ -69,7 +69,7 @@ class Mirror:
             try:
                 self._source.mirror(self._group, positions)
             except Unavailable:
-                # After a broker's restart an old client may never find the coordinator again.
+                # After a broker's restart an old client may never reconnect to the coordinator.
                 self._source.close()
                 self._source.mirror(self._group, positions)
         except OncelyError as error:

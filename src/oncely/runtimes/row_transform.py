@@ -1,7 +1,7 @@
-"""Row transforms: rows in, rows out, each still knowing the record it came from.
+"""Row transforms, in which each row keeps the index of its record.
 
-They run beside the sink, between decode and commit. Because every row keeps its record, a row
-that the database refuses leads back to the record, and a replayed chunk can be cut.
+They run beside the sink, between decode and commit. Because every row keeps its record, a row that
+the database refuses can be traced to the record, and a replayed chunk can be trimmed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import atexit
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -22,15 +22,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.core.batch import IntArray, Rejection
+from oncely.decode.schema import as_json, is_json, without_json
 from oncely.errors import ConfigError, OncelyError
 
 ROW = "_oncely_row"
-"""The column that carries a row's record index through a transform."""
+"""The column with a row's record index in a transform."""
 
 _ROW_WISE = {"PROJECTION", "FILTER", "UNNEST", "PYTHON_ARROW_SCAN", "ARROW_SCAN"}
 
 
-# What a query can't do at all was told by `output`, on no rows: what fails later is a value.
+# A query that cannot work at all was detected by `output`, without rows: a later error is caused by
+# a value.
 _NOT_THE_ROWS_FAULT = (
     duckdb.OutOfMemoryException,
     duckdb.IOException,
@@ -40,7 +42,7 @@ _NOT_THE_ROWS_FAULT = (
 
 
 class RowTransform(Protocol):
-    """Rows to rows. Picklable."""
+    """A transform of rows. Picklable."""
 
     def apply(
         self, rows: pa.Table, row_record: IntArray
@@ -48,26 +50,50 @@ class RowTransform(Protocol):
         """Transform rows; a row whose transformation fails is a rejection of its record."""
 
     def output(self, schema: pa.Schema) -> pa.Schema:
-        """The columns that come out when ``schema`` goes in.
+        """The columns of the result for rows of ``schema``.
 
         Raises:
-            ConfigError: the transform can't work on such rows.
+            ConfigError: the transform cannot process such rows.
         """
 
 
 @dataclass(frozen=True)
 class Unchanged:
-    """No transform."""
+    """The identity transform."""
 
     def apply(
         self, rows: pa.Table, row_record: IntArray
     ) -> tuple[pa.Table, IntArray, list[Rejection]]:
-        """The rows as they are."""
+        """The rows unchanged."""
         return rows, row_record, []
 
     def output(self, schema: pa.Schema) -> pa.Schema:
-        """The schema as it is."""
+        """The schema unchanged."""
         return schema
+
+
+@dataclass(frozen=True)
+class PlainTexts:
+    """Another transform, with columns of type JSON as plain texts: for sinks without such a type.
+
+    Attributes:
+        inner: the transform.
+    """
+
+    inner: RowTransform
+
+    def apply(
+        self, rows: pa.Table, row_record: IntArray
+    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+        """The rows of the inner transform; nothing is copied."""
+        made, record, refused = self.inner.apply(rows, row_record)
+        if any(map(is_json, made.schema)):
+            made = pa.Table.from_arrays(made.columns, schema=without_json(made.schema))
+        return made, record, refused
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the inner transform."""
+        return without_json(self.inner.output(schema))
 
 
 @dataclass(frozen=True)
@@ -79,7 +105,7 @@ class SqlTransform:
     def apply(
         self, rows: pa.Table, row_record: IntArray
     ) -> tuple[pa.Table, IntArray, list[Rejection]]:
-        """Run the query; a value that it can't convert rejects its record."""
+        """Run the query; a value that it cannot convert rejects its record."""
         return _isolating(self._run, rows, row_record, duckdb.Error, _NOT_THE_ROWS_FAULT)
 
     def output(self, schema: pa.Schema) -> pa.Schema:
@@ -94,7 +120,7 @@ class SqlTransform:
             return self._run(_with_row(empty, np.array([], dtype=np.int64)))[0].schema
         except duckdb.Error as error:
             text = str(error).splitlines()[0]
-            if ROW in text:  # DuckDB complains of our column, which its author has not written
+            if ROW in text:  # DuckDB's message is about our column, which the user has not written
                 text = "is not row-wise: a row of the result comes from no single row of `input`"
             raise ConfigError(
                 "transform.sql", text, way_out="one row-wise SELECT FROM input"
@@ -102,20 +128,24 @@ class SqlTransform:
 
     def _run(self, rows: pa.Table) -> tuple[pa.Table, IntArray]:
         session = _duckdb()
-        session.register("input", rows)
+        session.register("input", _with_json(rows))
         try:
-            found = session.sql(_carrying_row(self.sql)).to_arrow_table()
+            query = session.sql(_carrying_row(self.sql))
+            types = query.types
+            found = query.to_arrow_table()
         finally:
             session.unregister("input")
+        if any(map(is_json, rows.schema)):
+            found = _marked(found, types)
         carried = found.column(found.num_columns - 1).to_numpy()
         kept = [i for i, name in enumerate(found.column_names[:-1]) if name != ROW]
         return found.select(kept), carried
 
     def _refuse_other_operators(self, empty: pa.Table) -> None:
         session = _duckdb()
-        # The optimizer folds a query over nothing into EMPTY_RESULT, so one row of nulls it is.
-        one = pa.table({f.name: pa.nulls(1, f.type) for f in empty.schema})
-        session.register("input", _with_row(one, np.array([0], dtype=np.int64)))
+        # The optimizer folds a query over no rows into EMPTY_RESULT, so one row of nulls is used.
+        one = pa.table([pa.nulls(1, f.type) for f in empty.schema], schema=_nullable(empty.schema))
+        session.register("input", _with_json(_with_row(one, np.array([0], dtype=np.int64))))
         try:
             session.execute("PRAGMA disable_optimizer")
             plan = session.sql(f"EXPLAIN (FORMAT json) {_carrying_row(self.sql)}").fetchall()
@@ -142,7 +172,7 @@ def _operators(plan: Any) -> list[str]:
 
 @cache
 def _carrying_row(sql: str) -> str:
-    """The query with the record index as one more, last column of its select list.
+    """The query with the record index as an additional last column of its select list.
 
     Raises:
         ConfigError: the text is not a single SELECT.
@@ -159,19 +189,54 @@ def _carrying_row(sql: str) -> str:
             "transform.sql", "is not a plain SELECT", way_out="no UNION and the like; one SELECT"
         )
     column = session.execute("SELECT json_serialize_sql(?)", [f"SELECT {ROW}"]).fetchall()[0][0]
-    node["select_list"] += json.loads(column)["statements"][0]["node"]["select_list"]
+    row = json.loads(column)["statements"][0]["node"]["select_list"]
+    node["select_list"] += row
+    _carry_inside(node, row)
     text = session.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()
     return str(text[0][0])
 
 
+def _carry_inside(node: dict[str, Any], row: list[Any]) -> None:
+    """Add the record index to a subquery in FROM, unless its star includes it."""
+    inner = (node["from_table"].get("subquery") or {}).get("node", {})
+    if inner.get("type") != "SELECT_NODE":
+        return
+    if not any(one["class"] == "STAR" for one in inner["select_list"]):
+        inner["select_list"] += row
+    _carry_inside(inner, row)
+
+
+def _with_json(rows: pa.Table) -> pa.Table:
+    """The rows with columns of type JSON in the form in which DuckDB knows the type."""
+    for at, field in enumerate(rows.schema):
+        if is_json(field):
+            texts = rows.column(at).combine_chunks()
+            typed = pa.ExtensionArray.from_storage(pa.json_(), texts)
+            rows = rows.set_column(at, field.name, typed)
+    return rows
+
+
+def _marked(rows: pa.Table, types: Sequence[Any]) -> pa.Table:
+    """The rows of a query with the columns of DuckDB's type JSON marked as such."""
+    fields = [
+        as_json(field) if str(kind) == "JSON" else field
+        for field, kind in zip(rows.schema, types, strict=True)
+    ]
+    return pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
 @cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
-    """One DuckDB for the process, which reads nothing but what it is given."""
+    """One DuckDB for the process, without access to files or other external data."""
     session = duckdb.connect(":memory:", config={"threads": "1"})
     session.execute("SET TimeZone = 'UTC'")
     session.execute("SET python_enable_replacements = false")
     session.execute("SET enable_external_access = false")
-    # Left to the interpreter's end, DuckDB's bindings complain about leaks on stderr.
+    # At the interpreter's exit, DuckDB's bindings would report leaks on stderr.
     atexit.register(_close_duckdb)
     return session
 
@@ -185,8 +250,8 @@ def _close_duckdb() -> None:
 class PythonTransform:
     """A Python function, Arrow batch to Arrow batch.
 
-    Row ``i`` of the result belongs to row ``i`` of the input. A function that drops or
-    multiplies rows keeps the column ``_oncely_row``, which says where each row came from.
+    Row ``i`` of the result belongs to row ``i`` of the input. A function that drops or multiplies
+    rows keeps the column ``_oncely_row``, which contains the record of each row.
     """
 
     path: str
@@ -198,7 +263,7 @@ class PythonTransform:
         return _isolating(self._run, rows, row_record, Exception, (MemoryError,))
 
     def output(self, schema: pa.Schema) -> pa.Schema:
-        """What the function makes of no rows.
+        """The columns of the function's result for an empty batch.
 
         Raises:
             ConfigError: there is no such function, or it fails on a batch without rows.
@@ -233,12 +298,12 @@ class PythonTransform:
             raise ConfigError(
                 "transform.python",
                 f"{self.path} made {found.num_rows} rows of {rows.num_rows} and dropped {ROW}",
-                way_out=f"keep the column {ROW}: it says which record a row came from",
+                way_out=f"keep the column {ROW}: it contains the record of each row",
             )
         return found, rows.column(ROW).to_numpy()
 
     def _check_origin(self, made: pa.ChunkedArray, given: pa.ChunkedArray) -> None:
-        """A row that names no record of the batch could neither be rejected nor trimmed.
+        """Refuse rows without a valid record index, which could neither be rejected nor trimmed.
 
         Raises:
             ConfigError: the function has changed the column.
@@ -257,7 +322,7 @@ def load_function(key: str, path: str) -> Callable[..., Any]:
     """Import ``package.module:function``; calls of the result are contained, too.
 
     Raises:
-        ConfigError: it is not there; names ``key``.
+        ConfigError: it does not exist; the error names ``key``.
     """
     module, _, name = path.partition(":")
     try:
@@ -265,7 +330,7 @@ def load_function(key: str, path: str) -> Callable[..., Any]:
             function = getattr(importlib.import_module(module), name)
     except OncelyError:
         raise
-    except Exception as error:  # the module may raise whatever it likes
+    except Exception as error:  # the module may raise any exception
         raise ConfigError(
             key,
             f"{path} can't be imported: {error}",
@@ -282,7 +347,7 @@ def load_function(key: str, path: str) -> Callable[..., Any]:
 
 @contextmanager
 def _contained(key: str, path: str) -> Iterator[None]:
-    """Run code of the user's: it neither ends the process nor writes to our standard output.
+    """Run user code: it can neither end the process nor write to our standard output.
 
     Raises:
         ConfigError: it called ``sys.exit``.
@@ -309,7 +374,7 @@ def _isolating(
     bad_data: type[Exception],
     others: tuple[type[Exception], ...],
 ) -> tuple[pa.Table, IntArray, list[Rejection]]:
-    """Run a transform; halve the rows on an error until the bad one stands alone."""
+    """Run a transform; on an error halve the rows until the bad row is alone."""
     carrying = _with_row(rows, row_record)
     tables: list[pa.Table] = []
     records: list[IntArray] = []
@@ -334,6 +399,6 @@ def _isolating(
     if not tables:
         made, record = run(carrying.slice(0, 0))
         tables, records = [made], [record]
-    # A function that infers its types makes a column of nulls only another type.
+    # For a column of nulls only, a function that infers its types returns another type.
     whole = pa.concat_tables(tables, promote_options="default")
     return whole, np.concatenate(records), rejections

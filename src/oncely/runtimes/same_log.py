@@ -1,10 +1,10 @@
-"""Is the source's log still the one that was read? Looked at when a partition has a new leader.
+"""Checks that the source's log was not truncated, whenever a partition has a new leader.
 
 The ledger keeps a leader epoch for each partition, no older than the record before the position.
-The driver notes it before tasks commit what was planned: every record of a planned range was in
-the log when the epoch was asked for, so none has a later one. While the epoch is the same the log
-was not cut, as a leader never cuts its own. When it is another one, the broker is asked where the
-records of the old epoch end (KIP-320), and only then the new epoch is noted.
+The driver notes it before tasks commit a planned batch: every record of a planned range was in the
+log when the epoch was requested, so none has a later epoch. While the epoch is the same the log was
+not truncated, because a leader never truncates its own. If the epoch has changed, the broker is
+queried for the end of the old epoch's records (KIP-320), and only then the new epoch is noted.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from oncely.errors import SourceMismatch, Unavailable
 
 
 class Log(Protocol):
-    """The source, as far as it is asked here."""
+    """The methods of the source that are used here."""
 
     def leader_epochs(self) -> dict[TopicPartition, int]:
-        """The leader epoch of every partition, as it is now; unknown ones are left out."""
+        """The present leader epoch of every partition; unknown ones are left out."""
 
     def truncated(
         self, positions: Mapping[TopicPartition, tuple[Position, int]]
     ) -> dict[TopicPartition, str]:
-        """The partitions that have lost records before a position, and why it is known."""
+        """The partitions that have lost records before a position, and the reason."""
 
 
 class Notes(Protocol):
-    """The ledger, as far as it is asked here."""
+    """The methods of the ledger that are used here."""
 
     def leader_epochs(self) -> Mapping[TopicPartition, int]:
-        """What was noted."""
+        """The noted leader epochs."""
 
     def note_leader_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
         """Note the epochs of these partitions."""
@@ -44,16 +44,16 @@ def refuse_cut(
     positions: Mapping[TopicPartition, Position],
     noted: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Refuse a log that was cut before a position.
+    """Refuse a log that was truncated before a position.
 
     Args:
         log: the source.
         now: its leader epochs.
-        positions: the ledger's, of partitions whose log still holds them.
+        positions: the ledger's positions that are still in the log.
         noted: the leader epochs that the ledger has noted.
 
     Returns:
-        The leader epochs that are not the noted ones.
+        The leader epochs that differ from the noted ones.
 
     Raises:
         SourceMismatch: records that were read are gone.
@@ -65,7 +65,7 @@ def refuse_cut(
         raise SourceMismatch(
             f"{tp}: the topic has gone back: its log was cut before position {positions[tp]}, and"
             f" other records have taken the place of those that were read ({why})",
-            way_out="restore the topic, or say where to go on with `oncely offsets reset`; an"
+            way_out="restore the topic, or set the positions with `oncely offsets reset`; an"
             " unclean leader election does this (unclean.leader.election.enable), or a broker"
             " that has lost its disk",
         )
@@ -73,7 +73,7 @@ def refuse_cut(
 
 
 class SameLog:
-    """Compares leader epochs from batch to batch.
+    """Compares leader epochs across batches.
 
     Args:
         log: the source.
@@ -86,15 +86,15 @@ class SameLog:
         self._noted: dict[TopicPartition, int] | None = None
 
     def forget(self) -> None:
-        """Ask the ledger again: it was opened, or partitions were added."""
+        """Read the ledger again: it was opened, or partitions were added."""
         self._known = self._noted = None
 
     def check(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
-        """Refuse a log that was cut before a position; asked before tasks read.
+        """Refuse a log that was truncated before a position; called before tasks read.
 
         Args:
-            positions: the ledger's, of partitions whose log still holds them; asked for only when
-                a leader is new.
+            positions: returns the ledger's positions that are still in the log; called only if a
+                leader is new.
 
         Raises:
             SourceMismatch: records that were read are gone.
@@ -112,8 +112,8 @@ class SameLog:
             if changed:
                 self._notes.note_leader_epochs(changed)
         except Unavailable:
-            # A position without an epoch is not compared. One that moves on under an older epoch
-            # would be refused later, though its log is whole.
+            # A position without an epoch is not compared. A position that moves under an older
+            # epoch would be refused later, although its log is complete.
             if changed.keys() & noted.keys():
                 raise
             return

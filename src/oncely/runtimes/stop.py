@@ -1,4 +1,4 @@
-"""How a run is asked to end: first after the batch in hand, then now."""
+"""Requests to end a run: first after the current batch, then at once."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import threading
 
 
 class StopSignal:
-    """Two steps: drain, then now. Safe to set from a signal handler."""
+    """Two steps: drain, then at once. Safe to set from a signal handler."""
 
     def __init__(self) -> None:
         self._drain = threading.Event()
         self._now = threading.Event()
 
     def ask(self) -> None:
-        """Ask once to drain; ask again to end now."""
+        """The first call requests to drain, the second to end at once."""
         (self._now if self._drain.is_set() else self._drain).set()
 
     @property
     def draining(self) -> bool:
-        """True once asked."""
+        """True after the first request."""
         return self._drain.is_set()
 
     @property
     def now(self) -> bool:
-        """True once asked twice."""
+        """True after the second request."""
         return self._now.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait, but no longer than until asked."""
+        """Wait, but no longer than until the next request."""
         return self._drain.wait(seconds)

@@ -1,1 +1,1 @@
-"""Where records take effect, and where the ledger lives."""
+"""Destinations of records, each with a ledger."""

@@ -1,20 +1,27 @@
-"""The port of every sink: where rows and dead letters go.
+"""The port of every sink: the destination of rows and dead letters.
 
 A sink has a ledger. Given a claim, it makes rows, dead letters and positions take effect together
-or not at all; without one it writes rows and dead letters alone, for the semantics that are
-weaker than exactly once.
+or not at all; without a claim it only writes rows and dead letters, for delivery semantics weaker
+than exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol, Self
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
 
-from oncely.core.batch import Batch, Chunk, Rejection, Staged
-from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
+from oncely.core.batch import Batch, Chunk, IntArray, Reject, Rejection, Staged
+from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange
+from oncely.core.rewrite import Produce, Rewrite, RewriteKind, Rewritten, Together
 from oncely.core.topics import TopicPartition
+from oncely.errors import Stopped
 from oncely.ledgers.base import Ledger
 
 
@@ -23,41 +30,42 @@ class Sink(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Where positions live that take effect with the rows."""
+        """The ledger of the positions that take effect with the rows."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads of a record beside what the decoder does, such as ``headers``."""
+        """Columns of a record that the sink reads in addition to the decoder's, such as
+        ``headers``."""
 
     def prepare(self) -> None:
-        """Create what is missing and may be; the ledger is left alone.
+        """Create missing objects, if permitted, except the ledger.
 
         Raises:
-            TableMismatch: the destination doesn't take the rows.
+            TableMismatch: the destination does not accept the rows.
             Unavailable: no answer.
         """
 
     def open(self, takeover: Takeover) -> Opened:
-        """Make the destination ready and take its ledger over.
+        """Prepare the destination and take over its ledger.
 
         Raises:
-            TableMismatch: the destination doesn't take the rows.
-            OncelyError: as :meth:`oncely.ledgers.base.Ledger.open`.
+            TableMismatch: the destination does not accept the rows.
+            OncelyError: see :meth:`oncely.ledgers.base.Ledger.open`.
         """
 
     def bind(self) -> Self:
-        """Look at the destination as it is now; tasks work with what was found.
+        """Inspect the present destination; the result contains its description for the tasks.
 
         Raises:
-            TableMismatch: it is missing, or doesn't take the rows.
+            TableMismatch: it is missing, or does not accept the rows.
         """
 
     def close(self) -> None:
-        """The run has ended: end what is open, never raise."""
+        """The run has ended: close connections; never raises."""
 
 
 class CommitsChunks(Sink, Protocol):
-    """A sink whose tasks commit what they have read."""
+    """A sink whose tasks commit the records that they have read."""
 
     def commit(
         self, chunk: Chunk, fence: Fence, claim: Claim | None, max_rejects: int | None = None
@@ -65,10 +73,10 @@ class CommitsChunks(Sink, Protocol):
         """Write the chunk and move its positions in one transaction.
 
         Args:
-            chunk: what was read.
+            chunk: the rows and ranges that were read.
             fence: the run that writes.
-            claim: of the chunk's ranges; None: rows and dead letters alone.
-            max_rejects: how many rejects the chunk may add.
+            claim: the claim of the chunk's ranges; None: only rows and dead letters.
+            max_rejects: the number of rejects that the chunk may add.
 
         Raises:
             PositionMoved: nothing was written; read the ledger and decide again.
@@ -77,27 +85,44 @@ class CommitsChunks(Sink, Protocol):
         """
 
 
+class FinishesParts(CommitsChunks, Protocol):
+    """A sink to which several threads commit at the same time."""
+
+    @property
+    def threads(self) -> Mapping[str, int]:
+        """The number of threads of each topic's partitions; one for topics that are not in it."""
+
+    def finish(
+        self, chunk: Chunk, fence: Fence, claim: Claim, max_rejects: int | None = None
+    ) -> Mapping[TopicPartition, Sequence[Finished]]:
+        """As :meth:`commit`, for the ranges of ``claim.parts``.
+
+        Raises:
+            The errors of :meth:`commit`.
+        """
+
+
 class StagesBatches(Sink, Protocol):
     """A sink whose tasks stage rows, and whose driver publishes them."""
 
     def begin_batch(self) -> None:
-        """The driver begins a batch; nothing of it was staged before."""
+        """The driver begins a batch, of which nothing is staged yet."""
 
     def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
-        """Keep a task's rows under the attempt's own name, where nobody reads them yet.
+        """Store a task's rows under the attempt's own name, where they are not visible yet.
 
         Raises:
-            Stopped: a row can't be written, and no single record answers for it.
-            Unavailable: the staging place does not take them.
+            Stopped: a row cannot be written, and it belongs to no single record.
+            Unavailable: the staging store does not accept them.
         """
 
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
         """Make staged rows, dead letters and every position take effect in one transaction.
 
         Args:
-            batch: what was staged.
+            batch: the staged batch.
             fence: the run that writes.
-            claim: of all ranges of the batch; None: rows and dead letters alone.
+            claim: the claim of all ranges of the batch; None: only rows and dead letters.
 
         Raises:
             PositionMoved: nothing was published; read the ledger and decide again.
@@ -105,38 +130,47 @@ class StagesBatches(Sink, Protocol):
             Unavailable: the outcome is unknown; read the ledger and decide again.
         """
 
-    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
-        """Remove what was staged and will not be published; how much there was.
+    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> None:
+        """Remove staged output that will not be published.
 
-        What older epochs left always; of our own epoch that of batches before
+        Output of older epochs is always removed; of our own epoch, that of batches before
         ``keep_batches_from``.
         """
 
 
 class StagingTask(Protocol):
-    """A task's staging of whole ranges: :meth:`add`, or a shuffle between the other two."""
+    """A task's staging: :meth:`add` of whole ranges, or :meth:`pack`, a shuffle, and
+    :meth:`add_packet`; :meth:`add_rows` after a Spark transform.
+    """
 
     def add(self, chunk: Chunk) -> list[Rejection]:
-        """Take the rows of a chunk; the records that can't be staged."""
+        """Stage the rows of a chunk, and return the records that cannot be staged."""
 
     def pack(self, chunk: Chunk, buckets: int) -> tuple[list[tuple[int, bytes]], list[Rejection]]:
-        """The chunk's rows in packets, each with the bucket that it belongs to.
+        """The chunk's rows in packets, each with its bucket.
 
-        Rows that are to be staged together have one bucket, whichever task packs them.
+        Rows that must be staged together have the same bucket in all tasks.
         """
 
     def add_packet(self, packet: pa.Buffer) -> int:
-        """Take a packet; how many rows it holds."""
+        """Stage a packet, and return its number of rows."""
 
-    def finish(self) -> Staged:
-        """Stage what is left.
+    def add_rows(self, rows: pa.Table) -> None:
+        """Stage rows that belong to no single record.
 
         Raises:
-            Unavailable, Stopped: the staging place does not take it.
+            Stopped: a row cannot be written.
+        """
+
+    def finish(self) -> Staged:
+        """Stage the remaining rows.
+
+        Raises:
+            Unavailable, Stopped: the staging store does not accept them.
         """
 
     def abandon(self) -> None:
-        """Remove what was staged, as far as it can be; never raises."""
+        """Remove the staged output, as far as possible; never raises."""
 
 
 class StagesRanges(StagesBatches, Protocol):
@@ -146,13 +180,209 @@ class StagesRanges(StagesBatches, Protocol):
         """Begin a task's staging; in an executor."""
 
     def agree(self, staged: Staged) -> bool:
-        """Settle what a task could only guess, before anything is published.
+        """Merge a task's assumptions about the schema, before anything is published.
 
         Args:
-            staged: what it left. Tasks are asked about in the order of what they have read.
+            staged: the task's output. The method is called for tasks in the order of their ranges.
 
         Returns:
-            False when the task has contradicted earlier ones: what it has read is staged again,
-            by a sink that knows more. One task that stages alone, by a sink that knows what all
-            others have found, contradicts nobody.
+            False if the task contradicts earlier ones: its ranges are staged again, by a sink with
+                the merged schema. A single task that stages alone, with the merged schema of all
+                others, contradicts no other task.
         """
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The result of decoding and transforming dead letters again.
+
+    Attributes:
+        chunk: records in the order of the dead letters; rows of the valid ones.
+        traceable: False if rows belong to no single record (after a Spark transform).
+    """
+
+    chunk: Chunk
+    traceable: bool = True
+
+    def own(self, row_record: IntArray, failed: Collection[int]) -> IntArray:
+        """The record of each written row; rows of no single record are counted as those of the
+        first one that has not failed."""
+        if self.traceable or not len(row_record):
+            return row_record
+        first = min(set(range(self.chunk.records)).difference(failed))
+        return np.full(len(row_record), first)
+
+
+Judge = Callable[[Sequence[Reject]], Judged]
+"""Decodes and transforms rejects again. They are sorted by topic, partition and offset."""
+
+
+class Tried(NamedTuple):
+    """The counts of a replay.
+
+    Attributes:
+        moved: rejects that were written, or filtered.
+        kept: rejects that still fail.
+    """
+
+    moved: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Dead letters for one transaction of a replay.
+
+    Attributes:
+        rejects: the dead letters to decode again; truncated ones are not included.
+        commit: writes the valid records, and keeps the others with their newer reasons; None if
+            there is no dead letter to decode.
+    """
+
+    rejects: Sequence[Reject]
+    commit: Callable[[Judged | None], Tried]
+
+
+class ReplaysDeadLetters(Protocol):
+    """A replay of a sink's dead letters, each processed once."""
+
+    def portion(self, limit: int) -> AbstractContextManager[Portion | None]:
+        """The next ``limit`` dead letters; None: none are left.
+
+        They are taken by compare-and-set: the result takes effect only if no other replay has taken
+        any of them, and no reset has voided one.
+
+        Raises, also at the end of the context:
+            PositionMoved: nothing was written; repeat.
+            WrongInput: valid records must not be written there.
+            Stopped: a row of a Spark transform cannot be written; nothing was changed.
+            Unavailable: the outcome is unknown; repeat.
+        """
+
+
+class RewritesRecords(Protocol):
+    """Replaces what records below the position have produced; for repairs and backfills.
+
+    It may be used beside a run, and never moves a position. A rewrite leaves the same state however
+    often it is repeated.
+    """
+
+    def check(self) -> None:
+        """Refuse a destination in which a rewrite would do something else.
+
+        Raises:
+            WrongInput: the reason, and the way out.
+        """
+
+    def lacks(self, kind: str) -> str:
+        """The reason why damage of a kind can't be repaired here; empty if it can.
+
+        Args:
+            kind: lost, duplicated, altered or unexpected; or backfill, for that.
+        """
+
+    def entries(self) -> Mapping[TopicPartition, Entry]:
+        """The present entries of the ledger."""
+
+    def committed(self, partition: TopicPartition, within: OffsetRange) -> Sequence[OffsetRange]:
+        """The committed ranges that overlap a range, by the present history."""
+
+    def rewrite(self, work: Rewrite) -> Rewritten:
+        """Replace what the offsets have produced, in one transaction with the history's amendment.
+
+        Raises:
+            PositionMoved: nothing was written; read the ledger and decide again.
+            Unavailable: the outcome is unknown; repeat.
+        """
+
+    def remove_beyond(
+        self, partition: TopicPartition, offsets: Sequence[OffsetRange], expected: Entry
+    ) -> Rewritten:
+        """Remove rows and dead letters of records at or beyond the position.
+
+        Raises:
+            PositionMoved: nothing was removed; read the ledger and decide again.
+            Unavailable: the outcome is unknown; repeat.
+        """
+
+
+@runtime_checkable
+class RewritesTogether(Protocol):
+    """As :class:`RewritesRecords`, where rows do not contain the offsets of their records.
+
+    What contains rows of some offsets is replaced as a whole: all its offsets are rewritten.
+    """
+
+    def check(self) -> None:
+        """Refuse a destination in which a rewrite would do something else.
+
+        Raises:
+            WrongInput: the reason, and the way out.
+        """
+
+    def entries(self) -> Mapping[TopicPartition, Entry]:
+        """The present entries of the ledger."""
+
+    def groups(self, wanted: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Sequence[Together]:
+        """The offsets that must be rewritten for these, in groups that are independent of each
+        other. Offsets that were never committed are left out."""
+
+    def rewrite_together(
+        self,
+        kind: RewriteKind,
+        group: Together,
+        entries: Mapping[TopicPartition, Entry],
+        produce: Produce,
+    ) -> Rewritten:
+        """Replace what a group contains, in one transaction with the history's amendment.
+
+        Args:
+            kind: the kind of the amendment.
+            group: the offsets.
+            entries: the ledger's entries on which that was decided.
+            produce: what the records produce at present.
+
+        Raises:
+            PositionMoved: nothing was written; read the ledger and decide again.
+            Unavailable: the outcome is unknown; repeat.
+        """
+
+    def remove_unexpected(self, names: Sequence[str]) -> Rewritten:
+        """Remove what is beyond the position, or of another pipeline; the rest is left alone.
+
+        Raises:
+            PositionMoved, Unavailable: as above.
+        """
+
+
+def stage_rows(task: StagingTask, rows: Iterable[pa.Table]) -> Staged:
+    """Stage the rows of a Spark transform; a failed task leaves no output."""
+    try:
+        for table in rows:
+            task.add_rows(table)
+        return task.finish()
+    except BaseException:
+        task.abandon()
+        raise
+
+
+def stage_judged(task: StagingTask, judged: Judged) -> tuple[Staged, list[Rejection]]:
+    """Stage the rows of dead letters; returns the staged output and the refused records."""
+    refused = list(judged.chunk.rejections)
+    if judged.traceable:
+        refused += task.add(judged.chunk)
+    else:
+        task.add_rows(judged.chunk.rows)
+    return task.finish(), sorted(refused)
+
+
+def row_refused(reason: str, way_out: str) -> Stopped:
+    """The error for a row of a Spark transform that the destination refuses."""
+    return Stopped(f"a row of the Spark transform can't be written: {reason}", way_out=way_out)
+
+
+LETTERS_STAY = "correct the transform; all of these rejects were left as they are"
+NO_SINGLE_RECORD = (
+    "correct or filter it in the transform; after a Spark transform a row belongs to no single"
+    " record, so it can't be kept as a reject"
+)

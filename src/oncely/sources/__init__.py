@@ -1,1 +1,1 @@
-"""Kafka as a source: identity, watermarks, records, and what Spark's reader is told."""
+"""Kafka as a source: identity, watermarks, records, and options of Spark's reader."""

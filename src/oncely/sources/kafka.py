@@ -1,8 +1,8 @@
-"""Kafka seen from outside Spark: which topic this is, where it begins and ends, single records.
+"""Kafka metadata and single records, read without Spark: topic ids, bounds of the logs, records.
 
-Every call takes a bounded time. "End" is the last stable offset: the first offset of the
-oldest open transaction, or the high watermark when none is open (KIP-98). No reader with
-``read_committed`` gets further.
+Every call takes a bounded time. "End" is the last stable offset: the first offset of the oldest
+open transaction, or the high watermark when none is open (KIP-98). Readers with ``read_committed``
+read up to it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.clients.kafka.client import KafkaAdmin
+from oncely.clients.kafka.topics import compacted
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError, TopicMissing, Unavailable
@@ -31,8 +32,8 @@ class Watermarks(NamedTuple):
     """The offsets that bound a partition: ``low <= stable <= high``.
 
     Attributes:
-        low: the first offset that the topic still holds.
-        stable: the last stable offset; a reader of committed records gets up to here.
+        low: the first offset that is still in the topic.
+        stable: the last stable offset; the end for readers of committed records.
         high: the high watermark, beyond the last record of any transaction.
     """
 
@@ -43,24 +44,27 @@ class Watermarks(NamedTuple):
 
 @dataclass
 class KafkaSource:
-    """Topics on a cluster. Picklable; clients are made at first use and are not shared by fork.
+    """Topics on a cluster. Picklable; clients are created at first use and are not shared across
+    forks.
 
     Attributes:
         brokers: ``host:port``, separated by commas.
-        topics: what is read.
-        kafka: librdkafka's keys, from ``[source.kafka]``. May hold secrets; never in a repr.
-        timeout: seconds to wait for one answer.
+        topics: the topics that are read.
+        kafka: librdkafka's properties, from ``[source.kafka]``. May contain secrets; never in a
+            repr.
+        timeout: seconds to wait for a response.
     """
 
     brokers: str
     topics: Sequence[str]
     kafka: Mapping[str, object] = field(default_factory=dict, repr=False)
     timeout: float = 10.0
-    _asker: KafkaAdmin | None = field(default=None, init=False, repr=False, compare=False)
+    _admin: KafkaAdmin | None = field(default=None, init=False, repr=False, compare=False)
     _reader: RecordReader | None = field(default=None, init=False, repr=False, compare=False)
+    _committed: RecordReader | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_asker": None, "_reader": None}
+        return self.__dict__ | {"_admin": None, "_reader": None, "_committed": None}
 
     def __enter__(self) -> Self:
         return self
@@ -74,33 +78,36 @@ class KafkaSource:
         self.close()
 
     def close(self) -> None:
-        """End the clients; the next call makes new ones."""
-        if self._reader:
-            self._reader.close()
-        self._reader = self._asker = None
+        """Close the clients; the next call creates new ones."""
+        for reader in filter(None, (self._reader, self._committed)):
+            reader.close()
+        self._reader = self._committed = self._admin = None
 
     def identity(self) -> SourceIdentity:
-        """Cluster id and topic ids (KIP-78, KIP-516), asked now.
+        """Cluster id and topic ids (KIP-78, KIP-516), read from the cluster now.
 
         Raises:
             TopicMissing: a topic is missing (``source.topics``).
-            ConfigError: the broker refuses us.
+            ConfigError: the broker refuses the client.
             Unavailable: no answer.
         """
-        described = self._describe()
+        ids = self.topic_ids()
         cluster = self._asking.one(
-            "look at the cluster",
+            "describe the cluster",
             lambda client, wait: {"": client.describe_cluster(request_timeout=wait)},
         )[""]
-        # Base64 for URLs, as Kafka's own tools spell a topic id.
-        ids = {
-            name: str(topic.topic_id).replace("+", "-").replace("/", "_")
-            for name, topic in described.items()
-        }
         return SourceIdentity(str(cluster.cluster_id), ids)
 
+    def topic_ids(self) -> dict[str, str]:
+        """The ids of the topics, in one request. Raises the errors of :meth:`identity`."""
+        # URL-safe Base64: the spelling of topic ids in Kafka's own tools.
+        return {
+            name: str(topic.topic_id).replace("+", "-").replace("/", "_")
+            for name, topic in self._describe().items()
+        }
+
     def partitions(self) -> list[TopicPartition]:
-        """Every partition that the topics have now, sorted. Raises as :meth:`identity` does."""
+        """All present partitions of the topics, sorted. Raises the errors of :meth:`identity`."""
         return sorted(
             TopicPartition(name, info.id)
             for name, topic in self._describe().items()
@@ -108,18 +115,18 @@ class KafkaSource:
         )
 
     def earliest(self) -> dict[TopicPartition, Position]:
-        """The first offset of every partition. Raises as :meth:`identity` does."""
+        """The first offset of every partition. Raises the errors of :meth:`identity`."""
         return self._offsets(dict.fromkeys(self.partitions(), OffsetSpec.earliest()))
 
     def stable_end(self) -> dict[TopicPartition, Position]:
-        """The last stable offset of every partition. Raises as :meth:`identity` does."""
+        """The last stable offset of every partition. Raises the errors of :meth:`identity`."""
         return self._offsets(dict.fromkeys(self.partitions(), OffsetSpec.latest()))
 
     def watermarks(self) -> dict[TopicPartition, Watermarks]:
-        """Low, last stable offset and high watermark of every partition.
+        """Low watermark, last stable offset and high watermark of every partition.
 
-        They are asked in this order, so that they never cross though the log moves meanwhile:
-        each of them only grows. Raises as :meth:`identity` does.
+        They are requested in this order, so that they never cross although the log moves meanwhile:
+        each of them only grows. Raises the errors of :meth:`identity`.
         """
         partitions = self.partitions()
         low = self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
@@ -128,9 +135,9 @@ class KafkaSource:
         return {tp: Watermarks(low[tp], stable[tp], high[tp]) for tp in partitions}
 
     def leader_epochs(self) -> dict[TopicPartition, int]:
-        """The leader epoch of every partition, as it is now; unknown ones are left out.
+        """The present leader epoch of every partition; unknown ones are left out.
 
-        Raises as :meth:`identity` does.
+        Raises the errors of :meth:`identity`.
         """
         latest = dict.fromkeys(self.partitions(), OffsetSpec.latest())
         answers = self._list_offsets(latest, committed=False)
@@ -147,11 +154,11 @@ class KafkaSource:
         return truncated(self.brokers, self.kafka, positions, timeout)
 
     def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
-        """The first record at or after a time, in every partition; its end when there is none.
+        """The first record at or after a time, in every partition; the end if there is none.
 
-        Raises as :meth:`identity` does.
+        Raises the errors of :meth:`identity`.
         """
-        # Negative numbers name special offsets in the protocol, so 1969 is asked as 1970.
+        # Negative numbers name special offsets in the protocol, so 1969 is requested as 1970.
         spec = OffsetSpec.for_timestamp(max(0, timestamp_ms))
         found = self._offsets(dict.fromkeys(self.partitions(), spec))
         if all(offset >= 0 for offset in found.values()):
@@ -160,9 +167,9 @@ class KafkaSource:
         return found | self._offsets(dict.fromkeys(none_later, OffsetSpec.latest()))
 
     def resolve_start(self, start: Start) -> dict[TopicPartition, Position]:
-        """Turn ``source.start`` into a position for every partition, as things are now.
+        """Resolve ``source.start`` to a present position for every partition.
 
-        Raises as :meth:`identity` does.
+        Raises the errors of :meth:`identity`.
         """
         if isinstance(start, Moment):
             return self.offsets_at(start.timestamp_ms)
@@ -171,10 +178,10 @@ class KafkaSource:
     def mirror(self, group: str, positions: Mapping[TopicPartition, Position]) -> None:
         """Show positions to lag tools as the committed offsets of a consumer group.
 
-        Display only: nothing reads them back. They may go backwards, after a reset.
+        For display only: they are never read back. They may go backwards, after a reset.
 
         Raises:
-            Unavailable: the group was not written, whatever the reason: log it and go on.
+            Unavailable: the group was not written, for any reason: log it and continue.
         """
         if not positions:
             return
@@ -193,7 +200,7 @@ class KafkaSource:
             raise Unavailable(f"{doing}: {error}") from error
 
     def mirrored(self, group: str) -> dict[TopicPartition, Position]:
-        """What the group shows of these topics.
+        """The committed offsets of the group for these topics.
 
         Raises:
             Unavailable: no answer.
@@ -214,35 +221,47 @@ class KafkaSource:
     def fetch(
         self, partition: TopicPartition, offsets: Sequence[int], *, timeout: float = 30.0
     ) -> dict[int, KafkaRecord]:
-        """Read single records again, by offset. What the topic no longer holds is absent.
+        """Read single records again, by offset. Records that are no longer in the topic are absent.
 
         Raises:
-            ConfigError: the broker refuses us.
-            Unavailable: nothing came for ``timeout`` seconds.
+            ConfigError: the broker refuses the client.
+            Unavailable: no message arrived for ``timeout`` seconds.
         """
         if self._reader is None:
             self._reader = RecordReader(self.brokers, self.kafka)
         return self._reader.read(partition, offsets, timeout)
+
+    def fetch_committed(
+        self, partition: TopicPartition, offsets: Sequence[int], *, timeout: float = 30.0
+    ) -> dict[int, KafkaRecord]:
+        """Like :meth:`fetch`, without records of aborted transactions."""
+        if self._committed is None:
+            self._committed = RecordReader(self.brokers, self.kafka, committed=True)
+        return self._committed.read(partition, offsets, timeout)
+
+    def compacted(self) -> list[str]:
+        """The topics that are compacted. Raises the errors of :meth:`identity`."""
+        return compacted(self._asking, self.topics)
 
     def timestamps_at(
         self, positions: Mapping[TopicPartition, Position], *, timeout: float = 30.0
     ) -> dict[TopicPartition, int | None]:
         """The timestamp of the next record to read, in ms since 1970, in every partition.
 
-        None where nothing is left to read, or the record has no timestamp.
+        None if there is no record left, or it has no timestamp.
 
         Raises:
-            ConfigError: the broker refuses us.
-            Unavailable: nothing came for ``timeout`` seconds.
+            ConfigError: the broker refuses the client.
+            Unavailable: no message arrived for ``timeout`` seconds.
         """
         return first_timestamps(self.brokers, self.kafka, positions, timeout)
 
     def largest_record(
         self, ranges: Mapping[TopicPartition, OffsetRange], *, timeout: float = 30.0
     ) -> int:
-        """Bytes of the largest of some records of each range: its first, middle and last.
+        """Size in bytes of the largest among the first, middle and last record of each range.
 
-        Raises as :meth:`timestamps_at` does.
+        Raises the errors of :meth:`timestamps_at`.
         """
         largest = 0
         for places in (
@@ -257,12 +276,12 @@ class KafkaSource:
 
     @property
     def _asking(self) -> KafkaAdmin:
-        if self._asker is None:
-            self._asker = KafkaAdmin(self.brokers, self.kafka, self.timeout)
-        return self._asker
+        if self._admin is None:
+            self._admin = KafkaAdmin(self.brokers, self.kafka, self.timeout)
+        return self._admin
 
     def _describe(self) -> dict[str, Any]:
-        doing = "look at the topics"
+        doing = "describe the topics"
         names = ck.TopicCollection(list(self.topics))
         answers = self._asking.ask(
             doing, lambda client, wait: client.describe_topics(names, request_timeout=wait)
@@ -272,7 +291,7 @@ class KafkaSource:
             raise TopicMissing(
                 "source.topics",
                 f"no such topic on {self.brokers}: {', '.join(map(repr, missing))}",
-                way_out="create it (kafka-topics --create), mend the name, or check that this "
+                way_out="create it (kafka-topics --create), correct the name, or check that this "
                 "user may Describe it: a topic that may not be seen looks like a missing one",
             )
         for answer in answers.values():

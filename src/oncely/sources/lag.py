@@ -1,4 +1,4 @@
-"""How far behind a pipeline is: in offsets, and in seconds."""
+"""The lag of a pipeline, in offsets and in seconds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class PartitionLag(NamedTuple):
     Attributes:
         topic: the topic.
         partition: its partition.
-        position: the next offset to read; None when the ledger has none yet.
+        position: the next offset to read; None if the ledger has none yet.
         end: the last stable offset.
-        lag: offsets between the two; holes count, so it is no record count.
-        lag_seconds: age of the next record to read; 0 when all is read, None when it can not be
-            told: no timestamp, or nothing but transaction markers is left.
+        lag: offsets between the two; holes are included, so it is no record count.
+        lag_seconds: age of the next record to read; 0 if all records are read, None if it is
+            unknown: no timestamp, or only transaction markers are left.
     """
 
     topic: str
@@ -33,18 +33,17 @@ class PartitionLag(NamedTuple):
 def measure_lag(
     source: KafkaSource, positions: Mapping[TopicPartition, Position], now_ms: int
 ) -> list[PartitionLag]:
-    """Compare positions with the topics' ends, both as of now, for every partition.
+    """Compare the present positions and ends of every partition.
 
-    A partition without a position counts from its first offset: that is where it will be read
-    from.
+    A partition without a position is counted from its first offset, at which reading will begin.
 
     Args:
         source: the topics.
-        positions: from the ledger.
+        positions: the ledger's positions.
         now_ms: the present, in ms since 1970.
 
     Raises:
-        ConfigError: a topic is missing, or the broker refuses us.
+        ConfigError: a topic is missing, or the broker refuses the client.
         Unavailable: no answer.
     """
     marks = source.watermarks()

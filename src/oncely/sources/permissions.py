@@ -1,4 +1,4 @@
-"""What the broker lets us do, asked without doing it (authorized operations, KIP-430)."""
+"""Permissions of the client, requested from the broker (authorized operations, KIP-430)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from oncely.sources.kafka import KafkaSource
 
 
 def missing_permissions(source: KafkaSource, group: str | None) -> list[str]:
-    """One sentence for each permission that reading, or mirroring to ``group``, needs.
+    """One sentence for each permission that is missing to read, or to mirror to ``group``.
 
-    A broker that can't be asked is taken to permit it: the first read will tell.
+    If the broker cannot answer, the permissions are assumed: the first read will fail otherwise.
 
     Raises:
-        ConfigError: the broker refuses us altogether.
+        ConfigError: the broker refuses the client altogether.
         Unavailable: no answer.
     """
-    asker = KafkaAdmin(source.brokers, source.kafka, source.timeout)
+    admin = KafkaAdmin(source.brokers, source.kafka, source.timeout)
     names = ck.TopicCollection(list(source.topics))
-    topics = asker.ask(
+    topics = admin.ask(
         "ask for permissions",
         lambda client, wait: client.describe_topics(
             names, include_authorized_operations=True, request_timeout=wait
         ),
     )
     missing = [f"Read on topic {name!r}" for name, found in topics.items() if not _may_read(found)]
-    if group is not None and not _may_read(_group(asker, group)):
+    if group is not None and not _may_read(_group(admin, group)):
         missing.append(f"Read on group {group!r}, to show the position to lag tools")
     return missing
 
 
-def _group(asker: KafkaAdmin, group: str) -> Any:
+def _group(admin: KafkaAdmin, group: str) -> Any:
     try:
-        return asker.ask(
+        return admin.ask(
             "ask for permissions",
             lambda client, wait: client.describe_consumer_groups(
                 [group], include_authorized_operations=True, request_timeout=wait
@@ -58,7 +58,7 @@ def _may_read(found: Any) -> bool:
 
 
 def needed_acls(source: KafkaSource, group: str | None) -> list[str]:
-    """``kafka-acls`` commands that grant what a pipeline needs, and no more."""
+    """``kafka-acls`` commands that grant exactly the permissions that a pipeline needs."""
     user = source.kafka.get("sasl.username") or "ANONYMOUS"
     head = f"kafka-acls --bootstrap-server {source.brokers} --add --allow-principal User:{user}"
     acls = [f"{head} --operation Read --operation Describe --topic {one}" for one in source.topics]

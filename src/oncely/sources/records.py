@@ -1,6 +1,6 @@
-"""Single records, read again by offset: for dead letters, and for the age of the lag.
+"""Single records, read again by offset: for dead letters, and for the lag in seconds.
 
-A consumer is given its partitions by hand: no group, no commits, no rebalances.
+Partitions are assigned to the consumer manually: no group, no commits, no rebalances.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from oncely.clients.kafka.polling import polled
 from oncely.core.topics import Position, TopicPartition
 
 _OWN = {
-    "group.id": "oncely-reads-again",  # demanded by librdkafka, never used
+    "group.id": "oncely-reads-again",  # required by librdkafka, not used
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
-    # An offset that retention has taken moves the reader on to the oldest record there is.
+    # For an offset below the log start, the reader continues at the oldest record.
     "auto.offset.reset": "earliest",
     "fetch.wait.max.ms": 50,
     "fetch.queue.backoff.ms": 5,
 }
 _SMALL = {
-    # Little is fetched ahead: single records come ten times sooner than with the default of
-    # 1 MiB, and long runs no later. A larger record comes all the same (KIP-74).
+    # Fetch little ahead: single records arrive ten times sooner than with the default of 1 MiB, and
+    # long runs no later. A larger record is returned all the same (KIP-74).
     "max.partition.fetch.bytes": 65_536,
     "queued.max.messages.kbytes": 8192,
 }
-_NEAR = 250  # offsets: reading on over so many records is quicker than asking for a place
+_NEAR = 250  # offsets: reading over so many records is faster than a seek
 _AGE = "read the age of the lag"
 
 
 class KafkaRecord(NamedTuple):
-    """A record as Kafka holds it; its offset is what it was asked by.
+    """A record as Kafka stores it; its offset is the key under which it is returned.
 
     Attributes:
         timestamp_ms: milliseconds since 1970, or None.
@@ -52,15 +52,24 @@ class KafkaRecord(NamedTuple):
 
 
 class RecordReader:
-    """Reads records of one partition after another with one connection. Not thread-safe."""
+    """Reads records of one partition after another over one connection. Not thread-safe.
 
-    def __init__(self, brokers: str, kafka: Mapping[str, object]) -> None:
+    Args:
+        brokers: ``host:port``, separated by commas.
+        kafka: librdkafka's properties.
+        committed: leave out records of aborted transactions.
+    """
+
+    def __init__(
+        self, brokers: str, kafka: Mapping[str, object], *, committed: bool = False
+    ) -> None:
         self._brokers = brokers
-        self._trouble = ErrorState(brokers)
-        # What is read again was read before, by a reader of committed records: no need to wait
-        # here for the end of a transaction that is open now.
-        own = _OWN | {"isolation.level": "read_uncommitted"} | _SMALL
-        self._consumer: Any = make(ck.Consumer, brokers, kafka, self._trouble, **own)
+        self._error_state = ErrorState(brokers)
+        # Records that were read before by a reader of committed records: there is no need to wait
+        # for the end of a transaction that is open now.
+        level = "read_committed" if committed else "read_uncommitted"
+        own = _OWN | {"isolation.level": level} | _SMALL
+        self._consumer: Any = make(ck.Consumer, brokers, kafka, self._error_state, **own)
 
     def close(self) -> None:
         """Close the connections."""
@@ -69,11 +78,11 @@ class RecordReader:
     def read(
         self, partition: TopicPartition, offsets: Sequence[int], timeout: float
     ) -> dict[int, KafkaRecord]:
-        """The records at ``offsets``; absent when the topic no longer holds them.
+        """The records at ``offsets``; absent if they are no longer in the topic.
 
         Raises:
-            ConfigError: the broker refuses us.
-            Unavailable: nothing came for ``timeout`` seconds.
+            ConfigError: the broker refuses the client.
+            Unavailable: no message arrived for ``timeout`` seconds.
         """
         found: dict[int, KafkaRecord] = {}
         try:
@@ -88,17 +97,17 @@ class RecordReader:
     def _read_run(
         self, partition: TopicPartition, offsets: Sequence[int], timeout: float
     ) -> dict[int, KafkaRecord]:
-        """Read from the first to the last of ``offsets``, which lie close together."""
+        """Read from the first to the last of ``offsets``, which are close together."""
         wanted, last = set(offsets), offsets[-1]
         found: dict[int, KafkaRecord] = {}
         self._consumer.assign([ck.TopicPartition(*partition, offsets[0])])
-        # Messages of the place before are still under way when a new place is assigned, but
+        # Messages of the previous position may still arrive when a new one is assigned, but
         # librdkafka drops them: they carry an older version of the assignment.
-        self._trouble.newest, self._trouble.final = "", None
+        self._error_state.newest, self._error_state.final = "", None
         doing = f"read {partition} again"
-        for message in polled(self._consumer, doing, self._brokers, timeout, self._trouble):
+        for message in polled(self._consumer, doing, self._brokers, timeout, self._error_state):
             if message.error() is not None or message.offset() > last:
-                return found  # the log ends here, or goes on beyond the holes
+                return found  # the log ends here, or continues beyond the holes
             if message.offset() in wanted:
                 found[message.offset()] = _record(message)
             if message.offset() == last:
@@ -122,7 +131,7 @@ def first_sizes(
     positions: Mapping[TopicPartition, Position],
     timeout: float,
 ) -> dict[TopicPartition, int | None]:
-    """Bytes of key and value of the next record in every partition; None where there is none."""
+    """Bytes of key and value of the next record in every partition; None if there is none."""
     return _of_first_records(brokers, kafka, positions, timeout, _size)
 
 
@@ -133,15 +142,15 @@ def _of_first_records(
     timeout: float,
     take: Callable[[Any], int | None],
 ) -> dict[TopicPartition, int | None]:
-    """Take a number out of the next record in every partition; None where there is none."""
+    """Apply ``take`` to the next record of every partition; None if there is none."""
     found: dict[TopicPartition, int | None] = dict.fromkeys(positions)
-    trouble = ErrorState(brokers)
+    error_state = ErrorState(brokers)
     own = _OWN | {"isolation.level": "read_committed"} | _SMALL
-    consumer = make(ck.Consumer, brokers, kafka, trouble, **own)
+    consumer = make(ck.Consumer, brokers, kafka, error_state, **own)
     waiting = set(positions)
     try:
         consumer.assign([ck.TopicPartition(*tp, at) for tp, at in positions.items()])
-        messages = polled(consumer, _AGE, brokers, timeout, trouble)
+        messages = polled(consumer, _AGE, brokers, timeout, error_state)
         while waiting:
             message = next(messages)
             tp = TopicPartition(message.topic(), message.partition())
@@ -156,7 +165,7 @@ def _of_first_records(
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[list[int]]:
-    """Cut ascending offsets where the way to the next is long."""
+    """Split ascending offsets where the distance to the next is large."""
     run: list[int] = []
     for offset in offsets:
         if run and offset - run[-1] > _NEAR:

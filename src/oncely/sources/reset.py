@@ -1,6 +1,6 @@
-"""Where a reset would put each position: the verbs of ``kafka-consumer-groups --reset-offsets``.
+"""New positions of a reset: the verbs of ``kafka-consumer-groups --reset-offsets``.
 
-Like Kafka's tool (KIP-122), a position outside the log is moved to its nearest end, and said so.
+As in Kafka's tool (KIP-122), a position outside the log is moved to its nearest end, with a note.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oncely.sources.start import parse_moment
 
 @dataclass(frozen=True)
 class ToEarliest:
-    """The first offset that the topic still holds."""
+    """The first offset that is still in the topic."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,21 @@ class ToOffset:
 
 @dataclass(frozen=True)
 class ToDatetime:
-    """The first record at or after a time, in ms since 1970; the end when there is none."""
+    """The first record at or after a time, in ms since 1970; the end if there is none."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True)
 class ShiftBy:
-    """So many offsets forward, or backward when negative."""
+    """Shift by this number of offsets forward, or backward if it is negative."""
 
     offsets: int
 
 
 @dataclass(frozen=True)
 class ByDuration:
-    """The first record that is at most so old, in ms."""
+    """The first record that is at most this old, in ms."""
 
     milliseconds: int
 
@@ -58,7 +58,7 @@ Verb = ToEarliest | ToLatest | ToOffset | ToDatetime | ShiftBy | ByDuration
 
 
 class LooksUpTimes(Protocol):
-    """What a reset to a time asks of the source."""
+    """The method of the source that a reset to a time needs."""
 
     def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
         """The first record at or after a time, per partition."""
@@ -66,7 +66,7 @@ class LooksUpTimes(Protocol):
 
 @dataclass(frozen=True)
 class ResetPlan:
-    """What a reset would do; nothing is written yet.
+    """The effect of a reset; nothing is written yet.
 
     Attributes:
         positions: the new position of every partition.
@@ -89,11 +89,11 @@ def plan_reset(
     """Plan new positions for every partition that the topics have.
 
     Args:
-        verb: where to.
+        verb: the kind of reset.
         current: the ledger's positions.
         earliest: the first offset of each partition.
         end: the last stable offset of each partition.
-        source: asked only when the verb is about a time.
+        source: used only if the verb refers to a time.
         now_ms: the present, in ms since 1970, for :class:`ByDuration`; the clock by default.
 
     Raises:
@@ -120,7 +120,7 @@ def _wanted(
     source: LooksUpTimes,
     now_ms: int | None,
 ) -> Mapping[TopicPartition, int]:
-    """The verb's word for every partition, inside the log or not."""
+    """The verb's position for every partition, inside the log or not."""
     match verb:
         case ToEarliest():
             return earliest
@@ -140,7 +140,7 @@ def _wanted(
 def _at(
     timestamp_ms: int, end: Mapping[TopicPartition, Position], source: LooksUpTimes
 ) -> Mapping[TopicPartition, int]:
-    # A partition that came into being since the ends were read has nothing that is older.
+    # A partition that was created after the ends were read has no older records.
     return {**end, **source.offsets_at(timestamp_ms)}
 
 
@@ -154,7 +154,7 @@ def _position(current: Mapping[TopicPartition, Position], tp: TopicPartition) ->
 
 
 def to_datetime(text: str) -> ToDatetime:
-    """Read the argument of ``--to-datetime``: ISO 8601, UTC unless it says otherwise.
+    """Parse the argument of ``--to-datetime``: ISO 8601, UTC if it has no offset.
 
     Raises:
         WrongInput: not a time.
@@ -177,7 +177,7 @@ _DURATION = re.compile(
 
 
 def by_duration(text: str) -> ByDuration:
-    """Read the argument of ``--by-duration``: ``PnDTnHnMnS``, as ``java.time.Duration`` does.
+    """Parse the argument of ``--by-duration``: ``PnDTnHnMnS``, as ``java.time.Duration`` does.
 
     Raises:
         WrongInput: not a duration.

@@ -1,4 +1,4 @@
-"""Where a pipeline begins that never ran: ``earliest``, ``latest`` or a moment."""
+"""The start position of a new pipeline: ``earliest``, ``latest`` or a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Moment:
     """The first record at or after a time.
 
     Attributes:
-        timestamp_ms: milliseconds since 1970, as Kafka keeps a record's timestamp.
+        timestamp_ms: milliseconds since 1970, the unit of Kafka's timestamps.
     """
 
     timestamp_ms: int
@@ -26,7 +26,7 @@ Start = Literal["earliest", "latest"] | Moment
 
 
 def parse_moment(value: str | date) -> Moment:
-    """Read an ISO 8601 date or time; without an offset it is UTC.
+    """Parse an ISO 8601 date or time; without an offset it is UTC.
 
     Raises:
         ValueError: neither a date nor a time.
@@ -37,6 +37,6 @@ def parse_moment(value: str | date) -> Moment:
         value = datetime.combine(value, time())
     if value.tzinfo is None:
         value = value.replace(tzinfo=UTC)
-    # Whole milliseconds, rounded down: a record of that very millisecond belongs to it.
+    # Whole milliseconds, rounded down: the start includes a record of the same millisecond.
     since = value - datetime(1970, 1, 1, tzinfo=UTC)
     return Moment((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000)

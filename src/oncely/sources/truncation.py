@@ -1,9 +1,9 @@
-"""Has a partition's log lost records that were read? Asked by leader epoch (KIP-320).
+"""Detects that a partition's log has lost records that were read, by leader epochs (KIP-320).
 
-An unclean leader election, or a broker that comes back with an empty disk, cuts the log. When new
-records grow it beyond an old position again, the position alone shows nothing, and reading on
-would leave out what stands in its place. Each leader writes its epoch into the batches that it
-appends, so the leader tells where the records of an epoch end. Where they end before the position,
+An unclean leader election, or a broker that returns with an empty disk, truncates the log. When new
+records grow it beyond an old position again, the position alone does not show the loss, and reading
+on would skip the new records below it. Each leader writes its epoch into the batches that it
+appends, so the leader can return the end of an epoch's records. If this end is below the position,
 records that were read are gone.
 """
 
@@ -20,17 +20,17 @@ from oncely.clients.kafka.client import ErrorState, classify_error, make, unansw
 from oncely.core.topics import Position, TopicPartition
 
 _OWN = {
-    "group.id": "oncely-looks-at-the-log",  # demanded by librdkafka, never used
+    "group.id": "oncely-looks-at-the-log",  # required by librdkafka, not used
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
-    "auto.offset.reset": "error",  # what librdkafka finds by the leader epoch is told, not mended
+    "auto.offset.reset": "error",  # report a truncation that librdkafka detects, do not repair it
     "isolation.level": "read_uncommitted",
     "fetch.wait.max.ms": 50,
     "max.partition.fetch.bytes": 65_536,
     "queued.max.messages.kbytes": 8192,
 }
-_STEP = 0.1  # seconds that one poll may take, so that complaints are seen
+_STEP = 0.1  # seconds that one poll may take, so that errors are noticed
 _DOING = "look for a truncation of the log"
 _CUT = (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION)
 
@@ -41,25 +41,25 @@ def truncated(
     positions: Mapping[TopicPartition, tuple[Position, int]],
     timeout: float,
 ) -> dict[TopicPartition, str]:
-    """The partitions that have lost records before a position, and what the broker says.
+    """The partitions that have lost records before a position, and the broker's message.
 
     Args:
         brokers: ``host:port``, separated by commas.
-        kafka: librdkafka's keys for the connection.
-        positions: per partition the next offset to read, which the log still holds, and a leader
+        kafka: librdkafka's properties for the connection.
+        positions: per partition the next offset to read, which is still in the log, and a leader
             epoch that is no older than the record before it.
         timeout: seconds.
 
     Raises:
-        ConfigError: the broker refuses us.
+        ConfigError: the broker refuses the client.
         Unavailable: no answer.
     """
     found: dict[TopicPartition, str] = {}
     waiting = set(positions)
     if not waiting:
         return found
-    trouble = ErrorState(brokers)
-    consumer = make(ck.Consumer, brokers, kafka, trouble, **_OWN)
+    error_state = ErrorState(brokers)
+    consumer = make(ck.Consumer, brokers, kafka, error_state, **_OWN)
     deadline = time.monotonic() + timeout
     try:
         consumer.assign([ck.TopicPartition(*tp, at, "", of) for tp, (at, of) in positions.items()])
@@ -71,17 +71,17 @@ def truncated(
                 consumer.incremental_unassign([ck.TopicPartition(*tp)])
                 if answer:
                     found[tp] = answer
-            if waiting and trouble.final:
-                raise trouble.final
+            if waiting and error_state.final:
+                raise error_state.final
             if waiting and time.monotonic() > deadline:
-                raise unanswered(_DOING, brokers, trouble.newest)
+                raise unanswered(_DOING, brokers, error_state.newest)
     finally:
         consumer.close()
     return found
 
 
 def _answer(message: Any, brokers: str) -> str | None:
-    """Why the log is not the one that was read; empty when it is; None: no answer yet."""
+    """The reason why the log is not the one that was read; empty if it is; None: no answer yet."""
     error = message.error()
     if error is None or error.code() == KafkaError._PARTITION_EOF:
         return ""

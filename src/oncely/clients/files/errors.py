@@ -1,4 +1,4 @@
-"""Errors of disks and object stores, by what they mean for the person who runs the pipeline."""
+"""Errors of disks and object stores, classified by consequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oncely.errors import ConfigError, InvariantViolation, OncelyError, Stopped,
 
 
 class NoSuchFile(Stopped):
-    """A file that should be in the store is not: somebody else has removed it."""
+    """A file that should be in the store is missing: it was removed by another program."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -31,38 +31,40 @@ _MISSING = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
 _UNREACHED = ("NETWORK_CONNECTION", "curlCode")
 
 
-def sorted_error(error: Exception, doing: str, url: str) -> OncelyError:
-    """The error of an operation on a store, as ours."""
+def classify_store_error(error: Exception, doing: str, url: str) -> OncelyError:
+    """The error of an operation on a store, as an Oncely error."""
     where = shown_url(url)
     text = f"{where}: {doing}: {_first_line(error)}"
-    if not isinstance(error, OSError):  # pyarrow's own: a wrong argument, out of memory
+    if not isinstance(error, OSError):  # an error of pyarrow: a wrong argument, out of memory
         return InvariantViolation(f"{text} ({type(error).__name__})")
     if error.errno in _FULL or _AWS_FULL.search(str(error)):
         return Stopped(
             f"{where} is full: {doing}: {_first_line(error)}",
-            way_out="make room and start again: nothing of the batch was published",
+            way_out="free disk space and start again: nothing of the batch was published",
         )
     aws = _AWS.search(str(error))
     if aws is not None:
         return _aws_error(error, aws, text)
     if isinstance(error, FileNotFoundError):
-        return NoSuchFile(text, way_out="what vacuum removes is never named by the manifest")
+        return NoSuchFile(text, way_out="vacuum never removes files of the manifest")
     if isinstance(error, FileExistsError):
         return InvariantViolation(text)
     if error.errno in _DENIED:
-        return ConfigError("sink.url", text, way_out="let this user read and write there")
+        return ConfigError("sink.url", text, way_out="grant this user read and write permission")
     if error.errno in _NO_FOLDER:
         return ConfigError("sink.url", text, way_out="name a folder")
     return Unavailable(text)
 
 
 def unreachable(error: Unavailable, s3: S3Options | None) -> OncelyError:
-    """A first look that nobody answered: rather a wrong address than a passing trouble."""
+    """No answer to the first request: more likely a wrong address than a temporary failure."""
     if not any(word in error.message for word in _UNREACHED):
         return error
     key = "sink.s3.endpoint" if s3 is not None and s3.endpoint else "sink.url"
     return ConfigError(
-        key, f"nobody answers: {error.message}", way_out="is the server running, the address right?"
+        key,
+        f"no answer: {error.message}",
+        way_out="check that the server is running, and the address",
     )
 
 
@@ -77,7 +79,7 @@ def _aws_error(error: OSError, aws: re.Match[str], text: str) -> OncelyError:
     if kind == "NO_SUCH_BUCKET":
         return ConfigError("sink.url", f"no such bucket: {text}", way_out="create the bucket first")
     if aws[3] in _READING and (kind in _MISSING or status == "404"):
-        return NoSuchFile(text, way_out="what vacuum removes is never named by the manifest")
+        return NoSuchFile(text, way_out="vacuum never removes files of the manifest")
     if kind == "ACCESS_DENIED" or status in ("401", "403"):
         return ConfigError(
             "sink.url",

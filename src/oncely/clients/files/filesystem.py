@@ -1,7 +1,7 @@
-"""Where files lie: a folder of this machine, or whatever pyarrow.fs reaches.
+"""File systems: a folder of this machine, or any file system of pyarrow.fs.
 
-This is the port at which faults are let in by tests: it raises what the operating system or
-pyarrow raise, and sorts, repeats and checks nothing. :mod:`oncely.clients.files.store` does.
+This is the port at which tests inject faults: it raises the errors of the operating system or
+pyarrow, and does not classify, repeat or check anything. :mod:`oncely.clients.files.store` does.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from oncely.clients.files.s3_options import S3Options
 
 Bytes: TypeAlias = "bytes | memoryview | pa.Buffer"
 
-_FEW = 32  # files; from here on one syncfs costs less than an fsync each
+_FEW = 32  # files; for more files, one syncfs costs less than an fsync of each
 _SDK_TRIES = 3
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A file as a store lists it: path below the root, size in bytes, time of its last change."""
+    """A file in the listing of a store: path below the root, size in bytes, time of its last
+    change."""
 
     path: str
     bytes: int
@@ -38,38 +39,38 @@ class Stored:
 
 
 class FileSystem(Protocol):
-    """The calls that a store makes. Paths are checked and lie below the root."""
+    """The calls that a store makes. Paths are checked and are below the root."""
 
     def prepare(self) -> None:
-        """Make the root where that is a thing of its own."""
+        """Create the root, if the file system has directories."""
 
     def write(self, path: str, data: Bytes) -> None:
-        """Write a whole file, folders as needed."""
+        """Write a whole file; creates folders as needed."""
 
     def read(self, path: str) -> bytes:
-        """A whole file."""
+        """The content of a file."""
 
     def open(self, path: str) -> pa.NativeFile:
-        """A file for reading ranges of it."""
+        """Open a file for reading ranges of it."""
 
     def files(self) -> Iterator[Stored]:
-        """All files below the root, in no order."""
+        """All files below the root, in any order."""
 
     def modified(self, path: str) -> datetime:
-        """When a file was last changed, by the store's own clock."""
+        """The time of a file's last change, by the store's own clock."""
 
     def delete(self, path: str) -> None:
         """Remove a file."""
 
     def sync(self) -> None:
-        """All that was written survives a power cut."""
+        """Make everything that was written durable across a power failure."""
 
 
 Connect = Callable[[str, S3Options | None], FileSystem]
 
 
 def connect(url: str, s3: S3Options | None) -> FileSystem:
-    """The place that a checked URL stands for."""
+    """The file system of a checked URL."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         return Folder(Path(unquote(parts.path)))
@@ -83,7 +84,7 @@ def connect(url: str, s3: S3Options | None) -> FileSystem:
 
 
 def s3_filesystem(options: S3Options) -> Any:
-    """pyarrow's S3 client. Its own tries are few: the store repeats whole calls."""
+    """pyarrow's S3 client. It retries few times: the store repeats whole calls."""
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
     return S3FileSystem(
@@ -96,25 +97,25 @@ def s3_filesystem(options: S3Options) -> Any:
         force_virtual_addressing=not options.path_style,
         connect_timeout=options.connect_timeout,
         request_timeout=options.request_timeout,
-        # A small file is one PutObject then, instead of three requests of a multipart upload.
+        # A small file is then one PutObject, instead of three requests of a multipart upload.
         allow_delayed_open=True,
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=_SDK_TRIES),
     )
 
 
 class Remote:
-    """Below a root of a pyarrow file system. Its files are durable when written."""
+    """Files below a root of a pyarrow file system. They are durable when written."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs, self._root = filesystem, root
 
     def prepare(self) -> None:
-        """HDFS has folders; an object store takes any key."""
+        """Create the folder on HDFS; an object store accepts any key."""
         if self._fs.type_name == "hdfs":
             self._fs.create_dir(self._root, recursive=True)
 
     def write(self, path: str, data: Bytes) -> None:
-        """Stream it; what is large goes up in parts."""
+        """Stream the file; large files are uploaded in parts."""
         full = self._full(path)
         if self._fs.type_name == "hdfs":
             self._fs.create_dir(full.rpartition("/")[0], recursive=True)
@@ -122,17 +123,17 @@ class Remote:
             stream.write(data)
 
     def read(self, path: str) -> bytes:
-        """Read it as a stream."""
+        """Read the file as a stream."""
         with self._fs.open_input_file(self._full(path)) as stream:
             read: bytes = stream.read()
             return read
 
     def open(self, path: str) -> pa.NativeFile:
-        """Random access."""
+        """Open the file for random access."""
         return self._fs.open_input_file(self._full(path))
 
     def files(self) -> Iterator[Stored]:
-        """One recursive listing; pyarrow asks for its pages."""
+        """One recursive listing; pyarrow requests its pages."""
         from pyarrow.fs import FileSelector, FileType
 
         base = f"{self._root}/"
@@ -142,7 +143,7 @@ class Remote:
                 yield Stored(info.path[len(base) :], info.size, _utc(info.mtime))
 
     def modified(self, path: str) -> datetime:
-        """By the store."""
+        """The time of the store."""
         from pyarrow.fs import FileType
 
         info = self._fs.get_file_info(self._full(path))
@@ -151,22 +152,22 @@ class Remote:
         return _utc(info.mtime)
 
     def delete(self, path: str) -> None:
-        """Remove it."""
+        """Remove the file."""
         self._fs.delete_file(self._full(path))
 
     def sync(self) -> None:
-        """Nothing to do: a store answers when it holds the file."""
+        """Does nothing: a store responds after the file is stored."""
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}"
 
 
 class Folder:
-    """A folder of this machine, or one that all machines mount."""
+    """Files in a folder of this machine, or in one that all machines mount."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._handle: int | None = None  # of the root: syncfs tells errors since it was opened
+        self._handle: int | None = None  # of the root: syncfs reports errors since it was opened
         self._pending: set[str] = set()
         self._known: set[str] = set()
         self._lock = threading.Lock()
@@ -177,14 +178,14 @@ class Folder:
                 os.close(self._handle)
 
     def prepare(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         try:
             self._root.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise NotADirectoryError(errno.ENOTDIR, "Not a folder", str(self._root)) from None
 
     def write(self, path: str, data: Bytes) -> None:
-        """Write it; a part of a file that could not be written whole is removed."""
+        """Write the file; a partly written file is removed."""
         target = f"{self._root}/{path}"
         folder = target.rpartition("/")[0]
         with self._lock:
@@ -194,14 +195,14 @@ class Folder:
             self._make(folder)
         try:
             _write(target, data)
-        except FileNotFoundError:  # somebody has removed the empty folder meanwhile
+        except FileNotFoundError:  # the empty folder was removed in the meantime
             os.makedirs(folder, exist_ok=True)
             _write(target, data)
         with self._lock:
             self._pending.add(target)
 
     def _make(self, folder: str) -> None:
-        """Make a folder below the root, which is there."""
+        """Create a folder below the root, which exists."""
         if folder in self._known or len(folder) <= len(str(self._root)):
             return
         self._make(folder.rpartition("/")[0])
@@ -210,15 +211,15 @@ class Folder:
         self._known.add(folder)
 
     def read(self, path: str) -> bytes:
-        """Read it."""
+        """Read the file."""
         return (self._root / path).read_bytes()
 
     def open(self, path: str) -> pa.NativeFile:
-        """Mapped."""
+        """Map the file into memory."""
         return pa.memory_map(str(self._root / path))
 
     def files(self) -> Iterator[Stored]:
-        """Walk; links are not followed, and what vanishes on the way is left out."""
+        """Walk the tree; links are not followed, and files that vanish meanwhile are left out."""
         folders = [""]
         while folders:
             folder = folders.pop()
@@ -232,18 +233,18 @@ class Folder:
                         yield Stored(f"{folder}{entry.name}", status.st_size, _when(status))
 
     def modified(self, path: str) -> datetime:
-        """By the file system."""
+        """The time of the file system."""
         return _when((self._root / path).stat())
 
     def delete(self, path: str) -> None:
-        """Remove it. Empty folders stay: a task may be about to write into one."""
+        """Remove the file. Empty folders are kept: a task may be about to write into them."""
         target = f"{self._root}/{path}"
         with self._lock:
             self._pending.discard(target)
         os.unlink(target)
 
     def sync(self) -> None:
-        """Files and the folders that name them reach the disk."""
+        """Sync the files and their directory entries to the disk."""
         with self._lock:
             files, self._pending = self._pending, set()
         if not files:
@@ -256,7 +257,7 @@ class Folder:
 
 
 def _write(target: str, data: Bytes) -> None:
-    # O_EXCL: names are unique to an attempt, so a file that is there is never ours to replace.
+    # O_EXCL: names are unique to an attempt, so an existing file is never replaced.
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         left = memoryview(data)
@@ -279,7 +280,7 @@ def _fsync(path: Path) -> None:
 
 
 def _syncfs(handle: int) -> bool:
-    """Sync a whole file system (Linux); False where that call does not exist."""
+    """Sync a whole file system (Linux); False if the call does not exist."""
     try:
         call = ctypes.CDLL(None, use_errno=True).syncfs
     except (AttributeError, OSError):
@@ -296,5 +297,5 @@ def _when(status: os.stat_result) -> datetime:
 
 def _utc(when: datetime | None) -> datetime:
     if when is None:
-        raise OSError("the store tells no time of a file's last change")
+        raise OSError("the store returns no time of a file's last change")
     return when if when.tzinfo else when.replace(tzinfo=UTC)

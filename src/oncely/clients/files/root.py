@@ -1,4 +1,4 @@
-"""Nothing is ever written outside the root: what a URL and a path may look like."""
+"""Checks of URLs and paths: no operation writes outside the root."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 _WAY_OUT = "write file:///folder, s3://bucket/prefix, gs://bucket/prefix, abfs://… or hdfs://…"
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f]")
-_LONGEST_PART = 255  # bytes, of a file system
-_LONGEST_KEY = 1024  # bytes, of S3
+_LONGEST_PART = 255  # bytes, limit of file systems
+_LONGEST_KEY = 1024  # bytes, limit of S3
 LONGEST_PATH = 904
-"""Bytes below the root, in UTF-8."""
+"""Maximum length of a path below the root, in bytes of UTF-8."""
 
 
 def checked_url(url: str, s3: S3Options | None) -> str:
     """The URL without a slash at its end.
 
     Raises:
-        ConfigError: it can't be the root of a store.
+        ConfigError: it cannot be the root of a store.
     """
     try:
         parts = urlsplit(url)
@@ -34,8 +34,8 @@ def checked_url(url: str, s3: S3Options | None) -> str:
     if secret is not None:
         raise ConfigError(
             "sink.url",
-            "holds a password",
-            way_out="keys belong into [sink.s3] or the environment: a URL is shown in logs",
+            "contains a password",
+            way_out="set keys in [sink.s3] or the environment: a URL is shown in logs",
         )
     if s3 is not None and parts.scheme != "s3":
         raise ConfigError("sink.s3", f"is for s3:// only, not for {parts.scheme}://")
@@ -47,16 +47,16 @@ def checked_url(url: str, s3: S3Options | None) -> str:
 
 
 def shown_url(url: str) -> str:
-    """For logs: without a query, which may hold keys."""
+    """The URL for logs: without a query, which may contain keys."""
     return url.partition("?")[0]
 
 
 def below(path: str) -> str:
-    """The path, if it leads below the root and nowhere else.
+    """The path, after a check that it is below the root.
 
     Raises:
-        InvariantViolation: ``..``, an absolute path, empty parts, a backslash, control
-            characters, half of a surrogate pair, or too long for any store.
+        InvariantViolation: ``..``, an absolute path, empty parts, a backslash, control characters,
+            half of a surrogate pair, or too long for any store.
     """
     problem = _problem(path)
     if problem:
@@ -65,30 +65,30 @@ def below(path: str) -> str:
 
 
 def _no_root(parts: SplitResult, root: str) -> str:
-    """Why these parts name no root; nothing if they do."""
+    """The reason why these parts are not a root; empty if they are."""
     if parts.scheme in ("file", "s3") and (parts.query or parts.fragment or "@" in parts.netloc):
-        return "? # and @ have no place in it"
+        return "? # and @ are not allowed in it"
     if parts.scheme == "file":
         if parts.netloc or not parts.path.startswith("/"):
             return "a folder's path is absolute"
-        return "" if root else "the root of the file system is no folder for this"
+        return "" if root else "the root of the file system is not allowed"
     if not (parts.netloc or parts.scheme in ("hdfs", "viewfs")):
-        return "it names no bucket"
+        return "it has no bucket"
     if len(root.encode()) + 1 + LONGEST_PATH > _LONGEST_KEY:
-        return "its path is too long: the names of files need the room"
+        return "its path is too long: file names are appended to it"
     return ""
 
 
 def _problem(path: str) -> str:
-    """What is wrong with it, as the end of a sentence; nothing if it is good."""
+    """The problem of the path, as the end of a sentence; empty if there is none."""
     if any(part in ("", ".", "..") for part in path.split("/")):
         return "has empty parts, '.' or '..'"
     if _FORBIDDEN.search(path):
-        return "holds a backslash or control characters"
+        return "contains a backslash or control characters"
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
-        return "is no text in Unicode"
+        return "is not valid Unicode"
     if len(encoded) > LONGEST_PATH or any(len(p) > _LONGEST_PART for p in encoded.split(b"/")):
         return "is too long"
     return ""

@@ -1,4 +1,4 @@
-"""What is needed to talk to an S3-compatible server."""
+"""Connection settings of an S3-compatible server."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from oncely.secrets import Secrets
 
 @dataclass(frozen=True)
 class S3Options:
-    """``[sink.s3]``. Without keys the AWS client looks for them: environment, profile, role.
+    """``[sink.s3]``. Without keys the AWS client uses those of environment, profile or role.
 
     Attributes:
-        endpoint: ``http(s)://host[:port]`` of the server; None for Amazon's.
-        region: None: the server's default, or looked up by the bucket at Amazon.
+        endpoint: ``http(s)://host[:port]`` of the server; None for Amazon S3.
+        region: None: the server's default; at Amazon, the bucket's region.
         access_key, secret_key, session_token: credentials; both keys or none.
         path_style: ``endpoint/bucket/key`` instead of ``bucket.endpoint/key``, with an endpoint.
         connect_timeout: seconds for a connection.
-        request_timeout: seconds without a byte after which a request is given up.
-        retries: how often a call that failed in passing is made again by us.
+        request_timeout: seconds without a byte after which a request fails.
+        retries: the number of retries after a transient error.
 
     Raises:
-        ConfigError: an endpoint that is no such address, or one key without the other.
+        ConfigError: an invalid endpoint, or one key without the other.
     """
 
     endpoint: str | None = None
@@ -64,10 +64,10 @@ class S3Options:
 
     @property
     def address(self) -> str | None:
-        """``host[:port]``; None for Amazon's."""
+        """``host[:port]``; None for Amazon S3."""
         return urlsplit(self.endpoint).netloc if self.endpoint else None
 
     @property
     def secrets(self) -> Secrets:
-        """The keys, for the texts of the client."""
+        """The keys as secrets, for the error texts of the client."""
         return Secrets.of([self.secret_key, self.session_token])

@@ -1,10 +1,10 @@
-"""Multipart uploads that were begun and never completed, found and given up.
+"""Finding and aborting incomplete multipart uploads.
 
-pyarrow has no call for it. Two requests are all that is needed, so they are signed here
-(AWS Signature Version 4) and sent by the standard library: boto3 would be 15 MB more for them.
-What that costs: keys are found in ``[sink.s3]``, in the environment and in the shared
-credentials file, but not those of a machine's role. Then a lifecycle rule of the bucket
-(AbortIncompleteMultipartUpload) does the same, and the error says so.
+pyarrow has no call for it. Two requests suffice, so they are signed here (AWS Signature Version 4)
+and sent by the standard library: boto3 would add 15 MB. The limitation: keys are read from
+``[sink.s3]``, the environment and the shared credentials file, but not from a machine's role. In
+that case a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) has the same effect, and
+the error recommends it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import http.client
 import os
 import re
 import ssl
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -43,7 +44,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload that was begun."""
+    """An upload that is not completed."""
 
     key: str
     id: str
@@ -58,26 +59,51 @@ def abort(
     *,
     dry_run: bool = False,
 ) -> int:
-    """Abort the uploads below ``s3://bucket/prefix`` that were begun before; how many.
+    """Abort old uploads below ``s3://bucket/prefix``, and return their number.
 
     Args:
-        ours: whether a path below the prefix is one to abort.
+        ours: returns True if the upload of a path below the prefix may be aborted.
 
     Raises:
-        ConfigError: no keys can be found, or the server refuses them.
+        ConfigError: no keys are configured, or the server refuses them.
         Unavailable: no answer.
     """
     parts = urlsplit(url)
     root = unquote(parts.path).strip("/")
     prefix = f"{root}/" if root else ""
     bucket = _Bucket(parts.netloc, options)
-    # All are listed first: a listing from which entries vanish is not to be relied on.
+    # All are listed first: a listing from which entries vanish is not reliable.
     found = [one for one in bucket.uploads(prefix) if ours(one.key.removeprefix(prefix))]
     old = [upload for upload in found if upload.begun < older_than]
     if not dry_run:
         for upload in old:
             bucket.abort(upload)
     return len(old)
+
+
+def require_conditional_writes(url: str, options: S3Options | None) -> None:
+    """Refuse a server that lets two writers create the same object: it cannot contain a log.
+
+    Amazon S3 is not checked: it supports ``If-None-Match`` since 2024.
+
+    Raises:
+        ConfigError: the server does not refuse the second writer.
+        Unavailable: no answer.
+    """
+    if options is None or options.endpoint is None:
+        return
+    parts = urlsplit(url)
+    bucket = _Bucket(parts.netloc, options)
+    key = f"/{quote(unquote(parts.path).strip('/'))}/.oncely-probe-{uuid.uuid4().hex}"
+    answers = [bucket.create(key), bucket.create(key)]
+    bucket.send("DELETE", key, {}, (404,))
+    if answers != [True, False]:
+        raise ConfigError(
+            "sink.s3.endpoint",
+            "the server has no conditional writes (If-None-Match): two writers could both commit"
+            " the same version of the table",
+            way_out="use a server that has them, or a file system",
+        )
 
 
 def signed(
@@ -92,8 +118,8 @@ def signed(
     """A request's target and headers, signed by Signature Version 4 for a body of no bytes.
 
     Args:
-        path: as it is sent, percent-encoded.
-        at: now, UTC.
+        path: the path of the request, percent-encoded.
+        at: the present time, UTC.
     """
     stamp = at.strftime("%Y%m%dT%H%M%SZ")
     headers = {"host": host, "x-amz-content-sha256": _EMPTY, "x-amz-date": stamp}
@@ -122,7 +148,7 @@ def find_keys(options: S3Options, environment: Mapping[str, str] | None = None) 
     """The keys of ``[sink.s3]``, else of the environment, else of the credentials file.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are no keys.
     """
     around = os.environ if environment is None else environment
     found: tuple[str | None, str | None, str | None]
@@ -142,7 +168,7 @@ def find_keys(options: S3Options, environment: Mapping[str, str] | None = None) 
     if not found[0] or not found[1]:
         raise ConfigError(
             "sink.s3.access_key",
-            "no keys are found to look for left-over multipart uploads",
+            "there are no keys to list incomplete multipart uploads",
             way_out="give the keys in [sink.s3] or in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
             "or let a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) remove them",
         )
@@ -166,7 +192,7 @@ class _Bucket:
             for one in _each(page, "Upload"):
                 begun = datetime.fromisoformat(_text(one, "Initiated").replace("Z", "+00:00"))
                 key = _text(one, "Key")
-                # A server may know prefixes as whole folders only; nothing else is touched.
+                # A server may treat prefixes as whole folders only; other uploads are not touched.
                 if key.startswith(prefix):
                     yield Upload(key, _text(one, "UploadId"), begun.astimezone(UTC))
             if _text(page, "IsTruncated").lower() != "true":
@@ -174,42 +200,53 @@ class _Bucket:
             markers = (_text(page, "NextKeyMarker"), _text(page, "NextUploadIdMarker"))
             following = {**query, "key-marker": markers[0], "upload-id-marker": markers[1]}
             if following == query:
-                return  # a server that turns in circles
+                return  # a server that repeats the same page
             query = following
 
     def abort(self, upload: Upload) -> None:
-        # Completed or given up by somebody else meanwhile: 404.
-        self._send("DELETE", f"/{quote(upload.key, safe='/-_.~')}", {"uploadId": upload.id}, (404,))
+        # Completed or aborted by another program in the meantime: 404.
+        self.send("DELETE", f"/{quote(upload.key, safe='/-_.~')}", {"uploadId": upload.id}, (404,))
+
+    def create(self, key: str) -> bool:
+        """Create an empty object; False if it exists."""
+        once = {"if-none-match": "*"}
+        return self.send("PUT", key, {}, (409, 412, 501), once) is not None
 
     def _xml(self, method: str, path: str, query: Mapping[str, str]) -> ElementTree.Element:
-        body = self._send(method, path or ("" if self._path else "/"), query)
+        body = self.send(method, path or ("" if self._path else "/"), query)
         try:
-            return ElementTree.fromstring(body)  # noqa: S314
+            return ElementTree.fromstring(body or b"")  # noqa: S314
         except ElementTree.ParseError:
             raise ConfigError(
-                "sink.s3.endpoint", "its answer is not that of an S3 server"
+                "sink.s3.endpoint", "its response is not that of an S3 server"
             ) from None
 
-    def _send(
-        self, method: str, path: str, query: Mapping[str, str], fine: tuple[int, ...] = ()
-    ) -> bytes:
-        trouble = ""
+    def send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        fine: tuple[int, ...] = (),
+        more: Mapping[str, str] | None = None,
+    ) -> bytes | None:
+        """The body of the response; None for a status in ``fine``."""
+        reason = ""
         for _ in range(_TRIES):
             target, headers = signed(
                 method, self._host, self._path + path, query, self._keys, self._region,
                 datetime.now(UTC),
             )  # fmt: skip
             try:
-                status, body = self._ask(method, target, headers)
+                status, body = self._ask(method, target, headers | dict(more or {}))
             except (OSError, http.client.HTTPException) as error:
-                trouble = self._shown(str(error)) or type(error).__name__
+                reason = self._shown(str(error)) or type(error).__name__
                 continue
             if status < 300 or status in fine:
-                return body
-            trouble = f"HTTP status {status}: {self._shown(_reason(body))}"
+                return body if status < 300 else None
+            reason = f"HTTP status {status}: {self._shown(_reason(body))}"
             if status not in _BUSY:
-                raise _refused(trouble)
-        raise Unavailable(f"{self._host}: multipart uploads: {trouble}")
+                raise _refused(reason)
+        raise Unavailable(f"{self._host}: multipart uploads: {reason}")
 
     def _shown(self, text: str) -> str:
         return Secrets.of([self._keys.secret, self._keys.token]).redact(text)
@@ -244,12 +281,12 @@ def _region(bucket: str, options: S3Options) -> str:
     return region
 
 
-def _refused(trouble: str) -> OncelyError:
-    if "NoSuchBucket" in trouble:
-        return ConfigError("sink.url", f"no such bucket: {trouble}")
+def _refused(reason: str) -> OncelyError:
+    if "NoSuchBucket" in reason:
+        return ConfigError("sink.url", f"no such bucket: {reason}")
     return ConfigError(
         "sink.s3.access_key",
-        f"multipart uploads: {trouble}",
+        f"multipart uploads: {reason}",
         way_out="grant s3:ListBucketMultipartUploads and s3:AbortMultipartUpload",
     )
 

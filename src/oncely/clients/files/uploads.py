@@ -1,4 +1,4 @@
-"""Files on their way to the store: several at a time where the store is far."""
+"""Uploads of files: several at a time if the store is remote."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _IN_FLIGHT = 64_000_000  # bytes
 
 
 class Uploads:
-    """Writes files; errors of an earlier one are raised by a later call.
+    """Writes files; errors of an earlier file are raised by a later call.
 
-    A local disk takes a small file in less time than a thread takes to be told of it.
+    A local disk accepts a small file faster than a thread can be woken.
     """
 
     def __init__(self, store: Store, threads: int) -> None:
@@ -28,7 +28,7 @@ class Uploads:
         self._begun: list[str] = []
 
     def write(self, path: str, data: Bytes) -> None:
-        """Write a file, now or soon."""
+        """Write a file, now or later."""
         self._begun.append(path)
         if self._threads is None:
             self._store.write(path, data)
@@ -49,7 +49,7 @@ class Uploads:
         self._store.durable()
 
     def undo(self) -> None:
-        """Delete all files that were begun, as far as the store lets us: vacuum knows the rest."""
+        """Delete all files that were begun, as far as the store allows; vacuum removes the rest."""
         for _, future in self._pending:
             future.cancel()
         self._close()

@@ -1,8 +1,8 @@
-"""librdkafka's clients: made late, asked with a deadline, quiet, their errors sorted.
+"""Clients of librdkafka: lazy, with deadlines, errors classified, log lines routed.
 
-librdkafka never gives up on a broker, a wrong password or an unknown authority: it tries again
-and prints. Here its lines go to the logger ``oncely.sources.kafka`` at level DEBUG, an answer
-is awaited for a bounded time, and what a retry can't mend is told at once.
+librdkafka retries forever on an unreachable broker, a wrong password or an unknown authority, and
+prints messages. Here its lines go to the logger ``oncely.sources.kafka`` at level DEBUG, the wait
+for an answer is bounded, and errors that no retry can fix are raised at once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from oncely.secrets import Secrets
 K = TypeVar("K", bound=Hashable)
 
 _logger = logging.getLogger("oncely.sources.kafka")
-_GRACE = 2.0  # librdkafka ends a request by itself; this is for when it does not
+_GRACE = 2.0  # librdkafka ends a request by itself; this is for a request that it does not end
 _AGAIN = 0.1  # seconds
-# A client keeps for minutes what it knows of leaders, and these answers don't make it look again.
+# A client caches leaders for minutes, and these errors do not make it refresh the cache.
 _LEADERLESS = (
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
@@ -57,13 +57,13 @@ _UNTRUSTED = (
 
 
 class LogRoute:
-    """Takes librdkafka's log lines. A line that repeats is taken once in a row."""
+    """Receives librdkafka's log lines. Consecutive repetitions of a line are dropped."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._last, self._secrets = "", secrets
 
     def log(self, _level: int, template: str, *parts: object) -> None:
-        """Log at DEBUG: what matters of it comes back as an error of a call."""
+        """Log at DEBUG: relevant errors are also returned by a call."""
         line = self._secrets.redact(template % parts if parts else template)
         if line != self._last:
             self._last = line
@@ -71,7 +71,7 @@ class LogRoute:
 
 
 class ErrorState:
-    """The newest complaint of a client, and the one that no retry will mend."""
+    """The last error of a client, and the error that no retry can fix."""
 
     def __init__(self, brokers: str) -> None:
         self._brokers = brokers
@@ -81,7 +81,7 @@ class ErrorState:
 
     def __call__(self, error: KafkaError) -> None:
         """The client's ``error_cb``."""
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # says nothing about the reason
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # contains no reason
             self.newest = self.secrets.redact(error.str())
         if error.code() in _LOGIN or _untrusted(error):
             self.final = classify_error(error, "connect", self._brokers)
@@ -89,35 +89,35 @@ class ErrorState:
 
 
 class KafkaAdmin:
-    """An admin client that answers in bounded time; a new one when it has lost its way.
+    """An admin client with bounded waits; reconnects after stale metadata.
 
     Safe for several threads.
     """
 
     def __init__(self, brokers: str, kafka: Mapping[str, object], timeout: float) -> None:
         self._brokers, self._kafka, self._timeout = brokers, kafka, timeout
-        self._trouble = ErrorState(brokers)
-        self._client: AdminClient | None = self._new()  # what can't be one is told at once
+        self._error_state = ErrorState(brokers)
+        self._client: AdminClient | None = self._new()  # reports invalid settings at once
         self._connected: AdminClient | None = None
 
     def close(self) -> None:
-        """End the client; the next request makes a new one."""
+        """Close the client; the next request creates a new one."""
         self._client = self._connected = None
 
     def ask(
         self, doing: str, request: Callable[[AdminClient, float], Mapping[K, Future[Any]]]
     ) -> dict[K, Any]:
-        """Send one request and wait for all of its answers; an answer may be an exception.
+        """Send one request and wait for all of its results; a result may be an exception.
 
         Raises:
             ConfigError: the broker refuses the login, or is not trusted.
-            Unavailable: no answer within the time.
+            Unavailable: no answer within the timeout.
         """
         client = self._client
         if client is None:
             client = self._client = self._new()
-        client.poll(0)  # what it has complained of until now is not about this request
-        self._trouble.newest, self._trouble.final = "", None
+        client.poll(0)  # earlier errors do not belong to this request
+        self._error_state.newest, self._error_state.final = "", None
         answers: dict[K, Any] = {}
         try:
             self._connect(doing, client)
@@ -128,20 +128,20 @@ class KafkaAdmin:
             raise classify_error(error.args[0], doing, self._brokers) from error
         finally:
             lost = not answers or any(map(_lost_its_way, answers.values()))
-            if lost and self._client is client:  # else another thread has a new one already
+            if lost and self._client is client:  # else another thread has created a new one already
                 self.close()
         return answers
 
     def _new(self) -> AdminClient:
-        client: AdminClient = make(AdminClient, self._brokers, self._kafka, self._trouble)
+        client: AdminClient = make(AdminClient, self._brokers, self._kafka, self._error_state)
         return client
 
     def _connect(self, doing: str, client: AdminClient) -> None:
         """Before the first request, wait until the brokers' own addresses are known.
 
-        The connection that was made by the configured address is closed then, and librdkafka asks
-        again what was lost with it after one to three seconds. Of all requests this one alone
-        waits for what it needs, and is not lost.
+        Then the connection by the configured address is closed, and librdkafka repeats the requests
+        that were lost with it only after one to three seconds. This request waits for the metadata
+        that it needs, and is not lost.
         """
         if self._connected is not client:
             answer = client.describe_cluster(request_timeout=self._timeout)
@@ -157,10 +157,10 @@ class KafkaAdmin:
         while pending:
             pending = wait(pending, timeout=0.05).not_done
             client.poll(0)
-            if pending and self._trouble.final:
-                raise self._trouble.final
+            if pending and self._error_state.final:
+                raise self._error_state.final
             if time.monotonic() > deadline:
-                raise unanswered(doing, self._brokers, self._trouble.newest)
+                raise unanswered(doing, self._brokers, self._error_state.newest)
 
     def one(
         self,
@@ -168,15 +168,15 @@ class KafkaAdmin:
         request: Callable[[AdminClient, float], Mapping[K, Future[Any]]],
         errors_in: Callable[[Any], Iterable[KafkaError]] = lambda _: (),
     ) -> dict[K, Any]:
-        """Like :meth:`ask`, for requests of which every answer must be good.
+        """Like :meth:`ask`, for requests whose results must all be good.
 
-        A partition that was just made has no leader for a moment, and a group no coordinator
-        after a broker's restart: such an answer is no answer yet, so the question is put again.
+        A partition that was just created has no leader for a moment, and a group no coordinator
+        after a broker's restart: the request is repeated after such a result.
 
         Args:
-            doing: what is asked, for messages.
-            request: sends it, with a time in seconds.
-            errors_in: the errors inside a good answer, such as those of single partitions.
+            doing: the operation, for messages.
+            request: sends it, with a timeout in seconds.
+            errors_in: returns the errors inside a good result, such as those of single partitions.
         """
         deadline = time.monotonic() + self._timeout
         while True:
@@ -191,12 +191,14 @@ class KafkaAdmin:
             time.sleep(_AGAIN)
 
     def sorted(self, error: Exception, doing: str) -> OncelyError:
-        """The error as ours, with the reason that the client has complained of meanwhile."""
+        """The error as an Oncely error, with the reason that the client has reported meanwhile."""
         if not isinstance(error, KafkaException):
             return InvariantViolation(f"{doing}: {error!r}")
         code = error.args[0].code()
         if code in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
-            return self._trouble.final or unanswered(doing, self._brokers, self._trouble.newest)
+            return self._error_state.final or unanswered(
+                doing, self._brokers, self._error_state.newest
+            )
         return classify_error(error.args[0], doing, self._brokers)
 
 
@@ -204,26 +206,26 @@ def make(
     kind: Callable[..., Any],
     brokers: str,
     kafka: Mapping[str, object],
-    trouble: ErrorState,
+    error_state: ErrorState,
     **own: Any,
 ) -> Any:
-    """A client of librdkafka's, with its lines and complaints under control.
+    """Create a client of librdkafka, with its log lines and errors routed.
 
     Raises:
-        ConfigError: librdkafka does not take a value, naming ``source.kafka``.
+        ConfigError: librdkafka does not accept a value; the error names ``source.kafka``.
     """
     config = {
         "socket.timeout.ms": 10_000,
         **security.librdkafka(kafka),
         **own,
         "bootstrap.servers": brokers,
-        "error_cb": trouble,
+        "error_cb": error_state,
     }
-    trouble.secrets = security.secrets(kafka)
+    error_state.secrets = security.secrets(kafka)
     try:
-        return kind(config, logger=LogRoute(trouble.secrets))
+        return kind(config, logger=LogRoute(error_state.secrets))
     except KafkaException as error:
-        text = trouble.secrets.redact(error.args[0].str()).partition(" client: ")
+        text = error_state.secrets.redact(error.args[0].str()).partition(" client: ")
         raise ConfigError(
             "source.kafka",
             f"librdkafka refuses it: {text[2] or text[0]}",
@@ -232,24 +234,24 @@ def make(
 
 
 def stay_connected(client: Any, topic: str, seconds: float) -> None:
-    """Wait until a consumer or producer has a connection that stays.
+    """Wait until a consumer or producer has a permanent connection.
 
-    The first one, by the configured address, is closed when the brokers' own addresses are known;
-    an answer by it tells the number -1 as the broker's. Without another one librdkafka looks for
-    leaders and coordinators not when it is connected, but after half a second and more.
+    The first connection, by the configured address, is closed when the brokers' own addresses are
+    known; a response on it has the broker id -1. Without another connection librdkafka looks for
+    leaders and coordinators not when it is connected, but after half a second or more.
 
     Raises:
-        KafkaException: no answer within the time.
+        KafkaException: no answer within the timeout.
     """
     deadline = time.monotonic() + seconds
     while client.list_topics(topic, timeout=seconds).orig_broker_id < 0:
         seconds = deadline - time.monotonic()
         if seconds <= 0:
-            return  # no more than time is lost
+            return  # only time is lost
 
 
 def _untrusted(error: KafkaError) -> bool:
-    """A certificate is missing or wrong, on either side; the broker's word comes as an alert."""
+    """A certificate is missing or wrong, on either side; the broker reports it by a TLS alert."""
     tls = error.code() in (KafkaError._SSL, KafkaError._TRANSPORT)
     return tls and any(words in error.str() for words in _UNTRUSTED)
 
@@ -268,11 +270,11 @@ def _refused_way_out(text: str) -> str:
             "the wheel of confluent-kafka comes without Kerberos: install librdkafka with "
             "libsasl2, then pip install --no-binary confluent-kafka confluent-kafka"
         )
-    return "mend the value; librdkafka's CONFIGURATION.md says what it takes"
+    return "correct the value; librdkafka's CONFIGURATION.md lists the allowed values"
 
 
 def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
-    """An error of librdkafka's or of the broker's, by its consequence."""
+    """An error of librdkafka or of the broker, by its consequence."""
     if error.code() in _LOGIN:
         return ConfigError(
             "source.kafka",
@@ -282,8 +284,8 @@ def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
     if _untrusted(error):
         return ConfigError(
             "source.kafka",
-            f"no trust between this client and {brokers}: {error.str()}",
-            way_out="ssl.ca.location must name the authority that signed the broker's "
+            f"no TLS trust between this client and {brokers}: {error.str()}",
+            way_out="ssl.ca.location must contain the authority that signed the broker's "
             "certificate; ssl.certificate.location and ssl.key.location are this client's own",
         )
     if error.code() in _DENIED:
@@ -296,8 +298,8 @@ def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
 
 
 def unanswered(doing: str, brokers: str, reason: str) -> Unavailable:
-    """No answer in time, with the newest complaint of the client if it had one."""
+    """No answer in time, with the last error of the client if it had one."""
     return Unavailable(
         f"{doing}: no answer from {brokers}" + (f": {reason}" if reason else ""),
-        way_out="is the broker running, and is source.brokers right?",
+        way_out="check that the broker is running, and source.brokers",
     )

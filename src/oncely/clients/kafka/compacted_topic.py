@@ -1,9 +1,9 @@
-"""A topic with one partition, read from its first offset to its end, and later on from there.
+"""A topic with one partition, read from its first offset to its end, and incrementally after that.
 
-Two ends can be meant. As committed readers see it now, the log ends at the last stable offset:
-an open transaction hides what follows its first record. Settled means all that was in the log
-when it was asked for: who reads so far has waited for the end of every transaction that was
-open then.
+There are two kinds of ends. As committed readers see it now, the log ends at the last stable
+offset: an open transaction hides all messages from its first record on. Settled means everything
+that was in the log at the time of the request: such a reader waits for the end of every transaction
+that was open then.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Mark = tuple[int, bytes]
 
 
 class TopicLog:
-    """How far one reader has read. Used by one thread at a time.
+    """The progress of one reader. Used by one thread at a time.
 
     Args:
         topic: its name.
-        what: what it is called in messages, as "the ledger topic".
-        asker: tells where it begins and ends.
+        what: its description in messages, as "the ledger topic".
+        admin: returns its first and last offset.
         brokers: for messages.
         timeout: seconds without progress after which a reading fails.
-        take: is given every message, in order.
-        forget: is called when the topic is another one by the same name: what was taken is void.
+        take: called with every message, in order.
+        forget: called if the topic is another one of the same name: all messages so far are void.
     """
 
     def __init__(
         self,
         topic: str,
         what: str,
-        asker: KafkaAdmin,
+        admin: KafkaAdmin,
         *,
         brokers: str,
         timeout: float,
@@ -49,21 +49,21 @@ class TopicLog:
         forget: Callable[[], None],
     ) -> None:
         self._here = ck.TopicPartition(topic, 0)
-        self._what, self._asker, self._brokers, self._timeout = what, asker, brokers, timeout
+        self._what, self._admin, self._brokers, self._timeout = what, admin, brokers, timeout
         self._take, self._forget = take, forget
         self.next = 0
         self._last: Any = None
         self._expected: Mark | None = None
 
     def mark(self) -> Mark | None:
-        """Tells the last message that was taken; None: none was."""
+        """The mark of the last message that was taken; None if there was none."""
         return None if self._last is None else (self._last.offset(), _digest(self._last))
 
     def resume(self, mark: Mark) -> None:
-        """Go on from a copy of what was taken, the last message of which this was.
+        """Continue from a copy of the messages; ``mark`` is that of the last one.
 
-        The next reading compares it with the log. When it differs, everything is forgotten and
-        read from the first offset.
+        The next reading compares it with the log. If it differs, everything is forgotten and read
+        from the first offset.
         """
         self.next, self._expected = mark[0], mark
 
@@ -73,8 +73,8 @@ class TopicLog:
 
     def _bound(self, spec: Any, stable: bool) -> int:
         level = ck.IsolationLevel.READ_UNCOMMITTED if stable else ck.IsolationLevel.READ_COMMITTED
-        answer = self._asker.one(
-            f"look at {self._what}",
+        answer = self._admin.one(
+            f"read the bounds of {self._what}",
             lambda client, wait: client.list_offsets(
                 {self._here: spec}, isolation_level=level, request_timeout=wait
             ),
@@ -82,17 +82,18 @@ class TopicLog:
         return int(answer[self._here].offset)
 
     def read(self, consumer: Callable[[], Any], *, stable: bool) -> None:
-        """Read on to the end.
+        """Read to the end.
 
         Args:
-            consumer: one without assignment, asked for only if there is something to read.
-            stable: to all that is there now, waiting for open transactions.
+            consumer: returns a consumer without assignment; called only if there are messages to
+                read.
+            stable: read all present messages, waiting for open transactions.
 
         Raises:
             Unavailable: a transaction stayed open, or no answer.
         """
         end = self._bound(OffsetSpec.latest(), stable)
-        # Another topic by the same name, or one that has lost its end.
+        # Another topic of the same name, or one that has lost its end.
         if end < self.next or (self._expected is not None and end == self.next):
             self._restart()
         if end > self.next and not self._read_to(end, consumer()):
@@ -104,10 +105,10 @@ class TopicLog:
         self.next, self._last, self._expected = 0, None, None
 
     def _read_to(self, end: int, consumer: Any) -> bool:
-        """False: what was taken so far is not of this log."""
+        """Read to an offset; False if the messages so far are not from this log."""
         if not self.next:
-            # It also tells where the topic's leader is. A client that is connected already finds
-            # the leader of a topic that is new to it once a second only.
+            # This also returns the topic's leader. A client that is connected already looks for the
+            # leader of a new topic only once a second.
             with contextlib.suppress(ck.KafkaException):
                 stay_connected(consumer, self._here.topic, self._timeout)
         consumer.assign([ck.TopicPartition(self._here.topic, 0, self.next)])
@@ -122,7 +123,7 @@ class TopicLog:
                     self._take(message)
                     self._last = message
                     self.next = message.offset() + 1
-                else:  # the end for now: the offset that comes next
+                else:  # the end for now: the next offset
                     self.next = max(self.next, message.offset())
                 if self.next >= end:
                     break
@@ -131,25 +132,26 @@ class TopicLog:
         return True
 
     def _differs(self, message: Any) -> bool:
-        """Whether the first message after :meth:`resume` contradicts it."""
+        """True if the first message after :meth:`resume` contradicts the mark."""
         expected, self._expected = self._expected, None
         if expected is None:
             return False
         if message.error() is not None:
             return True
-        # A later offset: the message was compacted away, as its key has a newer one.
+        # A later offset: the message was compacted away, because its key has a newer one.
         return bool(message.offset() == expected[0] and _digest(message) != expected[1])
 
     def _silent(self) -> Unavailable:
         return Unavailable(
             f"read {self._what} {self._here.topic!r}: an open transaction"
-            f" or a silent broker hides what follows offset {self.next}",
+            f" or a silent broker hides the messages from offset {self.next} on",
             way_out="the transaction ends by its timeout, at the latest",
         )
 
 
 def _digest(message: Any) -> bytes:
-    """Of key, value and time: what another message at the same offset would not share."""
+    """Digest of key, value and time: another message at the same offset would have a different
+    one."""
     found = hashlib.sha256()
     for part in (message.key(), message.value(), repr(message.timestamp()).encode()):
         found.update(b"-" if part is None else b"%d:%b" % (len(part), part))

@@ -1,4 +1,5 @@
-"""The keys of ``[source.kafka]``: librdkafka's names, and what each means to Spark's client."""
+"""The properties of ``[source.kafka]``: librdkafka's names, and their equivalents in Spark's
+client."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SAME = frozenset(
         "max.partition.fetch.bytes",
     }
 )
-"""Keys that both clients spell alike."""
+"""Properties with the same name in both clients."""
 
 RENAMED: Mapping[str, str] = {
     "socket.timeout.ms": "request.timeout.ms",
@@ -31,10 +32,10 @@ RENAMED: Mapping[str, str] = {
     "fetch.wait.max.ms": "fetch.max.wait.ms",
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
 }
-"""librdkafka's name to the Java client's."""
+"""librdkafka's name to the Java client's name."""
 
 LOCAL = frozenset({"receive.message.max.bytes"})
-"""A limit of librdkafka's own that the Java client does not have."""
+"""A limit of librdkafka that the Java client does not have."""
 
 SECURITY = frozenset(
     {
@@ -64,7 +65,7 @@ SECURITY = frozenset(
         "ssl.endpoint.identification.algorithm",
     }
 )
-"""Keys that :mod:`oncely.clients.kafka.security` translates."""
+"""Properties that :mod:`oncely.clients.kafka.security` translates."""
 
 SECRET = frozenset(
     {
@@ -75,7 +76,7 @@ SECRET = frozenset(
         "ssl.keystore.password",
     }
 )
-"""Keys whose value is never shown."""
+"""Properties whose value is never shown."""
 
 FIXED: Mapping[str, tuple[str, str]] = {
     "isolation.level": (
@@ -88,12 +89,12 @@ FIXED: Mapping[str, tuple[str, str]] = {
     ),
     "socket.keepalive.enable": ("true", "Spark's Java client always keeps connections alive"),
 }
-"""Keys with one possible value: that value, and why no other."""
+"""Properties with one possible value: the value, and the reason."""
 
 _POSITIONS = "the position is kept in the sink's database and nowhere else"
 OWNED: Mapping[str, tuple[str, str]] = {
-    "bootstrap.servers": ("it has a key of its own", "write it as source.brokers"),
-    "metadata.broker.list": ("it has a key of its own", "write it as source.brokers"),
+    "bootstrap.servers": ("it has its own setting", "write it as source.brokers"),
+    "metadata.broker.list": ("it has its own setting", "write it as source.brokers"),
     "group.id": (
         f"no consumer group is used: {_POSITIONS}",
         "source.group names the group that shows the position to lag tools",
@@ -103,11 +104,11 @@ OWNED: Mapping[str, tuple[str, str]] = {
     "auto.commit.interval.ms": (f"nothing is committed to Kafka: {_POSITIONS}", "remove it"),
     "enable.auto.offset.store": (f"nothing is committed to Kafka: {_POSITIONS}", "remove it"),
     "auto.offset.reset": (
-        "a reset would skip or repeat records without a word",
+        "a reset would silently skip or repeat records",
         "use source.start for the first start and source.on_gap for lost records",
     ),
     "allow.auto.create.topics": ("a missing topic is an error here", "remove it"),
-    "enable.partition.eof": ("it belongs to the reader's own work", "remove it"),
+    "enable.partition.eof": ("it is set by the reader itself", "remove it"),
     "ssl.key.password": (
         "Spark's client can't open a PEM key that has a password (Java 17 has no PBES2 for it)",
         "openssl pkcs12 -export makes one file for ssl.keystore.location, ssl.keystore.password",
@@ -117,7 +118,7 @@ OWNED: Mapping[str, tuple[str, str]] = {
         "use sasl.mechanism, sasl.username and sasl.password",
     ),
 }
-"""Keys that are ours: why, and the way out."""
+"""Properties that Oncely sets: the reason, and the way out."""
 
 JAVA_NAMES: Mapping[str, str] = {
     "ssl.truststore.location": "ssl.ca.location (PEM)",
@@ -129,7 +130,7 @@ JAVA_NAMES: Mapping[str, str] = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     **{java: rd for rd, java in RENAMED.items() if java not in SAME},
 }
-"""The Java client's names, for which librdkafka's must be written."""
+"""The Java client's names, and librdkafka's names that replace them."""
 
 READER_OPTIONS = frozenset(
     {
@@ -161,7 +162,7 @@ READER_OPTIONS = frozenset(
 READER_REASONS: Mapping[str, str] = {
     "minpartitions": "it gives one range of offsets to two tasks",
     "maxrecordsperpartition": "it gives one range of offsets to two tasks",
-    "failondataloss": "lost records would be skipped without a word; see source.on_gap",
+    "failondataloss": "lost records would be skipped silently; see source.on_gap",
     "maxoffsetspertrigger": "it is spark.max_records_per_batch",
 }
 
@@ -174,7 +175,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """Allowed values, in lower case."""
 
 ACCEPTED = SAME | RENAMED.keys() | LOCAL | SECURITY | FIXED.keys()
-"""Every key that may stand in ``[source.kafka]``."""
+"""Every property that is allowed in ``[source.kafka]``."""
 
 MECHANISM_NEEDS: Mapping[str, tuple[str, ...]] = {
     "plain": ("sasl.username", "sasl.password"),
@@ -188,4 +189,4 @@ MECHANISM_NEEDS: Mapping[str, tuple[str, ...]] = {
         "sasl.oauthbearer.token.endpoint.url",
     ),
 }
-"""Keys without which a mechanism can't work."""
+"""Properties that a mechanism requires."""

@@ -1,15 +1,14 @@
-"""The one function of librdkafka's that confluent-kafka does not offer as it is: many messages
-at a call, out of memory that holds them already.
+"""A direct binding to ``rd_kafka_produce_batch``: many messages in one call, from existing memory.
 
 confluent-kafka's ``produce_batch`` takes a dict and two bytes objects for each message and
 allocates a state for its delivery report: 1.5 us of a processor. ``rd_kafka_produce_batch`` itself
-takes an array of ``rd_kafka_message_t``. It is found through confluent-kafka's own module, so it
-is the library which that module is linked with, and it is called on the same instance: begin,
-offsets and commit stay with confluent-kafka (docs/decisions/0015).
+takes an array of ``rd_kafka_message_t``. It is looked up through confluent-kafka's own module, so
+it is the library with which that module is linked, and it is called on the same instance: begin,
+offsets and commit are calls of confluent-kafka (docs/decisions/0015).
 
-An instance keeps its handle, ``rd_kafka_t *rk``, as the first field behind its object header.
-That is nobody's promise. So it is read only in versions where it was tried; with any other one
-messages go the way of confluent-kafka.
+An instance keeps its handle, ``rd_kafka_t *rk``, as the first field after its object header. This
+is undocumented. So it is read only in versions in which it was tested; with any other version
+messages are sent by confluent-kafka's own method.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, cimpl
 _logger = logging.getLogger("oncely.sinks.kafka")
 
 TRIED = frozenset({"2.16.0"})
-"""Versions of confluent-kafka, and of the library below it."""
+"""Tested versions of confluent-kafka, and of the librdkafka in it."""
 
 MESSAGE = np.dtype(
     [
@@ -44,20 +43,20 @@ MESSAGE = np.dtype(
         ("_private", np.uint64),
     ]
 )
-"""``rd_kafka_message_t`` of rdkafka.h where a pointer has eight bytes; a null pointer is null."""
+"""``rd_kafka_message_t`` of rdkafka.h if a pointer has eight bytes; a null pointer is null."""
 
-_COPY = 2  # RD_KAFKA_MSG_F_COPY: the memory is ours again when the call returns
+_COPY = 2  # RD_KAFKA_MSG_F_COPY: librdkafka copies the memory before the call returns
 _ANY = -1  # RD_KAFKA_PARTITION_UA: the partitioner decides
-_HANDLE = object.__basicsize__  # behind PyObject_HEAD
+_HANDLE = object.__basicsize__  # after PyObject_HEAD
 
 Messages = npt.NDArray[np.void]
 
 
 class Library:
-    """librdkafka, as far as it is called directly.
+    """The functions of librdkafka that are called directly.
 
     Args:
-        loaded: the shared library; also one that is linked with it.
+        loaded: the shared library, or a library that is linked with it.
 
     Raises:
         AttributeError: a function is missing.
@@ -80,18 +79,19 @@ class Library:
         self._last_error = function("rd_kafka_last_error", number)
 
     def produce_batch(self, producer: ck.Producer, topic: str, messages: Messages) -> None:
-        """Queue messages; what became of each stands in ``err``, 0 when it was taken.
+        """Queue messages; the result of each is in ``err``, 0 for success.
 
-        Their state is null, which confluent-kafka's delivery reports pass over: nobody is told
-        what became of them but the transaction, whose commit fails with the first that failed.
+        Their state is null, so confluent-kafka's delivery reports skip them: their outcome is
+        reported by the transaction only, whose commit fails with the first failed message.
 
         Args:
-            producer: not closed; of one thread.
-            topic: where they go.
-            messages: of the type :data:`MESSAGE`, contiguous; what they point at is copied.
+            producer: not closed; used by one thread.
+            topic: the topic.
+            messages: of the type :data:`MESSAGE`, contiguous; the memory that they point to is
+                copied.
 
         Raises:
-            KafkaException: the topic's name can't be one.
+            KafkaException: the topic's name is invalid.
         """
         handle = ctypes.c_void_p.from_address(id(producer) + _HANDLE).value
         if not handle:
@@ -107,10 +107,10 @@ class Library:
 
 @lru_cache(maxsize=1)
 def library() -> Library | None:
-    """librdkafka, or None where it must not be called directly; then the log says why."""
+    """librdkafka, or None if it must not be called directly; the reason is logged."""
     found, reason = _found()
     if found is None:
-        _logger.warning("records go to librdkafka one by one, which is slower: %s", reason)
+        _logger.warning("records are passed to librdkafka separately, which is slower: %s", reason)
     return found
 
 
@@ -118,9 +118,9 @@ def _found() -> tuple[Library | None, str]:
     name, number = ck.libversion()
     for version, what in ((ck.__version__, "confluent-kafka"), (name, "librdkafka")):
         if version not in TRIED:
-            return None, f"{what} {version} was not tried; {', '.join(sorted(TRIED))} was"
+            return None, f"{what} {version} was not tested; {', '.join(sorted(TRIED))} was"
     if ctypes.sizeof(ctypes.c_void_p) != 8:
-        return None, "a pointer has not eight bytes here"
+        return None, "pointers do not have eight bytes on this platform"
     try:
         found = Library(ctypes.CDLL(cimpl.__file__))
     except (OSError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""What cluster and process allow transactions, asked without beginning one."""
+"""Limits of cluster and process for transactions, queried without beginning one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FILES_PER_BROKER = 3
 _OTHER_FILES = 32  # the consumer, the admin client, files that tasks stage
 
 
-def longest_transaction(asker: KafkaAdmin) -> float | None:
-    """The longest timeout that a broker takes, in seconds; None where it may not be asked.
+def longest_transaction(admin: KafkaAdmin) -> float | None:
+    """The longest timeout that a broker allows, in seconds; None if the query is not permitted.
 
     Reading a broker's configuration needs DescribeConfigs on the cluster, which a pipeline needs
-    for nothing else: its first transaction tells as well.
+    for no other purpose: its first transaction reports the limit as well.
 
     Raises:
         ConfigError: the broker refuses the login.
@@ -36,33 +36,32 @@ def longest_transaction(asker: KafkaAdmin) -> float | None:
         wanted = [ConfigResource(ResourceType.BROKER, str(broker))]
         return client.describe_configs(wanted, request_timeout=wait)
 
-    (found,) = asker.ask("look at the broker's limits", ask).values()
+    (found,) = admin.ask("read the broker's configuration", ask).values()
     if isinstance(found, Exception) or _KEY not in found:
         return None
     return int(found[_KEY].value) / 1000
 
 
-def check_timeout(asker: KafkaAdmin, seconds: float) -> None:
+def check_timeout(admin: KafkaAdmin, seconds: float) -> None:
     """Refuse a timeout that the broker would refuse.
 
     Raises:
-        ConfigError: ``sink.transaction_timeout`` is longer than the broker takes.
+        ConfigError: ``sink.transaction_timeout`` is longer than the broker allows.
         Unavailable: no answer.
     """
-    longest = longest_transaction(asker)
+    longest = longest_transaction(admin)
     if longest is not None and seconds > longest:
         raise ConfigError(
             "sink.transaction_timeout",
-            f"it is {seconds:g} seconds, and the broker takes {longest:g} at most ({_KEY})",
+            f"it is {seconds:g} seconds, and the broker allows {longest:g} at most ({_KEY})",
             way_out=f'write "{longest:g} seconds", or raise it on the brokers',
         )
 
 
-def check_open_files(asker: KafkaAdmin) -> None:
-    """Refuse a limit of open files that transactions would reach.
+def check_open_files(admin: KafkaAdmin, producers: int = TOGETHER) -> None:
+    """Refuse a limit of open files that so many producers would reach.
 
-    librdkafka reports no error when it can't open a socket: it tries again, until the caller's
-    timeout has passed.
+    librdkafka reports no error if it cannot open a socket: it retries until the caller's timeout.
 
     Raises:
         ConfigError: ``ulimit -n`` of this process is too low.
@@ -71,18 +70,18 @@ def check_open_files(asker: KafkaAdmin) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return
-    answer = asker.one(
-        "look at the cluster",
+    answer = admin.one(
+        "describe the cluster",
         lambda client, wait: {"cluster": client.describe_cluster(request_timeout=wait)},
     )
     each = _FILES + _FILES_PER_BROKER * (len(answer["cluster"].nodes) - 1)
     here = len(os.listdir("/dev/fd"))
-    needed = here + TOGETHER * each + _OTHER_FILES
+    needed = here + producers * each + _OTHER_FILES
     if needed > limit:
         raise ConfigError(
             "ulimit -n",
             f"this process may open {limit} files and needs {needed}: {here} are open, and"
-            f" {TOGETHER} producers with {each} each write at the same time",
+            f" {producers} producers with {each} each write at the same time",
             way_out=f"ulimit -n {max(1024, needed)}; under systemd LimitNOFILE=, in a container"
             " --ulimit nofile=",
         )

@@ -1,7 +1,7 @@
-"""Writing without transactions, for the semantics that are weaker than exactly once.
+"""Writing without transactions, for delivery semantics weaker than exactly once.
 
-The producer is idempotent (KIP-98): its own retries double nothing, and the records of a
-partition keep their order. What a crash leaves is up to whoever moves the position.
+The producer is idempotent (KIP-98): its own retries create no duplicates, and the records of a
+partition keep their order. The effect of a crash depends on the order of the position's commit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oncely.errors import Unavailable
 
 
 class Delivered:
-    """The producer's ``on_delivery``: remembers the first record that did not arrive."""
+    """The producer's ``on_delivery``: remembers the first record that was not delivered."""
 
     def __init__(self) -> None:
         self.first: KafkaError | None = None
@@ -27,11 +27,11 @@ class Delivered:
 
 
 class Plain(Sender):
-    """Records that take effect one by one, as they arrive.
+    """Sends records that take effect separately, on arrival.
 
     Args:
         producer: a new, idempotent instance, with ``delivered`` as its ``on_delivery``.
-        delivered: hears what became of each record.
+        delivered: receives the delivery report of each record.
         timeout: seconds to wait for all acknowledgements.
         brokers: for messages.
     """
@@ -44,7 +44,7 @@ class Plain(Sender):
         """Wait until every record is acknowledged.
 
         Raises:
-            Unavailable: some are not, or nobody knows.
+            Unavailable: some are not, or it is unknown.
         """
         try:
             left: int = served(lambda: self._producer.flush(self._timeout))

@@ -1,4 +1,4 @@
-"""Reading on, message by message, for as long as there is progress."""
+"""Polling of messages for as long as there is progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 from oncely.clients.kafka.client import ErrorState, classify_error, unanswered
 from oncely.errors import OncelyError
 
-_STEP = 0.1  # seconds that one poll may take, so that complaints are seen
+_STEP = 0.1  # seconds that one poll may take, so that errors are noticed
 _PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
 
@@ -20,28 +20,29 @@ def polled(
     doing: str,
     brokers: str,
     timeout: float,
-    trouble: ErrorState | None = None,
+    error_state: ErrorState | None = None,
     silent: Callable[[], OncelyError] | None = None,
 ) -> Iterator[Any]:
-    """The messages of the assigned partitions, and the events at their ends, without end.
+    """An endless iterator over the messages of the assigned partitions, and the events at their
+    ends.
 
-    The deadline moves with each of them: a long log takes as long as it takes, a broker that has
-    become silent is reported after ``timeout`` seconds.
+    Each of them extends the deadline: reading a long log has no time limit, but a silent broker is
+    reported after ``timeout`` seconds.
 
     Args:
         consumer: with partitions assigned, and ``enable.partition.eof``.
         doing, brokers: for messages.
         timeout: seconds without a message.
-        trouble: the client's complaints, which say more about silence.
-        silent: makes the error for silence.
+        error_state: the client's errors, which contain the reason of silence.
+        silent: creates the error for silence.
 
     Raises:
-        OncelyError: the broker refuses, by its consequence.
-        Unavailable: nothing came for ``timeout`` seconds.
+        OncelyError: the broker refuses; the class depends on the consequence.
+        Unavailable: no message arrived for ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
-        # consume() would wait for as many messages as it was asked for.
+        # consume() would wait for the full number of messages.
         message = consumer.poll(_STEP)
         if message is not None:
             error = message.error()
@@ -51,11 +52,11 @@ def polled(
                 continue
             if not error.retriable() and error.code() not in _PASSING:
                 raise classify_error(error, doing, brokers)
-        if trouble is not None and trouble.final:
-            raise trouble.final
+        if error_state is not None and error_state.final:
+            raise error_state.final
         if time.monotonic() > deadline:
             raise (
                 silent()
                 if silent
-                else unanswered(doing, brokers, trouble.newest if trouble else "")
+                else unanswered(doing, brokers, error_state.newest if error_state else "")
             )

@@ -1,7 +1,8 @@
-"""Messages without headers, as columns of Arrow's; and a producer that takes them as they are.
+"""Messages without headers, as Arrow columns; and a producer that accepts such columns.
 
-No object is made for a message: the producer's queue is filled from Arrow's memory. Where that
-can't be done (see :mod:`oncely.clients.kafka.librdkafka`) they become what confluent-kafka takes.
+No object is created for a message: the producer's queue is filled from Arrow's memory. If that is
+not possible (see :mod:`oncely.clients.kafka.librdkafka`), messages are converted for
+confluent-kafka.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from confluent_kafka import KafkaError, KafkaException
 from oncely.clients.kafka import librdkafka
 from oncely.errors import check
 
-_EMPTY = np.zeros(1, dtype=np.uint8)  # what an empty value points at: a null pointer means null
+_EMPTY = np.zeros(
+    1, dtype=np.uint8
+)  # target of an empty value's pointer: a null pointer means null
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Columns:
         return len(self.value)
 
     def __getitem__(self, part: slice) -> Columns:
-        """Some that follow each other; nothing is copied."""
+        """Consecutive messages; nothing is copied."""
         start, stop, _ = part.indices(len(self))
         return Columns(
             self.key.slice(start, max(0, stop - start)),
@@ -46,23 +49,25 @@ class Columns:
         )
 
     def structs(self) -> librdkafka.Messages:
-        """As librdkafka takes them: pointers into the arrays, which must live meanwhile."""
+        """The messages for librdkafka: pointers into the arrays, which must not be freed
+        meanwhile."""
         messages = np.zeros(len(self), librdkafka.MESSAGE)
         messages["payload"], messages["len"] = _pointers(self.value)
         messages["key"], messages["key_len"] = _pointers(self.key)
         return messages
 
     def dicts(self) -> list[dict[str, Any]]:
-        """As confluent-kafka takes them."""
+        """The messages for confluent-kafka."""
         pairs = zip(binaries(self.key), binaries(self.value), strict=True)
         return [{"key": key, "value": value} for key, value in pairs]
 
 
 class Producer(ck.Producer):  # type: ignore[misc]  # confluent-kafka comes without types for it
-    """confluent-kafka's producer; its ``produce_batch`` takes :class:`Columns` too.
+    """confluent-kafka's producer; its ``produce_batch`` accepts :class:`Columns`, too.
 
-    Directly out of Arrow's memory in transactions only: there the commit tells whether all
-    arrived. Elsewhere delivery reports do, and these are made of confluent-kafka's own messages.
+    Columns are queued directly from Arrow's memory in transactions only: there the commit reports
+    whether all have arrived. Otherwise delivery reports do, and these need confluent-kafka's
+    messages.
     """
 
     def __init__(self, config: dict[str, Any], **more: Any) -> None:
@@ -70,10 +75,10 @@ class Producer(ck.Producer):  # type: ignore[misc]  # confluent-kafka comes with
         self._direct = "transactional.id" in config
 
     def produce_batch(self, topic: str, messages: Any, *args: Any, **more: Any) -> int:
-        """Queue as many as the queue has room for, from the first on, and return their number.
+        """Queue messages from the first on until the queue is full, and return their number.
 
         Raises:
-            KafkaException: one was refused for another reason.
+            KafkaException: a message was refused for another reason.
         """
         if not isinstance(messages, Columns):
             taken: int = super().produce_batch(topic, messages, *args, **more)
@@ -95,7 +100,7 @@ class Producer(ck.Producer):  # type: ignore[misc]  # confluent-kafka comes with
 
 
 def binaries(array: pa.LargeBinaryArray) -> Sequence[bytes | None]:
-    """The values; several times quicker than Arrow's own way where none is null."""
+    """The values; several times faster than Arrow's own conversion if none is null."""
     if array.null_count == len(array):
         return [None] * len(array)
     if array.null_count:
@@ -106,13 +111,13 @@ def binaries(array: pa.LargeBinaryArray) -> Sequence[bytes | None]:
 
 
 def lengths(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    """The bytes of each value; of a null none."""
+    """The number of bytes of each value; 0 for null."""
     found = np.diff(_bounds(array))
     return np.where(_valid(array), found, 0) if array.null_count else found
 
 
 def _bounds(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    """Where values begin and end in the array's bytes, one number more than there are values."""
+    """The offsets of the values in the array's buffer, one more than there are values."""
     if not len(array):
         return np.zeros(1, dtype=np.int64)
     offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)
@@ -127,7 +132,7 @@ def _valid(array: pa.LargeBinaryArray) -> npt.NDArray[np.bool_]:
 def _pointers(
     array: pa.LargeBinaryArray,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Address and length of each value; of a null both are 0."""
+    """Address and length of each value; both are 0 for null."""
     data = array.buffers()[2]
     base = data.address if data is not None and data.size else _EMPTY.ctypes.data
     starts = _bounds(array)[:-1].astype(np.uint64) + np.uint64(base)
@@ -137,12 +142,12 @@ def _pointers(
 
 
 def _taken(errors: npt.NDArray[np.int32]) -> int:
-    """How many were taken.
+    """The number of messages that were queued.
 
-    A full queue ends a call: what follows is refused too, or the order would be lost.
+    A full queue ends a call: the following messages are refused too, or the order would be lost.
 
     Raises:
-        KafkaException: something else than the queue was in the way.
+        KafkaException: a message was refused for another reason than a full queue.
     """
     refused = np.flatnonzero(errors)
     if not len(refused):

@@ -1,8 +1,8 @@
-"""The producer's settings: what may be passed through, and what makes it exactly once.
+"""The producer's settings: those that users may set, and those that exactly-once delivery requires.
 
-Idempotence (KIP-98), ``acks=all`` and at most five requests in flight keep the order and the
-number of records; the transactional id and the timeout are part of the protocol. A key that
-would weaken one of them is refused, not overruled in silence.
+Idempotence (KIP-98), ``acks=all`` and at most five requests in flight keep the order and the number
+of records; the transactional id and the timeout are part of the protocol. A property that would
+weaken them is refused, not silently overridden.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ACCEPTED = frozenset(
         "reconnect.backoff.max.ms",
     }
 )
-"""Keys of ``[sink.kafka]`` that change speed, not meaning."""
+"""Properties of ``[sink.kafka]`` that change speed, not semantics."""
 
 _STRONG: Mapping[str, tuple[frozenset[str], str]] = {
     "enable.idempotence": (frozenset({"true"}), "without it a retried request doubles records"),
@@ -46,8 +46,8 @@ _STRONG: Mapping[str, tuple[frozenset[str], str]] = {
 }
 _IN_FLIGHT = ("max.in.flight", "max.in.flight.requests.per.connection")
 _OWNED: Mapping[str, str] = {
-    "transactional.id": "it is made of the pipeline and the topic-partition: it is what fences",
-    "transaction.timeout.ms": "a transaction must not outlive what reads and fences rely on",
+    "transactional.id": "it is derived from the pipeline and the topic-partition, for fencing",
+    "transaction.timeout.ms": "readers and fencing rely on it",
     "message.timeout.ms": "a record given up inside a transaction would end it",
     "delivery.timeout.ms": "a record given up inside a transaction would end it",
     "retries": "a request that is not tried again would end the transaction",
@@ -59,14 +59,14 @@ _OWNED: Mapping[str, str] = {
 
 
 _BATCH = 1_000_000  # bytes, librdkafka's own default
-_SLACK = 1_000  # librdkafka counts a few bytes that a batch does not have
+_SLACK = 1_000  # librdkafka counts a few more bytes than a batch has
 
 
 def checked(settings: Mapping[str, object]) -> dict[str, str]:
     """``[sink.kafka]`` as texts.
 
     Raises:
-        ConfigError: naming ``sink.kafka.<key>``.
+        ConfigError: the error names ``sink.kafka.<key>``.
     """
     return {key: value for key, value in map(_one, settings.items()) if key in ACCEPTED}
 
@@ -94,7 +94,7 @@ def _one(item: tuple[str, object]) -> tuple[str, str]:
         near = difflib.get_close_matches(key, sorted(ACCEPTED), 1, 0.75)
         raise ConfigError(
             name,
-            "unknown, or no business of this sink",
+            "unknown, or not a setting of this sink",
             way_out=f"did you mean {near[0]}?" if near else "remove it",
         )
     return key, value
@@ -106,14 +106,14 @@ def producer_config(
     timeout_ms: int,
     sizes: Collection[int],
 ) -> dict[str, object]:
-    """What one producer instance is told, beside brokers and security.
+    """The configuration of a producer instance, except brokers and security.
 
     Args:
-        settings: of ``[sink.kafka]``.
+        settings: the properties of ``[sink.kafka]``.
         transactional_id: None for an idempotent producer without transactions.
-        timeout_ms: of a transaction, and of a message.
-        sizes: ``max.message.bytes`` of the topics written to. The smallest bounds what may go
-            together in a batch, the largest what a single record may have.
+        timeout_ms: the timeout of a transaction, and of a message.
+        sizes: ``max.message.bytes`` of the sink's topics. The smallest is the limit of a batch, the
+            largest is the limit of a single record.
     """
     own = checked(settings)
     transactional: dict[str, object] = {}
@@ -125,7 +125,7 @@ def producer_config(
     batch = min([int(own.get("batch.size", _BATCH)), *sizes, _BATCH])
     return {
         "linger.ms": 5,
-        "partitioner": "murmur2_random",  # the Java clients' choice: keys stay together
+        "partitioner": "murmur2_random",  # as the Java clients: a key keeps its partition
         "queue.buffering.max.messages": 1_000_000,
         "socket.timeout.ms": min(10_000, timeout_ms),
         **own,

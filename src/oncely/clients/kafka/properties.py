@@ -1,8 +1,9 @@
-"""Which keys of ``[source.kafka]`` are accepted, and why the others are not.
+"""Validation of the properties in ``[source.kafka]``.
 
-Two clients read the same topic: librdkafka (through confluent-kafka) and Spark's Java client.
-One set of keys, librdkafka's, describes both. So a key is accepted only when both can be told
-the same thing. A key that one of them would quietly ignore is worse than an error.
+Two clients read the same topic: librdkafka (through confluent-kafka) and Spark's Java client. One
+set of properties, with librdkafka's names, configures both. So a property is accepted only if both
+clients can be configured alike. A property that one of them would silently ignore is worse than an
+error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def plain(kafka: Mapping[str, object]) -> dict[str, str]:
     """The values as texts, and ``sasl.mechanisms`` by its shorter name.
 
     Raises:
-        ConfigError: when a value is not a text, a number or true/false.
+        ConfigError: a value is not a text, a number or true/false.
     """
     done: dict[str, str] = {}
     for name, value in kafka.items():
@@ -43,13 +44,13 @@ def plain(kafka: Mapping[str, object]) -> dict[str, str]:
                 key, f"found {type(value).__name__}; allowed: a text, a number, true/false"
             )
         if key in ("sasl.mechanism", "sasl.mechanisms"):
-            key, text = "sasl.mechanism", text.upper()  # both clients insist on capitals
+            key, text = "sasl.mechanism", text.upper()  # both clients require capitals
         done[key] = text
     return done
 
 
 def problems(kafka: Mapping[str, object]) -> list[ConfigError]:
-    """Everything that is wrong with ``[source.kafka]``; empty when both clients can take it."""
+    """All problems of ``[source.kafka]``; empty if both clients accept it."""
     found = [error for key in kafka for error in _unknown(key)]
     if {"sasl.mechanism", "sasl.mechanisms"} <= kafka.keys():
         found.append(_error("sasl.mechanisms", "the same key as sasl.mechanism", "keep one"))
@@ -58,7 +59,7 @@ def problems(kafka: Mapping[str, object]) -> list[ConfigError]:
     except ConfigError as error:
         return [*found, error]
     found += [error for key, value in values.items() for error in _value(key, value)]
-    # What misses what is told only when each key is right by itself.
+    # Missing properties are reported only if each given property is valid.
     return found or [*_sasl(values), *_ssl(values)]
 
 
@@ -66,7 +67,7 @@ def checked(kafka: Mapping[str, object]) -> dict[str, str]:
     """``kafka`` as :func:`plain` texts.
 
     Raises:
-        ConfigError: naming ``source.kafka.<key>``; the first of :func:`problems`.
+        ConfigError: the error names ``source.kafka.<key>``; the first of :func:`problems`.
     """
     for problem in problems(kafka):
         raise problem
@@ -74,12 +75,12 @@ def checked(kafka: Mapping[str, object]) -> dict[str, str]:
 
 
 def is_sasl(values: Mapping[str, str]) -> bool:
-    """True when the connection authenticates by SASL."""
+    """True if the connection authenticates by SASL."""
     return values.get("security.protocol", "plaintext").lower().startswith("sasl")
 
 
 def is_tls(values: Mapping[str, str]) -> bool:
-    """True when the connection is encrypted."""
+    """True if the connection is encrypted."""
     return values.get("security.protocol", "plaintext").lower().endswith("ssl")
 
 
@@ -88,7 +89,7 @@ def _error(key: str, problem: str, way_out: str = "") -> ConfigError:
 
 
 def _unknown(key: str) -> Iterator[ConfigError]:
-    """The reason why a key is not accepted, if it is not."""
+    """The reason why a property is not accepted, if it is not."""
     if key in ACCEPTED:
         return
     if key in OWNED:
@@ -121,7 +122,7 @@ def _value(key: str, value: str) -> Iterator[ConfigError]:
 
 
 def _sasl(values: Mapping[str, str]) -> Iterator[ConfigError]:
-    """SASL keys that miss each other, or that no one would read."""
+    """SASL properties that require each other, or that would be ignored."""
     given = [key for key in values if key.startswith("sasl.")]
     if not is_sasl(values):
         for key in given:
@@ -141,7 +142,7 @@ def _sasl(values: Mapping[str, str]) -> Iterator[ConfigError]:
 
 
 def _ssl(values: Mapping[str, str]) -> Iterator[ConfigError]:
-    """TLS keys that miss or exclude each other, or that no one would read."""
+    """TLS properties that require or exclude each other, or that would be ignored."""
     given = {key for key in values if key.startswith("ssl.")}
     if not is_tls(values):
         for key in sorted(given):
@@ -164,4 +165,4 @@ def _ssl(values: Mapping[str, str]) -> Iterator[ConfigError]:
             yield _error(missing[0], f"is missing; {', '.join(set(pair) & given)} needs it")
     stores = [pair[0] for pair in pairs if given & set(pair)]
     if len(stores) > 1:
-        yield _error(stores[1], f"excludes {stores[0]}: one client key, please", "keep one pair")
+        yield _error(stores[1], f"excludes {stores[0]}: give one client key", "keep one pair")

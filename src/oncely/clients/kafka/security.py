@@ -1,6 +1,6 @@
-"""One set of Kafka keys for two clients: librdkafka takes it as it is, Java's is written from it.
+"""Security settings for two clients: librdkafka's properties, and their translation for Java's.
 
-Java's client wants its login as a JAAS entry (KIP-85) and its certificates as PEM (KIP-651).
+Java's client requires its login as a JAAS entry (KIP-85) and its certificates as PEM (KIP-651).
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _OFF_IS_MINUS_ONE = (
 
 
 def librdkafka(kafka: Mapping[str, object]) -> dict[str, str]:
-    """What librdkafka's clients are told, without brokers and what belongs to their own work.
+    """The properties of librdkafka's clients, without brokers and settings of single clients.
 
     Raises:
-        ConfigError: naming ``source.kafka.<key>``.
+        ConfigError: the error names ``source.kafka.<key>``.
     """
     values = checked(kafka)
     return {key: value for key, value in values.items() if key != "isolation.level"}
 
 
 def java(kafka: Mapping[str, object]) -> dict[str, str]:
-    """The same for a Java client, by Java's names, without Spark's ``kafka.`` prefix.
+    """The properties of a Java client, with Java's names, without Spark's ``kafka.`` prefix.
 
-    A key and its certificate in two files become two values, because Java takes only one
-    file: the files are read here, on the driver.
+    A key and its certificate in two files become two values, because Java accepts only one file:
+    the files are read here, on the driver.
 
     Raises:
-        ConfigError: naming ``source.kafka.<key>``.
+        ConfigError: the error names ``source.kafka.<key>``.
     """
     values = checked(kafka)
     options: dict[str, str] = {}
@@ -65,7 +65,7 @@ def java(kafka: Mapping[str, object]) -> dict[str, str]:
 
 
 def secrets(kafka: Mapping[str, object]) -> Secrets:
-    """The secrets of ``[source.kafka]``, for the texts of its clients."""
+    """The secrets of ``[source.kafka]``, for the error texts of its clients."""
     key_file = kafka.get("ssl.key.location")
     with suppress(OSError, UnicodeDecodeError):
         pem = Path(str(key_file)).read_text("ascii") if key_file else ""
@@ -74,7 +74,7 @@ def secrets(kafka: Mapping[str, object]) -> Secrets:
 
 
 def secret_values(kafka: Mapping[str, object]) -> list[str]:
-    """Every value that must not be shown, in each spelling that one of the clients is given."""
+    """Every value that must not be shown, in each spelling that a client receives."""
     found: list[str] = []
     for key in SECRET & kafka.keys():
         value = str(kafka[key])
@@ -128,10 +128,10 @@ def _jaas(module: str, options: Mapping[str, str]) -> str:
 
 
 def _quote(value: str) -> str:
-    r"""A JAAS value in double quotes, for ``java.io.StreamTokenizer``, which reads it.
+    r"""A JAAS value in double quotes, for ``java.io.StreamTokenizer``, which parses it.
 
-    A quote is written as the octal ``\042``, never as ``\"``: Spark blanks out passwords in its
-    logs up to the next quote, so a bare one in the middle would leave the rest readable.
+    A quote is written as the octal ``\042``, never as ``\"``: Spark redacts passwords in its logs
+    up to the next quote, so a quote in the middle would leave the rest readable.
     """
     done = "".join(
         "\\\\" if c == "\\" else f"\\{ord(c):03o}" if c == '"' or ord(c) < 32 else c for c in value
@@ -184,7 +184,7 @@ def _read(values: Mapping[str, str], key: str) -> str:
 
 
 def _pkcs8(key: str, values: Mapping[str, str]) -> str:
-    """The key itself, when Java can read it: PKCS#8 (RFC 5958) and nothing older."""
+    """The key, if Java can read it: only PKCS#8 (RFC 5958)."""
     name = "ssl.key.location" if "ssl.key.location" in values else "ssl.key.pem"
     if "BEGIN PRIVATE KEY" not in key:
         raise ConfigError(
@@ -197,5 +197,5 @@ def _pkcs8(key: str, values: Mapping[str, str]) -> str:
 
 
 def _body(pem: str) -> list[str]:
-    """The lines of a PEM that say something: a text may quote one alone."""
+    """The lines of a PEM with content: a text may quote a single line."""
     return [line for line in pem.splitlines() if line and not line.startswith("-----")]

@@ -1,4 +1,5 @@
-"""Messages handed to a producer, its errors sorted: transactions and plain writes share it."""
+"""Queueing of messages in a producer, and its errors by consequence; for transactions and plain
+writes."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from oncely.errors import ConfigError, OncelyError, Stopped, Unavailable
 T = TypeVar("T")
 
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-# The broker and this instance no longer agree on its state; a new instance begins with a new one.
+# The broker and this instance disagree on its state; a new instance begins with a new state.
 _LOST_STATE = (
     KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     KafkaError.UNKNOWN_PRODUCER_ID,
@@ -23,7 +24,7 @@ _LOST_STATE = (
     KafkaError.INVALID_TXN_STATE,
     KafkaError.TRANSACTION_ABORTABLE,
     KafkaError._STATE,
-    KafkaError._FATAL,  # it has failed before; why, the next instance learns for itself
+    KafkaError._FATAL,  # it has failed before; the next instance gets the reason itself
 )
 _DENIED = (
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -31,21 +32,31 @@ _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
-_SLICE = 10_000  # messages handed over at once, so that the queue is served in between
+_SLICE = 10_000  # messages queued at once, so that the queue is served in between
 
 
 def served(call: Callable[[], T]) -> T:
     """Make a call that serves an instance's events.
 
-    A fatal error comes out of it as a KafkaException, but now and then, on a busy machine, as the
-    KafkaError within alone: that is no exception, so no ``except`` that names a class sees it, and
-    a thread ends by it without a word.
+    A fatal error is raised as a KafkaException, but occasionally, on a busy machine, in one of two
+    other forms:
+
+    - the bare KafkaError: that is no exception class, so no ``except`` clause with a class catches
+      it, and a thread ends by it without a message;
+    - a SystemError with the KafkaException as its cause: confluent-kafka passes a log line to its
+      logger while the exception is set, and Python notices that at the logger's return (once for
+      each line).
 
     Raises:
-        KafkaException: whatever the error came as.
+        KafkaException: for the error in every form.
     """
     try:
         return call()
+    except SystemError as broken:
+        fatal = _cause(broken)
+        if fatal is None:
+            raise
+        error = fatal.args[0]
     except BaseException:
         raise
     except:  # noqa: E722
@@ -53,16 +64,25 @@ def served(call: Callable[[], T]) -> T:
     raise KafkaException(error)
 
 
+def _cause(error: BaseException | None) -> KafkaException | None:
+    """The KafkaException in a chain of causes."""
+    while error is not None and not isinstance(error, KafkaException):
+        error = error.__cause__
+    return error
+
+
 class Message(NamedTuple):
-    """A record to be written; ``headers`` in order."""
+    """A record to be written; ``headers`` in order, ``timestamp`` in ms since 1970 or None: now."""
 
     value: bytes | None
     key: bytes | None = None
     headers: Sequence[tuple[str, bytes | None]] = ()
+    timestamp: int | None = None
 
 
 class InstanceFenced(Unavailable):
-    """Another instance holds the transactional id: a rival of the same run, or a newer run."""
+    """Another instance has the transactional id: a concurrent attempt of the same run, or a
+    newer run."""
 
 
 class Sender:
@@ -70,7 +90,7 @@ class Sender:
 
     Args:
         producer: a new instance, see :mod:`oncely.clients.kafka.producer`.
-        timeout: seconds that one step may take.
+        timeout: the time limit of one step, in seconds.
         brokers: for messages.
     """
 
@@ -80,10 +100,11 @@ class Sender:
     def send(self, topic: str, messages: Iterable[Message]) -> None:
         """Queue messages; librdkafka sends them in order, and the commit waits for all."""
         produce = self._producer.produce
-        for value, key, headers in messages:
+        for value, key, headers, timestamp in messages:
+            more = {} if timestamp is None else {"timestamp": timestamp}
             while True:
                 try:
-                    produce(topic, value, key, headers=list(headers) if headers else None)
+                    produce(topic, value, key, headers=list(headers) if headers else None, **more)
                     break
                 except BufferError:
                     self._make_room()
@@ -92,10 +113,10 @@ class Sender:
         self._serve(0)
 
     def send_columns(self, topic: str, messages: Columns) -> None:
-        """Queue messages without headers, many at a call."""
+        """Queue messages without headers, many in one call."""
         for at in range(0, len(messages), _SLICE):
             waiting = messages[at : at + _SLICE]
-            self._serve(0)  # until its end is told, a sent message counts as queued
+            self._serve(0)  # a sent message counts as queued until its delivery event is served
             while True:
                 try:
                     taken = self._producer.produce_batch(topic, waiting)
@@ -127,15 +148,15 @@ class Sender:
         if error.txn_requires_abort() or error.retriable() or code in _LOST_STATE:
             return Unavailable(f"{self._brokers}: {text}")
         if error.fatal():
-            return Stopped(f"{self._brokers}: {text}", way_out="the broker's log says more")
+            return Stopped(f"{self._brokers}: {text}", way_out="see the broker's log")
         return classify_error(error, doing, self._brokers)
 
     def _make_room(self) -> None:
-        """Wait until queued messages have gone."""
+        """Wait until queued messages are sent."""
         self._serve(0.1)
 
     def _serve(self, seconds: float) -> None:
-        """Serve the instance's events; that it was fenced may come out here."""
+        """Serve the instance's events; this may raise that it was fenced."""
         try:
             served(lambda: self._producer.poll(seconds))
         except KafkaException as error:

@@ -1,10 +1,10 @@
-"""The topics that the sink writes to: the ledger's own, the output, the rejects'."""
+"""The topics of the sink: ledger, output and rejects."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import confluent_kafka as ck
@@ -26,36 +26,37 @@ from oncely.errors import OncelyError, TableMismatch, Unavailable
 _logger = logging.getLogger("oncely.sinks.kafka")
 
 SEGMENTS: Mapping[str, str] = {"segment.bytes": str(64 * 1024 * 1024)}
-"""Of topics that are read from their first offset. The newest segment is never compacted: with the
-default of 1 GiB a new reader would read millions of records that were superseded."""
+"""Settings of topics that are read from their first offset. The newest segment is never
+compacted: with the default of 1 GiB a new reader would read millions of superseded records."""
 
 _COMPACT = "compact"
 _AGAIN = 0.02  # seconds
 _LARGEST = "max.message.bytes"
+_MIN_INSYNC = "min.insync.replicas"
 
 
-def described(asker: KafkaAdmin, names: Iterable[str]) -> dict[str, int]:
+def described(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, int]:
     """The number of partitions of each topic that exists."""
-    return {name: len(one.partitions) for name, one in _descriptions(asker, names).items()}
+    return {name: len(one.partitions) for name, one in _descriptions(admin, names).items()}
 
 
-def identified(asker: KafkaAdmin, name: str) -> tuple[str, int] | None:
-    """A topic's id and its number of partitions; None: it is not there."""
-    found = _descriptions(asker, [name]).get(name)
+def identified(admin: KafkaAdmin, name: str) -> tuple[str, int] | None:
+    """A topic's id and its number of partitions; None if it does not exist."""
+    found = _descriptions(admin, [name]).get(name)
     return None if found is None else (str(found.topic_id), len(found.partitions))
 
 
-def ids(asker: KafkaAdmin, names: Iterable[str]) -> dict[str, str | None]:
-    """The ids of topics; None for one that is not there."""
+def ids(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, str | None]:
+    """The ids of topics; None for a topic that does not exist."""
     wanted = sorted(set(names))
-    found = _descriptions(asker, wanted) if wanted else {}
+    found = _descriptions(admin, wanted) if wanted else {}
     return {name: str(found[name].topic_id) if name in found else None for name in wanted}
 
 
-def _descriptions(asker: KafkaAdmin, names: Iterable[str]) -> dict[str, Any]:
+def _descriptions(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, Any]:
     wanted = ck.TopicCollection(sorted(set(names)))
-    answers = asker.ask(
-        "look at the sink's topics",
+    answers = admin.ask(
+        "describe the sink's topics",
         lambda client, wait: client.describe_topics(wanted, request_timeout=wait),
     )
     found: dict[str, Any] = {}
@@ -66,79 +67,130 @@ def _descriptions(asker: KafkaAdmin, names: Iterable[str]) -> dict[str, Any]:
         ):
             continue
         if isinstance(answer, Exception):
-            raise asker.sorted(answer, "look at the sink's topics")
+            raise admin.sorted(answer, "describe the sink's topics")
         found[name] = answer
     return found
 
 
-def configured(asker: KafkaAdmin, names: Iterable[str]) -> dict[str, dict[str, str]]:
+def configured(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, dict[str, str]]:
     """The configuration of topics that exist."""
     return {
         name: {key: str(entry.value) for key, entry in entries.items()}
-        for name, entries in _config_entries(asker, names).items()
+        for name, entries in _config_entries(admin, names).items()
     }
 
 
-def _config_entries(asker: KafkaAdmin, names: Iterable[str]) -> dict[str, dict[str, ConfigEntry]]:
+def _config_entries(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, dict[str, ConfigEntry]]:
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]
     if not resources:
         return {}
-    answers = asker.one(
-        "look at the sink's topics",
+    answers = admin.one(
+        "describe the sink's topics",
         lambda client, wait: client.describe_configs(resources, request_timeout=wait),
     )
     return {resource.name: answer for resource, answer in answers.items()}
 
 
-def compacted(asker: KafkaAdmin, names: Iterable[str]) -> list[str]:
-    """Those of the topics, all of which exist, that keep the last record of a key."""
-    found = configured(asker, names)
+def compacted(admin: KafkaAdmin, names: Iterable[str]) -> list[str]:
+    """The existing topics among ``names`` that are compacted."""
+    found = configured(admin, names)
     return [name for name in sorted(found) if _COMPACT in found[name]["cleanup.policy"]]
 
 
-def largest_batch(asker: KafkaAdmin, names: Iterable[str]) -> dict[str, int]:
-    """``max.message.bytes`` of each topic: what one batch, and so one record, may have."""
-    return {name: int(config[_LARGEST]) for name, config in configured(asker, names).items()}
+def largest_batch(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, int]:
+    """``max.message.bytes`` of each topic: the limit of a batch, and so of a record."""
+    return {name: int(config[_LARGEST]) for name, config in configured(admin, names).items()}
 
 
-def missing(asker: KafkaAdmin, names: Iterable[str]) -> list[str]:
-    """Those of the topics that are not there."""
+def missing(admin: KafkaAdmin, names: Iterable[str]) -> list[str]:
+    """The topics among ``names`` that do not exist."""
     wanted = sorted(set(names))
-    there = described(asker, wanted)
+    there = described(admin, wanted)
     return [name for name in wanted if name not in there]
 
 
-def require_topics(asker: KafkaAdmin, names: Iterable[str], *, create: bool = False) -> None:
-    """Find the topics to write to; missing ones are created as the broker makes topics.
+class Layout(NamedTuple):
+    """The copies of a topic: partitions, replicas of each, and replicas that must have a record
+    before it is acknowledged. None: not known."""
+
+    partitions: int | None
+    replicas: int | None
+    min_insync: int | None
+
+
+def layouts(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, Layout]:
+    """The layout of topics that exist."""
+    found = _descriptions(admin, names)
+    config = configured(admin, found)
+    return {
+        name: Layout(
+            len(one.partitions),
+            min(len(part.replicas) for part in one.partitions),
+            int(config[name][_MIN_INSYNC]),
+        )
+        for name, one in found.items()
+    }
+
+
+def default_layout(admin: KafkaAdmin) -> Layout:
+    """The layout of topics that are created without one, as one of the brokers is configured."""
+    doing = "describe the defaults of new topics"
+    cluster = admin.one(
+        doing, lambda client, wait: {"": client.describe_cluster(request_timeout=wait)}
+    )[""]
+    broker = [ConfigResource(ResourceType.BROKER, str(cluster.nodes[0].id))]
+    (entries,) = admin.one(
+        doing, lambda client, wait: client.describe_configs(broker, request_timeout=wait)
+    ).values()
+    keys = "num.partitions", "default.replication.factor", _MIN_INSYNC
+    values = (entries[key].value if key in entries else None for key in keys)
+    return Layout(*(None if value is None else int(value) for value in values))
+
+
+def require_topics(
+    admin: KafkaAdmin,
+    names: Iterable[str],
+    *,
+    create: bool = False,
+    partitions: Callable[[], Mapping[str, int]] = dict,
+) -> None:
+    """Check the sink's topics; missing ones are created with the broker's defaults.
+
+    Args:
+        admin: a client of the cluster.
+        names: the topics.
+        create: create missing topics.
+        partitions: called when a topic is created: the partitions of topics that do not have the
+            broker's default.
 
     Raises:
-        TableMismatch: missing with ``create`` false, naming the topics.
+        TableMismatch: topics are missing and ``create`` is false; the error names them.
     """
-    absent = missing(asker, names)
+    absent = missing(admin, names)
     if not absent:
         return
     if not create:
         raise TableMismatch(
             f"no such topic to write to: {', '.join(map(repr, absent))}",
-            way_out="create it, or mend sink.topic and sink.rejects_topic",
+            way_out="create it, or correct sink.topic and sink.rejects_topic",
         )
+    given = partitions()
     for name in absent:
-        _create(asker, NewTopic(name, -1, -1))  # the broker's num.partitions (KIP-464)
+        _create(admin, NewTopic(name, given.get(name, -1), -1))  # -1: the broker's (KIP-464)
     for name in absent:
-        _await_leader(asker, name)
+        _await_leader(admin, name)
 
 
-def require_ledger(asker: KafkaAdmin, name: str, *, create: bool) -> bool:
-    """Find the ledger topic, or create it; True when it was created.
+def require_ledger(admin: KafkaAdmin, name: str, *, create: bool) -> bool:
+    """Check the ledger topic, or create it; True if it was created.
 
-    One partition, because a position must not be hidden by another's open transaction for
-    longer than one partition's last stable offset can; compacted, because age must not take a
-    position away.
+    One partition, because a position must not be hidden by another's open transaction for longer
+    than one partition's last stable offset can; compacted, because positions must not expire.
 
     Raises:
-        TableMismatch: missing with ``create`` false, or unfit.
+        TableMismatch: it is missing and ``create`` is false, or it is unsuitable.
     """
-    found = find_compacted(asker, name, config=SEGMENTS if create else None)
+    found = find_compacted(admin, name, config=SEGMENTS if create else None)
     if found is None:
         raise TableMismatch(
             f"sink.create is false and the ledger topic {name!r} is missing",
@@ -149,20 +201,20 @@ def require_ledger(asker: KafkaAdmin, name: str, *, create: bool) -> bool:
             f"the ledger topic {name!r} has {found.partitions} partitions and cleanup.policy"
             f" {found.policy!r}; it needs one partition and {_COMPACT!r}: positions must neither"
             " be scattered nor deleted by age",
-            way_out="name another topic, or mend this one before anything is lost",
+            way_out="use another topic, or correct this one before positions are lost",
         )
     if create and not found.made:
-        _set_segments(asker, name)
+        _set_segments(admin, name)
     return found.made
 
 
-def _set_segments(asker: KafkaAdmin, name: str) -> None:
-    """Give a topic the settings of :data:`SEGMENTS` that it was created without.
+def _set_segments(admin: KafkaAdmin, name: str) -> None:
+    """Set those of :data:`SEGMENTS` for which the topic has no setting.
 
     Earlier versions created ledger topics with the broker's defaults. A setting of the topic's own
-    stays. Without the permission to alter the topic nothing changes, and only starts take longer.
+    is kept. Without the permission to alter the topic nothing changes, and only starts take longer.
     """
-    entries = _config_entries(asker, [name])[name]
+    entries = _config_entries(admin, [name])[name]
     own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
     unset = [
         ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
@@ -173,7 +225,7 @@ def _set_segments(asker: KafkaAdmin, name: str) -> None:
         return
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=unset)
     try:
-        asker.one(
+        admin.one(
             f"alter topic {name!r}",
             lambda client, wait: client.incremental_alter_configs([resource], request_timeout=wait),
         )
@@ -184,7 +236,8 @@ def _set_segments(asker: KafkaAdmin, name: str) -> None:
 
 
 class OnePartition(NamedTuple):
-    """What a topic is that should have one partition and be compacted, never deleted by age."""
+    """Properties of a topic that should have one partition and be compacted, never deleted by
+    age."""
 
     topic_id: str
     partitions: int
@@ -193,50 +246,50 @@ class OnePartition(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it is so."""
+        """True if the topic has these properties."""
         return self.partitions == 1 and self.policy == _COMPACT
 
 
 def find_compacted(
-    asker: KafkaAdmin, name: str, *, config: Mapping[str, str] | None
+    admin: KafkaAdmin, name: str, *, config: Mapping[str, str] | None
 ) -> OnePartition | None:
-    """Look at a topic that should have one partition and be compacted.
+    """Describe a topic that should have one partition and be compacted.
 
     Args:
-        config: to create it with when it is missing, beside its cleanup policy, and with the
-            cluster's own replication; None: leave it missing.
+        config: settings for creating a missing topic, besides its cleanup policy and the cluster's
+            default replication; None: do not create it.
 
     Returns:
-        The topic as it is, whether it fits or not; None when it is missing.
+        The topic's properties, suitable or not; None if it is missing.
     """
     made = False
-    if name not in described(asker, [name]):
+    if name not in described(admin, [name]):
         if config is None:
             return None
-        made = _create(asker, NewTopic(name, 1, -1, config={"cleanup.policy": _COMPACT, **config}))
-        _await_leader(asker, name)
-    found = identified(asker, name)
+        made = _create(admin, NewTopic(name, 1, -1, config={"cleanup.policy": _COMPACT, **config}))
+        _await_leader(admin, name)
+    found = identified(admin, name)
     if found is None:
-        raise Unavailable(f"topic {name!r} has gone while it was looked at")
-    policy = configured(asker, [name])[name]["cleanup.policy"]
+        raise Unavailable(f"topic {name!r} was deleted during the check")
+    policy = configured(admin, [name])[name]["cleanup.policy"]
     return OnePartition(*found, policy, made)
 
 
-def _await_leader(asker: KafkaAdmin, name: str, seconds: float = 15.0) -> None:
-    """A topic that was just made has no leader for a moment, and nothing can be asked of it.
+def _await_leader(admin: KafkaAdmin, name: str, seconds: float = 15.0) -> None:
+    """Wait for the leader of a new topic, without which requests fail.
 
     Raises:
-        Unavailable: it got none.
+        Unavailable: it has none after ``seconds``.
     """
     deadline = time.monotonic() + seconds
     here = {ck.TopicPartition(name, 0): OffsetSpec.latest()}
 
     def afresh(client: AdminClient, wait: float) -> Any:
-        client.list_topics(name, timeout=wait)  # or the client goes by what it knew before
+        client.list_topics(name, timeout=wait)  # or the client uses its cached metadata
         return client.list_offsets(here, request_timeout=wait)
 
     while True:
-        answer = asker.ask("look at a new topic", afresh)
+        answer = admin.ask("describe a new topic", afresh)
         if not any(isinstance(one, Exception) for one in answer.values()):
             return
         if time.monotonic() > deadline:
@@ -244,10 +297,10 @@ def _await_leader(asker: KafkaAdmin, name: str, seconds: float = 15.0) -> None:
         time.sleep(_AGAIN)
 
 
-def _create(asker: KafkaAdmin, topic: NewTopic) -> bool:
-    """Create a topic; False: another run was quicker."""
+def _create(admin: KafkaAdmin, topic: NewTopic) -> bool:
+    """Create a topic; False if another run has created it first."""
     doing = f"create topic {topic.topic!r}"
-    answer: Any = asker.ask(
+    answer: Any = admin.ask(
         doing,
         lambda client, wait: client.create_topics(
             [topic], operation_timeout=wait, request_timeout=wait
@@ -260,4 +313,4 @@ def _create(asker: KafkaAdmin, topic: NewTopic) -> bool:
         and answer.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
     ):
         return False
-    raise asker.sorted(answer, doing)
+    raise admin.sorted(answer, doing)

@@ -1,20 +1,22 @@
 """One producer instance, one transaction.
 
-librdkafka's client does not speak KIP-890's second part: its transactions share producer id and
-epoch, so an EndTxn of transaction 1 that arrives late can end transaction 2. An instance that
-is initialised anew (a new epoch) for every transaction closes that hole: the late request
-carries an epoch that the coordinator no longer takes.
+librdkafka's client does not implement KIP-890's second part: its transactions share producer id and
+epoch, so a delayed EndTxn of transaction 1 can end transaction 2. An instance that is initialised
+anew (a new epoch) for every transaction prevents that: the delayed request has an epoch that the
+coordinator no longer accepts.
 
-Errors by kind (KIP-360): what may pass is tried again; what asks for an abort is aborted, and
-the caller decides again; an instance that was fenced or ended by the broker is thrown away,
-and the caller asks the ledger, which alone knows whether a newer run holds it.
+Errors by kind (KIP-360): transient errors are retried; errors that require an abort are aborted,
+and the caller decides again; an instance that was fenced or ended by the broker is discarded, and
+the caller reads the ledger, which alone shows whether a newer run holds it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -30,26 +32,29 @@ from oncely.errors import OncelyError, Unavailable
 __all__ = ["InstanceFenced", "Message", "Transaction"]
 
 _AGAIN = 0.05  # seconds
-_ABORT = 5.0  # seconds; who does not answer is fenced by the next instance anyway
+_GRACE = 2.0  # seconds; librdkafka ends a call by itself, this is for a call that it does not end
+_OFFSETS = "send_offsets_to_transaction"
+_ABORT = 5.0  # seconds; without an answer, the next instance fences this one anyway
 
 
 class Transaction(Sender):
-    """A transaction from InitProducerId to EndTxn; afterwards the instance is gone.
+    """A transaction from InitProducerId to EndTxn; then the instance is closed.
 
-    Inside ``with`` an error aborts it. A commit without an answer leaves it as it is: the next
-    instance with the same id learns what became of it.
+    Inside ``with`` an error aborts it. A commit without an answer leaves its outcome open: the next
+    instance with the same id determines it.
 
     Args:
         producer: a new, transactional instance, see :mod:`oncely.clients.kafka.producer`.
-        timeout: seconds that one step may take.
+        timeout: the time limit of one step, in seconds.
         brokers: for messages.
-        warm: a topic that is asked for to be connected before anything else.
+        warm: a topic whose metadata is requested first, to establish connections.
     """
 
     def __init__(self, producer: Any, timeout: float, brokers: str, warm: str) -> None:
         super().__init__(producer, timeout, brokers)
         self._warm = warm
         self._open = False
+        self._initialised = self._ending = float("inf")
 
     def __enter__(self) -> Self:
         return self
@@ -65,40 +70,55 @@ class Transaction(Sender):
         self._producer = None
 
     def init(self) -> Self:
-        """Fence every earlier instance, end what it left open, and wait until that is done.
+        """Fence every earlier instance, end its open transaction, and wait for that.
 
         Raises:
             Unavailable: no answer.
-            ConfigError: the broker forbids it, or can't do it.
+            ConfigError: the broker forbids it, or does not support it.
         """
         self._step("connect", lambda left: stay_connected(self._producer, self._warm, left))
         self._step("init_transactions", self._producer.init_transactions)
+        self._initialised = time.monotonic()
         return self
 
+    def close(self) -> None:
+        """Close the instance before its transaction has begun."""
+        self._producer = None
+
+    def is_older_than_end_of(self, other: Transaction) -> bool:
+        """True if this instance was initialised before the other one's transaction was ended."""
+        return self._initialised < other._ending
+
     def begin(self) -> None:
-        """From here on readers of committed records wait for the end of this transaction."""
+        """Begin. From now on readers of committed records wait for the end of this transaction."""
         self._step("begin_transaction", lambda _: self._producer.begin_transaction())
         self._open = True
 
     def send_offsets(
         self, offsets: Mapping[TopicPartition, tuple[Position, str]], group: Any
     ) -> None:
-        """Commit positions with their stamps in this transaction (KIP-447).
+        """Commit positions with their metadata in this transaction (KIP-447).
 
         Args:
             offsets: position and metadata.
             group: ``consumer_group_metadata()`` of a consumer of that group.
         """
         wanted = [ck.TopicPartition(*tp, at, metadata) for tp, (at, metadata) in offsets.items()]
-        self._step(
-            "send_offsets_to_transaction",
-            lambda left: self._producer.send_offsets_to_transaction(wanted, group, left),
-        )
+        call = self._producer.send_offsets_to_transaction
+
+        def send(left: float) -> None:
+            # Its own timeout begins when the request is sent. Before that it waits, without a
+            # limit, for the next change of a broker's connection.
+            if not _returns(partial(call, wanted, group, left), left + _GRACE):
+                self._open = False  # the instance accepts no other call
+                raise Unavailable(f"{self._brokers}: {_OFFSETS}: no answer in time")
+
+        self._step(_OFFSETS, send)
 
     def flush(self, seconds: float) -> None:
-        """Wait until the broker has answered for everything that was queued.
+        """Wait until the broker has responded for all queued messages.
 
-        What became of the messages, ``commit`` tells.
+        ``commit`` reports the outcome of the messages.
 
         Raises:
             InstanceFenced: another instance holds the id.
@@ -112,12 +132,13 @@ class Transaction(Sender):
             raise Unavailable(f"{self._brokers}: {left} messages were not taken in time")
 
     def commit(self) -> None:
-        """Send what is queued and commit.
+        """Send the queued messages and commit.
 
         Raises:
-            InstanceFenced, Unavailable: not committed, or nobody knows: ask the ledger, after
-                the next instance's ``init``.
+            InstanceFenced, Unavailable: not committed, or unknown: read the ledger, after the next
+                instance's ``init``.
         """
+        self._ending = time.monotonic()
         self._step("commit_transaction", self._producer.commit_transaction)
         self._open = False
 
@@ -133,17 +154,40 @@ class Transaction(Sender):
                     time.sleep(_AGAIN)
                     continue
                 if name == "commit_transaction" and not error.txn_requires_abort():
-                    self._open = False  # an abort could end what a late commit has begun
+                    self._open = False  # an abort could race with a late commit
                 raise self._sorted(error, name) from failure
 
     def _sorted(self, error: KafkaError, doing: str) -> OncelyError:
-        """The error by its consequence; after a fatal one not even an abort can be done."""
+        """The error by its consequence; after a fatal error not even an abort is possible."""
         if error.code() == KafkaError._FATAL or error.fatal():
             self._open = False
         return super()._sorted(error, doing)
 
     def _abort(self) -> None:
-        """End it, so that readers need not wait for its timeout; best effort."""
+        """Abort, so that readers need not wait for the timeout; best effort."""
         with contextlib.suppress(KafkaException):
-            self._producer.abort_transaction(_ABORT)
+            served(lambda: self._producer.abort_transaction(_ABORT))
         self._open = False
+
+
+def _returns(call: Callable[[], object], seconds: float) -> bool:
+    """Make a call in a thread of its own, and wait for its end or its error.
+
+    Returns:
+        False if it has not ended in time. Then it is left alone with its instance, which the next
+        instance of the transactional id fences.
+    """
+    ended: Future[object] = Future()
+
+    def make() -> None:
+        try:
+            ended.set_result(served(call))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    # A daemon: the interpreter does not wait for it at its end.
+    threading.Thread(target=make, name=_OFFSETS, daemon=True).start()
+    if not wait([ended], seconds).done:
+        return False
+    ended.result()
+    return True

@@ -1,18 +1,20 @@
-"""What the SQL sink asks of a database: one session, its errors sorted by consequence.
+"""The port of databases: one session, with errors classified by consequence.
 
-Statements are written once, with ``%s`` for a parameter. A test may wrap a
-:class:`Connection`: every method is one round trip, so "before and after every call" is every
-point where a crash can fall.
+Statements are written once, with ``%s`` for a parameter. A test may wrap a :class:`Connection`:
+every method is one round trip, so "before and after every call" covers all points at which a crash
+can occur.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from oncely.core.digest import Kind, Recipe
 from oncely.errors import Stopped, TableMismatch, Unavailable
 
 Params = Sequence[object]
@@ -37,8 +39,8 @@ class BadData(Exception):
     """The database refused a value or a row (SQLSTATE class 22, 23 or 44).
 
     Attributes:
-        line: index of the refused row among the rows that were sent, or None when not told.
-        reason: the database's own sentence.
+        line: index of the refused row among the rows that were sent, or None if unknown.
+        reason: the database's message.
     """
 
     def __init__(self, reason: str, line: int | None = None) -> None:
@@ -47,7 +49,7 @@ class BadData(Exception):
 
 
 class RowsDropped(Stopped):
-    """The table has taken fewer rows than it was given, and no error was raised."""
+    """The table has fewer new rows than were sent, and no error was raised."""
 
     def __init__(self, table: TableName, sent: int, taken: int) -> None:
         super().__init__(
@@ -59,30 +61,42 @@ class RowsDropped(Stopped):
 
 
 class TableAltered(TableMismatch):
-    """The table is not what the run has bound its rows to; nothing was written."""
+    """The table has changed since the run has bound its rows to it; nothing was written."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(
-            f"{problem}: the table was altered while the run was up; nothing was written",
-            way_out="start again: a run looks at the table's types when it begins, and"
-            " `oncely plan` tells whether they take the rows",
+            f"{problem}: the table was altered during the run; nothing was written",
+            way_out="start again: a run reads the table's types at its start, and `oncely "
+            "plan` shows whether they accept the rows",
         )
 
 
+class LoanBroken(Exception):
+    """A function has ended the transaction that was lent to it, or can't give it back.
+
+    Attributes:
+        reason: what it has done.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
 class Contention(Unavailable):
-    """A deadlock, a serialization failure or a lock timeout: nothing is wrong with the rows."""
+    """A deadlock, a serialization failure or a lock timeout: the rows are not at fault."""
 
 
 @dataclass(frozen=True)
 class RowByRow:
-    """Where rows go one by one.
+    """The destination of rows that are inserted separately.
 
     Attributes:
         table: the destination.
-        staged: a table of the session, which holds the rows and the number of each.
+        staged: a table of the session, with the rows and the number of each.
         create_staged: the statement that creates it.
         number: the column of the numbers.
-        casts: per column, the table's type when the value travels as text.
+        casts: per column, the table's type if the value is sent as text.
     """
 
     table: TableName
@@ -102,7 +116,7 @@ class Connection(Protocol):
         """End the transaction.
 
         Raises:
-            Unavailable: its outcome is unknown, or the server has undone it.
+            Unavailable: its outcome is unknown, or the server has rolled it back.
         """
 
     def rollback(self) -> None:
@@ -112,32 +126,49 @@ class Connection(Protocol):
         """Run one statement that returns rows."""
 
     def execute(self, sql: str, params: Params = ()) -> int:
-        """Run one statement; the number of rows that it changed."""
+        """Run one statement, and return the number of rows that it has changed."""
 
     def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
         """Run one statement for each of ``rows``."""
 
     def copy(self, table: TableName, rows: pa.Table) -> None:
-        """Append ``rows`` by the bulk path; types are the table's already.
+        """Append ``rows`` by the bulk path; they have the table's types.
 
         Raises:
-            BadData: with the index of the refused row when the database tells it.
-            RowsDropped: a trigger has left rows out.
+            BadData: with the index of the refused row if the database reports it.
+            RowsDropped: a trigger has dropped rows.
         """
 
     def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
-        """Insert ``rows`` one by one, in order; index and reason of those that are refused.
+        """Insert ``rows`` separately, in order; return index and reason of refused rows.
 
-        For rows of which many are refused: all of it happens in the database. In an open
-        transaction, which it leaves as if the refused rows had never been sent.
+        For input with many refused rows: all steps are executed in the database. Called in an open
+        transaction, in which refused rows leave no trace.
 
         Raises:
-            BadData: a value can't even be sent; nothing is known of the other rows.
-            RowsDropped: a trigger has left rows out.
+            BadData: a value cannot be sent; the outcome of the other rows is unknown.
+            RowsDropped: a trigger has dropped rows.
+        """
+
+    def lend(self, seconds: float) -> AbstractContextManager[Any]:
+        """Lend the open transaction, as a connection of the driver, to a function of the user.
+
+        If the block raises, what it has done is undone, and the transaction goes on.
+
+        Args:
+            seconds: the time limit of the block.
+
+        Raises:
+            BadData: a statement was refused, or the limit is exceeded. Errors of the block that
+                come from no statement pass through.
+            Unavailable: the server did not answer, or refuses any work at this moment; also if the
+                block has turned that error into another one.
+            LoanBroken: the block has ended the transaction.
+            OncelyError: another error that no retry can correct.
         """
 
     def check_constraints(self) -> None:
-        """Check now what the transaction would check at its commit (deferred constraints).
+        """Check deferred constraints now, instead of at the commit.
 
         Raises:
             BadData: a deferred constraint is violated.
@@ -148,26 +179,26 @@ class Connection(Protocol):
 
 
 class Column(NamedTuple):
-    """A column of the destination table as the catalog has it."""
+    """A column of the destination table, from the catalog."""
 
     name: str
     type: str
     required: bool
-    """Neither nullable nor filled by a default or generated."""
+    """True if it is not nullable, has no default and is not generated."""
     generated: bool
 
 
 @dataclass(frozen=True)
 class ColumnFit:
-    """How one column of the rows reaches one column of the table.
+    """The conversion of a column of the rows to a column of the table.
 
     Attributes:
         name: the column.
-        arrow_type: what the values are cast to before they are sent.
-        cast: the table's type when the value must travel as text and be cast by the server.
+        arrow_type: the type to which values are cast before they are sent.
+        cast: the table's type if the value must be sent as text and cast by the server.
         rounds: the column keeps fewer digits than values of the declared type may have.
-        scale: digits after the point that the column keeps of a float, or None for all; whether
-            a value has more is not known before.
+        scale: digits after the point that the column keeps of a float, or None for all; a value may
+            have more.
     """
 
     name: str
@@ -178,7 +209,7 @@ class ColumnFit:
 
 
 class Dialect(Protocol):
-    """The differences between databases that are not a statement of the commit path."""
+    """The differences between databases, except the statements of the commit path."""
 
     @property
     def name(self) -> str:
@@ -186,47 +217,59 @@ class Dialect(Protocol):
 
     @property
     def clear_table(self) -> str:
-        """How a statement begins that empties a table of our own."""
+        """The beginning of a statement that empties a table of Oncely's own."""
 
     @property
     def for_update(self) -> str:
-        """Suffix that locks the selected rows, or nothing where a transaction has the only lock."""
+        """Suffix that locks the selected rows; empty if a transaction has the only lock."""
+
+    @property
+    def clock(self) -> str:
+        """The time of the statement, not that at which its transaction began."""
 
     def connect(self, application: str) -> Connection:
-        """Open a session that is recognisable to others by ``application``.
+        """Open a session that other sessions can recognise by ``application``.
 
         Raises:
             Unavailable: no answer.
-            WrongInput: the database does not let us in.
+            WrongInput: the database refuses the login.
         """
 
     def create_database(self) -> None:
-        """Make an empty database where there is none and a client can (a file).
+        """Create an empty database if there is none and a client can create it (a file).
 
         Raises:
-            WrongInput: it can't be made.
+            WrongInput: it cannot be created.
         """
 
     def quote(self, identifier: str) -> str:
-        """The identifier, safe inside a statement whatever it holds."""
+        """The quoted identifier, safe inside a statement for any content."""
 
     def translate(self, ddl: str) -> str:
         """A ledger table's definition in the dialect's own types."""
 
     def lock_for_setup(self, connection: Connection) -> None:
-        """Serialise whoever creates tables at the same time, until the transaction's end."""
+        """Serialise concurrent creation of tables, until the transaction's end."""
+
+    def lock_for_rewrite(self, connection: Connection, pipeline: str) -> None:
+        """Serialise the rewrites of a pipeline's rows, until the transaction's end."""
 
     def end_sessions(
-        self, connection: Connection, applications: str, tables: Sequence[TableName]
-    ) -> int:
+        self,
+        connection: Connection,
+        applications: str,
+        tables: Sequence[TableName],
+        only: Collection[str] | None = None,
+    ) -> object:
         """End other sessions whose application name begins with ``applications``.
 
-        Only those that work with these ``tables``: another schema or database may hold a ledger
-        in which a pipeline has the same name.
+        With ``only`` those of these names.
+        Only sessions that use these ``tables``: another schema or database may contain a ledger in
+        which a pipeline has the same name.
         """
 
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
-        """The table's columns in order; empty when there is no such table."""
+        """The table's columns in order; empty if there is no such table."""
 
     def column_types(
         self, connection: Connection, table: TableName
@@ -234,49 +277,77 @@ class Dialect(Protocol):
         """The table's :meth:`identity` and its columns' types, by one statement."""
 
     def identity(self, connection: Connection, table: TableName) -> str | None:
-        """What tells the table from others of its name; None: there is no such table.
+        """An id that distinguishes the table from others of its name; None: there is no such table.
 
-        The same text for all tables where the database has no such thing.
+        The same text for all tables if the database has no such id.
         """
 
     def not_durable(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
-        """Why its rows would not survive with the ledger's, and the way out; None: they do."""
+        """The reason why its rows would not survive with the ledger's, and the way out; None:
+        they do."""
 
     def hides_rows(self, connection: Connection, table: TableName) -> bool:
-        """Whether a DELETE of this user may leave out rows that its condition selects."""
+        """True if a DELETE of this user may skip rows that its condition selects."""
+
+    def cascades(self, connection: Connection, table: TableName) -> list[str]:
+        """Tables whose rows a DELETE in this table also deletes or changes."""
 
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets that a unique constraint or index makes unique."""
 
-    def tables_like(self, connection: Connection, table: TableName, prefix: str) -> list[str]:
-        """Names of tables beside ``table`` that begin with ``prefix``."""
+    def tables_like(self, connection: Connection, prefix: TableName) -> list[str]:
+        """Names of tables in the schema of ``prefix`` that begin with its name."""
 
     def column_type(self, arrow_type: pa.DataType) -> str:
-        """The type that a created table gives a column of this kind."""
+        """The type of a created table's column for values of this type."""
 
     def fit(self, column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
-        """How values of ``arrow_type`` reach the column, or None when they can't."""
+        """The conversion of values of ``arrow_type`` to the column, or None if there is none."""
+
+    def digest_kind(self, column: Column, fit: ColumnFit) -> Kind | None:
+        """The kind of a column's values in digests; None: they are not covered.
+
+        Values are covered if the column returns exactly those that were sent.
+        """
+
+    def digest(
+        self,
+        connection: Connection,
+        table: TableName,
+        recipe: Recipe,
+        offset: str,
+        where: tuple[str, Params],
+    ) -> int | None:
+        """The digest of the rows that a condition selects; None if the database can't compute it.
+
+        Args:
+            table: the table.
+            recipe: the columns that it covers.
+            offset: the column of the offset.
+            where: the condition, and its parameters.
+        """
 
     def keeps_order(self, arrow_type: pa.DataType) -> bool:
-        """Whether stored values compare as the values themselves: a version column must."""
+        """True if the stored form sorts in the order of the values: required for a version
+        column."""
 
     def create_staging(
         self, name: TableName, columns: Sequence[tuple[str, str]], *, temporary: bool
     ) -> str:
-        """The statement that makes an empty table of (name, type) columns, no constraints.
+        """The statement that creates an empty table of (name, type) columns, without constraints.
 
         A temporary one belongs to the session and ends with its transaction.
         """
 
     @property
     def endpoint(self) -> str:
-        """Where the database is, for people: never a password."""
+        """The address of the database, for messages: never with a password."""
 
 
 Connect = Callable[[Dialect, str], Connection]
-"""How a session is opened: ``(dialect, application) -> Connection``. Tests put a wrapper here."""
+"""Opens a session: ``(dialect, application) -> Connection``. Tests use a wrapper."""
 
 
 def connect(dialect: Dialect, application: str) -> Connection:
-    """Open a session, plainly."""
+    """Open a session, without a wrapper."""
     return dialect.connect(application)

@@ -1,4 +1,4 @@
-"""Which database a URL means."""
+"""The dialect of a URL."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WAYS = "postgresql://user:password@host:port/database, or sqlite:////absolute/p
 
 
 def dialect_for(url: str, connect_timeout: float = 10.0) -> Dialect:
-    """The dialect of ``url``, which is not opened.
+    """The dialect of ``url``, without opening a session.
 
     Args:
-        url: ``postgresql://…`` as libpq takes it; or ``sqlite:///`` and a path as it is, so
-            ``sqlite:////data/x.db`` is absolute and ``sqlite:///x.db`` lies in the working
-            directory of whoever asks (SQLAlchemy's convention).
-        connect_timeout: seconds; for SQLite, how long a writer waits for another. libpq
-            counts in whole seconds, two at least.
+        url: ``postgresql://…`` in libpq's syntax; or ``sqlite:///`` and a verbatim path, so
+            ``sqlite:////data/x.db`` is absolute and ``sqlite:///x.db`` is relative to the working
+            directory of the process (SQLAlchemy's convention).
+        connect_timeout: seconds; for SQLite, the time that a writer waits for another. libpq uses
+            whole seconds, at least two.
 
     Raises:
         ConfigError: another scheme, or not a URL of its scheme.
@@ -35,7 +35,7 @@ def dialect_for(url: str, connect_timeout: float = 10.0) -> Dialect:
     if separator and scheme.lower() == "sqlite":
         return _sqlite(rest, connect_timeout)
     shown = f"{scheme}://…" if separator else "it"
-    raise ConfigError("sink.url", f"{shown} is no database that Oncely knows", way_out=_WAYS)
+    raise ConfigError("sink.url", f"{shown} is not a supported database", way_out=_WAYS)
 
 
 def _postgres(url: str, connect_timeout: int) -> Postgres:
@@ -47,16 +47,16 @@ def _postgres(url: str, connect_timeout: int) -> Postgres:
     if misread:
         raise ConfigError(
             "sink.url",
-            "is not a URL that libpq takes",
+            "is not a valid URL of libpq",
             way_out=f"percent-encode special characters in user and password; {_WAYS}",
         )
     return Postgres(url, connect_timeout)
 
 
 def _misread(parts: Mapping[str, object]) -> bool:
-    """Whether a password with a plain ``@`` or ``/`` has gone into another part of the URL.
+    """True if a password with a plain ``@`` or ``/`` is parsed as another part of the URL.
 
-    libpq would say "could not translate host name" and then the rest of the password.
+    libpq's message would be "could not translate host name" with the rest of the password.
     """
     ports = str(parts.get("port", "")).replace(",", "")
     elsewhere = "@" in f"{parts.get('host', '')}{parts.get('dbname', '')}"

@@ -1,7 +1,7 @@
-"""NUL characters, which no text column takes, are looked for before rows are sent.
+"""Detection of NUL characters, which text columns do not accept, before rows are sent.
 
-PostgreSQL refuses a NUL in any text, and the escape ``\\u0000`` in jsonb, and names no row when
-the value is cast by the server. SQLite takes a NUL, but its functions end the text there.
+PostgreSQL refuses a NUL in any text, and the escape ``\\u0000`` in jsonb, and names no row if the
+value is cast by the server. SQLite accepts a NUL, but its functions end the text there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ _ESCAPED = r"(?:^|[^\\])(?:\\\\)*\\u0000"
 
 
 def rows_with_nul(column: pa.ChunkedArray, fit: ColumnFit) -> dict[int, str]:
-    """The rows whose value holds a NUL, and the reason for each; of columns of other types none.
+    """The rows whose value contains a NUL, and the reason for each; empty for columns of other
+    types.
 
     Args:
         column: cast to the fit's type already.
-        fit: tells whether the server makes jsonb of the text.
+        fit: shows if the server casts the text to jsonb.
     """
     within = pa.types.is_list(column.type)
     texts = pc.list_flatten(column) if within else column
@@ -30,10 +31,16 @@ def rows_with_nul(column: pa.ChunkedArray, fit: ColumnFit) -> dict[int, str]:
         return {}
     found = []
     if any(_has_zero_byte(chunk) for chunk in texts.chunks):
-        found.append((pc.match_substring(texts, _NUL), "a text holds a NUL (0x00)"))
+        found.append((pc.match_substring(texts, _NUL), "a text contains a NUL (0x00)"))
     if fit.cast == "jsonb":
         escaped = pc.match_substring_regex(texts, _ESCAPED)
-        found.append((escaped, r"jsonb takes no NUL (0x00), and the JSON holds the escape \u0000"))
+        found.append(
+            (
+                escaped,
+                r"jsonb accepts no NUL (0x00), and the JSON contains the escape "
+                "\u0000",
+            )
+        )
     reasons: dict[int, str] = {}
     for matches, reason in found:
         rows = pc.indices_nonzero(matches.fill_null(False))
@@ -44,7 +51,7 @@ def rows_with_nul(column: pa.ChunkedArray, fit: ColumnFit) -> dict[int, str]:
 
 
 def _has_zero_byte(texts: pa.StringArray) -> bool:
-    """Look at the bytes of all texts at once: a tenth of the time that matching each text takes."""
+    """Search the bytes of all texts at once: a tenth of the time of matching each text."""
     _, offsets, data = texts.buffers()
     if not len(texts) or data is None:
         return False

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from oncely.clients.sql.connection import (
     ColumnFit,
     Connection,
     Contention,
+    LoanBroken,
     Params,
     Row,
     RowByRow,
@@ -30,33 +31,41 @@ from oncely.clients.sql.connection import (
     TableAltered,
     TableName,
 )
+from oncely.clients.sql.postgres_digest import (
+    COMPUTES,
+    NotComputable,
+    digest_kind,
+    row_digest,
+)
+from oncely.clients.sql.postgres_lent import LentTransaction, lent
 from oncely.clients.sql.postgres_session import WatchedSession
 from oncely.clients.sql.postgres_types import column_type, fit, refuse_too_early
+from oncely.core.digest import Kind, Recipe
 from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.secrets import Secrets, redact
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# A zombie that was paused between its compare-and-set and COMMIT holds a row lock: nobody
-# waits for it longer than this, and the server ends it (SET LOCAL also works behind PgBouncer).
-# READ COMMITTED, whatever the server's default: what another attempt has committed meanwhile
-# must be seen, or its rows would look like violations of ours.
+# A zombie that was paused between its compare-and-set and COMMIT holds a row lock: no session waits
+# for it longer than this, and the server ends it (SET LOCAL also works behind PgBouncer). READ
+# COMMITTED, independent of the server's default: rows that another attempt has committed meanwhile
+# must be visible, or they would look like constraint violations of ours.
 _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED;"
     " SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '60s';"
     " SELECT pg_is_in_recovery()"
 )
 _COPY_BYTES = 1 << 20
-# The SQLSTATEs, or classes of them, of a value or row that is refused. 44 is the CHECK OPTION of
-# a view. 54000 and 54001, a text too long for its index and JSON too deep for the stack, would
-# be tried for ever if they were no reject.
+# The SQLSTATEs, or classes of them, of a value or row that is refused. 44 is the CHECK OPTION of a
+# view. 54000 and 54001, a text too long for its index and JSON too deep for the stack, would be
+# retried forever if they were not rejects.
 _DATA = ("22", "23", "44", "54000", "54001")
 _PLAN = "`oncely plan` prints the DDL"
 _POLICY = "if row-level security refuses the rows, use a role with BYPASSRLS or change the policy"
 _ROUTINE = (Stopped, "correct the trigger or function that raised it")
 _LEDGER_HOLDS = "the pipeline continues from its ledger"
-# What no retry can correct, by SQLSTATE or by class. All else is Unavailable.
+# Errors that no retry can fix, by SQLSTATE or by class. All others are Unavailable.
 _PERMANENT: dict[str, tuple[type[OncelyError], str]] = {
     "09": _ROUTINE,
     "0A": (WrongInput, f"write to a table that supports the statement; {_POLICY}"),
@@ -64,7 +73,7 @@ _PERMANENT: dict[str, tuple[type[OncelyError], str]] = {
     "0P": (WrongInput, "check the roles and their grants"),
     "21": (
         WrongInput,
-        "two records have keys that differ, and that the unique index takes for equal (letter"
+        "two records have keys that differ, and that the unique index treats as equal (letter"
         " case, a trigger that changes them): make them equal in the transform, or change"
         " sink.keys; otherwise correct the subquery in the trigger or policy",
     ),
@@ -85,19 +94,24 @@ _PERMANENT: dict[str, tuple[type[OncelyError], str]] = {
     "42804": (TableMismatch, _PLAN),
     "42P01": (TableMismatch, _PLAN),
     "54": (WrongInput, "the table or the rows exceed a limit of the server: use fewer columns"),
-    "55000": (WrongInput, "the table does not take this statement: a view, or a publication"),
+    "55000": (WrongInput, "the table does not support this statement: a view, or a publication"),
     "F0": (WrongInput, "correct the server's configuration files"),
     "P0": _ROUTINE,
     "XX001": (Stopped, f"restore the database; {_LEDGER_HOLDS}"),
     "XX002": (Stopped, f"REINDEX, or restore the database; {_LEDGER_HOLDS}"),
 }
+# Of functions of the user: RAISE EXCEPTION, a statement beyond the time limit, a caught error.
+_OF_THE_FUNCTION = ("P0001", "57014", "25P02")
+_FAILED_BEFORE = "25P02"
+_CHAIN = 20  # errors that were raised from another
 _SETUP_LOCK = 0x0ECE_1E  # any constant: it serialises CREATE TABLE IF NOT EXISTS, which races
+_REWRITE_LOCK = 0x0ECE_2E
 
 
 class PostgresConnection:
-    """A psycopg session whose errors are sorted by SQLSTATE class."""
+    """A psycopg session whose errors are classified by SQLSTATE class."""
 
-    def __init__(self, session: psycopg.Connection[Row]) -> None:
+    def __init__(self, session: WatchedSession) -> None:
         self._session = session
 
     def begin(self) -> None:
@@ -105,12 +119,12 @@ class PostgresConnection:
 
         Raises:
             Unavailable: the server is a standby. It refuses some statements as not supported
-                (0A000), which a primary refuses for good.
+                (0A000), an error that is permanent on a primary.
         """
         if _sorted_errors(lambda: _last_row(self._session.execute(_BEGIN))) == (True,):
             self.rollback()
             raise Unavailable(
-                "PostgreSQL: the server is a standby, which takes no writes",
+                "PostgreSQL: the server is a standby, which accepts no writes",
                 way_out="wait for the failover to end, or let sink.url reach the primary"
                 " (target_session_attrs=read-write)",
             )
@@ -119,8 +133,8 @@ class PostgresConnection:
         """End the transaction.
 
         Raises:
-            Unavailable: its outcome is unknown, or the server has undone it: COMMIT of a
-                transaction that has failed is answered by ROLLBACK, and by no error.
+            Unavailable: its outcome is unknown, or the server has rolled it back: COMMIT of a
+                failed transaction returns ROLLBACK, and no error.
         """
         answer = _sorted_errors(lambda: self._session.execute("COMMIT")).statusmessage
         if answer != "COMMIT":
@@ -135,7 +149,7 @@ class PostgresConnection:
         return _sorted_errors(lambda: self._session.execute(sql.encode(), params).fetchall())
 
     def execute(self, sql: str, params: Params = ()) -> int:
-        """Run one statement; the number of rows that it changed."""
+        """Run one statement, and return the number of rows that it has changed."""
         return _sorted_errors(lambda: self._session.execute(sql.encode(), params).rowcount)
 
     def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
@@ -147,7 +161,7 @@ class PostgresConnection:
 
         Raises:
             BadData: with the index of the refused row.
-            RowsDropped: a trigger has left rows out.
+            RowsDropped: a trigger has dropped rows.
         """
         columns = ", ".join(_quoted(name) for name in rows.column_names)
         statement = f"COPY {_regclass(table)} ({columns}) FROM STDIN WITH (FORMAT binary)"
@@ -167,7 +181,7 @@ class PostgresConnection:
         return cursor.rowcount
 
     def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
-        """Insert ``rows`` one by one, in a loop of the server's own."""
+        """Insert ``rows`` separately, in a loop inside the server."""
         self.execute("DROP TABLE IF EXISTS _oncely_refused")
         self.execute("CREATE TEMP TABLE _oncely_refused (n BIGINT, reason TEXT) ON COMMIT DROP")
         self.execute(into.create_staged)
@@ -181,6 +195,22 @@ class PostgresConnection:
         if dropped:
             raise RowsDropped(into.table, rows.num_rows, rows.num_rows - dropped)
         return refused
+
+    @contextmanager
+    def lend(self, seconds: float) -> Iterator[psycopg.Connection[Row]]:
+        """Lend the transaction in a savepoint (:mod:`oncely.clients.sql.postgres_lent`)."""
+        tx = None
+        try:
+            with lent(self._session, seconds) as tx:
+                yield tx
+        except (OncelyError, LoanBroken):
+            raise
+        except Exception as error:
+            failure = _failure(error, tx)
+            found = None if failure is None else _sort_lent(failure)
+            if isinstance(error, psycopg.Error) or isinstance(found, Unavailable):
+                raise found or error from error
+            raise
 
     def check_constraints(self) -> None:
         """Check deferred constraints now, then let later statements defer again."""
@@ -204,13 +234,13 @@ def _last_row(cursor: psycopg.Cursor[Row]) -> Row | None:
 
 
 def _rows_a_message(rows: pa.Table) -> int:
-    """Rows whose encoding stays near a megabyte, so that a chunk is not held twice."""
+    """Number of rows whose encoding is about a megabyte, so that a chunk is not in memory twice."""
     rows_a_megabyte = _COPY_BYTES * max(1, int(rows.num_rows)) // max(1, int(rows.nbytes))
     return max(1, min(16_384, rows_a_megabyte))
 
 
 def _sorted_errors(work: Callable[[], T], copied: str | None = None) -> T:
-    """Run ``work``; a driver error leaves as what it means for the commit path."""
+    """Run ``work``; convert an error of the driver by its consequence for the commit path."""
     try:
         return work()
     except psycopg.Error as error:
@@ -220,7 +250,7 @@ def _sorted_errors(work: Callable[[], T], copied: str | None = None) -> T:
 def _sort(error: psycopg.Error, copied: str | None) -> Exception:
     state = error.sqlstate or ""
     text = redact((error.diag.message_primary or str(error)).strip())
-    if state == "22P03":  # our encoding, not a record: the table was altered under the run
+    if state == "22P03":  # our encoding, not a record: the table was altered during the run
         return TableAltered(f"PostgreSQL: {text}")
     if state[:2] in _DATA or state in _DATA:
         return BadData(_reason(error, text), _line(error.diag.context, copied))
@@ -233,6 +263,25 @@ def _sort(error: psycopg.Error, copied: str | None) -> Exception:
     return Unavailable(f"PostgreSQL: {text}" if text else "PostgreSQL ended the session")
 
 
+def _failure(error: BaseException, tx: LentTransaction | None) -> psycopg.Error | None:
+    """The error of a statement behind an error of the block that has executed it."""
+    seen: BaseException | None = error
+    for _ in range(_CHAIN):
+        if isinstance(seen, psycopg.Error) and seen.sqlstate != _FAILED_BEFORE:
+            return seen
+        seen = None if seen is None else seen.__cause__ or seen.__context__
+    return None if tx is None else tx.failure
+
+
+def _sort_lent(error: psycopg.Error) -> Exception:
+    """As :func:`_sort`; what the user's own statements have raised or exceeded is bad data."""
+    if error.sqlstate in _OF_THE_FUNCTION:
+        return BadData(redact((error.diag.message_primary or str(error)).strip()))
+    if error.sqlstate is None and isinstance(error, psycopg.ProgrammingError | psycopg.DataError):
+        return BadData(redact(str(error).strip()))  # psycopg's own: nothing was sent
+    return _sort(error, None)
+
+
 def _reason(error: psycopg.Error, text: str) -> str:
     detail = redact(error.diag.message_detail or "")
     return f"{text} ({detail})" if detail else text
@@ -241,8 +290,8 @@ def _reason(error: psycopg.Error, text: str) -> str:
 def _line(context: str | None, copied: str | None) -> int | None:
     """The 0-based row that COPY names in its context: ``COPY <table>, line 3, column b``.
 
-    Table and column may hold any text, line breaks too, so the known table name is matched as
-    a whole.
+    Table and column may be any text, including line breaks, so the known table name is matched as a
+    whole.
     """
     if copied is None:
         return None
@@ -251,7 +300,7 @@ def _line(context: str | None, copied: str | None) -> int | None:
 
 
 def _each_row(into: RowByRow) -> str:
-    """A loop over the staged rows that notes what :func:`_sort` would take for bad data."""
+    """A loop over the staged rows that notes errors that :func:`_sort` classifies as bad data."""
     table = ".".join(_quoted(part) for part in into.table if part)
     names = ", ".join(_quoted(name) for name in into.casts)
     values = ", ".join(
@@ -287,13 +336,13 @@ BEGIN
     SET CONSTRAINTS ALL DEFERRED;
 END"""
     tag = "$oncely$"
-    while tag in body:  # a name may hold any text
+    while tag in body:  # a name may be any text
         tag = f"{tag[:-1]}_$"
     return f"DO {tag}{body}{tag}".replace("%", "%%")
 
 
 def _regclass(table: TableName) -> str:
-    """The name as ``to_regclass`` takes it."""
+    """The name in the syntax of ``to_regclass``."""
     return ".".join(_quoted(part) for part in table if part)
 
 
@@ -309,16 +358,17 @@ class Postgres:
     connect_timeout_seconds: int = 10
     name: str = "postgresql"
     for_update: str = " FOR UPDATE"
+    clock: str = "clock_timestamp()"
     clear_table: str = "TRUNCATE TABLE"
 
     @property
     def endpoint(self) -> str:
-        """Where the database is, for people: never a password."""
+        """The address of the database, for messages: never with a password."""
         info = psycopg.conninfo.conninfo_to_dict(self.url)
         return f"{info.get('host', 'localhost')}:{info.get('port', 5432)}/{info.get('dbname', '')}"
 
     def connect(self, application: str) -> Connection:
-        """Open a session recognisable by its ``application_name``."""
+        """Open a session that is recognisable by its ``application_name``."""
         try:
             session = WatchedSession.connect(
                 self.url,
@@ -326,7 +376,7 @@ class Postgres:
                 application_name=application,
                 connect_timeout=self.connect_timeout_seconds,
                 prepare_threshold=None,  # prepared statements break behind PgBouncer
-                # A host that is gone without a word is noticed within a minute.
+                # A host that disappears without closing the connection is detected within a minute.
                 keepalives_idle=30,
                 keepalives_interval=10,
                 keepalives_count=3,
@@ -349,54 +399,69 @@ class Postgres:
         written = re.findall(r"://[^:@/?]*:(\S*)@|password=([^&\s]*)", self.url)
         values = [part for parts in written for part in parts]
         shown: list[str] = []
-        with suppress(psycopg.ProgrammingError):  # libpq can't read it, and may quote a part of it
+        with suppress(
+            psycopg.ProgrammingError
+        ):  # libpq cannot parse it, and may quote a part of it
             parts = psycopg.conninfo.conninfo_to_dict(self.url)
             values += [str(parts[key]) for key in ("password", "sslpassword") if parts.get(key)]
             shown = [str(parts[key]) for key in ("user", "host", "dbname") if parts.get(key)]
         return Secrets.of(values, shown)
 
     def create_database(self) -> None:
-        """A server's databases are its administrator's."""
+        """Does nothing: a server's databases are created by its administrator."""
 
     def quote(self, identifier: str) -> str:
         """Quoted, and with ``%`` doubled: statements carry ``%s`` parameters."""
         return _quoted(identifier).replace("%", "%%")
 
     def translate(self, ddl: str) -> str:
-        """The ledger is written in PostgreSQL's types."""
+        """The ledger's definition unchanged: it is written with PostgreSQL's types."""
         return ddl
 
     def lock_for_setup(self, connection: Connection) -> None:
-        """Serialise whoever creates tables at the same time, until the transaction's end."""
+        """Serialise concurrent creation of tables, until the transaction's end."""
         connection.query("SELECT pg_advisory_xact_lock(%s)", (_SETUP_LOCK,))
 
+    def lock_for_rewrite(self, connection: Connection, pipeline: str) -> None:
+        """An advisory lock, which no run takes. Pipelines of one name in two schemas share it."""
+        connection.query(
+            "SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_REWRITE_LOCK, pipeline)
+        )
+
     def end_sessions(
-        self, connection: Connection, applications: str, tables: Sequence[TableName]
+        self,
+        connection: Connection,
+        applications: str,
+        tables: Sequence[TableName],
+        only: Collection[str] | None = None,
     ) -> int:
         """``pg_terminate_backend`` for other sessions of the pipeline.
 
-        No timeout of the server fires while it waits for COPY data, so a paused process would
-        keep its session, and its locks, for ever. A session's name does not tell its schema: if
-        another one of this database holds a ledger too, sessions are known by the locks that
-        they hold. One without any holds nobody up, and its compare-and-set finds a newer epoch.
+        No timeout of the server fires while it waits for COPY data, so a paused process would keep
+        its session, and its locks, forever. A session's name does not contain its schema: if
+        another schema of this database has a ledger too, sessions are identified by the locks that
+        they hold. A session without locks blocks no other session, and its compare-and-set will
+        read a newer epoch.
         """
         names = [".".join(_quoted(part) for part in table if part) for table in tables]
+        named = None if only is None else list(only)
         ended = connection.query(
             "WITH own AS (SELECT to_regclass(name) AS relation FROM unnest(%s::text[]) AS t(name))"
             " SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a"
             " WHERE starts_with(a.application_name, %s)"
+            " AND (%s::text[] IS NULL OR a.application_name = ANY (%s::text[]))"
             " AND a.pid <> pg_backend_pid() AND a.usename = current_user"
             " AND a.datname = current_database()"
             " AND (NOT EXISTS (SELECT 1 FROM pg_class c WHERE c.relname = %s AND c.relkind = 'r'"
             " AND c.oid NOT IN (SELECT relation FROM own WHERE relation IS NOT NULL))"
             " OR EXISTS (SELECT 1 FROM pg_locks l JOIN own ON own.relation = l.relation"
             " WHERE l.pid = a.pid))",
-            (names, applications, tables[0].name),
+            (names, applications, named, named, tables[0].name),
         )
         return len(ended)
 
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
-        """The table's columns in order; empty when there is no such table."""
+        """The table's columns in order; empty if there is no such table."""
         rows = connection.query(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,"
             " a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a'"
@@ -412,7 +477,7 @@ class Postgres:
     def column_types(
         self, connection: Connection, table: TableName
     ) -> tuple[str | None, dict[str, str]]:
-        """OID and types, of an unknown age unless the transaction holds a lock of the table."""
+        """OID and types; they may be outdated unless the transaction holds a lock of the table."""
         rows = connection.query(
             "SELECT a.attrelid::text, a.attname, format_type(a.atttypid, a.atttypmod)"
             " FROM pg_attribute a WHERE a.attrelid = to_regclass(%s)"
@@ -449,9 +514,9 @@ class Postgres:
         )
 
     def hides_rows(self, connection: Connection, table: TableName) -> bool:
-        """Row-level security that binds this role, and not by policies that let it see all rows.
+        """True if row-level security applies to this role and its policies do not pass all rows.
 
-        A DELETE with a condition is bound by the policies for SELECT and for DELETE.
+        A DELETE with a condition is subject to the policies for SELECT and for DELETE.
         """
         policies = connection.query(
             "SELECT p.polcmd::text, p.polpermissive, pg_get_expr(p.polqual, p.polrelid)"
@@ -463,8 +528,18 @@ class Postgres:
         )
         return bool(policies) and not all(_all_rows(policies, one) for one in ("r", "d"))
 
+    def cascades(self, connection: Connection, table: TableName) -> list[str]:
+        """Tables with a foreign key that deletes or changes their rows."""
+        rows = connection.query(
+            "SELECT DISTINCT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f'"
+            " AND confrelid = to_regclass(%s) AND confdeltype IN ('c', 'n', 'd') ORDER BY 1",
+            (_regclass(table),),
+        )
+        return [name for (name,) in rows]
+
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
-        """Column sets of valid, full, immediate unique indexes: what ON CONFLICT can infer."""
+        """Column sets of valid, full, immediate unique indexes: those that ON CONFLICT can
+        infer."""
         rows = connection.query(
             "SELECT array_agg(a.attname) FROM pg_index i"
             " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)"
@@ -475,41 +550,69 @@ class Postgres:
         )
         return [frozenset(names) for (names,) in rows]
 
-    def tables_like(self, connection: Connection, table: TableName, prefix: str) -> list[str]:
-        """Names of tables beside ``table`` that begin with ``prefix``."""
+    def tables_like(self, connection: Connection, prefix: TableName) -> list[str]:
+        """Names of tables in the schema of ``prefix`` that begin with its name."""
         rows = connection.query(
             "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE c.relkind = 'r' AND n.nspname = COALESCE(%s::text, current_schema())"
             " AND starts_with(c.relname, %s)",
-            (table.schema, prefix),
+            (prefix.schema, prefix.name),
         )
         return [name for (name,) in rows]
 
     def column_type(self, arrow_type: pa.DataType) -> str:
-        """The type that a created table gives a column of this kind."""
+        """The type of a created table's column for values of this type."""
         return column_type(arrow_type)
 
     def fit(self, column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
-        """How values of ``arrow_type`` reach the column, or None when they can't."""
+        """The conversion of values of ``arrow_type`` to the column, or None if there is none."""
         return fit(column, arrow_type)
 
+    def digest_kind(self, column: Column, fit: ColumnFit) -> Kind | None:
+        """Not of types that the server casts or pads, and not of columns that round."""
+        return digest_kind(column, fit)
+
+    def digest(
+        self,
+        connection: Connection,
+        table: TableName,
+        recipe: Recipe,
+        offset: str,
+        where: tuple[str, Params],
+    ) -> int | None:
+        """The sum of the rows' digests."""
+        if connection.query(COMPUTES) != [(True,)]:
+            return None
+        _, types = self.column_types(connection, table)
+        try:
+            one = row_digest(recipe, types, self.quote, offset)
+        except NotComputable:
+            return None
+        condition, params = where
+        name = ".".join(self.quote(part) for part in table if part)
+        sums = connection.query(
+            f"SELECT COALESCE(SUM({one}), 0)::text FROM {name} WHERE {condition}", params
+        )
+        return int(sums[0][0]) % (1 << 64)
+
     def keeps_order(self, arrow_type: pa.DataType) -> bool:
-        """Every type of ours is stored as what it is, but for structs and maps (jsonb)."""
+        """True for all types except structs and maps (jsonb), which do not keep their order."""
         return not pa.types.is_nested(arrow_type)
 
     def create_staging(
         self, name: TableName, columns: Sequence[tuple[str, str]], *, temporary: bool
     ) -> str:
-        """Unlogged: if a crash empties it, the published count disagrees and nothing commits."""
+        """Unlogged: if a crash empties it, the published count differs and nothing commits."""
         kind, tail = ("TEMP", " ON COMMIT DROP") if temporary else ("UNLOGGED", "")
         wanted = ", ".join(f"{self.quote(column)} {type_}" for column, type_ in columns)
         return f"CREATE {kind} TABLE {'.'.join(self.quote(p) for p in name if p)} ({wanted}){tail}"
 
 
 def _all_rows(policies: Iterable[Row], command: str) -> bool:
-    """Whether a command's policies pass all rows: one that permits must, and each that restricts.
+    """True if a command's policies pass all rows: one permissive policy must, and each restrictive
+    one.
 
-    Without a USING expression a policy neither permits nor restricts rows that are there.
+    Without a USING expression a policy neither permits nor restricts existing rows.
     """
     permits = False
     for of, permissive, using in policies:
@@ -526,7 +629,8 @@ _HINT = "Is the server running"
 
 
 def _refused(text: str, endpoint: str) -> Exception:
-    """Wrong credentials or a wrong database are the user's to mend; the rest may pass."""
+    """Wrong credentials or a wrong database must be fixed by the user; other errors may be
+    transient."""
     text = text.rpartition("All failures were:")[2]  # the sentence before it repeats the last one
     lines = [line.strip() for line in text.splitlines() if line.strip() and _HINT not in line]
     last = lines[-1].removeprefix("connection failed: ")

@@ -1,9 +1,9 @@
-"""A psycopg session that fails when its server is frozen.
+"""A psycopg session that fails if its server is frozen.
 
-A server whose processes are stopped (SIGSTOP, a paused container) answers nothing, while a
-kernel still acknowledges what is sent: neither keepalives nor ``tcp_user_timeout`` fire. How
-long a statement takes says nothing either, since a COPY or the publication of a batch may take
-minutes. But a server that is only busy accepts new connections (docs/decisions/0035).
+A server whose processes are stopped (SIGSTOP, a paused container) does not respond, while its
+kernel still acknowledges packets: neither keepalives nor ``tcp_user_timeout`` fire. The duration of
+a statement is no criterion either, since a COPY or the publication of a batch may take minutes. But
+a server that is only busy accepts new connections (docs/decisions/0035).
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from psycopg.conninfo import make_conninfo
 from oncely.clients.sql.connection import Row
 
 SILENCE_SECONDS = 30.0
-"""How long a server may be silent before it is asked for a new connection, and again then."""
+"""Seconds of silence after which a new connection to the server is tried, and tried again."""
 
 T = TypeVar("T")
 
 
 class WatchedSession(psycopg.Connection[Row]):
-    """A session whose waits end when the server accepts no other connection.
+    """A session whose waits end if the server accepts no other connection.
 
     Attributes:
-        url: as the session was opened.
-        connect_timeout_seconds: how long a new connection may take.
+        url: the URL of the session.
+        connect_timeout_seconds: the time limit of a new connection.
     """
 
     url: str
     connect_timeout_seconds: int
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """Every wait of psycopg for the server is a call of this method.
+        """Wait for the server; psycopg calls this method for every wait.
 
         Raises:
             psycopg.OperationalError: no answer, and none to a new connection; the session is
@@ -46,7 +46,7 @@ class WatchedSession(psycopg.Connection[Row]):
         return super().wait(self._watched(gen), *args, **kwargs)
 
     def _watched(self, gen: PQGen[T]) -> Generator[Any, Any, T]:
-        """``gen``, with the silences measured: psycopg resumes it several times a second."""
+        """``gen``, with measured silences: psycopg resumes it several times a second."""
         try:
             wanted, heard = next(gen), time.monotonic()
             while True:
@@ -85,13 +85,14 @@ class WatchedSession(psycopg.Connection[Row]):
 
 
 def _answers(server: str) -> bool:
-    """Whether a server answers a new connection, be it by an error (too many connections)."""
+    """True if a server responds to a new connection, possibly by an error (too many
+    connections)."""
     try:
         psycopg.connect(server).close()
     except psycopg.errors.ConnectionTimeout:
         return False
     except psycopg.OperationalError:
-        # libpq alone can tell an error of the server from a connection that failed. This call
-        # holds the GIL, hence not used for the first attempt, which may last.
+        # Only libpq distinguishes an error of the server from a failed connection. This call holds
+        # the GIL, so it is not used for the first attempt, which may take long.
         return pq.PGconn.ping(server.encode()) != pq.Ping.NO_RESPONSE
     return True

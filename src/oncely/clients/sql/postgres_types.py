@@ -1,8 +1,8 @@
-"""Which Arrow types reach which PostgreSQL types, and how.
+"""The mapping of Arrow types to PostgreSQL types.
 
-Binary COPY does not cast: the sender must encode the column's own type. What pgpq encodes
-goes that way; everything else (uuid, json, enums, inet …) travels as text through a staging
-table and is cast by the server, which knows the rules.
+Binary COPY does not cast: the sender must encode the column's own type. Types that pgpq encodes are
+sent so; all others (uuid, json, enums, inet …) are sent as text through a staging table and cast by
+the server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def column_type(arrow_type: pa.DataType) -> str:
     """The PostgreSQL type that holds every value of an Arrow type.
 
     Raises:
-        TableMismatch: there is none.
+        TableMismatch: there is no such type.
     """
     if pa.types.is_dictionary(arrow_type):
         return column_type(arrow_type.value_type)
@@ -58,7 +58,7 @@ def column_type(arrow_type: pa.DataType) -> str:
         return "bytea"
     if arrow_type not in _BY_ARROW:
         raise TableMismatch(
-            f"no type of PostgreSQL is known to hold {arrow_type}",
+            f"there is no PostgreSQL type for {arrow_type}",
             way_out="cast it to another type in the transform",
         )
     return _BY_ARROW[arrow_type]
@@ -86,14 +86,15 @@ _BY_ARROW: dict[pa.DataType, str] = {
 
 
 def fit(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
-    """How values of ``arrow_type`` reach ``column``, or None when that would lose meaning."""
+    """The conversion of values of ``arrow_type`` to ``column``, or None if it would lose
+    information."""
     base = _TYPMOD.sub("", column.type)
     found = _fit(column, base, arrow_type)
     return found and _with_loss(found, column.type, base.removesuffix("[]"), arrow_type)
 
 
 def _with_loss(found: ColumnFit, column_type: str, base: str, arrow_type: pa.DataType) -> ColumnFit:
-    """The fit, with what PostgreSQL would round without a word."""
+    """The fit, with the digits that PostgreSQL would round without an error."""
     if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
         arrow_type = arrow_type.value_type
     if pa.types.is_dictionary(arrow_type):
@@ -110,7 +111,7 @@ def _with_loss(found: ColumnFit, column_type: str, base: str, arrow_type: pa.Dat
 
 
 def _digits(arrow_type: pa.DataType) -> int:
-    """How many digits after the point, or the second, values may have."""
+    """The number of digits after the point, or of fractional seconds, that values may have."""
     if pa.types.is_decimal(arrow_type):
         return int(arrow_type.scale)
     if pa.types.is_timestamp(arrow_type) or pa.types.is_time(arrow_type):
@@ -144,7 +145,7 @@ def _fit(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None
 
 
 def _fit_array(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None:
-    """What pgpq encodes as the array's element goes as it is, the rest as an array literal."""
+    """An array element that pgpq encodes is sent in binary form, others as an array literal."""
     if not (pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type)):
         return None
     if pa.types.is_nested(arrow_type.value_type):
@@ -152,7 +153,7 @@ def _fit_array(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit 
     element = fit(Column(column.name, base.removesuffix("[]"), False, False), arrow_type.value_type)
     if element is None:
         return None
-    # pgpq gives instants in an array the type without time zone.
+    # pgpq encodes instants in an array as the type without time zone.
     if element.cast is not None or element.arrow_type == _NATIVE["timestamp with time zone"]:
         return _as_text(column)
     return ColumnFit(column.name, pa.list_(element.arrow_type))
@@ -174,7 +175,8 @@ def _is_text(arrow_type: pa.DataType) -> bool:
 
 
 def _widens(given: pa.DataType, native: pa.DataType) -> bool:
-    """May values of ``given`` be stored as ``native``; single values may still be out of range."""
+    """True if values of ``given`` may be stored as ``native``; single values may be out of
+    range."""
     same_kind = (
         (_is_text, _is_text),
         (pa.types.is_integer, lambda t: pa.types.is_integer(t) or pa.types.is_floating(t)),
@@ -198,9 +200,9 @@ _FIRST_DAY = -2_440_588
 
 
 def refuse_too_early(rows: pa.Table) -> None:
-    """Refuse times before PostgreSQL's first, which pgpq can't encode or makes ``-infinity`` of.
+    """Refuse times before PostgreSQL's first, which pgpq cannot encode or encodes as ``-infinity``.
 
-    Too late ones are refused by the server.
+    Times that are too late are refused by the server.
 
     Raises:
         BadData: names the row, unless it is within an array.

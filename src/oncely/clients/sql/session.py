@@ -1,26 +1,31 @@
-"""One database session for a pipeline in each process, reused from commit to commit.
+"""One database session for each pipeline and process, reused across commits; in a worker one for
+each thread that commits.
 
-A new session costs more than a small commit, so it is kept; after any failure it is thrown
-away, which is also how a transaction of unknown state is undone: the server rolls back what a
-vanished client left open.
+A new session costs more than a small commit, so it is kept; after any failure it is discarded,
+which also undoes a transaction of unknown state: the server rolls back the open transaction of a
+closed connection.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from oncely.clients.sql.connection import BadData, Connect, Connection, Dialect
 
-_kept: dict[tuple[Dialect, str], tuple[str, Connection]] = {}
+_kept: dict[tuple[Dialect, str], list[tuple[str, Connection]]] = {}
+_lock = threading.Lock()
+_MOST = 4  # kept sessions of a pipeline of which this process holds partitions under many epochs
 
 
 def application_prefix(pipeline: str) -> str:
-    """How sessions of a pipeline are recognised, whatever their epoch (63 bytes at most).
+    """The common prefix of the names of a pipeline's sessions, for all epochs (63 bytes at most).
 
-    Plain ASCII, because PostgreSQL writes anything else in a way of its own.
+    Plain ASCII, because PostgreSQL replaces other characters.
     """
     digest = hashlib.sha256(pipeline.encode()).hexdigest()[:8]
     return f"oncely/{re.sub('[^!-~]', '_', pipeline[:24])}-{digest}/"
@@ -32,17 +37,23 @@ def application_name(pipeline: str, epoch: int) -> str:
 
 
 @contextmanager
-def session(dialect: Dialect, pipeline: str, epoch: int, connect: Connect) -> Iterator[Connection]:
-    """The process's session for the pipeline; thrown away when the block raises.
+def session(
+    dialect: Dialect, pipeline: str, epoch: int, connect: Connect, *, several: bool = False
+) -> Iterator[Connection]:
+    """The process's session for the pipeline; discarded if the block raises.
 
-    A session of an older epoch is closed first: its name would invite termination.
+    A session of an older epoch is closed first: its name would make others terminate it.
+
+    Args:
+        dialect: the kind of database, and its address.
+        pipeline, epoch: the run.
+        connect: opens the session.
+        several: the process holds partitions under several epochs in turn, and keeps sessions for
+            each of the last ones used: as many as threads have used at the same time.
     """
-    key = (dialect, pipeline)
     name = application_name(pipeline, epoch)
-    kept_name, connection = _kept.pop(key, ("", None))
-    if connection is not None and kept_name != name:
-        connection.close()
-        connection = None
+    key = (dialect, name if several else pipeline)
+    connection = _reused(key, name)
     if connection is None:
         connection = connect(dialect, name)
     try:
@@ -50,15 +61,42 @@ def session(dialect: Dialect, pipeline: str, epoch: int, connect: Connect) -> It
     except BaseException:
         connection.close()
         raise
-    if key in _kept:  # another thread has put its own back
+    with _lock:
+        idle = _kept.pop(key, [])
+        keeps = several or not idle
+        if keeps:
+            idle.append((name, connection))
+        _kept[key] = idle  # the last one used
+    if not keeps:  # another thread has put its own session back
         connection.close()
-    else:
-        _kept[key] = (name, connection)
+    if several:
+        _close_beyond(_MOST, dialect, application_prefix(pipeline))
+
+
+def _reused(key: tuple[Dialect, str], name: str) -> Connection | None:
+    """A kept session of this name, which is then this thread's; others of the key are closed."""
+    with _lock:
+        idle = _kept.pop(key, [])
+        found = idle.pop() if idle and idle[-1][0] == name else None
+        if found is not None and idle:
+            _kept[key], idle = idle, []
+    for _, other in idle:
+        other.close()
+    return None if found is None else found[1]
+
+
+def _close_beyond(most: int, dialect: Dialect, prefix: str) -> None:
+    """Close the sessions of a pipeline that were not used for the longest time."""
+    with _lock:
+        own = [key for key in _kept if key[0] == dialect and key[1].startswith(prefix)]
+        gone = [_kept.pop(key) for key in own[: max(0, len(own) - most)]]
+    for _, connection in itertools.chain(*gone):
+        connection.close()
 
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[Connection]:
-    """BEGIN … COMMIT; undone when the block raises."""
+    """BEGIN … COMMIT; rolled back if the block raises."""
     connection.begin()
     try:
         yield connection
@@ -66,7 +104,7 @@ def transaction(connection: Connection) -> Iterator[Connection]:
         with suppress(Exception):
             connection.rollback()
         raise
-    # Outside the try: after a COMMIT that raised, only the ledger knows what happened.
+    # Outside the try: after a COMMIT that raised, only the ledger shows the outcome.
     try:
         connection.commit()
     except BadData:
@@ -77,7 +115,7 @@ def transaction(connection: Connection) -> Iterator[Connection]:
 
 @contextmanager
 def brief_session(dialect: Dialect, purpose: str, connect: Connect) -> Iterator[Connection]:
-    """A session for looking or setting up, closed at the end; no takeover ends it."""
+    """A session for reading or setup, closed at the end; no takeover ends it."""
     connection = connect(dialect, f"oncely-{purpose}")
     try:
         yield connection
@@ -88,4 +126,5 @@ def brief_session(dialect: Dialect, purpose: str, connect: Connect) -> Iterator[
 def close_all() -> None:
     """Close every kept session of this process."""
     while _kept:
-        _kept.popitem()[1][1].close()
+        for _, connection in _kept.popitem()[1]:
+            connection.close()

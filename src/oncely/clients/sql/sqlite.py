@@ -1,8 +1,8 @@
 """SQLite: one file on one machine, STRICT tables, one writer at a time.
 
-``BEGIN IMMEDIATE`` takes the only write lock that there is, so a transaction never waits in
-its middle and never meets another writer. Tasks open the file in mode ``rw``: a task that
-finds no file must fail, or each machine of a cluster would quietly write a file of its own.
+``BEGIN IMMEDIATE`` takes the only write lock, so a transaction never waits in its middle and never
+conflicts with another writer. Tasks open the file in mode ``rw``: a task without an existing file
+must fail, or each machine of a cluster would silently write a file of its own.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from oncely.clients.sql import sqlite_types
-from oncely.clients.sql.connection import Column, ColumnFit, Connection, TableName
+from oncely.clients.sql.connection import Column, ColumnFit, Connection, Params, TableName
 from oncely.clients.sql.sqlite_connection import SqliteConnection, quoted, sort_error
+from oncely.core.digest import Kind, Recipe, kind_of
 from oncely.errors import TableMismatch, WrongInput
 
 _NEEDS = (3, 37, 0)  # STRICT tables
@@ -40,6 +41,7 @@ class Sqlite:
     connect_timeout_seconds: float = 10.0
     name: str = "sqlite"
     for_update: str = ""
+    clock: str = _WORDS["CURRENT_TIMESTAMP"]
     clear_table: str = "DELETE FROM"
 
     @property
@@ -47,8 +49,9 @@ class Sqlite:
         """The file."""
         return self.path
 
-    def connect(self, application: str) -> Connection:  # noqa: ARG002 - there is no one to see it
-        """Open a session with an existing file; ``application`` is not shown anywhere."""
+    def connect(self, application: str) -> Connection:
+        """Open a session with an existing file."""
+        del application  # sessions of SQLite are not visible to others
         try:
             return SqliteConnection(self._open("rw"))
         except sqlite3.Error as error:
@@ -61,9 +64,10 @@ class Sqlite:
             raise sort_error(error) from None
 
     def create_database(self) -> None:
-        """Make an empty database in WAL mode, where readers and the writer don't wait.
+        """Create an empty database in WAL mode, in which readers and the writer do not block each
+        other.
 
-        A file that exists stays as it is, also its journal mode: the protocol needs none.
+        An existing file is not changed, nor is its journal mode: the protocol works with any.
         """
         if Path(self.path).exists():
             return
@@ -74,11 +78,13 @@ class Sqlite:
             finally:
                 session.close()
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                return  # another process is creating it at the moment
             problem = f"sink.url: {self.path} can't be created: {error}"
             raise WrongInput(problem, way_out="the directory must exist and be writable") from None
 
     def require_creatable(self) -> None:
-        """Refuse a path at which :meth:`create_database` could not make the file.
+        """Refuse a path at which :meth:`create_database` cannot create the file.
 
         Raises:
             WrongInput: the directory is missing, or not writable.
@@ -104,14 +110,14 @@ class Sqlite:
         session = sqlite3.connect(
             f"{Path(self.path).absolute().as_uri()}?mode={mode}",
             uri=True,
-            timeout=self.connect_timeout_seconds,  # how long BEGIN IMMEDIATE waits for the lock
-            isolation_level=None,  # the driver must begin nothing by itself
-            check_same_thread=False,  # handed from batch to batch, never used by two at once
+            timeout=self.connect_timeout_seconds,  # the wait of BEGIN IMMEDIATE for the lock
+            isolation_level=None,  # the driver must not begin transactions
+            check_same_thread=False,  # never used by two threads at once
         )
         try:
             session.execute("PRAGMA synchronous = FULL")
             session.execute("PRAGMA foreign_keys = ON")
-            session.execute("PRAGMA schema_version").fetchall()  # the first look into the file
+            session.execute("PRAGMA schema_version").fetchall()  # the first read of the file
         except BaseException:
             session.close()
             raise
@@ -122,37 +128,40 @@ class Sqlite:
         return quoted(identifier).replace("%", "%%")
 
     def translate(self, ddl: str) -> str:
-        """PostgreSQL's types to SQLite's, names left alone; tables are STRICT.
+        """Replace PostgreSQL's types by SQLite's, names unchanged; tables are STRICT.
 
-        A schema is named before an index here, and never before the table that it is on.
+        In SQLite the schema is named before an index, and never before the index's table.
         """
         own = _WORD_OR_NAME.sub(lambda found: _WORDS.get(found.group(), found.group()), ddl)
         own = _INDEX_IN_MAIN.sub(r'\1"main".\2', own)
         return f"{own} STRICT" if own.startswith("CREATE TABLE") else own
 
     def lock_for_setup(self, connection: Connection) -> None:
-        """Nothing to do: BEGIN IMMEDIATE has the only lock."""
+        """Does nothing: BEGIN IMMEDIATE has the only lock."""
+
+    def lock_for_rewrite(self, connection: Connection, pipeline: str) -> None:
+        """Does nothing: BEGIN IMMEDIATE has the only lock."""
 
     def end_sessions(
         self,
-        connection: Connection,  # noqa: ARG002
-        applications: str,  # noqa: ARG002
-        tables: Sequence[TableName],  # noqa: ARG002
-    ) -> int:
-        """End nobody: SQLite has no server that could.
+        connection: Connection,
+        applications: str,
+        tables: Sequence[TableName],
+        only: Collection[str] | None = None,
+    ) -> None:
+        """Does nothing: SQLite has no server that could end sessions.
 
-        It is safe all the same. Only the holder of the write lock can change anything, and our
-        own BEGIN IMMEDIATE has waited for it: the holder either finished, and its position is
-        what we read, or died, and the operating system freed its lock. A holder that is paused
-        keeps us waiting until the busy timeout; then we fail, and nothing was taken over.
+        This is safe. Only the holder of the write lock can change data, and this transaction's
+        BEGIN IMMEDIATE has waited for it: the holder either finished, and its position was read, or
+        died, and the operating system released its lock. A paused holder makes BEGIN IMMEDIATE wait
+        until the busy timeout; then it fails, and nothing was taken over.
         """
-        return 0
 
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
-        """The table's columns in order; empty when there is no such table.
+        """The table's columns in order; empty if there is no such table.
 
         Raises:
-            TableMismatch: the table is not STRICT, and would take any value into any column.
+            TableMismatch: the table is not STRICT, and would accept any value in any column.
         """
         if table.schema not in (None, "main"):
             raise TableMismatch(
@@ -167,7 +176,7 @@ class Sqlite:
         if kind[0] != ("table", 1):
             raise TableMismatch(
                 f"sink.table: {table} is not a STRICT table: SQLite would not refuse wrong types",
-                way_out="create it anew with the DDL that `oncely plan` prints",
+                way_out="create it again with the DDL that `oncely plan` prints",
             )
         rows = connection.query(
             'SELECT name, type, "notnull", dflt_value IS NOT NULL, pk, hidden'
@@ -183,23 +192,35 @@ class Sqlite:
     def column_types(
         self, connection: Connection, table: TableName
     ) -> tuple[str | None, dict[str, str]]:
-        """Nobody alters a table while a transaction holds the only lock."""
+        """The types are current: no session can alter a table while a transaction holds the only
+        lock."""
         types = {column.name: column.type for column in self.columns(connection, table)}
         return self.identity(connection, table), types
 
     def identity(self, connection: Connection, table: TableName) -> str | None:
-        """Nothing in SQLite tells a table from another one of its name and stays over VACUUM."""
+        """The name: SQLite has no table id that a VACUUM keeps."""
         there = connection.query(
             "SELECT 1 FROM pragma_table_list(%s) WHERE schema = 'main'", (table.name,)
         )
         return "unknown" if there else None
 
     def not_durable(self, connection: Connection, table: TableName) -> None:
-        """A file's tables are all alike."""
+        """None: all tables of a file are equally durable."""
 
-    def hides_rows(self, connection: Connection, table: TableName) -> bool:  # noqa: ARG002
-        """There are no policies."""
+    def hides_rows(self, connection: Connection, table: TableName) -> bool:
+        """False: there are no policies."""
+        del connection, table
         return False
+
+    def cascades(self, connection: Connection, table: TableName) -> list[str]:
+        """Tables with a foreign key that deletes or changes their rows."""
+        rows = connection.query(
+            "SELECT DISTINCT m.name FROM sqlite_master m, pragma_foreign_key_list(m.name) f"
+            " WHERE m.type = 'table' AND lower(f.\"table\") = lower(%s)"
+            " AND f.on_delete IN ('CASCADE', 'SET NULL', 'SET DEFAULT') ORDER BY 1",
+            (table.name,),
+        )
+        return [name for (name,) in rows]
 
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets of full unique indexes, and the primary key, which may have no index."""
@@ -215,36 +236,51 @@ class Sqlite:
         for index, column in parts:
             by_index.setdefault(index, []).append(column)
         found = [frozenset(name for (name,) in columns)]
-        # An indexed expression has no name, and ON CONFLICT (columns) does not find it.
+        # An indexed expression has no name, and ON CONFLICT (columns) does not match it.
         found += [frozenset(filter(None, n)) for n in by_index.values() if None not in n]
         return [key for key in found if key]
 
-    def tables_like(self, connection: Connection, table: TableName, prefix: str) -> list[str]:  # noqa: ARG002
-        """Names of tables that begin with ``prefix``."""
+    def tables_like(self, connection: Connection, prefix: TableName) -> list[str]:
+        """Names of tables that begin so."""
         rows = connection.query(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, %s) = %s",
-            (len(prefix), prefix),
+            (len(prefix.name), prefix.name),
         )
         return [name for (name,) in rows]
 
     def column_type(self, arrow_type: pa.DataType) -> str:
-        """The type that a created table gives a column of this kind."""
+        """The type of a created table's column for values of this type."""
         return sqlite_types.column_type(arrow_type)
 
     def fit(self, column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
-        """How values of ``arrow_type`` reach the column, or None when they can't."""
+        """The conversion of values of ``arrow_type`` to the column, or None if there is none."""
         return sqlite_types.fit(column, arrow_type)
 
+    def digest_kind(self, column: Column, fit: ColumnFit) -> Kind | None:
+        """By the values before they become texts."""
+        del column
+        return kind_of(fit.arrow_type)
+
+    def digest(
+        self,
+        connection: Connection,
+        table: TableName,
+        recipe: Recipe,
+        offset: str,
+        where: tuple[str, Params],
+    ) -> None:
+        """None: SQLite has no such functions."""
+
     def keeps_order(self, arrow_type: pa.DataType) -> bool:
-        """Whether stored values compare as the values do."""
+        """True if the stored form sorts in the order of the values."""
         return sqlite_types.keeps_order(arrow_type)
 
     def create_staging(
         self, name: TableName, columns: Sequence[tuple[str, str]], *, temporary: bool
     ) -> str:
-        """There is no ON COMMIT DROP: whoever made a temporary table drops it.
+        """There is no ON COMMIT DROP: the creator of a temporary table drops it.
 
-        One that is not dropped was made in a transaction that failed, and went with it.
+        A table that was not dropped was created in a failed transaction, and rolled back with it.
         """
         kind = "TEMP TABLE" if temporary else "TABLE"
         wanted = ", ".join(f"{self.quote(column)} {type_}" for column, type_ in columns)
@@ -252,6 +288,7 @@ class Sqlite:
 
 
 def _required(type_: str, notnull: int, filled: int, pk: int, one_key: bool) -> bool:
-    """A STRICT table's key columns are not null; a single INTEGER one fills itself."""
+    """True for required columns: a STRICT table's key columns are not null; a single INTEGER key
+    has a default."""
     fills_itself = one_key and pk and type_.upper() == "INTEGER"
     return bool((notnull or pk) and not filled and not fills_itself)

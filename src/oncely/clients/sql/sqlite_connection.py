@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from typing import TypeVar
+from contextlib import AbstractContextManager, suppress
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -25,14 +25,14 @@ from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
 T = TypeVar("T")
 
 _ROWS_AT_ONCE = 8_192
-_PRIMARY = 0xFF  # an extended result code carries the primary one in its lowest byte
+_PRIMARY = 0xFF  # an extended result code has the primary code in its lowest byte
 _TOO_BIG = {sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _NOT_ALLOWED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH}
 
 
 class SqliteConnection:
-    """A sqlite3 session whose errors are sorted by result code."""
+    """A sqlite3 session whose errors are classified by result code."""
 
     def __init__(self, session: sqlite3.Connection) -> None:
         self._session = session
@@ -46,8 +46,8 @@ class SqliteConnection:
 
         Raises:
             Unavailable: its outcome is unknown.
-            Stopped: a DEFERRED foreign key is violated. SQLite counts violations, it does not
-                say which row made one, and there is no way to have them checked earlier.
+            Stopped: a DEFERRED foreign key is violated. SQLite counts violations, does not report
+                the row, and cannot check them earlier.
         """
         try:
             _sorted(lambda: self._session.execute("COMMIT"))
@@ -59,12 +59,12 @@ class SqliteConnection:
                 " it becomes a reject",
             ) from None
         except Unavailable:
-            # Without WAL a reader may keep COMMIT from its lock; the transaction is open still.
+            # Without WAL a reader may hold off COMMIT's lock; the transaction is still open.
             self.rollback()
             raise
 
     def rollback(self) -> None:
-        """Undo the transaction, if SQLite has not done so itself (a full disk does that)."""
+        """Undo the transaction, unless SQLite has done so itself (as for a full disk)."""
         if self._session.in_transaction:
             _sorted(lambda: self._session.execute("ROLLBACK"))
 
@@ -75,7 +75,7 @@ class SqliteConnection:
         )
 
     def execute(self, sql: str, params: Params = ()) -> int:
-        """Run one statement; the number of rows that it changed."""
+        """Run one statement, and return the number of rows that it has changed."""
         return _sorted(lambda: self._session.execute(_own_parameters(sql), _bound(params)).rowcount)
 
     def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
@@ -87,12 +87,13 @@ class SqliteConnection:
     def copy(self, table: TableName, rows: pa.Table) -> None:
         """Append ``rows`` by one prepared INSERT.
 
-        ``OR ABORT`` wins over an ``ON CONFLICT IGNORE`` or ``ROLLBACK`` in the table's own
-        definition: no row may vanish, and the transaction must survive to set the row aside.
+        ``OR ABORT`` overrides an ``ON CONFLICT IGNORE`` or ``ROLLBACK`` in the table's own
+        definition: no row may vanish, and the transaction must survive to store the row as a dead
+        letter.
 
         Raises:
             BadData: with the index of the refused row.
-            RowsDropped: a trigger has left rows out.
+            RowsDropped: a trigger has dropped rows.
         """
         names = ", ".join(quoted(name) for name in rows.column_names)
         marks = ", ".join("?" * rows.num_columns)
@@ -106,7 +107,7 @@ class SqliteConnection:
             first += batch.num_rows
 
     def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
-        """Insert ``rows`` one by one: a statement that fails leaves no trace of its own."""
+        """Insert ``rows`` separately: a failed statement leaves no trace."""
         refused = []
         for at in range(rows.num_rows):
             try:
@@ -116,7 +117,7 @@ class SqliteConnection:
         return refused
 
     def _insert(self, statement: str, batch: pa.RecordBatch, first: int) -> int:
-        at = -1  # the row that was bound last: the one an error speaks of
+        at = -1  # the row that was bound last: the row of an error
 
         def bound() -> Iterator[tuple[object, ...]]:
             nonlocal at
@@ -135,8 +136,13 @@ class SqliteConnection:
         except sqlite3.Error as error:
             raise sort_error(error, None if at < 0 else first + at) from error
 
+    def lend(self, seconds: float) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """Refused: a statement that blocks can't be bounded in time, nor COMMIT be refused."""
+        raise WrongInput("SQLite lends no transaction to handlers", way_out="use PostgreSQL")
+
     def check_constraints(self) -> None:
-        """Nothing to do: all but DEFERRED foreign keys was checked row by row; see commit."""
+        """Does nothing: all constraints except DEFERRED foreign keys are checked by row; see
+        commit."""
 
     def close(self) -> None:
         """End the session, undoing an open transaction; never raises."""
@@ -145,7 +151,7 @@ class SqliteConnection:
 
 
 def _own_parameters(sql: str) -> str:
-    """``%s`` and ``%%``, as statements are written, to ``?`` and ``%``."""
+    """Replace ``%s`` and ``%%`` of the common statements by ``?`` and ``%``."""
     return re.sub("%[s%]", lambda found: "?" if found.group() == "%s" else "%", sql)
 
 
@@ -154,7 +160,7 @@ def _bound(params: Params) -> Params:
 
 
 def _sorted(work: Callable[[], T]) -> T:
-    """Run ``work``; a driver error leaves as what it means for the commit path."""
+    """Run ``work``; convert an error of the driver by its consequence for the commit path."""
     try:
         return work()
     except sqlite3.Error as error:
@@ -162,12 +168,12 @@ def _sorted(work: Callable[[], T]) -> T:
 
 
 def sort_error(error: sqlite3.Error, line: int | None = None) -> Exception:
-    """What an error means.
+    """Convert an error by its consequence.
 
     Args:
-        line: the row that was being inserted, when there was one. Then also a plain
-            SQLITE_ERROR speaks of that row: a generated column or a check could not be
-            computed from its values. Without one it speaks of the statement.
+        line: the row that was being inserted, if there was one. Then a plain SQLITE_ERROR also
+            refers to that row: a generated column or a check could not be computed from its values.
+            Without a row it refers to the statement.
     """
     text = f"SQLite: {error}"
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
@@ -180,7 +186,7 @@ def sort_error(error: sqlite3.Error, line: int | None = None) -> Exception:
     if code == sqlite3.SQLITE_NOTADB:
         return WrongInput(text, way_out="sink.url names a file that is no SQLite database")
     if code == sqlite3.SQLITE_CORRUPT:
-        return Stopped(text, way_out="restore the file; the pipeline goes on from its ledger")
+        return Stopped(text, way_out="restore the file; the pipeline continues from its ledger")
     if code == sqlite3.SQLITE_ERROR:
         if line is not None:
             return BadData(str(error), line)
@@ -189,5 +195,5 @@ def sort_error(error: sqlite3.Error, line: int | None = None) -> Exception:
 
 
 def quoted(identifier: str) -> str:
-    """The identifier between quotes, whatever it holds."""
+    """The identifier between quotes, for any content."""
     return '"' + identifier.replace('"', '""') + '"'

@@ -1,7 +1,7 @@
-"""Which Arrow types reach which types of a STRICT SQLite table, and as what value.
+"""The mapping of Arrow types to types of a STRICT SQLite table, and the values to bind.
 
-SQLite knows five types and keeps what it is told. What it has no type for is text of one
-agreed form, so that equal values are equal texts and times sort: decimals in plain digits with
+SQLite has five types and stores values unchanged. Types that it does not have are stored as text of
+a canonical form, so that equal values are equal texts and times sort: decimals in plain digits with
 their scale, dates and times as ISO 8601 with six digits after the second (``Z`` for instants),
 nested values as JSON.
 """
@@ -24,7 +24,7 @@ def column_type(arrow_type: pa.DataType) -> str:
     """The type of a STRICT table that holds values of an Arrow type.
 
     Raises:
-        TableMismatch: there is none.
+        TableMismatch: there is no such type.
     """
     types = pa.types
     if types.is_dictionary(arrow_type):
@@ -38,13 +38,14 @@ def column_type(arrow_type: pa.DataType) -> str:
     if types.is_null(arrow_type) or _sent_as_text(arrow_type) is not None:
         return "TEXT"
     raise TableMismatch(
-        f"no type of SQLite is known to hold {arrow_type}",
+        f"there is no SQLite type for {arrow_type}",
         way_out="cast it to another type in the transform",
     )
 
 
 def fit(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
-    """How values of ``arrow_type`` reach ``column``, or None when that would lose meaning."""
+    """The conversion of values of ``arrow_type`` to ``column``, or None if it would lose
+    information."""
     if pa.types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
     kind = column.type.upper()
@@ -59,7 +60,7 @@ _EMPTY = {"INTEGER": pa.int64(), "REAL": pa.float64(), "BLOB": pa.binary()}
 
 
 def _sent(family: str, arrow_type: pa.DataType) -> pa.DataType | None:
-    """The Arrow type that ``arrow_type`` is cast to before :func:`values` makes values of it."""
+    """The Arrow type to which ``arrow_type`` is cast before :func:`values` converts it."""
     own = column_type(arrow_type)
     if family == "REAL" and (own == "REAL" or pa.types.is_integer(arrow_type)):
         return pa.float64()
@@ -83,7 +84,8 @@ def _sent_as_text(arrow_type: pa.DataType) -> pa.DataType | None:
 
 
 def keeps_order(arrow_type: pa.DataType) -> bool:
-    """Whether stored values compare as the values do; decimals as text don't ('9' > '10')."""
+    """True if the stored form sorts in the order of the values; decimals as text do not ('9' >
+    '10')."""
     return not (pa.types.is_decimal(arrow_type) or pa.types.is_nested(arrow_type))
 
 
@@ -91,7 +93,7 @@ def values(column: pa.Array, name: str) -> list[object]:
     """The values to bind.
 
     Raises:
-        BadData: SQLite would take a value, and give back another one.
+        BadData: SQLite would accept a value, and return a different one.
     """
     for kind, encode in _ENCODERS:
         if kind(column.type):
@@ -100,14 +102,14 @@ def values(column: pa.Array, name: str) -> list[object]:
 
 
 def _float(column: pa.Array, name: str) -> list[object]:
-    """SQLite binds NaN as NULL without a word."""
+    """Refuse NaN, which SQLite binds as NULL without an error."""
     _refuse(pc.is_nan(column), name, "SQLite has no NaN")
     return list(column.to_pylist())
 
 
 def _timestamp(column: pa.Array, name: str) -> list[object]:
     zone = "Z" if column.type.tz else ""
-    # Without the zone it is the same instant, and no time zone database is asked.
+    # Without the zone it is the same instant, and no time zone database is needed.
     return _iso(column.cast(pa.timestamp("us")), "%Y-%m-%dT%H:%M:%S", zone, name)
 
 

@@ -1,4 +1,4 @@
-"""Dead letters: the records that were set aside, with the reason."""
+"""Dead letters: rejected records, with the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from oncely.clients.sql.connection import Connection
 from oncely.core.batch import Reject
+from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
+from oncely.ledgers.sql.statements import within
 from oncely.ledgers.sql.tables import LedgerTables
 
 
@@ -19,7 +21,7 @@ class DeadLetters:
         self._tables = tables
 
     def add(self, connection: Connection, rejects: Sequence[Reject], epoch: int) -> None:
-        """Keep dead letters; one that is met again after a reset replaces its older self."""
+        """Store dead letters; one that occurs again after a reset replaces the older one."""
         if not rejects:
             return
         kept = ("timestamp_ms", '"key"', '"value"', "headers", "stage", "reason", "epoch")
@@ -38,7 +40,7 @@ class DeadLetters:
         )
 
     def count(self, connection: Connection) -> int:
-        """How many dead letters wait."""
+        """The number of dead letters."""
         rows = connection.query(
             self._tables.sql("SELECT COUNT(*) FROM {oncely_rejects} WHERE pipeline = %s"),
             (self._tables.pipeline,),
@@ -74,7 +76,7 @@ class DeadLetters:
         ]
 
     def remove(self, connection: Connection, partition: TopicPartition, offset: int) -> bool:
-        """Take a dead letter out; False when it was not there."""
+        """Delete a dead letter; False if it does not exist."""
         changed = connection.execute(
             self._tables.sql(
                 "DELETE FROM {oncely_rejects} WHERE pipeline = %s AND topic = %s"
@@ -84,8 +86,25 @@ class DeadLetters:
         )
         return changed == 1
 
+    def remove_within(
+        self, connection: Connection, partition: TopicPartition, ranges: Sequence[OffsetRange]
+    ) -> int:
+        """Delete the dead letters of these offsets; waits for replays that have locked one.
+
+        Returns:
+            The number of deleted dead letters.
+        """
+        condition, bounds = within('"offset"', ranges)
+        return connection.execute(
+            self._tables.sql(
+                "DELETE FROM {oncely_rejects} WHERE pipeline = %s AND topic = %s"
+                ' AND "partition" = %s AND ' + condition
+            ),
+            (self._tables.pipeline, *partition, *bounds),
+        )
+
     def remove_from(self, connection: Connection, partition: TopicPartition, at: Position) -> None:
-        """Take out those of the records from a position on."""
+        """Delete the dead letters of records from a position on."""
         connection.execute(
             self._tables.sql(
                 "DELETE FROM {oncely_rejects} WHERE pipeline = %s AND topic = %s"
@@ -112,6 +131,6 @@ def _headers(text: str) -> list[tuple[str, bytes | None]]:
 
 
 def _printable(text: str, longest: int = 1000) -> str:
-    """A text that every database takes: no NUL, no lone surrogate, bounded."""
+    """A text that every database accepts: no NUL, no lone surrogate, bounded."""
     clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"

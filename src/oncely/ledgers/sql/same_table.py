@@ -1,4 +1,4 @@
-"""Is the table still the one that the ledger's positions belong to."""
+"""Checks that the table is still that of the ledger's positions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from oncely.ledgers.sql.statements import LedgerStatements, Registered
 from oncely.ledgers.sql.tables import POSITIONS, TABLES, LedgerTables
 
 _ANY = ""
-"""What a reset notes of a table that is missing: the next one is accepted, or created."""
+"""The identity that a reset stores for a missing table: the next table is accepted, or created."""
 
 
 class _Identities(NamedTuple):
-    """What the database tells two tables of one name apart by; None: there is no table."""
+    """The ids by which the database distinguishes tables of one name; None: there is no table."""
 
     target: str | None
     ledger: str | None
 
 
 def check_known_table(connection: Connection, tables: LedgerTables) -> None:
-    """Compare table and ledger as they are, before anything is created; reads only.
+    """Compare the present table and ledger, before anything is created; reads only.
 
     Raises:
-        TableMismatch: see :func:`check_same_table`; or a crash of the server empties a table of
-            the ledger.
+        TableMismatch: see :func:`check_same_table`; or a crash of the server empties a table of the
+            ledger.
     """
     if tables.exists(connection):
         for name in TABLES:
@@ -35,10 +35,10 @@ def check_known_table(connection: Connection, tables: LedgerTables) -> None:
 
 
 def require_durable(dialect: Dialect, connection: Connection, table: TableName) -> None:
-    """Refuse a table whose rows would not take effect, or be lost, with the ledger's.
+    """Refuse a table whose rows would not be committed, or be lost, together with the ledger's.
 
     Raises:
-        TableMismatch: names the table, or its partition.
+        TableMismatch: the error names the table, or its partition.
     """
     found = dialect.not_durable(connection, table)
     if found is not None:
@@ -49,14 +49,14 @@ def require_durable(dialect: Dialect, connection: Connection, table: TableName) 
 def check_same_table(
     connection: Connection, ledger: LedgerStatements, registered: Registered | None
 ) -> None:
-    """Compare the table, and the ledger's own, with those that the pipeline's row names.
+    """Compare the identities of the destination and ledger tables with those in the pipeline's row.
 
-    A restore of table and ledger together changes both identities, and the positions belong to
-    the rows. Where one of them changes alone, they don't.
+    A restore of table and ledger together changes both identities, and the positions belong to the
+    rows. If only one of them changes, they do not.
 
     Raises:
-        TableMismatch: a table of another name, a missing one, or another one of the same name:
-            it would begin in the middle of the topic. Or other positions for the same table.
+        TableMismatch: a table of another name, a missing table, or another table of the same name,
+            which would begin in the middle of the topic; or other positions for the same table.
     """
     if registered is None:
         return
@@ -65,8 +65,8 @@ def check_same_table(
         raise TableMismatch(
             f"sink.table: it is {tables.beside.name!r}, and pipeline {pipeline!r} has written to"
             f" {registered.target!r}: the new table would begin where the old one ends",
-            way_out="give the pipeline a new name to begin anew; if this is meant (the table was"
-            " renamed), `oncely offsets reset FILE --shift-by 0 --execute` says so",
+            way_out="give the pipeline a new name to begin again; if this is meant (the table was"
+            " renamed), `oncely offsets reset FILE --shift-by 0 --execute` confirms it",
         )
     noted, now = _noted(registered), _identities(connection, tables)
     if noted.target == _ANY or noted == now or not ledger.begun(connection):
@@ -75,8 +75,8 @@ def check_same_table(
         raise TableMismatch(
             f"sink.table: {tables.beside} is missing, and the ledger holds positions of pipeline"
             f" {pipeline!r}: a new table would begin in the middle of the topic",
-            way_out="restore table and ledger from the same backup; to begin anew,"
-            " `oncely offsets reset FILE --to-earliest --execute` (the next run creates the table)"
+            way_out="restore table and ledger from the same backup; to begin again, "
+            "`oncely offsets reset FILE --to-earliest --execute` (the next run creates the table)"
             " or a new name of the pipeline",
         )
     if noted.target is None or (noted.target != now.target and noted.ledger != now.ledger):
@@ -88,19 +88,19 @@ def check_same_table(
         f"sink.table: {theirs} is not the table that pipeline {pipeline!r} has written to, but"
         f" another one of its name (dropped and made again, or restored), and {same} is the same"
         " as before: rows and positions don't belong together",
-        way_out="restore table and ledger from the same backup; or say where to go on:"
+        way_out="restore table and ledger from the same backup; or set the positions:"
         " `oncely offsets reset FILE --to-earliest --execute` reads everything again,"
-        " `--shift-by 0` takes the table as it is",
+        " `--shift-by 0` accepts the present table",
     )
 
 
 def note_table(connection: Connection, ledger: LedgerStatements, *, accept: bool = False) -> None:
-    """Note the identities of table and ledger in the pipeline's row.
+    """Store the identities of table and ledger in the pipeline's row.
 
     Args:
         connection: in a transaction that holds the lock of the pipeline's row.
-        ledger: of the pipeline.
-        accept: a reset: a table that is missing may be created by the next run.
+        ledger: the ledger's statements of the pipeline.
+        accept: for a reset: a missing table may be created by the next run.
     """
     now = _identities(connection, ledger.tables)
     ledger.note_table(connection, now.target or (_ANY if accept else None), now.ledger)

@@ -1,8 +1,8 @@
-"""The ledger's statements: who may write, and where each topic-partition stands."""
+"""The statements of the ledger: epochs, and the position of each topic-partition."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from oncely.clients.sql.connection import Connection
@@ -19,14 +19,16 @@ class Registered:
     """A pipeline's row.
 
     Attributes:
-        epoch: the epoch given out last. A run that died or pauses may have it.
-        cluster_id: the cluster that is read.
-        target: the table that is written.
+        epoch: the last epoch. Its run may have died or be paused.
+        cluster_id: the source's cluster.
+        target: the destination table.
         query_id, query_batch: streaming query and micro-batch published last, or None.
-        held_epoch: the epoch that holds the positions: the only one that may commit.
-        held_by: the run that it was given to; empty when not known.
-        target_identity, ledger_identity: tell the table, and the one that holds the positions,
-            from others of the same name; None in a row of an earlier version.
+        held_epoch: the newest epoch that holds a position.
+        held_by: the run with that epoch; empty if unknown.
+        whole_epoch, whole_by: the epoch and run of the last takeover of all positions; older than
+            the holder's if some were taken over since.
+        target_identity, ledger_identity: distinguish the destination table, and the table of the
+            positions, from others of the same name; None in a row of an earlier version.
     """
 
     epoch: int
@@ -39,23 +41,35 @@ class Registered:
     query_plan: str | None = None
     target_identity: str | None = None
     ledger_identity: str | None = None
+    whole_epoch: int = 0
+    whole_by: str = ""
+
+
+def within(column: str, ranges: Sequence[OffsetRange]) -> tuple[str, list[int]]:
+    """The condition that a column's value is in one of the ranges, and its parameters.
+
+    The first range begins and the last one ends the values: an index on the column is used.
+    """
+    each = " OR ".join([f"({column} >= %s AND {column} < %s)"] * len(ranges))
+    bounds = [bound for one in ranges for bound in (one.start, one.end)]
+    return f"{column} >= %s AND {column} < %s AND ({each})", [bounds[0], bounds[-1], *bounds]
 
 
 class LedgerStatements:
-    """Epoch and positions of one pipeline, spoken of over a connection that the caller holds."""
+    """Epoch and positions of one pipeline, over a connection that the caller holds."""
 
     def __init__(self, tables: LedgerTables) -> None:
         self._tables = tables
 
     @property
     def tables(self) -> LedgerTables:
-        """What the statements are about."""
+        """The tables of the statements."""
         return self._tables
 
     # -- the pipeline's row ----------------------------------------------------------------
 
     def register(self, connection: Connection, cluster_id: str) -> None:
-        """Make the pipeline's row if it is missing."""
+        """Insert the pipeline's row if it is missing."""
         connection.execute(
             self._tables.sql(
                 "INSERT INTO {oncely_pipelines} (pipeline, epoch, cluster_id, target)"
@@ -76,7 +90,7 @@ class LedgerStatements:
         return int(rows[0][0])
 
     def registered(self, connection: Connection, *, lock: bool = False) -> Registered | None:
-        """The pipeline's row, locked until the transaction's end when asked."""
+        """The pipeline's row, optionally locked until the transaction's end."""
         rows = connection.query(
             self._tables.sql(
                 "SELECT epoch, cluster_id, target, query_id, query_batch, held_epoch, held_by,"
@@ -89,8 +103,10 @@ class LedgerStatements:
             return None
         *row, run = rows[0]
         known = Registered(*row)
-        # A version that did not keep the holder has taken the positions alone. A statement of its
-        # own: one with the lock may have waited, and sees other tables as they were before.
+        known = replace(known, whole_epoch=known.held_epoch, whole_by=known.held_by)
+        # Some positions were taken over since, or all by a version that did not store the holder.
+        # This is a separate statement: one with the lock may have waited, and sees other tables in
+        # their earlier state.
         taken = self._newest_epoch(connection)
         if taken > known.held_epoch:
             by = run if known.epoch == taken else ""
@@ -105,14 +121,14 @@ class LedgerStatements:
         return int(rows[0][0] or 0)
 
     def retarget(self, connection: Connection) -> None:
-        """Note the table that the pipeline writes from now on; the ledger stands beside it."""
+        """Store the new destination table of the pipeline; the ledger is beside it."""
         connection.execute(
             self._tables.sql("UPDATE {oncely_pipelines} SET target = %s WHERE pipeline = %s"),
             (self._tables.beside.name, self._tables.pipeline),
         )
 
     def note_table(self, connection: Connection, target: str | None, ledger: str | None) -> None:
-        """Remember the identities of the table and of the ledger's positions."""
+        """Store the identities of the table and of the ledger's positions."""
         connection.execute(
             self._tables.sql(
                 "UPDATE {oncely_pipelines} SET target_identity = %s, ledger_identity = %s"
@@ -122,7 +138,7 @@ class LedgerStatements:
         )
 
     def note_query(self, connection: Connection, query: QueryBatch) -> None:
-        """Remember the streaming query and micro-batch whose rows were published last."""
+        """Store the streaming query and micro-batch whose rows were published last."""
         connection.execute(
             self._tables.sql(
                 "UPDATE {oncely_pipelines} SET query_id = %s, query_batch = %s, query_plan = %s"
@@ -132,7 +148,7 @@ class LedgerStatements:
         )
 
     def counted(self, connection: Connection) -> RejectCount:
-        """The count of rejects that was noted last."""
+        """The last stored count of rejects."""
         rows = connection.query(
             self._tables.sql(
                 "SELECT max_rejects, counted_records, counted_rejects FROM {oncely_pipelines}"
@@ -143,7 +159,7 @@ class LedgerStatements:
         return RejectCount(*rows[0]) if rows else RejectCount()
 
     def note_rejects(self, connection: Connection, count: RejectCount) -> None:
-        """Note the count of rejects."""
+        """Store the count of rejects."""
         connection.execute(
             self._tables.sql(
                 "UPDATE {oncely_pipelines} SET max_rejects = %s, counted_records = %s,"
@@ -155,7 +171,7 @@ class LedgerStatements:
     # -- positions -------------------------------------------------------------------------
 
     def begun(self, connection: Connection) -> bool:
-        """Whether the pipeline has a position, or has published a query's batch."""
+        """True if the pipeline has a position, or has published a query's batch."""
         of_pipeline = (self._tables.pipeline,) * 2
         return bool(
             connection.query(
@@ -170,8 +186,8 @@ class LedgerStatements:
     def topic_ids(self, connection: Connection) -> dict[str, str]:
         """The id of each topic that the pipeline has a position in; unknown ones are left out.
 
-        Where a topic's partitions disagree (it was made again with more of them, in the middle
-        of a batch) all of its ids are named, which equals none.
+        If a topic's partitions disagree (it was recreated with more partitions, in the middle of a
+        batch), all of its ids are returned, which equals no single id.
         """
         rows = connection.query(
             self._tables.sql(
@@ -185,21 +201,25 @@ class LedgerStatements:
                 ids.setdefault(topic, []).append(topic_id)
         return {topic: " and ".join(one) for topic, one in ids.items()}
 
-    def take_positions(self, connection: Connection, epoch: int, run: str) -> None:
-        """Fence every older epoch: from here on its compare-and-set changes no row."""
+    def take_positions(self, connection: Connection, fence: Fence) -> None:
+        """Fence every older epoch: from now on its compare-and-set changes no row."""
+        epoch, run, pipeline = fence.epoch, fence.run, self._tables.pipeline
+        older = self._tables.sql(
+            "UPDATE {oncely_positions} SET epoch = %s, run = %s WHERE pipeline = %s AND epoch < %s"
+        )
+        if fence.partitions is not None:
+            connection.execute_many(
+                f'{older} AND topic = %s AND "partition" = %s',
+                [(epoch, run, pipeline, epoch, *tp) for tp in sorted(fence.partitions)],
+            )
+            return
         connection.execute(
             self._tables.sql(
                 "UPDATE {oncely_pipelines} SET held_epoch = %s, held_by = %s WHERE pipeline = %s"
             ),
-            (epoch, run, self._tables.pipeline),
+            (epoch, run, pipeline),
         )
-        connection.execute(
-            self._tables.sql(
-                "UPDATE {oncely_positions} SET epoch = %s, run = %s WHERE pipeline = %s"
-                " AND epoch < %s"
-            ),
-            (epoch, run, self._tables.pipeline, epoch),
-        )
+        connection.execute(older, (epoch, run, pipeline, epoch))
 
     def add_positions(
         self,
@@ -208,7 +228,7 @@ class LedgerStatements:
         topic_ids: Mapping[str, str],
         fence: Fence,
     ) -> None:
-        """Give partitions without a position theirs; an existing position is never touched."""
+        """Insert positions of partitions without one; an existing position is never changed."""
         connection.execute_many(
             self._tables.sql(
                 "INSERT INTO {oncely_positions}"
@@ -223,10 +243,11 @@ class LedgerStatements:
         )
 
     def entries(self, connection: Connection) -> dict[TopicPartition, Entry]:
-        """Position, epoch and what is done beyond the position, for every topic-partition.
+        """Position, epoch and the ranges that are done beyond the position, for every
+        topic-partition.
 
-        Nearly always nothing is, and one lookup in an index for each partition tells so, however
-        long the history is.
+        There are rarely such ranges, which is determined by one index lookup for each partition,
+        for any length of the history.
         """
         positions = connection.query(
             self._tables.sql(
@@ -266,7 +287,7 @@ class LedgerStatements:
     ) -> bool:
         """Compare-and-set on (position, epoch, run); its row lock is held from here to COMMIT.
 
-        False when no row changed: the ledger is not what the decision was made on.
+        False if no row changed: the ledger differs from that of the decision.
         """
         changed = connection.execute(
             self._tables.sql(
@@ -277,8 +298,43 @@ class LedgerStatements:
         )
         return changed == 1
 
+    def locked(self, connection: Connection, partition: TopicPartition) -> Entry | None:
+        """The entry of one position, whose row is locked until COMMIT; None if there is none.
+
+        The ranges beyond the position are read by a statement of their own: that with the lock may
+        have waited for another thread's commit, and sees other tables as they were before.
+        """
+        rows = connection.query(
+            self._tables.sql(
+                'SELECT "position", epoch, run FROM {oncely_positions} WHERE pipeline = %s'
+                ' AND topic = %s AND "partition" = %s' + self._tables.dialect.for_update
+            ),
+            (self._tables.pipeline, *partition),
+        )
+        for at, epoch, run in rows:
+            return Entry(at, epoch, self._done_beyond(connection, partition, at), run)
+        return None
+
+    def keep(
+        self, connection: Connection, partition: TopicPartition, entry: Entry, upto: Position
+    ) -> bool:
+        """Lock the position until COMMIT, if no run or reset has taken it since ``entry`` was read.
+
+        False if one has, or the position is before ``upto``.
+        """
+        return bool(
+            connection.query(
+                self._tables.sql(
+                    "SELECT 1 FROM {oncely_positions} WHERE pipeline = %s AND topic = %s"
+                    ' AND "partition" = %s AND epoch = %s AND run = %s AND "position" >= %s'
+                    + self._tables.dialect.for_update
+                ),
+                (self._tables.pipeline, *partition, entry.epoch, entry.run, upto),
+            )
+        )
+
     def leader_epochs(self, connection: Connection) -> dict[TopicPartition, int]:
-        """The source's leader epochs, where they were noted."""
+        """The stored leader epochs of the source."""
         rows = connection.query(
             self._tables.sql(
                 'SELECT topic, "partition", leader_epoch FROM {oncely_positions}'
@@ -291,7 +347,7 @@ class LedgerStatements:
     def note_leader_epochs(
         self, connection: Connection, epochs: Mapping[TopicPartition, int], fence: Fence
     ) -> None:
-        """Note leader epochs at positions that are still ours."""
+        """Store leader epochs at positions that are still ours."""
         connection.execute_many(
             self._tables.sql(
                 "UPDATE {oncely_positions} SET leader_epoch = %s WHERE pipeline = %s"
@@ -304,9 +360,9 @@ class LedgerStatements:
         )
 
     def put(self, connection: Connection, partition: TopicPartition, at: Position) -> None:
-        """Put a position where a person wants it, whatever it is now.
+        """Set a position for a reset, regardless of its present value.
 
-        The log is taken as it is then: no leader epoch of what was read before counts.
+        The present log is accepted: leader epochs of earlier reads are void.
         """
         connection.execute(
             self._tables.sql(

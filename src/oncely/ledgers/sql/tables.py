@@ -1,11 +1,11 @@
-"""The ledger's tables, by which every statement about them is made.
+"""The definitions of the ledger's tables, and the names in statements.
 
-They stand beside the destination table, in the same database, so that one transaction covers
-both. All statements work on every dialect.
+They are beside the destination table, in the same database, so that one transaction covers both.
+All statements work on every dialect.
 
-A column that a later version adds stands in its table's definition, one to a line, and is either
+A column that a later version adds is in its table's definition, one per line, and is either
 nullable or has a constant default. Tables of an earlier version get it at the next open
-(:meth:`LedgerTables.missing`). Whatever only looks, such as ``oncely plan``, reads the column's
+(:meth:`LedgerTables.missing`). Read-only commands, such as ``oncely plan``, read the column's
 default until then (:meth:`LedgerTables.as_found`).
 
     oncely_pipelines   one row a pipeline: the epoch given out last, the one that holds the
@@ -14,6 +14,8 @@ default until then (:meth:`LedgerTables.as_found`).
                        move it
     oncely_ranges      the history: each committed range, old neighbours joined
     oncely_rejects     dead letters
+    oncely_amendments  changes to the content of committed ranges: replayed dead letters, repairs,
+                       backfills. The audit adds them to the history; no decision reads them
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from collections.abc import Mapping, Set
 from oncely.clients.sql.connection import Connection, Dialect, TableName
 
 POSITIONS = "oncely_positions"
-TABLES = ("oncely_pipelines", POSITIONS, "oncely_ranges", "oncely_rejects")
+AMENDMENTS = "oncely_amendments"
+TABLES = ("oncely_pipelines", POSITIONS, "oncely_ranges", "oncely_rejects", AMENDMENTS)
 
 _DDL = (
     """CREATE TABLE IF NOT EXISTS {oncely_pipelines} (
@@ -69,11 +72,13 @@ _DDL = (
     rejected BIGINT NOT NULL,
     filtered BIGINT NOT NULL,
     superseded BIGINT NOT NULL DEFAULT 0,
+    digest BIGINT,
+    recipe TEXT,
     committed_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
     PRIMARY KEY (pipeline, topic, "partition", range_start, epoch)
 )""",
-    # "What is done beyond the position" is asked before every commit. Earlier versions have made
-    # oncely_ranges_by_end, which also finds what a reset has undone there.
+    # The ranges beyond the position are queried before every commit. Earlier versions have created
+    # oncely_ranges_by_end, which also contains ranges that a reset has undone there.
     """CREATE INDEX IF NOT EXISTS oncely_ranges_in_force
     ON {oncely_ranges} (pipeline, topic, "partition", superseded, range_end)""",
     """CREATE TABLE IF NOT EXISTS {oncely_rejects} (
@@ -91,17 +96,37 @@ _DDL = (
     rejected_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
     PRIMARY KEY (pipeline, topic, "partition", "offset")
 )""",
+    # Counts are changes, and may be negative. Earlier versions have no such table.
+    """CREATE TABLE IF NOT EXISTS {oncely_amendments} (
+    pipeline TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    "partition" BIGINT NOT NULL,
+    amendment TEXT NOT NULL,
+    range_start BIGINT NOT NULL,
+    range_end BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    kind TEXT NOT NULL,
+    records BIGINT NOT NULL,
+    written BIGINT NOT NULL,
+    rejected BIGINT NOT NULL,
+    filtered BIGINT NOT NULL,
+    superseded BIGINT NOT NULL DEFAULT 0,
+    digest BIGINT,
+    recipe TEXT,
+    committed_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    PRIMARY KEY (pipeline, topic, "partition", amendment)
+)""",
 )
 
 _COLUMN = re.compile(r'^    ("?)(\w+)\1 (.+?),?$', re.MULTILINE)
 
 
 class LedgerTables:
-    """The tables of one pipeline's ledger: what they are called, what they are made of.
+    """The tables of one pipeline's ledger: names and columns.
 
     Args:
-        dialect: which database.
-        beside: the destination table; the ledger's have its schema.
+        dialect: the kind of database.
+        beside: the destination table; the ledger's tables are in its schema.
         pipeline: the ledger's key.
     """
 
@@ -117,25 +142,26 @@ class LedgerTables:
         return ".".join(self.dialect.quote(part) for part in table if part)
 
     def all(self) -> list[TableName]:
-        """The ledger's tables, and the one that they stand beside."""
+        """The ledger's tables, and the destination table."""
         return [*map(self.beside.sibling, TABLES), self.beside]
 
     def sql(self, template: str) -> str:
-        """A statement, with the tables' names where ``{oncely_…}`` stands in the template."""
+        """A statement, with the tables' names in place of ``{oncely_…}`` in the template."""
         return self._with + template.format(**self._names)
 
     def ddl(self) -> list[str]:
-        """The statements that create the tables where they are missing."""
+        """The statements that create missing tables."""
         return [self.dialect.translate(self.sql(one)) for one in _DDL]
 
     def exists(self, connection: Connection) -> bool:
-        """True when all of the tables are there, though columns may be missing."""
-        return all(self._columns(connection).values())
+        """True if the tables of the first version exist, though columns may be missing."""
+        there = self._columns(connection)
+        return all(columns for table, columns in there.items() if table != AMENDMENTS)
 
     def missing(self, connection: Connection) -> list[str]:
-        """The statements that create what is missing: tables, columns, indexes on them.
+        """The statements that create missing tables, columns and indexes on them.
 
-        Empty when the ledger is complete. Tables of an earlier version lack columns.
+        Empty if the ledger is complete. Tables of an earlier version lack columns.
         """
         there = self._columns(connection)
         added = [
@@ -150,7 +176,7 @@ class LedgerTables:
         return [self.dialect.translate(self.sql(one)) for one in (*tables, *added, *others)]
 
     def as_found(self, connection: Connection) -> LedgerTables:
-        """The same tables for SELECT alone: a column that one lacks is read as its default.
+        """The same tables for SELECT only: a missing column is read as its default.
 
         Such a table is read through a WITH query in front of the statement.
         """
@@ -164,7 +190,7 @@ class LedgerTables:
         return found
 
     def _columns(self, connection: Connection) -> dict[str, set[str]]:
-        """Per table the columns that it has in the database; none where it is missing."""
+        """By table, the columns that it has in the database; none if it is missing."""
         return {
             table: {
                 one.name for one in self.dialect.columns(connection, self.beside.sibling(table))
@@ -174,7 +200,7 @@ class LedgerTables:
 
 
 def _lacking(there: Mapping[str, Set[str]]) -> dict[str, dict[str, str]]:
-    """Per table that is there the columns that it lacks, with their definitions."""
+    """By existing table, the columns that it lacks, with their definitions."""
     creates = [one for one in _DDL if one.startswith("CREATE TABLE")]
     lacking = {
         table: {

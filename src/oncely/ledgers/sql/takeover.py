@@ -1,54 +1,68 @@
 """Taking the ledger over: the next epoch, older sessions ended, a position for every partition.
 
-Two transactions, because an old run may hold a row lock that only ending its session frees:
+Two transactions, because an old run may hold a row lock that only ending its session releases:
 
-1. The pipeline's row gives out the next epoch. From here on two openers differ.
+1. The pipeline's row gets the next epoch. From here on two openers differ.
 2. Older sessions are ended, found by their application name.
-3. The pipeline's row is locked; every position takes our epoch, and the row names it as the one
-   that holds them. A commit of the old run that was waiting for a position now finds another
-   epoch and changes nothing; one that held it has finished before, and its position is what we
+3. The pipeline's row is locked; every position takes our epoch, and the row stores it as the epoch
+   that holds them. A commit of the old run that was waiting for a position now compares with
+   another epoch and changes nothing; a commit that held it has finished before, and its position is
    read.
 
-The epoch that HOLDS the positions decides everywhere who may write, not the one given out last.
-An opener that died or pauses between 1 and 3 has changed nothing else, and the old run A goes on
-unharmed: it commits, tidies, takes new partitions in, and opens again. What then becomes of an
-opener B that only paused, with A holding epoch 1 and B given 2:
+The epoch that HOLDS the positions determines the writer, not the last epoch. An opener that died or
+is paused between 1 and 3 has changed nothing else, and the old run A continues: it commits, tidies,
+adds partitions, and opens again. The outcome for an opener B that was only paused, with A holding
+epoch 1 and B given 2:
 
-- A did not open again: B takes the positions wherever they stand, and A is fenced.
-- A opened again and holds 3: B finds a higher epoch than its own, and is fenced.
-- A opens again and was given 3, and B takes the positions (2) before A does: A finds that another
-  run has taken them since it held 1, and is fenced, though its number is the higher one.
+- A did not open again: B takes the positions at their present values, and A is fenced.
+- A opened again and holds 3: B reads a higher epoch than its own, and is fenced.
+- A opens again and was given 3, and B takes the positions (2) before A does: A reads that another
+  run has taken them since it held 1, and is fenced, although its epoch is higher.
 - A third run has taken them with 3: B is fenced. Given 3 and not there yet, it will fence B.
 
-A run whose own step 3 got no answer finds its name beside the epoch that holds the positions.
+A run whose own step 3 got no answer reads its name beside the epoch that holds the positions.
 
-A failover to a replica that lagged behind takes epochs back, and they are given out again. So the
-name of the run stands beside the epoch, in the pipeline's row and at each position, and both are
+A failover to a replica that lagged behind loses epochs, and they are given out again. So the name
+of the run is stored beside the epoch, in the pipeline's row and at each position, and both are
 compared.
+
+A takeover of some partitions (by a worker) does the same for their positions only: it ends the
+sessions of the epochs at these positions, and compares and writes these epochs. The pipeline's row
+keeps the last takeover of ALL positions, which a takeover of some compares in its step 3
+(docs/decisions/0036): it is refused if a run or a reset has taken all of them since the worker's
+process was started. A takeover of all positions that reads later epochs of takeovers of some in its
+step 3 gets a new epoch there.
+
+At the first start of a pipeline ``start`` is called for all partitions, also by a takeover of some.
+The others get a position of epoch 0, which no run holds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from oncely.clients.sql.connection import Connection, Contention, TableName
-from oncely.clients.sql.session import application_prefix, transaction
+from oncely.clients.sql.session import application_name, application_prefix, transaction
 from oncely.core.budget import NOTHING_COUNTED
 from oncely.core.claim import Fence, Opened, Positions, Takeover
-from oncely.core.topics import SourceIdentity
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, LedgerWentBack, TableMismatch
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.sql.dead_letters import DeadLetters
 from oncely.ledgers.sql.history import History
 from oncely.ledgers.sql.same_table import check_same_table, note_table
 from oncely.ledgers.sql.statements import LedgerStatements, Registered
-from oncely.ledgers.sql.tables import LedgerTables
+from oncely.ledgers.sql.tables import AMENDMENTS, LedgerTables
 
 _TRIES = 3
+Beyond = Mapping[TopicPartition, tuple[OffsetRange, ...]]
 
 
 def create_ledger(connection: Connection, tables: LedgerTables) -> None:
-    """Create the ledger's tables and columns where they are missing, and nothing else."""
+    """Create missing tables and columns of the ledger, and nothing else."""
     if not tables.missing(connection):
         return
     with transaction(connection):
@@ -58,7 +72,7 @@ def create_ledger(connection: Connection, tables: LedgerTables) -> None:
 
 
 def require_ledger(connection: Connection, tables: LedgerTables) -> None:
-    """Refuse to go on without the ledger's tables.
+    """Refuse to continue without the ledger's tables.
 
     Raises:
         TableMismatch: a table or column of the ledger is missing and ``create`` is false.
@@ -66,11 +80,11 @@ def require_ledger(connection: Connection, tables: LedgerTables) -> None:
     missing = tables.missing(connection)
     if not missing:
         return
-    added = [one for one in missing if one.startswith("ALTER TABLE")]
-    if added and tables.exists(connection):
+    if tables.exists(connection):
+        added = [one for one in missing if one.startswith("ALTER TABLE") or AMENDMENTS in one]
         raise TableMismatch(
             "sink.create is false and the ledger's tables are of an earlier version of Oncely",
-            way_out="add their new columns: " + "; ".join(added).replace("%%", "%"),
+            way_out="add their new columns and tables: " + "; ".join(added).replace("%%", "%"),
         )
     raise TableMismatch(
         "sink.create is false and the ledger's tables are missing",
@@ -80,29 +94,70 @@ def require_ledger(connection: Connection, tables: LedgerTables) -> None:
 
 @dataclass(frozen=True)
 class Opener:
-    """A run that takes the ledger over, or a reset.
+    """A run, or a reset, that takes over the ledger.
 
     Attributes:
-        run: its own name, by which it recognises what it took when an answer was lost.
-        expected: the epoch that this very run has held, or None.
-        table: what the pipeline writes; None where a person says where to go on (a reset),
-            which holds for the table that the file names then.
+        run: its unique name, by which it recognises its own takeover when an answer was lost.
+        expected: the epoch that this run has held, or None.
+        table: the destination table; None for a reset, which accepts the table of the pipeline
+            file.
+        partitions: the partitions that it takes over; None: all.
+        since: the last takeover of all partitions when the opener's process was started; None: not
+            compared.
     """
 
     run: str
     expected: int | None
     table: TableName | None
+    partitions: frozenset[TopicPartition] | None = None
+    since: Fence | None = None
 
-    def require_turn(self, known: Registered, fence: Fence) -> None:
+    def require_turn(
+        self, known: Registered, entries: Mapping[TopicPartition, Entry], fence: Fence
+    ) -> None:
         """Refuse to take positions from a newer run; ``fence`` is the epoch that takes them.
 
         Raises:
-            Fenced: another run has taken them since ``expected``, or with a higher epoch.
+            Fenced: another run has taken them since ``expected``, or with a higher epoch. The
+                first takeover of all by a run is fenced by another takeover of all only.
         """
         ours = fence.epoch if self.expected is None else self.expected
-        since = known.held_epoch >= min(ours, fence.epoch) and known.held_by != self.run
-        if since or known.held_epoch > fence.epoch:
-            raise Fenced(fence.pipeline, ours, known.held_epoch)
+        if self.partitions is not None:
+            self._refuse_whole(known, fence)
+            self._refuse_taken(entries, fence, ours)
+            return
+        held, by = known.held_epoch, known.held_by
+        if self.expected is None:
+            held, by = known.whole_epoch, known.whole_by
+        since = held >= min(ours, fence.epoch) and by != self.run
+        if since or held > fence.epoch:
+            raise Fenced(fence.pipeline, ours, held)
+
+    def _refuse_whole(self, known: Registered, fence: Fence) -> None:
+        whole, since = whole_of(known, fence.pipeline), self.since
+        # An older one: the database went back, and no run has taken all positions since.
+        if since is not None and since != whole and since.epoch <= whole.epoch:
+            raise Fenced(fence.pipeline, since.epoch, whole.epoch)
+
+    def _refuse_taken(
+        self, entries: Mapping[TopicPartition, Entry], fence: Fence, ours: int
+    ) -> None:
+        lost = {
+            tp: one.epoch
+            for tp, one in entries.items()
+            if fence.covers(tp)
+            and (
+                one.epoch > fence.epoch
+                or (one.epoch >= min(ours, fence.epoch) and one.run != self.run)
+            )
+        }
+        if lost:
+            raise Fenced(fence.pipeline, ours, max(lost.values()), lost)
+
+
+def whole_of(known: Registered, pipeline: str) -> Fence:
+    """The last takeover of all positions."""
+    return Fence(pipeline, known.whole_epoch, known.whole_by)
 
 
 def take_epoch(
@@ -123,24 +178,37 @@ def take_epoch(
         same_topics(ledger.topic_ids(connection), source, tables.pipeline)
         if opener.table is not None:
             check_same_table(connection, ledger, registered)
-        fence = Fence(tables.pipeline, ledger.next_epoch(connection, opener.run), opener.run)
-        opener.require_turn(registered, fence)
+        epoch = ledger.next_epoch(connection, opener.run)
+        fence = Fence(tables.pipeline, epoch, opener.run, opener.partitions)
+        opener.require_turn(registered, ledger.entries(connection), fence)
     return fence
 
 
 def require_held(registered: Registered | None, fence: Fence) -> None:
-    """Refuse to go on when another run than ours holds the positions, or another epoch of it.
+    """Refuse to continue if another run holds the positions, or another epoch of this run.
 
     Raises:
         Fenced: a newer run has taken them.
-        LedgerWentBack: an older one has them again.
+        LedgerWentBack: an older run has them again.
     """
     held, by = (registered.held_epoch, registered.held_by) if registered else (0, "")
     if held > fence.epoch or (held == fence.epoch and by != fence.run):
         raise Fenced(fence.pipeline, fence.epoch, held)
     if held < fence.epoch:
-        told = f"epoch {held} holds the ledger, though epoch {fence.epoch} has held it"
-        raise LedgerWentBack(fence.pipeline, told)
+        why = f"epoch {held} holds the ledger, though epoch {fence.epoch} has held it"
+        raise LedgerWentBack(fence.pipeline, why)
+
+
+def require_some(entries: Mapping[TopicPartition, Entry], fence: Fence) -> None:
+    """Check that a run of some partitions still holds one of them.
+
+    Raises:
+        Fenced: newer runs have taken all of them.
+        LedgerWentBack: older runs hold them again.
+    """
+    if not fence.held(entries):
+        fence.refuse_taken(entries)
+        raise LedgerWentBack(fence.pipeline, f"no partition has epoch {fence.epoch} any more")
 
 
 def _locked(connection: Connection, ledger: LedgerStatements) -> Registered:
@@ -157,22 +225,35 @@ def take_positions(
     opener: Opener,
     takeover: Takeover,
 ) -> Opened:
-    """Steps 2 and 3; a reset puts positions elsewhere in the same transaction.
+    """Steps 2 and 3; a reset moves positions in the same transaction.
 
     Raises:
         Fenced: a newer run has taken them in between.
     """
     for attempt in range(_TRIES):
-        # None of them is ours: nobody works with our epoch yet. Not even one of its number, which
-        # a failover may have left behind.
-        tables.dialect.end_sessions(connection, application_prefix(fence.pipeline), tables.all())
+        _end_sessions(connection, tables, fence)
         try:
             return _settle(connection, tables, fence, opener, takeover)
         except Contention:
-            # A session that opened after we looked still holds a position's lock: end it too.
+            # A session that was opened after the first call still holds a position's lock: end it
+            # too.
             if attempt == _TRIES - 1:
                 raise
-    raise InvariantViolation("a loop that returns or raises has ended")
+    raise InvariantViolation("unreachable: the loop returns or raises")
+
+
+def _end_sessions(connection: Connection, tables: LedgerTables, fence: Fence) -> None:
+    """End the sessions that may hold the lock of a position that is taken over.
+
+    No session with our epoch is ours: this run has not worked with it yet. That includes a session
+    of the same number, which a failover may have left behind.
+    """
+    pipeline, only = fence.pipeline, None
+    if fence.partitions is not None:
+        known = LedgerStatements(tables).entries(connection)
+        losing = {one.epoch for tp, one in known.items() if fence.covers(tp)}
+        only = [application_name(pipeline, epoch) for epoch in losing | {fence.epoch}]
+    tables.dialect.end_sessions(connection, application_prefix(pipeline), tables.all(), only)
 
 
 def _settle(
@@ -181,28 +262,52 @@ def _settle(
     ledger = LedgerStatements(tables)
     with transaction(connection):
         registered = _locked(connection, ledger)
-        opener.require_turn(registered, fence)
-        ledger.take_positions(connection, fence.epoch, opener.run)
+        opener.require_turn(registered, ledger.entries(connection), fence)
+        if fence.partitions is None and registered.held_epoch >= fence.epoch:
+            # Takeovers of some positions had later epochs. The lock of the row excludes more.
+            fence = replace(fence, epoch=ledger.next_epoch(connection, opener.run))
+        ledger.take_positions(connection, fence)
         if opener.table is None:
             ledger.retarget(connection)
             ledger.note_rejects(connection, NOTHING_COUNTED)
         else:
             check_same_table(connection, ledger, registered)
         note_table(connection, ledger, accept=opener.table is None)
-        known = ledger.entries(connection)
-        first_start = not known
-        wanted = dict(takeover.start() if first_start else takeover.earliest)
-        missing = {tp: at for tp, at in wanted.items() if tp not in known}
-        ledger.add_positions(connection, missing, takeover.source.topic_ids, fence)
-        positions = {tp: entry.position for tp, entry in known.items()} | missing
+        positions, beyond, first_start = _settle_positions(connection, ledger, fence, takeover)
         if takeover.reset is not None:
-            # Asked only now: until its positions were taken, the old run may have moved on.
+            # Called only now: until its positions were taken, the old run may have moved on.
             moved = dict(takeover.reset(positions))
             _put(connection, tables, moved, fence.epoch)
             positions |= moved
+            beyond = {tp: done for tp, done in beyond.items() if tp not in moved}
         counted = ledger.counted(connection)
-        leader_epochs = ledger.leader_epochs(connection)
-    return Opened(fence, positions, first_start, counted, leader_epochs)
+        noted = ledger.leader_epochs(connection)
+    whole = whole_of(registered, fence.pipeline) if fence.partitions is not None else fence
+    leader_epochs = {tp: one for tp, one in noted.items() if fence.covers(tp)}
+    return Opened(fence, positions, first_start, counted, leader_epochs, whole, beyond)
+
+
+def _settle_positions(
+    connection: Connection, ledger: LedgerStatements, fence: Fence, takeover: Takeover
+) -> tuple[dict[TopicPartition, Position], Beyond, bool]:
+    """Add missing positions.
+
+    Returns:
+        The positions that are taken over, the ranges beyond them that have taken effect, and True
+        if this is the pipeline's first start.
+    """
+    known = ledger.entries(connection)
+    wanted = dict(takeover.begins if known else takeover.start())
+    missing = {tp: at for tp, at in wanted.items() if tp not in known}
+    ours = {tp: at for tp, at in missing.items() if fence.covers(tp)}
+    others = {tp: at for tp, at in missing.items() if tp not in ours}
+    topic_ids = takeover.source.topic_ids
+    ledger.add_positions(connection, ours, topic_ids, fence)
+    ledger.add_positions(connection, others, topic_ids, Fence(fence.pipeline, 0))
+    taken = {tp: one for tp, one in known.items() if fence.covers(tp)}
+    positions = ours | {tp: one.position for tp, one in taken.items()}
+    takeover.require_positions(positions)
+    return positions, {tp: one.done for tp, one in taken.items() if one.done}, not known
 
 
 def _put(
@@ -211,13 +316,14 @@ def _put(
     positions: Positions,
     epoch: int,
 ) -> None:
-    """Put positions where a person wants them; what was beyond them no longer counts.
+    """Set positions for a reset; ranges beyond them no longer count.
 
-    History is kept and marked. Dead letters go: their records are judged anew, and a replay
-    of one that has become a row in the meantime would write it twice.
+    History is kept and marked. Dead letters are deleted: their records are processed again, and a
+    replay of a dead letter that has become a row in the meantime would write it twice.
     """
     ledger, history, dead_letters = LedgerStatements(tables), History(tables), DeadLetters(tables)
     for tp, at in sorted(positions.items()):
         ledger.put(connection, tp, at)
         history.supersede(connection, tp, at, epoch)
+        history.supersede_amendments(connection, tp, at, epoch)
         dead_letters.remove_from(connection, tp, at)

@@ -1,1 +1,1 @@
-"""Offset stores: where positions live that do not live in the sink's own ledger."""
+"""Offset stores: positions outside of the sink's own ledger."""

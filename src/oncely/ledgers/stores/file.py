@@ -1,11 +1,11 @@
 """Positions in a file: for a pipeline whose tasks all run on one machine.
 
-One JSON file a pipeline, in a directory. It is never changed in place: the new text is written
-beside it, made durable, and renamed over it, so whoever reads finds the old text or the new one,
-whole. Who writes holds a lock (flock) on a second file from reading the old text to the rename,
-or two tasks would each carry the other's partitions back to where they were.
+One JSON file for each pipeline, in a directory. It is never changed in place: the new text is
+written beside it, made durable, and renamed over it, so a reader gets either the complete old text
+or the complete new text. A writer holds a lock (flock) on a second file from reading the old text
+to the rename; otherwise two tasks would each revert the other's partitions.
 
-On a network file system neither lock nor rename need be what they are on a disk.
+On a network file system lock and rename may be weaker than on a disk.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class FileStore(OffsetStore):
     """Keeps positions in ``<directory>/<pipeline>.json``.
 
     Attributes:
-        directory: created when it is missing.
-        pipeline: whose positions.
+        directory: created if it is missing.
+        pipeline: the name of the pipeline.
         timeout: seconds to wait for another writer.
     """
 
@@ -64,7 +64,7 @@ class FileStore(OffsetStore):
         return f"file {self.file}"
 
     def load(self) -> dict[TopicPartition, Stored]:
-        """See :meth:`OffsetStore.load`. Waits for nobody."""
+        """See :meth:`OffsetStore.load`. Waits for no lock."""
         try:
             text = self.file.read_bytes()
         except FileNotFoundError:
@@ -92,14 +92,14 @@ class FileStore(OffsetStore):
             raise self._sorted(error, "write") from None
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing is open between calls."""
 
     def _content(self, text: bytes) -> _Content:
         try:
             content = msgspec.json.decode(text, type=_Content)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise foreign(self.where, "its content", str(error)) from None
-        if content.pipeline != self.pipeline:  # somebody has copied or renamed it
+        if content.pipeline != self.pipeline:  # the file was copied or renamed
             raise foreign(self.where, "pipeline", f"it belongs to {content.pipeline!r}")
         return content
 
@@ -109,7 +109,7 @@ class FileStore(OffsetStore):
             _sync(self.directory.parent)
 
     def _replace(self, text: bytes) -> None:
-        """Put the text in the file's place. Only the holder of the lock writes the new file."""
+        """Replace the file's content. Only the holder of the lock writes the new file."""
         new = self.file.with_name(f"{self.file.name}.new")
         with new.open("wb") as out:
             out.write(text)
@@ -120,14 +120,15 @@ class FileStore(OffsetStore):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock; the kernel lets go of it when its holder dies."""
+        """Hold the lock; the kernel releases it when its holder dies."""
         lock = os.open(self.file.with_name(f"{self.file.name}.lock"), os.O_CREAT | os.O_RDWR, 0o666)
         try:
             self._lock(lock)
             try:
                 yield
             finally:
-                # Closing would not do: a process that was forked meanwhile has the file open too.
+                # Closing would not suffice: a process that was forked meanwhile has the file open,
+                # too.
                 fcntl.flock(lock, fcntl.LOCK_UN)
         finally:
             os.close(lock)
@@ -141,7 +142,7 @@ class FileStore(OffsetStore):
                 if time.monotonic() > deadline:
                     raise Unavailable(
                         f"{self.where}: another process held its lock for {self.timeout:g} s",
-                        way_out=f"`fuser {self.file}.lock` names it: let it go on, or end it",
+                        way_out=f"`fuser {self.file}.lock` shows it: let it finish, or end it",
                     ) from None
                 time.sleep(_AGAIN)
 

@@ -1,12 +1,12 @@
 """Positions as committed offsets of a consumer group, in Kafka itself.
 
-The metadata of each offset is the Kafka sink's stamp, so that epoch, cluster and topic id travel
-with it. An offset without a stamp was committed by another program (or shows the position of an
-exactly-once pipeline to lag tools). To begin there would skip records, and to begin elsewhere
-would take that program's place away: loading it is refused.
+The metadata of each offset has the Kafka sink's format, with epoch, cluster and topic id. An offset
+without such metadata was committed by another program (or shows the position of an exactly-once
+pipeline to lag tools). To begin there would skip records, and to begin elsewhere would overwrite
+that program's position: loading it is refused.
 
-Kafka forgets the offsets of a group that nobody commits to (``offsets.retention.minutes``, a week
-by default), partition by partition (KIP-211): who keeps positions here saves idle partitions, too.
+Kafka deletes the offsets of a group without commits (``offsets.retention.minutes``, a week by
+default), separately for each partition (KIP-211): idle partitions must be saved regularly, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from oncely.ledgers.topic.records import OffsetMetadata, read_stamp, stamp
 _CLIENT = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    # What makes a fetch of offsets wait for those pending in a transaction (KIP-447).
+    # Makes a fetch of offsets wait for pending offsets of a transaction (KIP-447).
     "isolation.level": "read_committed",
 }
 _PASSING = (
@@ -40,7 +40,7 @@ _PASSING = (
     KafkaError.UNSTABLE_OFFSET_COMMIT,
     KafkaError._WAIT_COORD,
 )
-"""The group's coordinator moves or begins, or an offset is pending in a transaction."""
+"""The group's coordinator moves or starts, or an offset is pending in a transaction."""
 _NO_ANSWER = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 _IN_USE = (
     KafkaError.UNKNOWN_MEMBER_ID,
@@ -49,7 +49,7 @@ _IN_USE = (
     KafkaError.FENCED_INSTANCE_ID,
 )
 _AGAIN = 0.05  # seconds
-_SLICE = 1.0  # seconds; between two slices the client's complaints are heard
+_SLICE = 1.0  # seconds; between two slices the client's errors are served
 
 
 class KafkaStore(OffsetStore):
@@ -58,10 +58,10 @@ class KafkaStore(OffsetStore):
     Args:
         brokers: ``host:port``, separated by commas.
         group: the consumer group; it belongs to one pipeline.
-        pipeline: its name, which each offset carries.
-        partitions: which partitions to ask for, called at each load; picklable.
-        kafka: librdkafka's keys for the connection, as the source's.
-        timeout: seconds for one answer.
+        pipeline: its name, which is in each offset's metadata.
+        partitions: returns the partitions to load, called at each load; picklable.
+        kafka: librdkafka's properties for the connection, as for the source.
+        timeout: seconds to wait for a response.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class KafkaStore(OffsetStore):
         return f"Kafka {self.brokers}, group {self.group}"
 
     def load(self) -> dict[TopicPartition, Stored]:
-        """See :meth:`OffsetStore.load`. Raises also what ``partitions`` raises."""
+        """See :meth:`OffsetStore.load`. Also raises the errors of ``partitions``."""
         wanted = [ck.TopicPartition(*tp) for tp in self.partitions()]
         if not wanted:
             return {}
@@ -119,9 +119,9 @@ class KafkaStore(OffsetStore):
             raise foreign(
                 self.where,
                 f"{found.topic}-{found.partition}",
-                f"offset {found.offset} carries no stamp",
+                f"offset {found.offset} has no metadata of Oncely",
             )
-        if stamped.pipeline not in ("", self.pipeline):  # empty: of an earlier version
+        if stamped.pipeline not in ("", self.pipeline):  # empty in metadata of an earlier version
             raise ConfigError(
                 "offsets.group",
                 f"group {self.group!r} holds positions of pipeline {stamped.pipeline!r}",
@@ -130,10 +130,10 @@ class KafkaStore(OffsetStore):
         return Stored(stamped.position, stamped.epoch, stamped.cluster, stamped.topic_id)
 
     def _ask(self, doing: str, request: Callable[[Any, float], Sequence[Any]]) -> Sequence[Any]:
-        """Put a question until its answer is good, while what is wrong with it passes."""
+        """Repeat a request until its result is good, while its error is temporary."""
         deadline = time.monotonic() + self.timeout
         with self._client.use() as client:
-            client.trouble.newest, client.trouble.final = "", None
+            client.error_state.newest, client.error_state.final = "", None
             while True:
                 left = max(0.1, deadline - time.monotonic())
                 try:
@@ -144,15 +144,15 @@ class KafkaStore(OffsetStore):
                 if bad is None:
                     return answer
                 bad = client.complaint() or bad
-                over = time.monotonic() > deadline or client.trouble.final is not None
+                over = time.monotonic() > deadline or client.error_state.final is not None
                 if over or bad.code() not in (*_PASSING, *_NO_ANSWER):
-                    raise self._sorted(bad, doing, client.trouble)
+                    raise self._sorted(bad, doing, client.error_state)
                 time.sleep(_AGAIN)
 
-    def _sorted(self, error: KafkaError, doing: str, trouble: ErrorState) -> OncelyError:
+    def _sorted(self, error: KafkaError, doing: str, error_state: ErrorState) -> OncelyError:
         doing = f"{doing} the offsets of group {self.group!r}"
         if error.code() in (*_NO_ANSWER, *_PASSING):
-            return trouble.final or unanswered(doing, self.brokers, trouble.newest)
+            return error_state.final or unanswered(doing, self.brokers, error_state.newest)
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             return ConfigError(
                 "offsets.group",
@@ -169,17 +169,17 @@ class KafkaStore(OffsetStore):
 
 
 class _Client:
-    def __init__(self, consumer: Any, trouble: ErrorState) -> None:
-        self.consumer, self.trouble = consumer, trouble
+    def __init__(self, consumer: Any, error_state: ErrorState) -> None:
+        self.consumer, self.error_state = consumer, error_state
 
     def complaint(self) -> KafkaError | None:
-        """What keeps the client from an answer; it is told nowhere but inside ``poll``.
+        """The error that prevents an answer; it is reported only inside ``poll``.
 
-        A wrong login reaches ``trouble`` there. A group that may not be seen has no coordinator,
-        for which a request would wait in silence.
+        A wrong login reaches ``error_state`` there. A group without permission has no
+        coordinator, for which a request would wait without an error.
         """
-        told = self.consumer.poll(0)
-        error = told.error() if told is not None else None
+        message = self.consumer.poll(0)
+        error = message.error() if message is not None else None
         return error if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
 
 
@@ -189,11 +189,11 @@ def _stamp(stored: Stored, pipeline: str) -> str:
 
 
 def _connect(brokers: str, group: str, kafka: Mapping[str, object], timeout: float) -> _Client:
-    trouble = ErrorState(brokers)
-    # librdkafka gives a commit up when it has found no coordinator for a session's time.
+    error_state = ErrorState(brokers)
+    # librdkafka drops a commit if it has found no coordinator for a session's time.
     patience = {"session.timeout.ms": round(timeout * 1000), "heartbeat.interval.ms": 300}
     own = {**_CLIENT, **patience, "group.id": group}
-    return _Client(make(ck.Consumer, brokers, kafka, trouble, **own), trouble)
+    return _Client(make(ck.Consumer, brokers, kafka, error_state, **own), error_state)
 
 
 def _end(client: _Client) -> None:

@@ -1,4 +1,4 @@
-"""An offset store as a ledger: weak, because it fences nobody for certain."""
+"""An offset store as a ledger: weak, because it does not fence reliably."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oncely.core.claim import (
 )
 from oncely.core.ledger import Entry
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
-from oncely.errors import Fenced
+from oncely.errors import Fenced, check
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.stores.base import OffsetStore, Stored
 
@@ -26,26 +26,27 @@ from oncely.ledgers.stores.base import OffsetStore, Stored
 class StoreLedger:
     """Positions in an offset store. They are compared, then written, in two steps.
 
-    It keeps no notes: each process counts rejects for itself.
+    It stores no notes: each process counts rejects separately.
 
     Attributes:
-        store: of the pipeline.
+        store: the store of the pipeline.
         pipeline: its name.
     """
 
     store: OffsetStore
     pipeline: str
     _taken: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Epochs that this run has tried to take. A store keeps no run's name by which it could find
-    itself when the answer to a save was lost."""
+    """Epochs that this run has tried to take. A store contains no name of a run by which it
+    could identify itself when the answer to a save was lost."""
 
     @property
     def one_store(self) -> bool:
-        """The records are elsewhere."""
+        """The records are in another store."""
         return False
 
     def open(self, takeover: Takeover) -> Opened:
         """Take the next epoch, and settle a position for every partition."""
+        check(takeover.partitions is None, "an offset store gives out epochs for all partitions")
         source, known = takeover.source, self.store.load()
         for tp, stored in known.items():
             same_cluster(stored.cluster_id, source, self.pipeline)
@@ -64,13 +65,13 @@ class StoreLedger:
         return Opened(fence, positions, not known)
 
     def add_partitions(self, fence: Fence, positions: Positions, source: SourceIdentity) -> None:
-        """Give new partitions their position."""
+        """Add positions of new partitions."""
         known = self._held(fence)
         new = {tp: at for tp, at in positions.items() if tp not in known}
         self.store.save({tp: _stored(tp, at, fence, source) for tp, at in new.items()})
 
     def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
-        """Every position: what was saved is there."""
+        """Every position; saved positions are always visible."""
         del fence, settled
         return {tp: Entry(one.position, one.epoch) for tp, one in self.store.load().items()}
 
@@ -87,20 +88,20 @@ class StoreLedger:
         self.store.save(moved)
 
     def note(self, fence: Fence, notes: Notes) -> None:
-        """A store keeps positions only."""
+        """Does nothing: a store keeps positions only."""
 
     def tidy(self, fence: Fence) -> None:
-        """A store has nothing to tidy."""
+        """Does nothing: there is nothing to tidy."""
 
     def close(self) -> None:
-        """End the store's connection."""
+        """Close the store's connection."""
         self.store.close()
 
     def _held(self, fence: Fence) -> dict[TopicPartition, Stored]:
-        """Every position, when no newer run has taken them.
+        """Every position, unless a newer run has taken one.
 
         Raises:
-            Fenced: one has.
+            Fenced: a newer run has taken a position.
         """
         known = self.store.load()
         newest = max((stored.epoch for stored in known.values()), default=fence.epoch)

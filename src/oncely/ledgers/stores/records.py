@@ -1,4 +1,4 @@
-"""How a position is spelled where a store holds texts: JSON that a person can read."""
+"""The encoding of a position in stores of texts: readable JSON."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def encode(stored: Stored) -> bytes:
 
 
 def decode(text: bytes, where: str, of: object) -> Stored:
-    """Read what :func:`encode` wrote.
+    """Parse the text of :func:`encode`.
 
     Args:
         text: the value.
         where: the store, for the message.
-        of: what the value stands under, for the message.
+        of: the key of the value, for the message.
 
     Raises:
-        Stopped: it is something else.
+        Stopped: it has another form.
     """
     try:
         return checked(msgspec.json.decode(text, type=Stored), where, of)
@@ -32,10 +32,10 @@ def decode(text: bytes, where: str, of: object) -> Stored:
 
 
 def checked(stored: Stored, where: str, of: object) -> Stored:
-    """The value, when position and epoch can be what they say.
+    """The value, if position and epoch are valid.
 
     Raises:
-        Stopped: they can't.
+        Stopped: they are not.
     """
     if stored.position < 0 or stored.epoch < 0:
         raise foreign(where, of, "a negative number")
@@ -43,24 +43,25 @@ def checked(stored: Stored, where: str, of: object) -> Stored:
 
 
 def foreign(where: str, of: object, problem: str) -> Stopped:
-    """The error for content that is not a store's."""
+    """The error for foreign content in a store."""
     return Stopped(
-        f"{where}: what stands at {of} was not written by an offset store of Oncely: {problem}",
-        way_out="look who else writes there; give the pipeline a place of its own in [offsets],"
+        f"{where}: the value of {of} was not written by an offset store of Oncely: {problem}",
+        way_out="check which other program writes there; give the pipeline a place of its own in "
+        "[offsets],"
         " or remove what is there, and the pipeline begins at source.start",
     )
 
 
 def field(tp: TopicPartition) -> str:
-    """``topic/partition``; a topic's name holds no slash."""
+    """``topic/partition``; a topic's name contains no slash."""
     return f"{tp.topic}/{tp.partition}"
 
 
 def read_field(text: str, where: str) -> TopicPartition:
-    """Read what :func:`field` wrote.
+    """Parse the text of :func:`field`.
 
     Raises:
-        Stopped: it is something else.
+        Stopped: it has another form.
     """
     topic, _, number = text.rpartition("/")
     if not topic or "/" in topic or not (number.isascii() and number.isdecimal()):

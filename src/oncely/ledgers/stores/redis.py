@@ -1,10 +1,10 @@
-"""Positions in Redis: one hash a pipeline, one field a topic-partition.
+"""Positions in Redis: one hash for each pipeline, one field for each topic-partition.
 
-How durable a save is, the server's configuration says: with ``appendonly yes`` and
+The durability of a save depends on the server's configuration: with ``appendonly yes`` and
 ``appendfsync always`` it is on disk when the call returns; with ``everysec`` (the default of an
-append-only server) a crash of the machine takes the last second back; without ``appendonly``
-even a restart takes everything since the last snapshot. A replica that takes over may miss the
-newest saves as well. Positions that went back mean records read twice, whatever ``delivery`` says.
+append-only server) a crash of the machine loses the last second; without ``appendonly`` even a
+restart loses everything since the last snapshot. A replica that takes over may lack the newest
+saves as well. After a lost save records are read twice, for any ``delivery``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RedisStore(OffsetStore):
     """Keeps positions in the hash ``oncely:offsets:<pipeline>``.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``, as the package ``redis`` takes it.
-        pipeline: whose positions.
-        timeout: seconds for one answer.
+        url: ``redis://``, ``rediss://`` or ``unix://``, in the syntax of the package ``redis``.
+        pipeline: the name of the pipeline.
+        timeout: seconds to wait for a response.
     """
 
     def __init__(self, url: str, pipeline: str, timeout: float = 10.0) -> None:
@@ -79,9 +79,9 @@ class RedisStore(OffsetStore):
             self._ask("write", lambda client: client.hset(self.key, mapping=fields))
 
     def warning(self) -> str:
-        """That the server keeps no append-only file, when it says so; CONFIG may be denied."""
+        """Warns if the server reports that it has no append-only file; CONFIG may be denied."""
         try:
-            found = self._ask("look at its configuration", lambda c: c.config_get("appendonly"))
+            found = self._ask("read its configuration", lambda c: c.config_get("appendonly"))
         except ConfigError:
             return ""
         if found.get("appendonly") != "no":
@@ -123,11 +123,11 @@ class RedisStore(OffsetStore):
             return ConfigError("offsets.url", text, way_out=way_out)
         if "DB index" in str(error):
             return ConfigError("offsets.url", text, way_out=_WAY)
-        return Unavailable(text)  # out of memory, a failed snapshot: the server's to mend
+        return Unavailable(text)  # out of memory, a failed snapshot: must be fixed on the server
 
 
 def import_redis() -> None:
-    """Say what is missing when the client package is.
+    """Import the client package, or report that it is missing.
 
     Raises:
         ConfigError: it is not installed.
@@ -152,7 +152,7 @@ def _connect(url: str, timeout: float) -> redis.Redis:
             url,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
-            # Once, for a connection that the server has closed as idle.
+            # Once, for a connection that the server has closed because it was idle.
             retry=Retry(NoBackoff(), 1),
         )
     except (ValueError, TypeError):  # their texts may quote the URL

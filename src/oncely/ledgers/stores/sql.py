@@ -1,7 +1,7 @@
-"""Positions in a table of PostgreSQL or SQLite: one row a topic-partition.
+"""Positions in a table of PostgreSQL or SQLite: one row for each topic-partition.
 
-The database may be any, also the one that the sink writes to. The table is not the sink's ledger:
-rows and positions are written in transactions of their own.
+Any database will do, also that of the sink. The table is not the sink's ledger: rows and positions
+are written in separate transactions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from oncely.ledgers.stores.records import checked
 T = TypeVar("T")
 
 DEFAULT_TABLE = TableName(None, "oncely_offsets")
-"""Not ``oncely_positions``: the SQL sink's ledger has a table by that name."""
+"""Not ``oncely_positions``: the SQL sink's ledger has a table of that name."""
 
 _DDL = """CREATE TABLE IF NOT EXISTS {table} (
     pipeline TEXT NOT NULL,
@@ -53,11 +53,11 @@ _UPSERT = """INSERT INTO {table}
 
 
 class SqlStore(OffsetStore):
-    """Keeps positions in a table, created at the first save when it is missing.
+    """Keeps positions in a table, created at the first save if it is missing.
 
     Args:
-        url: ``postgresql://…`` or ``sqlite:///…``, as the SQL sink's.
-        pipeline: whose positions.
+        url: ``postgresql://…`` or ``sqlite:///…``, as for the SQL sink.
+        pipeline: the name of the pipeline.
         table: its name.
         timeout: seconds to wait for a connection.
 
@@ -116,7 +116,7 @@ class SqlStore(OffsetStore):
                 self._dialect.lock_for_setup(connection)
                 connection.execute(self._dialect.translate(self._sql(_DDL)))
         self._ready = True
-        # Sorted: the order that rows are locked in is the same for everyone.
+        # Sorted: all processes lock rows in the same order.
         rows = [
             (self.pipeline, *tp, one.position, one.epoch, one.cluster_id, one.topic_id)
             for tp, one in sorted(positions.items())
@@ -125,26 +125,27 @@ class SqlStore(OffsetStore):
             connection.execute_many(self._sql(_UPSERT), rows)
 
     def _exists(self, connection: Connection) -> bool:
-        """Whether the table is there.
+        """True if the table exists.
 
         Raises:
-            ConfigError: a table by its name is there that is another.
+            ConfigError: a table of this name exists that has other columns.
         """
         found = [column.name for column in self._dialect.columns(connection, self.table)]
         if found and sorted(found) != sorted(_COLUMNS):
             raise ConfigError(
                 "offsets.table",
-                f"{self.where} is there, and is no table of positions",
+                f"{self.where} exists, and is not a table of positions",
                 way_out="name another one, which is created",
             )
         return bool(found)
 
     def _create_database(self) -> None:
-        """Make SQLite's file; PostgreSQL's databases are its administrator's."""
+        """Create SQLite's file; PostgreSQL's databases are created by an administrator."""
         try:
             self._dialect.create_database()
         except WrongInput:
-            # Of several who make it at once only one can; the others find it locked, and there.
+            # Of several processes that create it at once only one succeeds; the others find it
+            # locked, and existing.
             if not Path(self._dialect.endpoint).exists():
                 raise
 
@@ -171,11 +172,11 @@ class SqlStore(OffsetStore):
 
 
 _AWAY = "is the database running, and is offsets.url right?"
-_WAY = "check user, password, database and what the user may do in offsets.table"
+_WAY = "check user, password, database and the user's grants on offsets.table"
 
 
 def _for_offsets(error: WrongInput) -> OncelyError:
-    """The database's code speaks of the sink's keys."""
+    """Adapt the error: the database client names keys of the sink."""
     if isinstance(error, ConfigError):
         if error.key.startswith("offsets."):
             return error
@@ -185,7 +186,7 @@ def _for_offsets(error: WrongInput) -> OncelyError:
         if error.message.startswith(f"sink.{key}: "):
             text = error.message.removeprefix(f"sink.{key}: ")
             return ConfigError(f"offsets.{key}", text, way_out=_WAY)
-    # Said by a statement: SQLite's file may be no database, else it is about the table.
+    # An error of a statement: SQLite's file may be no database, else it is about the table.
     file = error.message.startswith("SQLite") and not isinstance(error, TableMismatch)
     return ConfigError(f"offsets.{'url' if file else 'table'}", error.message, way_out=_WAY)
 

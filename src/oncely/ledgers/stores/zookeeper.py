@@ -1,7 +1,8 @@
-"""Positions in ZooKeeper: a node a topic-partition, ``<path>/<pipeline>/<topic>/<partition>``.
+"""Positions in ZooKeeper: a node for each topic-partition,
+``<path>/<pipeline>/<topic>/<partition>``.
 
-ZooKeeper answers a write when a majority of its servers has it on disk. It is made for few and
-small writes: save once a batch, not once a record.
+ZooKeeper responds to a write when a majority of its servers has it on disk. It is designed for few
+and small writes: save once per batch, not once per record.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _logger = logging.getLogger(__name__)
 
 
 def _quietly(record: logging.LogRecord) -> bool:
-    """Log at DEBUG: what matters of it comes back as an error of a call."""
+    """Log at DEBUG: relevant errors are also returned by a call."""
     record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return _logger.isEnabledFor(logging.DEBUG)
 
 
 _logger.addFilter(_quietly)
-_AT_ONCE = 1_000  # nodes in a transaction: a request is a megabyte at most (jute.maxbuffer)
+_AT_ONCE = 1_000  # nodes in a transaction: a request has at most a megabyte (jute.maxbuffer)
 _TRIES = 5
 
 
@@ -41,9 +42,9 @@ class ZooKeeperStore(OffsetStore):
 
     Args:
         hosts: ``host:port``, separated by commas.
-        pipeline: whose positions.
-        path: the node below which all pipelines stand; created when it is missing.
-        timeout: seconds for one answer.
+        pipeline: the name of the pipeline.
+        path: the parent node of all pipelines' nodes; created if it is missing.
+        timeout: seconds to wait for a response.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ZooKeeperStore(OffsetStore):
         return f"{self.root}/{field(tp)}"
 
     def _read(self, asking: _Asking) -> dict[TopicPartition, Stored]:
-        # A server may be behind the others; sync brings it up to what was written before.
+        # A server may be behind the others; sync brings it up to date with earlier writes.
         asking.all(asking.client.sync_async, [self.root])
         [topics] = asking.all(asking.client.get_children_async, [self.root])
         topics = topics or []
@@ -107,7 +108,7 @@ class ZooKeeperStore(OffsetStore):
         return TopicPartition(topic, int(number))
 
     def _write(self, texts: Mapping[str, bytes], asking: _Asking) -> None:
-        """Set what is there and create what is not; again when another writer was between."""
+        """Set existing nodes and create missing ones; repeated if another writer interferes."""
         from kazoo.exceptions import NodeExistsError, NoNodeError
 
         topics = sorted({path.rpartition("/")[0] for path in texts})
@@ -144,24 +145,24 @@ class ZooKeeperStore(OffsetStore):
         if isinstance(
             error, of.NoAuthError | of.AuthFailedError | of.SessionClosedRequireSaslError
         ):
-            way_out = "let everyone read, create and write below offsets.path, or name another path"
+            way_out = "grant read, create and write below offsets.path, or name another path"
             return ConfigError("offsets.path", text + ": the servers deny it", way_out=way_out)
         return Unavailable(text, way_out="are the servers running, and is offsets.hosts right?")
 
 
 class _Asking:
-    """One call's questions: all of them together take a bounded time."""
+    """The requests of one call, with a common deadline."""
 
     def __init__(self, client: KazooClient, timeout: float) -> None:
         self.client = client
         self._deadline = time.monotonic() + timeout
 
     def one(self, answer: Any) -> Any:
-        """Wait for an answer; a client without a connection would wait for ever."""
+        """Wait for a result; a client without a connection would wait forever."""
         return answer.get(timeout=max(0.0, self._deadline - time.monotonic()))
 
     def all(self, request: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        """Ask for all paths at once; None for a node that is not there."""
+        """Request all paths at once; None for a node that does not exist."""
         from kazoo.exceptions import NoNodeError
 
         found: list[Any] = []
@@ -174,7 +175,7 @@ class _Asking:
 
 
 def import_kazoo() -> None:
-    """Say what is missing when the client package is.
+    """Import the client package, or report that it is missing.
 
     Raises:
         ConfigError: it is not installed.
@@ -208,15 +209,15 @@ def _end(client: KazooClient) -> None:
 
 
 def _node(name: str) -> str:
-    """A name that can be a node's: no slash, and neither "." nor ".."."""
+    """An encoded name that is valid for a node: no slash, and neither "." nor ".."."""
     safe = quote(name, safe="")
     return safe.replace(".", "%2E") if safe in (".", "..") else safe
 
 
 def _reason(answers: Sequence[object]) -> Exception | None:
-    """Why a transaction failed: every operation gets an answer, one of them the reason."""
+    """The reason of a failed transaction: every operation has a result, one of them the reason."""
     from kazoo.exceptions import RolledBackError, RuntimeInconsistency
 
     bad = [one for one in answers if isinstance(one, Exception)]
-    told = [e for e in bad if not isinstance(e, RolledBackError | RuntimeInconsistency)]
-    return next(iter(told or bad), None)
+    certain = [e for e in bad if not isinstance(e, RolledBackError | RuntimeInconsistency)]
+    return next(iter(certain or bad), None)

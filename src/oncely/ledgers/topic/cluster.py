@@ -1,9 +1,9 @@
-"""What one process holds open to the cluster: a consumer that reads the ledger and the group,
-an admin client, and producers that live for one transaction each.
+"""The clients of one process: a consumer that reads the ledger and the group, an admin client, and
+producers that live for one transaction each.
 
-The order of two questions is the heart of it. Kafka's offsets have no compare-and-set, so who
-wants to move a position first initialises the position's transactional id, which ends and
-fences whoever was about to move it, and only then asks where it stands.
+The order of two requests is essential. Kafka's offsets have no compare-and-set, so a process that
+moves a position first initialises the position's transactional id, which ends and fences every
+other process that was about to move it, and only then reads the position.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.producer_settings import producer_config
 from oncely.clients.kafka.transaction import Transaction
 from oncely.core.ledger import Entry
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.topic.records import (
     LedgerKeys,
     OffsetMetadata,
@@ -35,6 +35,8 @@ from oncely.ledgers.topic.records import (
     View,
     read_stamp,
 )
+from oncely.ledgers.topic.turns import Turns
+from oncely.ledgers.totals import Totals
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ READER: Mapping[str, object] = {
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "earliest",
-    # Also what makes a fetch of group offsets wait for pending ones (KIP-447).
+    # Also makes a fetch of group offsets wait for pending ones (KIP-447).
     "isolation.level": "read_committed",
     "fetch.wait.max.ms": 20,
     "fetch.queue.backoff.ms": 5,
@@ -55,33 +57,38 @@ _PASSING = (
     KafkaError.NOT_COORDINATOR,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 )
-"""The group's coordinator moves or begins, or an offset is pending in a transaction."""
+"""The group's coordinator moves or starts, or an offset is pending in a transaction."""
 _AGAIN = 0.05  # seconds
 
 
 class Connect(Protocol):
-    """Makes a client of librdkafka's; the one place where a test puts faults."""
+    """Creates a client of librdkafka; tests inject faults here."""
 
     def __call__(
-        self, kind: Any, brokers: str, kafka: Mapping[str, object], trouble: ErrorState, **own: Any
+        self,
+        kind: Any,
+        brokers: str,
+        kafka: Mapping[str, object],
+        error_state: ErrorState,
+        **own: Any,
     ) -> Any:
-        """As :func:`oncely.clients.kafka.client.make`."""
+        """See :func:`oncely.clients.kafka.client.make`."""
 
 
 @dataclass(frozen=True)
 class PipelineTopics:
-    """Where a pipeline writes. Picklable.
+    """The cluster, group and ledger topic of a pipeline. Picklable.
 
     Attributes:
         brokers: ``host:port``, separated by commas.
         pipeline: its name.
-        group: the consumer group that holds the positions' fast copies.
-        ledger_topic: the compacted topic that holds positions and epochs.
-        kafka: librdkafka's keys for the connection, as the source's. Never in a repr.
-        producer: further keys of the producer.
-        timeout: seconds that one answer may take.
+        group: the consumer group with the fast copies of the positions.
+        ledger_topic: the compacted topic of positions and epochs.
+        kafka: librdkafka's properties for the connection, as for the source. Never in a repr.
+        producer: more properties of the producer.
+        timeout: seconds to wait for a response.
         transaction_timeout: seconds after which the broker aborts a transaction.
-        connect: how clients are made.
+        connect: creates clients.
     """
 
     brokers: str
@@ -95,17 +102,17 @@ class PipelineTopics:
     connect: Connect = make
 
     @property
-    def words(self) -> LedgerKeys:
-        """The spelling of ids and keys."""
+    def keys(self) -> LedgerKeys:
+        """The encoding of ids and keys."""
         return LedgerKeys(self.pipeline)
 
 
 class LedgerCopy(NamedTuple):
-    """What one process has read of the ledger topic, for another one. Picklable.
+    """The contents of the ledger topic as read by one process, for another one. Picklable.
 
     Attributes:
-        next: the offset behind it.
-        view: the ledger's words up to there.
+        next: the next offset to read.
+        view: the state of the ledger up to there.
     """
 
     next: int
@@ -116,37 +123,45 @@ class Cluster:
     """The open clients of one process. Safe for several threads.
 
     Attributes:
-        given: the epoch that was given to this process last; 0: none.
+        given: the last epoch of this process, by the partitions that it was to take over.
+        turns: what is kept between two commits of a position that two ids move in turn.
+        group_metadata: returns the group's metadata for the offsets of a commit (KIP-447);
+            :meth:`no_member`, unless a member of the group sets its own here.
     """
 
-    def __init__(self, place: PipelineTopics) -> None:
-        self.place = place
-        self._trouble = ErrorState(place.brokers)
+    def __init__(self, topics: PipelineTopics) -> None:
+        self.pipeline_topics, self.keys = topics, topics.keys
+        self._error_state = ErrorState(topics.brokers)
         self._consumer: Any = None
-        self.asker = KafkaAdmin(place.brokers, place.kafka, min(10.0, place.timeout))
+        self.admin = KafkaAdmin(topics.brokers, topics.kafka, min(10.0, topics.timeout))
         self._writing = threading.Lock()
         self._plain: dict[frozenset[int], Plain] = {}
         self._reading = threading.RLock()
-        # Not the lock above: it is held until transactions end, whose threads ask for the consumer.
+        # A separate lock: the lock above is held until transactions end, whose threads use the
+        # consumer.
         self._connecting = threading.Lock()
         self._view = View()
-        self._told = False  # of messages that are no ledger records
+        self._told = False  # a warning about foreign messages was logged
         self._log = TopicLog(
-            place.ledger_topic,
+            topics.ledger_topic,
             "the ledger topic",
-            self.asker,
-            brokers=place.brokers,
-            timeout=place.timeout,
+            self.admin,
+            brokers=topics.brokers,
+            timeout=topics.timeout,
             take=self._take,
             forget=self._forget,
         )
         self._seen: dict[TopicPartition, Entry] = {}
-        self.given = 0
+        self._totals: dict[TopicPartition, tuple[Entry, Totals | None]] = {}
+        self.given: dict[frozenset[TopicPartition] | None, int] = {}
+        self.turns = Turns()
+        self.group_metadata: Callable[[], Any] = self.no_member
 
     def close(self) -> None:
         """Close the connections."""
         self._plain = {}
-        self.asker.close()
+        self.turns.close()
+        self.admin.close()
         with self._reading, self._connecting:
             if self._consumer is not None:
                 self._consumer.close()
@@ -163,18 +178,18 @@ class Cluster:
         """A new producer instance, not initialised yet.
 
         Args:
-            sizes: ``max.message.bytes`` of the topics that will be written to.
-            defaults: of the producer's keys, where the user has set nothing.
+            sizes: ``max.message.bytes`` of the topics of the transaction.
+            defaults: properties of the producer that the user has not set.
         """
-        place = self.place
-        wanted = {**defaults, **place.producer}
+        topics = self.pipeline_topics
+        wanted = {**defaults, **topics.producer}
         config = producer_config(
-            wanted, transactional_id, round(place.transaction_timeout * 1000), sizes
+            wanted, transactional_id, round(topics.transaction_timeout * 1000), sizes
         )
-        producer = place.connect(
-            Producer, place.brokers, place.kafka, ErrorState(place.brokers), **config
+        producer = topics.connect(
+            Producer, topics.brokers, topics.kafka, ErrorState(topics.brokers), **config
         )
-        return Transaction(producer, place.timeout, place.brokers, place.ledger_topic)
+        return Transaction(producer, topics.timeout, topics.brokers, topics.ledger_topic)
 
     @contextmanager
     def plain(self, sizes: Collection[int] = (1_000_000,)) -> Iterator[Plain]:
@@ -188,30 +203,30 @@ class Cluster:
             self._plain = {frozenset(sizes): kept}
 
     def _new_plain(self, sizes: Collection[int]) -> Plain:
-        place, delivered = self.place, Delivered()
-        config = producer_config(place.producer, None, round(place.timeout * 1000), sizes)
-        producer = place.connect(
+        topics, delivered = self.pipeline_topics, Delivered()
+        config = producer_config(topics.producer, None, round(topics.timeout * 1000), sizes)
+        producer = topics.connect(
             Producer,
-            place.brokers,
-            place.kafka,
-            ErrorState(place.brokers),
+            topics.brokers,
+            topics.kafka,
+            ErrorState(topics.brokers),
             **config,
             on_delivery=delivered,
         )
-        return Plain(producer, delivered, place.timeout, place.brokers)
+        return Plain(producer, delivered, topics.timeout, topics.brokers)
 
-    def group_metadata(self) -> Any:
-        """What ``send_offsets_to_transaction`` wants to know of the group (KIP-447)."""
+    def no_member(self) -> Any:
+        """The group's metadata of a consumer without a member id."""
         return self._connected().consumer_group_metadata()
 
     # -- reading ---------------------------------------------------------------------------
 
     def look(self) -> View:
-        """The ledger as committed readers see it now; an open transaction may hide its end."""
+        """The ledger as visible to committed readers now; an open transaction may hide its end."""
         return self._read(stable=False)
 
     def settled(self) -> View:
-        """The ledger up to all that was in the topic when asked; waits for open transactions.
+        """The ledger with all messages that are in the topic now; waits for open transactions.
 
         Raises:
             Unavailable: a transaction stayed open, or no answer.
@@ -223,30 +238,30 @@ class Cluster:
     ) -> dict[TopicPartition, OffsetMetadata]:
         """The pipeline's group offsets; waits while one is pending in a transaction (KIP-447).
 
-        Raises as :meth:`stamped_offsets` does.
+        Raises the errors of :meth:`stamped_offsets`.
         """
-        owns, group = self.place.words.owns, self.place.group
+        owns, group = self.keys.owns, self.pipeline_topics.group
         found = self.stamped_offsets(partitions)
         return {tp: one for tp, one in found.items() if owns(one, group)}
 
     def stamped_offsets(
         self, partitions: Collection[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, OffsetMetadata]:
-        """The group offsets that carry a stamp, whichever pipeline has committed them.
+        """The group offsets with Oncely's metadata, of any pipeline.
 
         Args:
-            partitions: which.
-            stable: wait while one is pending in a transaction, as :meth:`stable_offsets`.
+            partitions: the partitions to read.
+            stable: wait while one is pending in a transaction, as in :meth:`stable_offsets`.
 
-        A consumer is asked, not an admin client: librdkafka 2.16 crashes when an admin client
-        is told that the group's coordinator has moved.
+        Uses a consumer, not an admin client: librdkafka 2.16 crashes if an admin client gets the
+        error that the group's coordinator has moved.
 
         Raises:
             Unavailable: a transaction stayed open, or no answer.
         """
-        doing = f"read the offsets of group {self.place.group!r}"
+        doing = f"read the offsets of group {self.pipeline_topics.group!r}"
         wanted = [ck.TopicPartition(*tp) for tp in partitions]
-        deadline = time.monotonic() + self.place.timeout
+        deadline = time.monotonic() + self.pipeline_topics.timeout
         consumer = self._connected() if stable else self._reader(stable=False)
         while wanted:
             left = max(0.1, deadline - time.monotonic())
@@ -258,15 +273,15 @@ class Cluster:
             if bad is None:
                 return self._stamped(found)
             if bad.code() not in _PASSING or time.monotonic() > deadline:
-                raise classify_error(bad, doing, self.place.brokers)
+                raise classify_error(bad, doing, self.pipeline_topics.brokers)
             time.sleep(_AGAIN)
         return {}
 
     def entries(self) -> dict[TopicPartition, Entry]:
-        """Every position that is known to be committed. It may have moved on already.
+        """Every position that is known to be committed. It may have moved since.
 
-        Safe for a decision all the same: what it shows has taken effect, and whoever acts on it
-        asks again after initialising its transactional id.
+        It is safe for a decision: these positions have taken effect, and a commit reads them again
+        after initialising its transactional id.
         """
         known = self.look().entries()
         return known | {tp: newer(known.get(tp), at) for tp, at in dict(self._seen).items()}
@@ -279,12 +294,12 @@ class Cluster:
             known[tp] = newer(known[tp], stamped.entry)
         return known
 
-    def standing(
+    def stored_positions(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, StoredPosition]:
-        """Where positions stand, asked after ``init`` of the transactional id that moves them.
+        """The positions, read after ``init`` of the transactional id that moves them.
 
-        The group's copy if there is one, or else (they expire) the ledger topic. Partitions
+        The group's copy if there is one, or else (it may expire) the ledger topic's. Partitions
         without a position are left out.
         """
         found: dict[TopicPartition, StoredPosition] = dict(self.stable_offsets(partitions))
@@ -293,28 +308,39 @@ class Cluster:
             found |= {tp: known[tp] for tp in missing if tp in known}
         for tp, one in found.items():
             self.remember(tp, one.entry)
+            self.learn_totals(tp, one)
         return found
 
+    def learn_totals(self, tp: TopicPartition, position: StoredPosition) -> None:
+        """Remember the totals of a committed position, for the next commit."""
+        self._totals[tp] = position.entry, position.totals
+
+    def totals(self, tp: TopicPartition, at: Position) -> Totals | None:
+        """The totals of a position that :meth:`standing` has read; None if it was another one."""
+        entry, totals = self._totals.get(tp, (None, None))
+        return totals if entry is not None and entry.position == at else None
+
     def remember(self, tp: TopicPartition, entry: Entry) -> None:
-        """What was seen for certain, though an open transaction may still hide it in the topic."""
+        """Remember a committed position, though an open transaction may still hide it in the
+        topic."""
         self._seen[tp] = newer(self._seen.get(tp), entry)
 
     def registered(self) -> View:
-        """The ledger as far as this process has read it, read at first use."""
+        """The ledger as far as this process has read it, at first use read now."""
         with self._reading:
             return self._view if self._log.next else self.look()
 
     # -- the ledger topic ------------------------------------------------------------------
 
     def copy(self) -> LedgerCopy:
-        """What this process has read of the ledger topic so far."""
+        """The contents of the ledger topic that this process has read so far."""
         with self._reading:
             return LedgerCopy(self._log.next, self._view.copy())
 
     def learn(self, copy: LedgerCopy) -> None:
-        """Go on from what another process has read, unless this one has read more itself."""
+        """Continue from a copy of another process, unless this one has read more itself."""
         if copy.next <= self._log.next:
-            return  # without waiting for a reading that is under way
+            return  # does not wait for a running read
         with self._reading:
             if copy.next > self._log.next:
                 self._log.next, self._view = copy.next, copy.view.copy()
@@ -333,13 +359,13 @@ class Cluster:
             return self._view.copy()
 
     def _take(self, message: Any) -> None:
-        ours = self.place.words.take(self._view, message.key(), message.value())
+        ours = self.keys.take(self._view, message.key(), message.value())
         if not ours and not self._told:
             self._told = True
             log.warning(
                 "the ledger topic %s holds messages of another program, the first at offset %d;"
-                " they are passed over",
-                self.place.ledger_topic,
+                " they are ignored",
+                self.pipeline_topics.ledger_topic,
                 message.offset(),
             )
 
@@ -353,10 +379,10 @@ class Cluster:
             return self._consumer
 
     def _reader(self, *, stable: bool = True) -> Any:
-        place = self.place
+        topics = self.pipeline_topics
         level = {} if stable else {"isolation.level": "read_uncommitted"}
-        own = {**READER, **level, "group.id": place.group}
-        return place.connect(ck.Consumer, place.brokers, place.kafka, self._trouble, **own)
+        own = {**READER, **level, "group.id": topics.group}
+        return topics.connect(ck.Consumer, topics.brokers, topics.kafka, self._error_state, **own)
 
     @staticmethod
     def _stamped(found: Collection[Any]) -> dict[TopicPartition, OffsetMetadata]:
@@ -368,7 +394,8 @@ class Cluster:
 
 
 def newer(one: Entry | None, other: Entry) -> Entry:
-    """Of two readings of a position the later: an epoch may put it back, within one it grows."""
+    """The later of two readings of a position: a new epoch may move it back, within one it
+    grows."""
     if one is None or (other.epoch, other.position) > (one.epoch, one.position):
         return other
     return one

@@ -1,20 +1,19 @@
-"""Partitions that were read and whose position neither the ledger topic nor the group has.
+"""Partitions that were read and whose position is neither in the ledger topic nor in the group.
 
-Nothing but a person knows where such a partition goes on, so a run is refused until a reset gives
-it a target. While that reset is under way the partition stays among the settled ones of the
-pipeline's record and gets no position: a crash before the target is noted leaves it lost, and it
-does not begin at its first offset. From then on it is what the reset puts somewhere, and no longer
-lost.
+Only the user can determine where such a partition continues, so a run is refused until a reset sets
+its position. During that reset the partition stays among the settled ones of the pipeline's record
+and gets no position: a crash before the target is noted leaves it lost, and it does not begin at
+its first offset. After that its position is that of the reset, and no longer lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, from_tree
 from oncely.errors import Stopped
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.records import PipelineRecord, from_tree, tree_names
+from oncely.ledgers.topic.records import PipelineRecord, tree_names
 
 
 def lost_partitions(
@@ -27,10 +26,10 @@ def lost_partitions(
 
     Args:
         cluster: the open clients.
-        old: the pipeline's record; when it is gone, and positions or an emptied ledger topic tell
+        old: the pipeline's record; if it is missing, and positions or an emptied ledger topic show
             that the pipeline has written, every partition had a position.
         found: partitions that have a position.
-        partitions: the source's.
+        partitions: the source's partitions.
     """
     if old is not None:
         return set(tree_names(old.settled)) - set(found) - from_tree(old.resetting).keys()
@@ -42,33 +41,33 @@ def lost_partitions(
 def newest_lost_epoch(
     cluster: Cluster, old: PipelineRecord | None, lost: Collection[TopicPartition]
 ) -> int:
-    """No epoch of the lost positions was newer: each was written to the ledger topic.
+    """An upper bound of the lost positions' epochs: each was written to the ledger topic.
 
-    A reset voids the dead letters of older epochs only, so epochs must not begin anew.
+    A reset voids the dead letters of older epochs only, so epochs must not restart.
     """
     return cluster.bounds(stable=True)[1] if lost and old is None else 0
 
 
 def refuse_lost(
-    place: PipelineTopics, lost: Collection[TopicPartition], *, resets: bool = False
+    topics: PipelineTopics, lost: Collection[TopicPartition], *, resets: bool = False
 ) -> None:
-    """Refuse to go on without these positions.
+    """Refuse to continue without these positions.
 
     Args:
-        place: of the pipeline.
-        lost: the partitions; none: nothing to refuse.
-        resets: this is a reset, and these are the partitions that it leaves out.
+        topics: cluster and topics of the pipeline.
+        lost: the partitions; if empty, nothing is refused.
+        resets: for a reset: the partitions that it leaves out.
 
     Raises:
-        Stopped: naming the partitions.
+        Stopped: the error names the partitions.
     """
     if not lost:
         return
     what = ", ".join(map(str, sorted(lost)))
     gone = (
-        f"pipeline {place.pipeline!r} has written before, but where it was is gone for {what}:"
-        f" neither the ledger topic {place.ledger_topic!r} nor group {place.group!r} knows a"
-        " position"
+        f"pipeline {topics.pipeline!r} has written before, but its positions are lost for {what}:"
+        f" neither the ledger topic {topics.ledger_topic!r} nor group {topics.group!r} has a "
+        "position"
     )
     if resets:
         raise Stopped(
@@ -80,5 +79,5 @@ def refuse_lost(
     raise Stopped(
         gone,
         way_out="look in the output for the last records written, and set positions with"
-        " `oncely offsets reset`; or give the pipeline a new name to begin anew",
+        " `oncely offsets reset`; or give the pipeline a new name to begin again",
     )

@@ -8,14 +8,16 @@ The ledger is a compacted topic with one partition. Its keys:
 | ``["position", name, topic, number]``  | `PositionRecord`: position, epoch, the range just done  |
 | ``["reset", name, topic, number, n]``  | `ResetRecord`: the position that a reset of epoch n set |
 | ``["replayed", name, topic, number]``  | `ReplayRecord`: the next dead letter to be replayed     |
+| ``["amended", name, topic, number]``   | `Totals`: changes of the position's totals by replays   |
+| ``["rewritten", name, topic, number]`` | `RewriteRecord`: the last repair or backfill            |
 
-A committed group offset is the position's fast copy, and its metadata is the stamp, which adds
-epoch, mode and the pipeline's name. An offset without a stamp was written by another program and
-is not believed, nor is an offset of another pipeline. The stamps of earlier versions have no name:
-see :meth:`LedgerKeys.owns`.
+A committed group offset is the position's fast copy, and its metadata adds epoch, mode and the
+pipeline's name. An offset without such metadata was written by another program and is ignored, as
+is an offset of another pipeline. The metadata of earlier versions has no name: see
+:meth:`LedgerKeys.owns`.
 
-Both copies carry the mode of the run that wrote them: it says which transactional id alone may
-move the position on (docs/decisions/0012).
+Both copies contain the mode of the run that wrote them, which determines the only transactional id
+that may move the position (docs/decisions/0012).
 """
 
 from __future__ import annotations
@@ -28,18 +30,32 @@ import msgspec
 
 from oncely.core.budget import RejectCount
 from oncely.core.ledger import Entry
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.topics import Position, TopicPartition, from_tree
 from oncely.errors import Stopped
+from oncely.ledgers.totals import Totals
 
 _STAMP = "oncely"
 
-Mode = Literal["partition", "batch"]
+Mode = Literal["partition", "batch", "first", "second"]
+"""The transactional id that moves a position on.
+
+partition: its own, each time; batch: the publisher's; first, second: its own and its second one, in
+turn (docs/decisions/0047).
+"""
+
+RunMode = Literal["partition", "batch", "turns"]
 """partition: tasks move a position by its own transactional id; batch: the driver moves all
-positions by the publisher's."""
+positions by the publisher's; turns: a worker moves a position by two ids in turn."""
+
+FIRST: Mapping[RunMode, Mode] = {"partition": "partition", "batch": "batch", "turns": "first"}
+"""The mode of the positions that a run takes over."""
+
+NEXT: Mapping[Mode, Mode] = {"first": "second", "second": "first"}
+"""The mode after a transaction, where two ids take turns."""
 
 
 class PositionRecord(msgspec.Struct, frozen=True):
-    """A position, the range whose commit moved it there, and by which ids it moves on."""
+    """A position, the range whose commit moved it there, and the ids that may move it."""
 
     position: int
     epoch: int
@@ -53,29 +69,44 @@ class PositionRecord(msgspec.Struct, frozen=True):
     rejects: int = 0
     filtered: int = 0
     mode: Mode = "partition"
+    totals: Totals | None = None
 
     @property
     def entry(self) -> Entry:
-        """As decisions take it."""
+        """The position as a ledger entry."""
         return Entry(self.position, self.epoch)
+
+
+class WholeTakeovers(msgspec.Struct, frozen=True, array_like=True):
+    """Takeovers of all partitions, in a pipeline that has others too.
+
+    Attributes:
+        held: epoch of the last one that is known to have taken a position.
+        given: the newest epoch that was given to one.
+    """
+
+    held: int = 0
+    given: int = 0
 
 
 class PipelineRecord(msgspec.Struct, frozen=True):
     """A pipeline.
 
     Attributes:
-        epoch: the newest that was given out.
-        run: the run that it was given to.
+        epoch: the last epoch.
+        run: the run with that epoch.
         cluster: Kafka's cluster id.
-        topic_ids: of the source's topics.
-        target: the output topic, or how it is chosen.
-        pending: where partitions begin that have no position yet; decided once.
+        topic_ids: the ids of the source's topics.
+        target: the output topic, or the column that determines it.
+        pending: start positions of partitions without a position; decided once.
         settled: partitions that have had a position, by topic.
-        outputs: topic ids of those output topics that must not be made anew.
-        resetting: where a reset puts positions that was begun and is not done yet.
-        leaders: leader epochs of the source's partitions, each no older than the record before
-            the position.
+        outputs: ids of output topics that must not be recreated.
+        resetting: the positions of a reset that was begun and is not completed.
+        leaders: leader epochs of the source's partitions, each no older than the record before the
+            position.
         counted: the count of rejects.
+        whole: not written before the first takeover of some partitions: until then every epoch
+            was given to one of all.
     """
 
     epoch: int
@@ -89,10 +120,12 @@ class PipelineRecord(msgspec.Struct, frozen=True):
     resetting: dict[str, dict[int, int]] = {}
     leaders: dict[str, dict[int, int]] = {}
     counted: RejectCount = RejectCount()
+    whole: WholeTakeovers | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResetRecord(msgspec.Struct, frozen=True):
-    """A reset: what older epochs have rejected from here on is read again, and no dead letter."""
+    """A reset: rejects of older epochs from this position on are read again, and are void as
+    dead letters."""
 
     position: int
 
@@ -104,30 +137,54 @@ class ReplayRecord(msgspec.Struct, frozen=True):
     topic_id: str
 
 
-@dataclass
-class View:
-    """What the ledger topic said when it was last read.
+class RewriteRecord(msgspec.Struct, frozen=True):
+    """The last rewrite of records of a partition.
 
     Attributes:
-        pipeline: the newest word on it.
-        positions: of the source's partitions.
-        resets: per source partition, the epoch of each reset and where it led.
-        replayed: per partition of a rejects' topic.
+        kind: repair or backfill.
+        start, end: from the first to after the last of its offsets.
+        epoch: of the run that held the position.
+        backfilled: start, end and epoch of all ranges that were backfilled: their records may have
+            other rows than the history says.
+    """
+
+    kind: str
+    start: int
+    end: int
+    epoch: int
+    backfilled: list[tuple[int, int, int]] = []
+
+
+@dataclass
+class View:
+    """The state of the ledger topic at the last read.
+
+    Attributes:
+        pipeline: the newest record of the pipeline.
+        positions: the records of the source's partitions.
+        resets: per source partition, the epoch of each reset and its position.
+        replayed: the records per partition of a rejects' topic.
+        amended: per source partition, the changes by replays; of other totals they are void.
+        rewritten: per source partition, the last rewrite.
     """
 
     pipeline: PipelineRecord | None = None
     positions: dict[TopicPartition, PositionRecord] = field(default_factory=dict)
     resets: dict[TopicPartition, dict[int, Position]] = field(default_factory=dict)
     replayed: dict[TopicPartition, ReplayRecord] = field(default_factory=dict)
+    amended: dict[TopicPartition, Totals] = field(default_factory=dict)
+    rewritten: dict[TopicPartition, RewriteRecord] = field(default_factory=dict)
 
     def copy(self) -> View:
-        """As it is now, whatever is read later."""
+        """A copy that later reads do not affect."""
         resets = {tp: dict(known) for tp, known in self.resets.items()}
-        return View(self.pipeline, dict(self.positions), resets, dict(self.replayed))
+        positions, replayed = dict(self.positions), dict(self.replayed)
+        amended, rewritten = dict(self.amended), dict(self.rewritten)
+        return View(self.pipeline, positions, resets, replayed, amended, rewritten)
 
     @property
     def begins(self) -> dict[TopicPartition, Position]:
-        """Where the next run begins: it first finishes a reset that was begun."""
+        """The positions at which the next run begins: it first completes a reset that was begun."""
         now = {tp: moved.position for tp, moved in self.positions.items()}
         return now | (from_tree(self.pipeline.resetting) if self.pipeline else {})
 
@@ -135,43 +192,77 @@ class View:
         """Every position."""
         return {tp: moved.entry for tp, moved in self.positions.items()}
 
+    @property
+    def totals(self) -> dict[TopicPartition, Totals]:
+        """The totals of the positions that have them."""
+        return {tp: one.totals for tp, one in self.positions.items() if one.totals is not None}
+
+    @property
+    def whole(self) -> WholeTakeovers:
+        """Takeovers of all partitions: the epoch that was given to one may be held by now."""
+        epochs = {moved.epoch for moved in self.positions.values()}
+        if self.pipeline is None:
+            return WholeTakeovers()
+        known = self.pipeline.whole
+        if known is msgspec.UNSET:
+            return WholeTakeovers(max(epochs, default=0), self.pipeline.epoch)
+        return WholeTakeovers(known.given if known.given in epochs else known.held, known.given)
+
 
 @dataclass(frozen=True)
 class LedgerKeys:
-    """Spells keys and ids of one pipeline.
+    """The keys and transactional ids of one pipeline.
 
-    Neither a topic's name nor a number holds a slash, and what follows the last one tells the
-    kinds apart (nothing, a number, a word): no two ids are the same.
+    Neither a topic's name nor a number contains a slash, and the part after the last slash
+    distinguishes the kinds (nothing, a number, a word): all ids are different.
     """
 
     pipeline: str
 
     @property
     def opener(self) -> str:
-        """The transactional id of whoever takes an epoch."""
+        """The transactional id of runs that take an epoch."""
         return f"oncely/{self.pipeline}/"
 
     def writer(self, tp: TopicPartition) -> str:
-        """The transactional id of whoever moves a position."""
+        """The transactional id that moves a position in mode ``partition``."""
         return f"oncely/{self.pipeline}/{tp.topic}/{tp.partition}"
+
+    def second(self, tp: TopicPartition) -> str:
+        """The transactional id that moves a position in turn with :meth:`writer`."""
+        return f"{self.writer(tp)}/second"
 
     @property
     def publisher(self) -> str:
         """The transactional id of the driver that publishes batches: all positions at once."""
         return f"oncely/{self.pipeline}//publish"
 
-    def mover(self, tp: TopicPartition, standing: StoredPosition | None) -> str:
-        """The one transactional id that may move a position from where it stands.
+    def mover(self, tp: TopicPartition, position: StoredPosition | None) -> str:
+        """The only transactional id that may move a position from its present value.
 
-        A partition without a position belongs to its own id, whatever the mode: runs of
-        different modes may give it its first one.
+        A partition without a position belongs to its own id, in any mode: runs of different modes
+        may write its first position.
         """
-        batch = standing is not None and standing.mode == "batch"
-        return self.publisher if batch else self.writer(tp)
+        return self.named(tp, "partition" if position is None else position.mode)
+
+    def named(self, tp: TopicPartition, mode: Mode) -> str:
+        """The transactional id that a position with this mode names."""
+        if mode == "batch":
+            return self.publisher
+        return self.second(tp) if mode == "second" else self.writer(tp)
+
+    def movers(self, tp: TopicPartition, position: StoredPosition | None) -> list[str]:
+        """The ids that a takeover initialises: :meth:`mover`, or both that take turns.
+
+        Such a position may name the other one by the time it is read.
+        """
+        if position is None or position.mode not in NEXT:
+            return [self.mover(tp, position)]
+        return [self.writer(tp), self.second(tp)]
 
     @property
     def replayer(self) -> str:
-        """The transactional id of whoever replays dead letters; a writer's has one part more."""
+        """The transactional id of replays of dead letters; a writer's id has one part more."""
         return f"oncely/{self.pipeline}/replay"
 
     def pipeline_key(self) -> bytes:
@@ -190,12 +281,20 @@ class LedgerKeys:
         """The key of :class:`ReplayRecord`."""
         return msgspec.json.encode(["replayed", self.pipeline, *tp])
 
-    def owns(self, stamped: OffsetMetadata, group: str) -> bool:
-        """Whether a stamp in ``group`` was written by this pipeline.
+    def amended_key(self, tp: TopicPartition) -> bytes:
+        """The key of the changes of a position's totals."""
+        return msgspec.json.encode(["amended", self.pipeline, *tp])
 
-        A stamp without a name is ours in the group that is named after this pipeline. In a group
-        that the pipeline file names it may be another pipeline's, so it is not believed: the
-        ledger topic says the same if it is ours, as both were written by one transaction.
+    def rewritten_key(self, tp: TopicPartition) -> bytes:
+        """The key of the last rewrite of a partition's records."""
+        return msgspec.json.encode(["rewritten", self.pipeline, *tp])
+
+    def owns(self, stamped: OffsetMetadata, group: str) -> bool:
+        """True if the metadata of an offset in ``group`` was written by this pipeline.
+
+        Metadata without a name is ours in the group that is named after this pipeline. In a group
+        that is set in the pipeline file it may be another pipeline's, so it is ignored: if it is
+        ours, the ledger topic has the same position, because both were written by one transaction.
         """
         named_after = f"oncely-{self.pipeline}"
         return stamped.pipeline == self.pipeline or (
@@ -203,13 +302,13 @@ class LedgerKeys:
         )
 
     def take(self, view: View, key: bytes | None, value: bytes | None) -> bool:
-        """Apply one record of the ledger topic; those of other pipelines are passed over.
+        """Apply one record of the ledger topic; those of other pipelines are ignored.
 
         Returns:
-            False for a message that is no ledger record at all, which is passed over, too.
+            False for a message that is no ledger record at all, which is ignored, too.
 
         Raises:
-            Stopped: a record of this pipeline that can't be read: another program has written it.
+            Stopped: a record of this pipeline is invalid: another program has written it.
         """
         try:
             known = msgspec.json.decode(key or b"")
@@ -245,7 +344,7 @@ class LedgerKeys:
             ) from None
 
     def _take_letters(self, view: View, key: object, value: bytes) -> None:
-        """Apply what decides which dead letters still wait."""
+        """Apply records about dead letters: which are still to be replayed, what replays wrote."""
         match key:
             case ["reset", _, str(topic), int(number), int(epoch)]:
                 led_to = msgspec.json.decode(value, type=ResetRecord).position
@@ -253,6 +352,12 @@ class LedgerKeys:
             case ["replayed", _, str(topic), int(number)]:
                 tp = TopicPartition(topic, number)
                 view.replayed[tp] = msgspec.json.decode(value, type=ReplayRecord)
+            case ["amended", _, str(topic), int(number)]:
+                tp = TopicPartition(topic, number)
+                view.amended[tp] = msgspec.json.decode(value, type=Totals)
+            case ["rewritten", _, str(topic), int(number)]:
+                tp = TopicPartition(topic, number)
+                view.rewritten[tp] = msgspec.json.decode(value, type=RewriteRecord)
 
 
 def replay_group(group: str) -> str:
@@ -261,13 +366,14 @@ def replay_group(group: str) -> str:
 
 
 def stamp(moved: PositionRecord | OffsetMetadata, pipeline: str) -> str:
-    """The metadata of a group offset of ours; far below Kafka's limit of 4,096 bytes."""
+    """The metadata of our group offset; far below Kafka's limit of 4,096 bytes."""
     known = [_STAMP, moved.epoch, moved.cluster, moved.topic_id, moved.mode, pipeline]
-    return msgspec.json.encode(known).decode()
+    more = [] if moved.totals is None else [moved.totals]
+    return msgspec.json.encode([*known, *more]).decode()
 
 
 class OffsetMetadata(msgspec.Struct, frozen=True):
-    """A group offset that carries our stamp; ``pipeline`` is empty in stamps without a name."""
+    """A group offset with our metadata; ``pipeline`` is empty in metadata without a name."""
 
     position: int
     epoch: int
@@ -275,19 +381,20 @@ class OffsetMetadata(msgspec.Struct, frozen=True):
     topic_id: str
     mode: Mode = "partition"
     pipeline: str = ""
+    totals: Totals | None = None
 
     @property
     def entry(self) -> Entry:
-        """As decisions take it."""
+        """The position as a ledger entry."""
         return Entry(self.position, self.epoch)
 
 
 StoredPosition = PositionRecord | OffsetMetadata
-"""Where a position stands: the ledger topic's word, or the group's."""
+"""A stored position: the ledger topic's record, or the group's offset."""
 
 
 def read_stamp(offset: Position, metadata: str | None) -> OffsetMetadata | None:
-    """The group offset, or None when it is not ours: a tool's, or another client's."""
+    """The group offset, or None if it was committed by a tool or another client."""
     try:
         found = msgspec.json.decode((metadata or "").encode())
     except msgspec.DecodeError:
@@ -299,22 +406,22 @@ def read_stamp(offset: Position, metadata: str | None) -> OffsetMetadata | None:
                     return OffsetMetadata(offset, epoch, cluster, topic_id)
                 case ["batch"]:
                     return OffsetMetadata(offset, epoch, cluster, topic_id, "batch")
-                case ["partition" | "batch" as mode, str(pipeline)]:
-                    return OffsetMetadata(offset, epoch, cluster, topic_id, mode, pipeline)
+                case [
+                    "partition" | "batch" | "first" | "second" as mode,
+                    str(pipeline),
+                    *more,
+                ]:
+                    totals = _totals(*more)
+                    return OffsetMetadata(offset, epoch, cluster, topic_id, mode, pipeline, totals)
     return None
 
 
-def by_topic(partitions: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
-    """Positions as a tree, for JSON."""
-    tree: dict[str, dict[int, int]] = {}
-    for tp, at in sorted(partitions.items()):
-        tree.setdefault(tp.topic, {})[tp.partition] = at
-    return tree
-
-
-def from_tree(tree: Mapping[str, Mapping[int, int]]) -> dict[TopicPartition, Position]:
-    """What :func:`by_topic` has made a tree of."""
-    return {TopicPartition(t, n): at for t, own in tree.items() for n, at in own.items()}
+def _totals(given: object = None, *_: object) -> Totals | None:
+    """The totals in metadata; None in that of an earlier version."""
+    try:
+        return None if given is None else msgspec.convert(given, Totals)
+    except msgspec.ValidationError:  # of a later version: they begin anew
+        return None
 
 
 def tree_names(names: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
@@ -322,6 +429,8 @@ def tree_names(names: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for topic, own in names.items() for number in own]
 
 
-def encode(record: PositionRecord | PipelineRecord | ResetRecord | ReplayRecord) -> bytes:
+def encode(
+    record: PositionRecord | PipelineRecord | ResetRecord | ReplayRecord | RewriteRecord | Totals,
+) -> bytes:
     """The value of a ledger record."""
     return msgspec.json.encode(record)

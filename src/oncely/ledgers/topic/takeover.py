@@ -1,122 +1,150 @@
 """Taking the ledger over: the next epoch, older instances fenced, a position for every partition.
 
-From where it stands a position is moved by one transactional id only, and its owner is who
-initialised it last. So an instance that reads after ``init_transactions`` and commits has done a
-compare-and-set: had another one read in between, it would have been fenced. That holds for
-commits and for this:
+A position is moved by one transactional id only, determined by its present record, and the id
+belongs to the instance that initialised it last. So an instance that reads after
+``init_transactions`` and commits has done a compare-and-set: if another instance had read in
+between, it would have been fenced. That holds for commits and for this procedure:
 
-1. The ids of all partitions and the publisher's are initialised: what the earlier run left open
-   ends, so nothing in the ledger topic is hidden, and its writers are fenced.
+1. The ids of all partitions and the publisher's are initialised, and the second ids of positions
+   that are known to be moved by two ids in turn: open transactions of the earlier run end, so
+   nothing in the ledger topic is hidden, and its writers are fenced.
 2. The pipeline's own id is initialised, the ledger read to its end, and the next epoch written,
-   with the positions where partitions begin that have none. From here on two openers differ.
-3. Each position is written again with the new epoch and the new mode, by the id that the OLD
-   one names: its partition's own, or the publisher's, which writes all of its positions at
-   once. A new instance initialises the id, which fences a writer of the old run that has
-   initialised it since step 1, and reads where the position stands now. A writer of the old run
-   that comes later reads the new epoch.
-4. The partitions are noted as settled: from here on a missing position is a lost one. Where
-   another opener was given an epoch since, its positions tell: when it has taken one this opener
-   is fenced, else the takeover is done again, because that opener may have died.
+   with the start positions of partitions without one. From here on two openers differ.
+3. Each position is written again with the new epoch and the new mode, by the id of the OLD record:
+   its partition's own or second one, or the publisher's, which writes all of its positions at once.
+   A new
+   instance initialises the id, which fences a writer of the old run that has initialised it since
+   step 1, and reads the present position. A writer of the old run that comes later reads the new
+   epoch.
+4. The partitions are noted as settled: from here on a missing position is a lost one. If another
+   opener was given an epoch since, its positions decide: if it has taken one, this opener is
+   fenced, else the takeover is repeated, because that opener may have died.
 
 Instances are closed after step 1, and a few at a time are open in step 3: the number of open files
 does not grow with the partitions.
 
-A crash after 2 and before 3 leaves the old run unharmed: it commits, and opens again. One within 3
-leaves some positions at the old epoch and some at the new one. The old run is fenced at the latter;
-the next ``open`` begins at 1 and keeps what is pending.
+A crash after 2 and before 3 does not affect the old run: it commits, and opens again. A crash
+within 3 leaves some positions at the old epoch and some at the new one. The old run is fenced at
+the latter; the next ``open`` begins at 1 and keeps pending start positions.
 
-A reset is such a takeover, after which nobody else moves a position, and then:
+A takeover of some partitions (by a worker) initialises and writes the ids of these partitions only,
+and in step 4 it updates the current pipeline's record, also if another opener was given an epoch
+since. In step 2 it compares the last takeover of all partitions (docs/decisions/0036): it is
+refused if a run or a reset has taken all of them since the worker's process was started. A takeover
+of all partitions that reads later epochs of such takeovers in step 3 or 4 is repeated with a new
+epoch.
 
-5. Where positions are put is decided, and written in one transaction of the pipeline's own id,
-   with the records that void older dead letters. From here on the reset takes effect, whole.
-6. Another takeover puts them there in its step 3, and notes the reset as done in its step 4.
+A reset is a takeover of all partitions, after which no other run moves a position, and then:
 
-The step 1 of that one initialises the ids of replays: a replay that has compared before 5 is
-fenced or has committed, so it came before the reset; one that compares later finds the reset. A
-crash after 5 leaves a reset that the next ``open`` finishes in the same way.
+5. The new positions are determined, and written in one transaction of the pipeline's own id, with
+   the records that void older dead letters. From here on the reset takes effect completely. If
+   another opener was given an epoch since and has taken no position, the takeover is repeated.
+6. Another takeover writes them in its step 3, and notes the reset as done in its step 4.
+
+Whoever writes positions of a reset initialises the id of replays first, in step 3, also for some of
+the partitions: a replay that has compared before 5 is fenced or has committed, so it came before
+the reset; one that compares later reads the reset. A crash after 5 leaves a reset that the next
+`open` completes in the same way.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from oncely.clients.kafka.transaction import InstanceFenced, Message, Transaction
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Fence, Notes, Opened, Takeover
-from oncely.core.topics import Position, TopicPartition
-from oncely.errors import (
-    Fenced,
-    InvariantViolation,
-    TableMismatch,
-    Unavailable,
-)
+from oncely.core.topics import Position, TopicPartition, by_topic, from_tree
+from oncely.errors import Fenced, InvariantViolation, Unavailable
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.topic.cluster import Cluster, newer
 from oncely.ledgers.topic.compare_and_set import compare_and_set, run_concurrently
 from oncely.ledgers.topic.foreign import refuse_foreign
 from oncely.ledgers.topic.lost import lost_partitions, newest_lost_epoch, refuse_lost
 from oncely.ledgers.topic.records import (
-    Mode,
+    NEXT,
     PipelineRecord,
     ResetRecord,
+    RunMode,
     StoredPosition,
     View,
-    by_topic,
+    WholeTakeovers,
     encode,
-    from_tree,
     tree_names,
 )
-from oncely.ledgers.topic.settling import Settling
+from oncely.ledgers.topic.same_outputs import same_outputs, same_target
+from oncely.ledgers.topic.take_positions import PositionTakeover
 
-_TRIES = 5
+_TRIES = 10
+_PAUSE_SECONDS = (
+    0.05  # the longest before the second try, so that concurrent openers do not repeat in step
+)
 _MARKERS_SECONDS = 2.0
 _MARKERS_POLL_SECONDS = 0.02
 T = TypeVar("T")
 
 
+class _Given(NamedTuple):
+    """The result of step 2.
+
+    Attributes:
+        record: the pipeline's record that was written.
+        found: every position.
+        first: True if this is the pipeline's first start.
+        whole: the takeovers of all partitions before this one.
+    """
+
+    record: PipelineRecord
+    found: Mapping[TopicPartition, StoredPosition]
+    first: bool
+    whole: WholeTakeovers
+
+
 @dataclass(frozen=True)
 class Opener:
-    """One run's way to the ledger; see the module.
+    """The takeover of the ledger by one run; see the module.
 
     Attributes:
         cluster: the open clients.
-        run: the run's own name, by which it finds an epoch whose answer was lost.
-        target: where records go. With a reset they may have gone elsewhere so far: a person who
-            says where to go on says so for the target that the file names.
-        takeover: from where, and with which reset.
-        mode: by which ids this run will move positions.
-        outputs: topic ids of output topics that must still be the ones that were written to.
+        run: the run's unique name, by which it recognises its epoch after a lost answer.
+        target: the destination. With a reset it may differ from the previous one: the reset applies
+            to the destination in the pipeline file.
+        takeover: the parameters of the takeover.
+        mode: the ids by which this run will move positions.
+        outputs: ids of output topics, which must be the same as before.
     """
 
     cluster: Cluster
     run: str
     target: str
     takeover: Takeover
-    mode: Mode = "partition"
+    mode: RunMode = "partition"
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     def open(self) -> Opened:
-        """All steps.
+        """Execute all steps.
 
         Raises:
-            Fenced, SourceMismatch, TableMismatch: as the port says.
-            ConfigError: the group is another pipeline's.
-            Stopped: a position was lost, and no reset says where its partition goes on.
-            Unavailable: no answer, or rivals without end.
+            Fenced, SourceMismatch, TableMismatch: see :meth:`Ledger.open`.
+            ConfigError: the group belongs to another pipeline.
+            Stopped: a position was lost, and no reset sets it.
+            Unavailable: no answer, or concurrent openers without end.
         """
-        self._check(self.cluster.look())  # before anybody is disturbed
+        self._check(self.cluster.look())  # before another run is affected
         opened = self._retried(self._take)
         if self.takeover.reset is None:
             return opened
-        # Its answer counts from here on, and is kept whatever is tried again: it may depend on
-        # where positions stand.
+        # Its result is valid from here on, and is kept across retries: it may depend on the present
+        # positions.
         targets = dict(self.takeover.reset(opened.positions))
-        self._retried(lambda: self._note_reset(opened, targets))
+        opened = self._decide_reset(opened, targets)
         # Within an epoch positions only grow, so they are moved in the next one; unless another
         # run has opened since, which has moved them.
         left = replace(self.takeover, reset=None, expected=opened.fence.epoch)
@@ -124,41 +152,72 @@ class Opener:
         return finishing._retried(finishing._take)
 
     def _retried(self, step: Callable[[], T]) -> T:
-        """Do it again when a rival is doing the same."""
+        """Repeat a step when a concurrent opener interferes."""
         last: InstanceFenced | None = None
-        for _ in range(_TRIES):
+        for done in range(_TRIES):
+            time.sleep(random.uniform(0, _PAUSE_SECONDS * done))
             try:
                 return step()
             except InstanceFenced as error:
                 last = error
-        raise last or InvariantViolation("a loop that returns or raises has ended")
+        raise last or InvariantViolation("unreachable: the loop returns or raises")
 
     def _take(self) -> Opened:
-        """Steps 1 to 4, and what is left of a reset that was begun."""
-        words = self.cluster.place.words
+        """Steps 1 to 4, and the rest of a reset that was begun."""
+        keys, takeover = self.cluster.keys, self.takeover
         partitions = self._partitions()
-        # A replay too may have left a transaction open, which hides what follows in the ledger;
-        # one that is under way begins its transaction again.
-        ids = [words.publisher, words.replayer, *map(words.writer, partitions)]
-        run_concurrently(self._initialise, ids)
-        registered, found, first = self._take_epoch(partitions)
-        fence = Fence(words.pipeline, registered.epoch)
-        positions = {
-            tp: found[tp].position if tp in found else at
-            for tp, at in _flat(registered, found).items()
-        }
-        begun = from_tree(registered.resetting)
-        settling = Settling(self.cluster, fence, self.takeover.source, self.mode, frozenset(begun))
-        settled = settling.settle(positions | begun, found)
+        # A replay may also have left a transaction open, which hides later messages in the ledger;
+        # a running replay begins its transaction again.
+        others = [keys.publisher, keys.replayer] if takeover.partitions is None else []
+        seconds = [keys.second(tp) for tp in partitions if self._in_turn(tp)]
+        run_concurrently(self._initialise, [*others, *map(keys.writer, partitions), *seconds])
+        given = self._take_epoch(partitions)
+        fence = Fence(keys.pipeline, given.record.epoch, partitions=takeover.partitions)
+        begun = self._own(from_tree(given.record.resetting))
+        wanted = self._own(_flat(given.record, given.found)) | begun
+        takeover.require_positions(wanted)
+        if begun:
+            self._initialise(keys.replayer)
+        source, forced = takeover.source, frozenset(begun)
+        try:
+            positions = PositionTakeover(self.cluster, fence, source, self.mode, forced)
+            settled = positions.take(wanted, given.found)
+        except Fenced as error:
+            raise self._overtaken(error) from None
         # Only now: until its positions were taken, the old run may have noted another count.
-        now = self._note_settled(registered, settled)
-        return Opened(fence, settled, first, now.counted, from_tree(now.leaders))
+        now = self._note_settled(given.record, settled, begun)
+        whole = fence if takeover.partitions is None else Fence(keys.pipeline, given.whole.held)
+        leaders = self._own(from_tree(now.leaders))
+        return Opened(fence, settled, given.first, now.counted, leaders, whole)
+
+    def _own(self, positions: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
+        """The positions of the partitions that are taken over."""
+        own = self.takeover.partitions
+        return {tp: at for tp, at in positions.items() if own is None or tp in own}
+
+    def _overtaken(self, error: Fenced) -> Fenced | InstanceFenced:
+        """The error for a position with a later epoch.
+
+        The first takeover of all partitions by a run is fenced by another takeover of all only. It
+        is repeated after takeovers of some partitions.
+        """
+        first = self.takeover.partitions is None and self.takeover.expected is None
+        if first and self.cluster.settled().whole.given <= error.ours:
+            return InstanceFenced("takeovers of some partitions were quicker")
+        return error
 
     # -- step 1 ----------------------------------------------------------------------------
 
     def _partitions(self) -> list[TopicPartition]:
-        """All that an earlier run may be writing, as far as can be seen."""
+        """All partitions that an earlier run may be writing, as far as visible; or those wanted."""
+        if self.takeover.partitions is not None:
+            return sorted(self.takeover.partitions)
         return sorted({*self.takeover.earliest, *self.cluster.look().positions})
+
+    def _in_turn(self, tp: TopicPartition) -> bool:
+        """True if two ids move the position in turn, as far as visible."""
+        known = self.cluster.registered().positions.get(tp)
+        return known is not None and known.mode in NEXT
 
     def _initialise(self, identity: str) -> None:
         """Fence earlier instances of an id.
@@ -171,50 +230,59 @@ class Opener:
 
     # -- step 2 ----------------------------------------------------------------------------
 
-    def _take_epoch(
-        self, partitions: Collection[TopicPartition]
-    ) -> tuple[PipelineRecord, dict[TopicPartition, StoredPosition], bool]:
-        """The next epoch; every position that there is; and whether this is the first start."""
-        words = self.cluster.place.words
-        with compare_and_set(self.cluster, words.opener, self.cluster.settled) as (opener, view):
+    def _take_epoch(self, partitions: Collection[TopicPartition]) -> _Given:
+        """Take the next epoch."""
+        keys, takeover = self.cluster.keys, self.takeover
+        with compare_and_set(self.cluster, keys.opener, self.cluster.settled) as (opener, view):
             self._check(view)
-            found = self._found(view, {*partitions, *view.positions})
             old = view.pipeline
-            lost = lost_partitions(self.cluster, old, found, self.takeover.earliest)
+            some = takeover.partitions is not None and old is not None
+            # The group offsets of other partitions may be pending in transactions of their holders.
+            found = self._found(view, partitions if some else {*partitions, *view.positions})
+            lost = lost_partitions(self.cluster, old, found, takeover.earliest)
             ours = old is not None and old.run == self.run and not old.settled
             first = ours or (old is None and not found and not lost)
             pending = self._pending(old, {*found, *lost}, first)
-            self._refuse_lost(old, found, pending, lost)
+            self._refuse_lost(old, found, pending, self._own(dict.fromkeys(lost)))
             newest = newest_lost_epoch(self.cluster, old, lost)
-            epochs = [old.epoch if old else newest, *(e.epoch for e in found.values())]
+            epoch = max([old.epoch if old else newest, *(e.epoch for e in found.values())]) + 1
             registered = PipelineRecord(
-                max(epochs) + 1,
+                epoch,
                 self.run,
-                self.takeover.source.cluster_id,
-                {**(old.topic_ids if old else {}), **self.takeover.source.topic_ids},
-                old.target if old and self.takeover.reset else self.target,
+                takeover.source.cluster_id,
+                {**(old.topic_ids if old else {}), **takeover.source.topic_ids},
+                old.target if old and takeover.reset else self.target,
                 by_topic(pending),
                 _names({*found, *lost}),
-                {**(old.outputs if old else {}), **({} if self.takeover.reset else self.outputs)},
+                {**(old.outputs if old else {}), **({} if takeover.reset else self.outputs)},
                 old.resetting if old else {},
                 old.leaders if old else {},
                 old.counted if old else RejectCount(),
+                self._whole(view, epoch),
             )
             _write(self.cluster, opener, registered)
-        self.cluster.given = registered.epoch
-        return registered, found, first
+        self.cluster.given[takeover.partitions] = epoch
+        return _Given(registered, found, first, view.whole)
+
+    def _whole(self, view: View, epoch: int) -> WholeTakeovers | msgspec.UnsetType:
+        """The record's field for takeovers of all partitions, when ``epoch`` is given out."""
+        if self.takeover.partitions is not None:
+            return view.whole
+        if view.pipeline is None or view.pipeline.whole is msgspec.UNSET:
+            return msgspec.UNSET
+        return WholeTakeovers(view.whole.held, epoch)
 
     def _found(
         self, view: View, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, StoredPosition]:
-        """The ledger's positions, and those of which only the group's copy is left."""
+        """The ledger's positions, and those for which only the group's copy is left."""
         found: dict[TopicPartition, StoredPosition] = dict(view.positions)
         stamps = self.cluster.stamped_offsets(partitions)
-        refuse_foreign(stamps, view.positions, self.cluster.place)
-        owns, group = self.cluster.place.words.owns, self.cluster.place.group
+        refuse_foreign(stamps, view.positions, self.cluster.pipeline_topics)
+        owns, group = self.cluster.keys.owns, self.cluster.pipeline_topics.group
         for tp, stamped in stamps.items():
             if not owns(stamped, group):
-                continue  # it has no name: the ledger topic knows
+                continue  # it has no name: the ledger topic has the position
             self._same_source(stamped.cluster, {tp.topic: stamped.topic_id})
             known = found[tp].entry if tp in found else None
             if newer(known, stamped.entry) == stamped.entry:
@@ -224,11 +292,11 @@ class Opener:
     def _pending(
         self, old: PipelineRecord | None, had: Collection[TopicPartition], first: bool
     ) -> dict[TopicPartition, Position]:
-        """Where partitions begin that never had a position: decided once, and kept."""
+        """The start positions of partitions that never had one: decided once, and kept."""
         decided = (
             self.takeover.start() if first and not old else from_tree(old.pending) if old else {}
         )
-        wanted = {**self.takeover.earliest, **decided}
+        wanted = {**self.takeover.begins, **decided}
         return {tp: at for tp, at in wanted.items() if tp not in had}
 
     def _refuse_lost(
@@ -238,31 +306,31 @@ class Opener:
         pending: Mapping[TopicPartition, Position],
         lost: Collection[TopicPartition],
     ) -> None:
-        """A pipeline that has written must find where it was, or be told by a reset.
+        """Refuse a pipeline that has written and has lost a position, unless a reset sets it.
 
-        The reset is asked before anything is written. Its answer counts when the old run is fenced
-        (:meth:`open`); whether it has one for a partition does not change.
+        The reset is evaluated before anything is written. Its result is valid when the old run is
+        fenced (:meth:`open`); the set of its partitions does not change.
 
         Raises:
-            Stopped: nobody knows a position that has been there.
-            InstanceFenced: a rival has taken the ledger since it was read.
+            Stopped: a position is lost.
+            InstanceFenced: another opener has taken the ledger since it was read.
         """
         if not lost:
             return
-        # A rival may have opened since the ledger was read, and settled positions: the group
-        # shows them, our view does not, and our opener is fenced already.
+        # Another opener may have settled positions since the ledger was read: the group has them,
+        # our view does not, and our opener is fenced already.
         if self.cluster.settled().pipeline != old:
             raise InstanceFenced("another run has opened meanwhile")
         if self.takeover.reset is None:
-            refuse_lost(self.cluster.place, lost)
+            refuse_lost(self.cluster.pipeline_topics, lost)
             return
         known = {tp: one.position for tp, one in found.items()}
         begun = from_tree(old.resetting) if old else {}
         targets = self.takeover.reset({**known, **pending, **begun})
-        refuse_lost(self.cluster.place, set(lost) - targets.keys(), resets=True)
+        refuse_lost(self.cluster.pipeline_topics, set(lost) - targets.keys(), resets=True)
 
     def _check(self, view: View) -> None:
-        """Compare with the ledger's words on this pipeline."""
+        """Check the source and the destination against the ledger."""
         old = view.pipeline
         if old is None:
             return
@@ -270,14 +338,36 @@ class Opener:
         if self.takeover.reset is None:
             same_target(old, self.target, self._name)
             same_outputs(old, self.outputs, self._name)
-        # A rival that was given an epoch and has taken no position has changed nothing yet. Should
-        # it come alive later, it finds the epoch of whoever opened again, and is fenced.
+        if self.takeover.partitions is not None:
+            self._refuse_whole(view)
+            self._refuse_taken(view, old)
+            return
+        # An opener that was given an epoch and has taken no position has changed nothing yet. If it
+        # continues later, it reads the epoch of the run that opened again, and is fenced.
         held = max((one.epoch for one in view.positions.values()), default=old.epoch)
         if self.takeover.expected is None or old.run == self.run:
             return
-        # An opening that was cut short may have given positions the epoch of its own.
-        if held > max(self.takeover.expected, self.cluster.given):
+        # An interrupted takeover may have written its own epoch to positions.
+        if held > max(self.takeover.expected, self.cluster.given.get(None, 0)):
             raise Fenced(self._name, self.takeover.expected, held)
+
+    def _refuse_whole(self, view: View) -> None:
+        """Refuse if all partitions were taken over since this process was started."""
+        since = self.takeover.since
+        if since is not None and view.whole.held > since.epoch:
+            raise Fenced(self._name, since.epoch, view.whole.held)
+
+    def _refuse_taken(self, view: View, old: PipelineRecord) -> None:
+        """Refuse if another run has taken one of the partitions since ``expected``."""
+        expected = self.takeover.expected
+        if expected is None:
+            return
+        # Epochs of this process whose takeover was interrupted, or whose answer was lost.
+        own = {self.cluster.given.get(self.takeover.partitions), old.epoch * (old.run == self.run)}
+        epochs = {tp: one.epoch for tp, one in self._own(view.positions).items()}
+        lost = {tp: one for tp, one in epochs.items() if one > expected and one not in own}
+        if lost:
+            raise Fenced(self._name, expected, max(lost.values()), lost)
 
     def _same_source(self, cluster_id: str, topic_ids: Mapping[str, str]) -> None:
         same_cluster(cluster_id, self.takeover.source, self._name)
@@ -286,34 +376,83 @@ class Opener:
     # -- step 4 ----------------------------------------------------------------------------
 
     def _note_settled(
-        self, registered: PipelineRecord, settled: Iterable[TopicPartition]
+        self,
+        registered: PipelineRecord,
+        settled: Collection[TopicPartition],
+        begun: Collection[TopicPartition],
     ) -> PipelineRecord:
-        """Raises InstanceFenced where a rival was given an epoch and has taken no position."""
+        """Raises InstanceFenced if another opener was given an epoch and has taken no position.
+
+        For some partitions only if a reset was completed, which that opener may have read, too.
+        """
+        if self.takeover.partitions is not None:
+            return self._note_some(registered, settled, begun)
         names = _names([*settled, *tree_names(registered.settled)])
         try:
             return self._note(registered.epoch, pending={}, settled=names, resetting={})
-        except Fenced:
+        except Fenced as error:
             held = max((one.epoch for one in self.cluster.settled().positions.values()), default=0)
             if held > registered.epoch:
-                raise
+                raise self._overtaken(error) from None
             raise InstanceFenced("another run is opening") from None
+
+    def _note_some(
+        self,
+        registered: PipelineRecord,
+        settled: Collection[TopicPartition],
+        begun: Collection[TopicPartition],
+    ) -> PipelineRecord:
+        fence = Fence(self._name, registered.epoch, partitions=self.takeover.partitions)
+
+        def read() -> PipelineRecord:
+            view = self.cluster.settled()
+            now = view.pipeline or registered
+            if (now.epoch, now.run) != (registered.epoch, self.run):
+                fence.refuse_taken(view.entries())
+                if begun:
+                    raise InstanceFenced("another run is opening")
+            return now
+
+        with compare_and_set(self.cluster, self.cluster.keys.opener, read) as (opener, now):
+            pending, resetting = from_tree(now.pending), from_tree(now.resetting)
+            done = msgspec.structs.replace(
+                now,
+                pending=by_topic({tp: at for tp, at in pending.items() if tp not in settled}),
+                settled=_names([*settled, *tree_names(now.settled)]),
+                resetting=by_topic({tp: at for tp, at in resetting.items() if tp not in begun}),
+            )
+            _write(self.cluster, opener, done)
+        return done
 
     # -- step 5 ----------------------------------------------------------------------------
 
+    def _decide_reset(self, opened: Opened, targets: Mapping[TopicPartition, Position]) -> Opened:
+        """Step 5, repeated after another takeover if necessary; returns the last takeover."""
+        for _ in range(_TRIES):
+            try:
+                self._retried(partial(self._note_reset, opened, targets))
+                return opened
+            except Fenced:
+                # Another opener was given an epoch. This raises Fenced if it has taken a position.
+                takeover = replace(self.takeover, expected=opened.fence.epoch)
+                again = replace(self, takeover=takeover)
+                opened = again._retried(again._take)
+        raise InstanceFenced("other runs were opening again and again")
+
     def _note_reset(self, opened: Opened, targets: Mapping[TopicPartition, Position]) -> None:
-        """The reset takes effect, or nothing of it."""
-        words, fence = self.cluster.place.words, opened.fence
-        # A replay that is under way would hide the end of the ledger.
-        run_concurrently(self._initialise, [words.publisher, words.replayer])
+        """The reset takes effect completely, or not at all."""
+        keys, fence = self.cluster.keys, opened.fence
+        # A running replay would hide the end of the ledger.
+        run_concurrently(self._initialise, [keys.publisher, keys.replayer])
         known = self.cluster.registered().pipeline
         settled = set(tree_names(known.settled)) if known else set()
         left = settled - opened.positions.keys() - targets.keys()
-        refuse_lost(self.cluster.place, left, resets=True)
+        refuse_lost(self.cluster.pipeline_topics, left, resets=True)
         noted = from_tree(known.leaders) if known else {}
-        # The log is taken as it is now: no leader epoch of what was read before counts.
+        # The present log is accepted: leader epochs of earlier reads are void.
         leaders = {tp: one for tp, one in noted.items() if tp not in targets}
         voided = [
-            Message(encode(ResetRecord(at)), words.reset_key(tp, fence.epoch))
+            Message(encode(ResetRecord(at)), keys.reset_key(tp, fence.epoch))
             for tp, at in sorted(targets.items())
         ]
         self._note(
@@ -324,10 +463,10 @@ class Opener:
     # -- the pipeline's record ---------------------------------------------------------------
 
     def _note(self, epoch: int, beside: Sequence[Message] = (), **changes: Any) -> PipelineRecord:
-        """Change the pipeline's record, and write what belongs to it in the same transaction.
+        """Change the pipeline's record, and write related records in the same transaction.
 
         Returns:
-            The record as it is now.
+            The present record.
 
         Raises:
             Fenced: a newer run has opened.
@@ -339,7 +478,7 @@ class Opener:
                 raise Fenced(self._name, epoch, now.epoch if now else 0)
             return now
 
-        ids = self.cluster.place.words
+        ids = self.cluster.keys
         with compare_and_set(self.cluster, ids.opener, read) as (opener, now):
             done = msgspec.structs.replace(now, **changes)
             _write(self.cluster, opener, done, beside)
@@ -347,33 +486,42 @@ class Opener:
 
     @property
     def _name(self) -> str:
-        return self.cluster.place.pipeline
+        return self.cluster.pipeline_topics.pipeline
 
 
 def note(cluster: Cluster, fence: Fence, notes: Notes) -> None:
-    """Keep notes in the pipeline's record, as the run that holds the positions.
+    """Store notes in the pipeline's record, as the run that holds the positions.
 
-    The positions tell whether the run is fenced, not that record: an opener may have died before
-    it took one.
+    The positions show if the run is fenced, not that record: an opener may have died before it took
+    one.
 
     Raises:
         Fenced: a newer run holds a position.
-        InstanceFenced: a rival is opening.
-        Unavailable: another pipeline's transaction hides the end of the ledger topic. A note can
-            be written later, so it waits for the markers of our own last commit only.
+        InstanceFenced: another run is opening.
+        Unavailable: another pipeline's transaction hides the end of the ledger topic. A note can be
+            written later, so it waits for the markers of our own last commit only.
     """
 
-    def read() -> PipelineRecord:
+    def read() -> tuple[PipelineRecord, frozenset[TopicPartition]]:
         _await_end(cluster)
         view = cluster.settled()
-        newest = max((one.epoch for one in view.positions.values()), default=0)
-        if view.pipeline is None or newest > fence.epoch:
-            raise Fenced(fence.pipeline, fence.epoch, newest)
-        return view.pipeline
+        held = fence.held(view.entries())
+        if fence.partitions is None or not held:
+            fence.refuse_taken(view.entries())
+        if view.pipeline is None:
+            raise Fenced(fence.pipeline, fence.epoch, 0)
+        return view.pipeline, held
 
-    with compare_and_set(cluster, cluster.place.words.opener, read) as (opener, old):
-        leaders = by_topic(from_tree(old.leaders) | dict(notes.leader_epochs))
-        counted = old.counted if notes.counted is None else notes.counted
+    with compare_and_set(cluster, cluster.keys.opener, read) as (opener, (old, held)):
+        noted = {
+            tp: epoch
+            for tp, epoch in notes.leader_epochs.items()
+            if fence.partitions is None or tp in held
+        }
+        leaders = by_topic(from_tree(old.leaders) | noted)
+        counted = notes.counted or old.counted
+        if notes.counted is not None and fence.partitions is not None:
+            counted = notes.counted.added_to(old.counted, notes.noted)
         _write(cluster, opener, msgspec.structs.replace(old, leaders=leaders, counted=counted))
 
 
@@ -382,7 +530,8 @@ def _await_end(cluster: Cluster) -> None:
     while cluster.hides_its_end():
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"an open transaction hides the end of ledger topic {cluster.place.ledger_topic!r}"
+                "an open transaction hides the end of ledger topic"
+                f" {cluster.pipeline_topics.ledger_topic!r}"
             )
         time.sleep(_MARKERS_POLL_SECONDS)
 
@@ -393,51 +542,12 @@ def _write(
     registered: PipelineRecord,
     beside: Sequence[Message] = (),
 ) -> None:
-    """The pipeline's record, and what belongs to it, in one transaction."""
-    place = cluster.place
+    """Write the pipeline's record, and related records, in one transaction."""
+    topics = cluster.pipeline_topics
     opener.begin()
-    record = Message(encode(registered), place.words.pipeline_key())
-    opener.send(place.ledger_topic, [record, *beside])
+    record = Message(encode(registered), topics.keys.pipeline_key())
+    opener.send(topics.ledger_topic, [record, *beside])
     opener.commit()
-
-
-def same_target(old: PipelineRecord, target: str, name: str) -> None:
-    """Refuse to go on in another place than where the pipeline has written so far.
-
-    Raises:
-        TableMismatch: naming both.
-    """
-    if old.target and old.target != target:
-        raise TableMismatch(
-            f"the destination is {target!r}, and pipeline {name!r} has written to {old.target!r}:"
-            " the new one would begin where the old one ends",
-            way_out="give the pipeline a new name to begin anew; if this is meant, `oncely"
-            " offsets reset FILE --shift-by 0 --execute` says so",
-        )
-
-
-def same_outputs(old: PipelineRecord, now: Mapping[str, str | None], name: str) -> None:
-    """Refuse output topics that were deleted, and those that were made again since.
-
-    Args:
-        old: what the ledger says.
-        now: the topics' ids; None for one that is not there.
-        name: the pipeline's.
-
-    Raises:
-        TableMismatch: naming the topic.
-    """
-    for topic, id_ in sorted(now.items()):
-        was_there = topic in old.outputs or topic == old.target
-        if (id_ is None and was_there) or (id_ is not None and old.outputs.get(topic, id_) != id_):
-            again = "" if id_ is None else " and made again"
-            raise TableMismatch(
-                f"{topic!r} was deleted{again} since pipeline {name!r} wrote to it: what was"
-                " written there is gone, and the pipeline would go on in the middle",
-                way_out="restore the topic; or give the pipeline a new name, and a new place to"
-                " write to, to begin anew; into a topic of records `oncely offsets reset` says"
-                " where to begin, and makes the topic",
-            )
 
 
 def _flat(

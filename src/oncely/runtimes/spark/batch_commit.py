@@ -1,8 +1,8 @@
 """A micro-batch of a Spark transform: batch commit.
 
-A shuffle mixes partitions, so no task's rows belong to one range. Tasks stage what comes out
-of the transform; the driver publishes all of it with all rejects and all positions in one
-transaction. Rejects never travel through the user's query: a ``WHERE`` would drop them.
+A shuffle mixes partitions, so no task's rows belong to one range. Tasks stage the output of the
+transform; the driver publishes it with all rejects and all positions in one transaction. Rejects do
+not pass through the user's query: a ``WHERE`` would drop them.
 """
 
 from __future__ import annotations
@@ -17,29 +17,25 @@ import pyarrow as pa
 from oncely.commit.path import Outcome
 from oncely.commit.run import PublishingRun
 from oncely.core.batch import Batch, Reject, Rejection, Staged
-from oncely.core.budget import RAISE_BUDGET
+from oncely.core.budget import refuse_beyond
 from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
-from oncely.errors import TooManyRejects
-from oncely.refused import KEPT, Refused, RefusedRecord
+from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 from oncely.runtimes.dead_letters import dead_letters
-from oncely.runtimes.spark.determinism import refuse_non_deterministic
-from oncely.runtimes.spark.staging_task import (
+from oncely.runtimes.spark.decode_task import (
     OFFSET,
     PARTITION,
     REASON,
-    STAGED_DDL,
     TOPIC,
     VALUE,
     DecodePlan,
-    StagePlan,
     decode_task,
     decoded_schema,
     origin,
-    read_staged,
-    stage_task,
 )
+from oncely.runtimes.spark.determinism import refuse_non_deterministic
+from oncely.runtimes.spark.task import StagePlan, collect_all, stage_rows
 from oncely.secrets import carried
 from oncely.sinks.base import StagesBatches
 
@@ -56,7 +52,7 @@ class BatchCommit(PublishingRun[StagesBatches, Transform]):
     """Tasks stage; the driver publishes."""
 
     def open(self, takeover: Takeover) -> Opened:
-        """Take the ledger, and drop what older runs left staged."""
+        """Take over the ledger, and drop staged output of older runs."""
         opened = super().open(takeover)
         self._tidy(0, lambda: self.sink.sweep(self.fence))
         return opened
@@ -64,16 +60,16 @@ class BatchCommit(PublishingRun[StagesBatches, Transform]):
     def run(
         self, frame: DataFrame, batch_id: int, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> list[Outcome]:
-        """Decode once, set rejects aside, transform, stage, publish."""
+        """Decode once, separate rejects, transform, stage, publish."""
         from pyspark import StorageLevel
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        plan = DecodePlan(self.decoder, self._only_topic)
+        plan = DecodePlan(self.decoder, self.only_topic)
         schema = from_arrow_schema(decoded_schema(self.decoder.schema))
         decoded = frame.mapInArrow(carried(partial(decode_task, plan)), schema)
         # A local checkpoint, not a cache: rejects are counted in one job and rows staged in
-        # another, and a block that is lost in between must fail the batch. Decoded anew, a
-        # record could be a reject in the one and a row in the other.
+        # another, and a block that is lost in between must fail the batch. Decoded again, a record
+        # could be a reject in one job and a row in the other.
         decoded = decoded.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK)
         counts, rejects = self._set_aside(decoded, ranges)
         rows = decoded.where(decoded[REASON].isNull()).select(*self.decoder.schema.names)
@@ -84,7 +80,7 @@ class BatchCommit(PublishingRun[StagesBatches, Transform]):
     def _set_aside(
         self, decoded: DataFrame, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> tuple[dict[TopicPartition, Counts], list[Reject]]:
-        """Count the records of each range and make dead letters of the bad ones.
+        """Count the records of each range and create dead letters of the refused ones.
 
         Raises:
             TooManyRejects: the reject budget is spent.
@@ -101,14 +97,14 @@ class BatchCommit(PublishingRun[StagesBatches, Transform]):
         rejected = sum(bad for _, bad in counts.values())
         columns = (TOPIC, PARTITION, OFFSET, REASON, VALUE)
         bad = decoded.where(decoded[REASON].isNotNull()).select(*columns)
-        left = self._budget().left(records, 0)
-        if left is not None and rejected > left:
-            raise TooManyRejects(
-                f"sink.max_rejects: {rejected:,} records of this batch can't be decoded;"
-                f" reasons of the first {min(rejected, _LOOKED_AT):,}",
-                way_out=f"mend decode; or {RAISE_BUDGET}",
-                refused=_refused(bad),
-            )
+        refuse_beyond(
+            self._budget().left(records, 0),
+            rejected,
+            f"{rejected:,} records of this batch can't be decoded;"
+            f" reasons of the first {min(rejected, _LOOKED_AT):,}",
+            "correct decode",
+            partial(_refused, bad),
+        )
         rejects = self._letters([tuple(row) for row in bad.collect()]) if rejected else []
         of_ranges = {
             tp: Counts(counts.get(tp, (0, 0))[0], 0, counts.get(tp, (0, 0))[1], 0) for tp in ranges
@@ -123,19 +119,17 @@ class BatchCommit(PublishingRun[StagesBatches, Transform]):
 
 
 def stage_frame(sink: StagesBatches, frame: DataFrame, fence: Fence, batch_id: int) -> list[Staged]:
-    """Run the transform's plan and stage its rows; only successful attempts are heard of.
+    """Run the transform's plan and stage its rows; only successful attempts return a result.
 
     Raises:
         ConfigError: the plan is not deterministic before a shuffle.
     """
     refuse_non_deterministic(frame)
-    plan = StagePlan(sink, fence, batch_id)
-    answers = frame.mapInArrow(carried(partial(stage_task, plan)), STAGED_DDL).collect()
-    return read_staged(tuple(row) for row in answers)
+    return collect_all(frame, stage_rows, StagePlan(sink, fence, batch_id), Staged)
 
 
 def output_schema(session: Any, transform: Transform, schema: pa.Schema) -> pa.Schema:
-    """The columns that a Spark transform makes of the decoder's columns.
+    """The columns of a Spark transform's result for the decoder's columns.
 
     Raises:
         ConfigError: its plan is not deterministic before a shuffle.
@@ -143,21 +137,23 @@ def output_schema(session: Any, transform: Transform, schema: pa.Schema) -> pa.S
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     nullable = pa.schema([field.with_nullable(True) for field in schema])
-    # Of an RDD: Spark would fold a plan over a list without rows, and its shuffles with it.
+    # From an RDD: Spark would fold a plan over an empty list, including its shuffles.
     nothing = session.sparkContext.emptyRDD()
     made = transform(session.createDataFrame(nothing, from_arrow_schema(nullable)))
     refuse_non_deterministic(made)
     return to_arrow_schema(made.schema)
 
 
-def _refused(bad: DataFrame) -> Refused:
+def _refused(bad: DataFrame) -> RejectSummary:
     """Reasons and a sample of the first refused records."""
     from pyspark.sql import functions as F
 
     value = F.substring(VALUE, 1, KEPT)
     found = bad.select(TOPIC, PARTITION, OFFSET, REASON, value).limit(_LOOKED_AT).collect()
     records = [
-        RefusedRecord(topic, partition, offset, "decode", reason, value and bytes(value))
+        RejectSample(topic, partition, offset, "decode", reason, value and bytes(value))
         for topic, partition, offset, reason, value in map(tuple, found)
     ]
-    return Refused.of([one.reason for one in records], lambda chosen: [records[a] for a in chosen])
+    return RejectSummary.of(
+        [one.reason for one in records], lambda chosen: [records[a] for a in chosen]
+    )

@@ -1,4 +1,4 @@
-"""A checkpoint that somebody else owns, on whatever file system Spark reaches."""
+"""A checkpoint of a foreign query, on any file system that Spark reaches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from oncely.runtimes.spark.options import parse_initial_offsets, parse_offset_lo
 
 
 class BatchRanges(NamedTuple):
-    """What a micro-batch has read.
+    """The input of a micro-batch.
 
     Attributes:
         known: ranges of Kafka's topic-partitions.
-        complete: False when something was read that these ranges don't tell: another kind of
-            source, or a topic that two sources of the query read, which offsets can't tell
-            apart. Such a query is keyed by checkpoint and batch alone.
+        complete: False if there was input that these ranges do not describe: another kind of
+            source, or a topic that two sources of the query read, which offsets cannot distinguish.
+            Such a query is keyed by checkpoint and batch only.
     """
 
     known: Mapping[TopicPartition, OffsetRange]
@@ -36,15 +36,15 @@ class Checkpoint:
     location: str
 
     def query_id(self) -> str:
-        """The id that lives as long as the checkpoint does.
+        """The id of the checkpoint, constant for its lifetime.
 
         Raises:
-            InvariantViolation: Spark has not written it, though a batch runs.
+            InvariantViolation: Spark has not written it, although a batch runs.
         """
         return str(json.loads(self._read("metadata"))["id"])
 
     def ranges(self, batch_id: int) -> BatchRanges:
-        """What the micro-batch has read of Kafka; empty ranges are kept."""
+        """The ranges of Kafka offsets that the micro-batch has read; empty ranges are kept."""
         ends = self._sources(batch_id)
         starts = self._sources(batch_id - 1) if batch_id > 0 else [{} for _ in ends]
         ranges: dict[TopicPartition, OffsetRange] = {}
@@ -63,13 +63,13 @@ class Checkpoint:
     def plan(self, batch_id: int) -> str:
         """A digest of the micro-batch's entry in the offset log.
 
-        Spark runs a batch again by the entry that is there. An entry that was lost and written
+        Spark repeats a batch according to the existing entry. An entry that was lost and written
         again has another time of planning, and so another digest.
         """
         return hashlib.sha256(self._read(f"offsets/{batch_id}").encode()).hexdigest()[:32]
 
     def _sources(self, batch_id: int) -> list[dict[TopicPartition, Position] | None]:
-        """The ends of each source, None for one that is not Kafka."""
+        """The ends of each source, None for a source that is not Kafka."""
         version, metadata, *sources = self._read(f"offsets/{batch_id}").splitlines()
         return [_kafka_offsets(f"{version}\n{metadata}\n{line}") for line in sources]
 

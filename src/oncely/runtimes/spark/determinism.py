@@ -1,8 +1,8 @@
-"""A plan that must give the same rows when part of it runs again.
+"""Checks that a plan gives the same rows when a part of it is repeated.
 
-When an executor is lost in the middle of a shuffle, Spark runs only the lost map tasks again.
-If they give other rows than before, some rows end up twice and some nowhere. So whatever feeds
-an exchange has to be deterministic.
+When an executor is lost in the middle of a shuffle, Spark repeats only the lost map tasks. If they
+give other rows than before, some rows are duplicated and others lost. So the input of an exchange
+must be deterministic.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def refuse_non_deterministic(frame: DataFrame) -> None:
 def _nodes(plan: Any) -> Iterator[Any]:
     """The operators of a physical plan, also inside an adaptive one."""
     if plan.getClass().getSimpleName() == "AdaptiveSparkPlanExec":
-        plan = plan.initialPlan()  # with exchanges, which its input plan lacks
+        plan = plan.initialPlan()  # the plan with exchanges, which its input plan lacks
     yield plan
     children = plan.children()
     for i in range(children.length()):

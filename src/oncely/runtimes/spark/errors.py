@@ -1,4 +1,4 @@
-"""What Spark's failures say, in few lines.
+"""Short texts of Spark's failures.
 
 Spark matches the text of a batch's failure by regular expressions that overflow its stack on a
 page-long one, such as the stack trace of a Java exception.
@@ -23,7 +23,8 @@ def is_java(error: BaseException) -> bool:
 def without_stack(error: BaseException) -> str:
     """Type and message of a Java exception, as Spark itself reads them, without its stack trace.
 
-    An interruption remains one to Spark: a query that was stopped within a batch ends in order.
+    Spark still recognises an interruption: a query that was stopped within a batch ends without an
+    error.
     """
     kind = type(error)
     lines = takewhile(lambda line: not line.startswith("\tat "), str(error).splitlines())
@@ -34,12 +35,12 @@ def without_stack(error: BaseException) -> str:
 
 
 def spark_error(text: str) -> OncelyError:
-    """The sentence that matters of Spark's page-long message."""
+    """The relevant sentence of Spark's page-long message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     missing = [line for line in lines if line.startswith("ModuleNotFoundError")]
     if missing:
         return WrongInput(
-            f"an executor can't import what the pipeline needs: {missing[0]}",
+            f"an executor can't import a module of the pipeline: {missing[0]}",
             way_out="install it where the executors' Python finds it; `oncely plan` checks",
         )
     if ended := [line for line in lines if line.startswith("SystemExit")]:

@@ -1,8 +1,7 @@
-"""The exact ranges of a micro-batch, from the checkpoint that Spark itself writes.
+"""The exact ranges of a micro-batch, from Spark's checkpoint.
 
-Spark writes the end offsets of a batch into ``offsets/<batch id>`` before the batch runs. The
-start is the end of the batch before; for batch 0 and for a new partition it is where the ledger
-says.
+Spark writes the end offsets of a batch into ``offsets/<batch id>`` before the batch runs. The start
+is the end of the batch before; for batch 0 and for a new partition it is the ledger's position.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from oncely.runtimes.spark.options import parse_offset_log
 
 
 def batch_ends(checkpoint: Path, batch_id: int) -> dict[TopicPartition, Position]:
-    """Where each partition of the batch ends.
+    """The end of each partition of the batch.
 
     Raises:
-        InvariantViolation: there is no such entry; Spark writes it before it calls us.
+        InvariantViolation: there is no such entry; Spark writes it before it calls
+            ``foreachBatch``.
     """
     entry = checkpoint / "offsets" / str(batch_id)
     try:

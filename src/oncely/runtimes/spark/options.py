@@ -1,4 +1,4 @@
-"""What Spark's Kafka reader is told, and what it writes into a checkpoint. Knows no Spark.
+"""Options of Spark's Kafka reader, and its checkpoint format. Does not use Spark.
 
 The formats of the checkpoint's files are Spark's own: ``OffsetSeqLog`` for ``offsets/N`` and
 ``KafkaSourceInitialOffsetWriter`` for ``sources/0/0``.
@@ -14,24 +14,25 @@ from oncely.core.topics import Position, TopicPartition
 from oncely.errors import InvariantViolation
 
 REDACTION_REGEX = r"(?i)secret|password|token|credential|access[.]?key|keystore[.]key|jaas"
-"""For Spark's ``spark.redaction.regex``: its own pattern does not know a private key in PEM, and
-the Kafka source writes all of its options into the log at level DEBUG."""
+"""For Spark's ``spark.redaction.regex``: its own pattern does not match a private key in PEM,
+and the Kafka source writes all of its options into the log at level DEBUG."""
 
 _POLL_RECORDS = "kafka.max.poll.records"
 _POLL_BYTES = 16 << 20
 
 IN_BULK = {
-    # The Java client's defaults (500 records a poll, 1 MB a fetch) are for consumers that do much
-    # for each record; a task only copies it. A quarter more records a second, measured.
+    # The Java client's defaults (500 records a poll, 1 MB a fetch) are for consumers with much work
+    # per record; a task only copies it. A quarter more records per second, measured.
     _POLL_RECORDS: "10000",
     "kafka.max.partition.fetch.bytes": str(4 << 20),
     "kafka.receive.buffer.bytes": "-1",  # the system's own choice; the default is 64 KB at most
-    # Having read up to the newest record, the client asks for more, and the broker answers nothing
-    # else on that connection (Spark asks where the topic ends) until data comes or this time is
-    # over: half a second for each partition, by default. Nobody is listening for more.
+    # Having read up to the newest record, the client requests more, and the broker answers no other
+    # request on that connection (such as Spark's request for the topic's end) until data arrive or
+    # this time is over: half a second for each partition, by default. No consumer waits for more
+    # records.
     "kafka.fetch.max.wait.ms": "10",
 }
-"""How our own queries fetch, where records are small: see :func:`reader_options`."""
+"""Fetch settings of our own queries if records are small: see :func:`reader_options`."""
 
 _JAVAS_POLL_RECORDS = 500
 
@@ -54,24 +55,24 @@ def reader_options(
     Args:
         brokers: ``host:port``, separated by commas.
         topics: the topics to subscribe to.
-        positions: where each partition starts. Spark demands exactly the partitions that the
-            topics have when the query starts, or it ends with an assertion: a partition added
-            in between means looking again and starting again.
-        kafka: librdkafka's keys, from ``[source.kafka]``.
-        max_records: the most offsets that one micro-batch covers, over all partitions.
+        positions: the start of each partition. Spark requires exactly the partitions that the
+            topics have when the query starts, or it ends with an assertion error: after a partition
+            was added in between, the query must be started again.
+        kafka: librdkafka's properties, from ``[source.kafka]``.
+        max_records: the maximum number of offsets in one micro-batch, over all partitions.
         headers: also read the records' headers.
-        largest_record: bytes of the largest record of a sample, decompressed. The Java client
-            holds all records of a poll in memory, and no setting of it bounds their bytes:
+        largest_record: bytes of the largest record of a sample, decompressed. The Java client keeps
+            all records of a poll in memory, and none of its settings bounds their bytes:
             ``max.partition.fetch.bytes`` counts them compressed.
 
     Raises:
-        ConfigError: naming ``source.kafka.<key>``.
+        ConfigError: the error names ``source.kafka.<key>``.
     """
     options = {
         "kafka.bootstrap.servers": brokers,
         "subscribe": ",".join(topics),
         "startingOffsets": format_offsets(positions),
-        # Spark's other way is to skip what is gone with a log line only.
+        # Otherwise Spark skips lost records with a log line only.
         "failOnDataLoss": "true",
         "includeHeaders": "true" if headers else "false",
     }
@@ -82,7 +83,7 @@ def reader_options(
     if a_poll < int(options.get(_POLL_RECORDS, _JAVAS_POLL_RECORDS)):
         options[_POLL_RECORDS] = str(a_poll)
     options |= {f"kafka.{key}": value for key, value in security.java(kafka or {}).items()}
-    # Last, so that nothing above can win over it.
+    # Last, so that no entry above can override it.
     return options | {"kafka.isolation.level": "read_committed"}
 
 
@@ -95,11 +96,11 @@ def format_offsets(positions: Mapping[TopicPartition, Position]) -> str:
 
 
 def parse_offset_log(text: str) -> list[dict[TopicPartition, Position]]:
-    """Read a file of the checkpoint's ``offsets`` folder: the ends of a micro-batch.
+    """Parse a file of the checkpoint's ``offsets`` folder: the ends of a micro-batch.
 
     Returns:
-        For each source of the query, in order, the end of each topic-partition; an empty dict
-        for a source that had nothing yet.
+        For each source of the query, in order, the end of each topic-partition; an empty dict for a
+            source without data.
 
     Raises:
         InvariantViolation: the text is not such a file.
@@ -112,7 +113,7 @@ def parse_offset_log(text: str) -> list[dict[TopicPartition, Position]]:
 
 
 def parse_initial_offsets(text: str) -> dict[TopicPartition, Position]:
-    """Read the checkpoint's ``sources/0/0``: where the query's first micro-batch starts.
+    """Parse the checkpoint's ``sources/0/0``: the start of the query's first micro-batch.
 
     Spark puts a zero byte before the version, for readers of Spark 2.1 (SPARK-19517).
 
@@ -126,7 +127,7 @@ def parse_initial_offsets(text: str) -> dict[TopicPartition, Position]:
 
 
 def _offsets(line: str) -> dict[TopicPartition, Position]:
-    """``{"topic": {"0": 23}}`` as positions; anything else is no offset of Kafka's."""
+    """``{"topic": {"0": 23}}`` as positions; any other text is not an offset of Kafka."""
     try:
         return {
             TopicPartition(topic, int(partition)): _natural(offset)

@@ -1,9 +1,9 @@
-"""Checkpoint directories that live as long as one query does.
+"""Checkpoint directories with the lifetime of one query.
 
-Spark's offset log in them decides the ranges of a batch, so nobody else may write there: a
-directory has a random name in the folder for temporary files, mode 0700, and is held by a lock
-on a file in it. The lock, not a process id, tells a later run that the owner is dead: containers
-that share the folder have process ids of their own.
+Spark's offset log in them decides the ranges of a batch, so no other user may write there: a
+directory has a random name in the folder for temporary files, mode 0700, and is held by a lock on a
+file in it. The lock, not a process id, shows a later run that the owner is dead: containers that
+share the folder have separate process ids.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def throwaway_checkpoint() -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lease = _lock(folder, wait=True)
         if lease is not None:
-            break  # else a sweep was faster, and the directory is gone
+            break  # else a sweep has removed the directory
     try:
         yield folder / "query"
     finally:
@@ -38,7 +38,7 @@ def throwaway_checkpoint() -> Iterator[Path]:
 
 
 def sweep_checkpoints() -> int:
-    """Remove what runs that were killed have left; a checkpoint holds nothing we rely on."""
+    """Remove checkpoints of killed runs; they contain no state that is needed."""
     swept = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if not is_private(folder):
@@ -52,7 +52,8 @@ def sweep_checkpoints() -> int:
 
 
 def _lock(folder: Path, *, wait: bool) -> int | None:
-    """Lock the directory's lease; None when it is held elsewhere, or gone once it was locked."""
+    """Lock the directory's lease; None if it is locked by another process, or was removed
+    meanwhile."""
     lease = folder / _LEASE
     with suppress(OSError):
         held = os.open(lease, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,10 +1,10 @@
-"""The sink for a streaming DataFrame that somebody already has.
+"""The sink for an existing streaming DataFrame.
 
-The query brings its own plan and its own checkpoint, so a batch's rows are published by batch
-commit and keyed twice: by the checkpoint's id, Spark's batch id and a digest of its plan, and by
-the Kafka offsets that the batch read. The first key also covers batches without new data (a
-watermark that has moved sends rows with an empty range); the second keeps history and lag tools
-truthful, and says whether a batch that was planned again has anything new.
+The query has its own plan and its own checkpoint, so a batch's rows are published by batch commit
+and keyed twice: by the checkpoint's id, Spark's batch id and a digest of its plan, and by the Kafka
+offsets that the batch read. The first key also covers batches without new data (a watermark that
+has moved sends rows with an empty range); the second keeps history and lag tools correct, and shows
+if a batch that was planned again has new records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.path import settle
+from oncely.commit.path import attempts
 from oncely.commit.run import Housekeeping
 from oncely.core.batch import Batch
 from oncely.core.claim import NO_RECORDS, Claim, Fence, QueryBatch
@@ -47,7 +47,8 @@ _STATEFUL = (
 
 
 def is_stateful(frame: DataFrame) -> bool:
-    """True when the streaming plan keeps state between batches, which only its checkpoint has."""
+    """True if the streaming plan keeps state between batches, which only its checkpoint
+    contains."""
     pending = [frame._jdf.queryExecution().analyzed()]
     while pending:
         node = pending.pop()
@@ -64,14 +65,14 @@ def is_stateful(frame: DataFrame) -> bool:
 
 
 def row_schema(frame: DataFrame) -> pa.Schema:
-    """The columns of a DataFrame as the sink's rows will have them."""
+    """The columns of a DataFrame as columns of the sink's rows."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(frame.schema)
 
 
 TopicIds = Callable[[Collection[str]], Mapping[str, str]]
-"""The ids that topics have now; empty where nobody can be asked."""
+"""The present ids of topics; empty if they cannot be requested."""
 
 
 @dataclass
@@ -81,10 +82,10 @@ class PublishedBatches:
     Attributes:
         sink: opened and bound.
         fence: the epoch of this run.
-        checkpoint: the query's own.
-        topic_ids: asked before each batch.
-        stateful: whether the query keeps state between batches.
-        housekeeping: what is done after batches.
+        checkpoint: the query's checkpoint.
+        topic_ids: called before each batch.
+        stateful: True if the query keeps state between batches.
+        housekeeping: called after batches.
     """
 
     sink: SqlSink
@@ -98,9 +99,9 @@ class PublishedBatches:
         """Stage the batch's rows and publish them, unless they are published already.
 
         Raises:
-            Fenced: the same pipeline was started elsewhere.
-            SourceMismatch: a topic was deleted and made again.
-            WrongInput: the checkpoint is not the one that the ledger knows.
+            Fenced: the same pipeline was started by another process.
+            SourceMismatch: a topic was deleted and recreated.
+            WrongInput: the checkpoint is not the one in the ledger.
         """
         try:
             self._take_effect(frame, batch_id)
@@ -116,13 +117,13 @@ class PublishedBatches:
         query = QueryBatch(self.checkpoint.query_id(), batch_id, plan)
         ranges = self.checkpoint.ranges(batch_id)
 
-        def attempt() -> bool:
-            if self._is_published(query, ranges):
-                return False
-            self._publish(frame, query, ranges.known)
-            return True
-
-        if not settle(attempt, Backoff(), stages=True):
+        replayed = False
+        for attempt in attempts(Backoff(), stages=True):
+            with attempt:
+                replayed = self._is_published(query, ranges)
+                if not replayed:
+                    self._publish(frame, query, ranges.known)
+        if replayed:
             self._only_remember(frame)
             return
         self.housekeeping.do(
@@ -132,10 +133,11 @@ class PublishedBatches:
         )
 
     def _only_remember(self, frame: DataFrame) -> None:
-        """Run a replayed batch for its state alone.
+        """Run a replayed batch for its state only.
 
-        Its rows are published, but the watermark that its records move lives in the run of the
-        plan: skipped, the windows that it closes would stay open until more records come.
+        Its rows are published, but the watermark that its records move is computed by running the
+        plan: if it were skipped, the windows that it closes would stay open until more records
+        arrive.
         """
         if self.stateful:
             frame.write.format("noop").mode("append").save()
@@ -147,7 +149,7 @@ class PublishedBatches:
         ranges: Mapping[TopicPartition, OffsetRange],
     ) -> None:
         staged = stage_frame(self.sink, frame, self.fence, query.batch_id)
-        # A query of somebody else does not tell what it has read.
+        # A foreign query does not report its input.
         batch = Batch(ranges, dict.fromkeys(ranges, NO_RECORDS), (), staged)
         claim = Claim(self.fence, ranges, self._entries(), query=query)
         self.sink.publish(batch, self.fence, claim)
@@ -156,7 +158,8 @@ class PublishedBatches:
         return self.sink.ledger.positions(self.fence)
 
     def _is_published(self, query: QueryBatch, ranges: BatchRanges) -> bool:
-        """Ask the ledger. It may be ahead of the checkpoint by the one batch Spark replays."""
+        """Read the ledger. It may be ahead of the checkpoint by the one batch that Spark
+        replays."""
         known = self.sink.ledger.registered()
         require_held(known, self.fence)
         ids = self.topic_ids({tp.topic for tp in ranges.known})
@@ -175,11 +178,11 @@ class PublishedBatches:
         return False
 
     def _compare_published(self, query: QueryBatch, known: Registered, ranges: BatchRanges) -> None:
-        """A batch with the number of a published one must have read nothing beyond it.
+        """Check that a batch with the number of a published one has no input beyond it.
 
-        Spark plans a batch anew when the checkpoint has lost it: an older copy was restored, or
-        the host went down before the file system had written it. Then it may read further, and
-        where rows depend on state, or on more than Kafka's offsets, it may make other rows.
+        Spark plans a batch again if the checkpoint has lost it: an older copy was restored, or the
+        host crashed before the file system had written it. Then it may read further, and if rows
+        depend on state, or on more than Kafka's offsets, it may produce other rows.
 
         Raises:
             WrongInput: the batch is not the published one, or it has records beyond it.
@@ -205,9 +208,8 @@ class PublishedBatches:
             )
 
     def _adopt(self, known: Registered, batch_id: int, ranges: BatchRanges) -> None:
-        """A checkpoint that the ledger has not met: fine for the first one, or when the offsets
-        alone say that nothing is read twice and nothing left out.
-        """  # fmt: skip
+        """Check a checkpoint that the ledger does not contain: allowed for the first one, or if
+        the offsets alone show that no record is read twice or skipped."""
         if known.query_id is None and batch_id == 0:
             return
         if known.query_id is None:
@@ -215,20 +217,20 @@ class PublishedBatches:
         if self.stateful:
             raise self._other_checkpoint("the query keeps state, and the state is in the old one")
         if not ranges.complete:
-            raise self._other_checkpoint("what was read before can't be told by Kafka's offsets")
+            raise self._other_checkpoint("the earlier input has no Kafka offsets")
 
     def _compare_positions(self, ranges: BatchRanges, topic_ids: Mapping[str, str]) -> None:
-        """The batch must begin where the ledger stands.
+        """Check that the batch begins at the ledger's positions.
 
         Raises:
-            WrongInput: it begins elsewhere.
+            WrongInput: it does not.
         """
         entries = self._entries()
         missing = {tp: r.start for tp, r in ranges.known.items() if tp not in entries}
         for tp, range_ in ranges.known.items():
             if tp not in missing and entries[tp].position != range_.start:
                 raise self._other_checkpoint(
-                    f"{tp} begins at {range_.start}, the ledger stands at {entries[tp].position}",
+                    f"{tp} begins at {range_.start}, the ledger is at {entries[tp].position}",
                     ranges,
                 )
         if missing:
@@ -236,14 +238,15 @@ class PublishedBatches:
             self.sink.ledger.add_partitions(self.fence, missing, SourceIdentity("", named))
 
     def _other_checkpoint(self, why: str, ranges: BatchRanges | None = None) -> WrongInput:
-        """The refusal of a checkpoint; with ``ranges`` it may name the offsets to go on from."""
+        """The error for a wrong checkpoint; with ``ranges`` it may include the offsets to
+        continue from."""
         way_out = "go back to the old checkpoint, or give the pipeline a new name"
         if ranges is not None and ranges.complete and not self.stateful:
             topics = {tp.topic for tp in ranges.known}
             entries = self._entries()
             positions = {tp: one.position for tp, one in entries.items() if tp.topic in topics}
             way_out += (
-                "; or go on with an empty checkpoint and the option startingOffsets"
+                "; or continue with an empty checkpoint and the option startingOffsets"
                 f" {format_offsets(positions)}"
             )
         return WrongInput(
@@ -254,4 +257,4 @@ class PublishedBatches:
 
 
 class BatchFailed(Exception):
-    """Spark's own failure of a batch, told to Spark in few lines."""
+    """Spark's own failure of a batch, as a short text for Spark."""

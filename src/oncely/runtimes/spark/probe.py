@@ -1,4 +1,4 @@
-"""Can the executors run our tasks? A tiny job imports on each what a task will import."""
+"""A check of the executors: a small job imports the modules that a task will import."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NEEDED = ("oncely", "pyarrow", "psycopg", "pgpq", "confluent_kafka", "duckdb", "msgspec")
-_HOLD_SECONDS = 0.2  # long enough that one executor does not take the tasks of all
+_HOLD_SECONDS = 0.2  # long enough that one executor does not run all tasks
 _TASKS_A_SLOT = 2
 
 
 @dataclass(frozen=True)
 class ExecutorFacts:
-    """What one Python worker has answered.
+    """The result of one Python worker.
 
     Attributes:
-        host: where it runs.
+        host: its host.
         python: its interpreter and version.
-        oncely: the version of Oncely that it imports; empty when it can't.
-        missing: one sentence for each module that can't be imported.
+        oncely: the version of Oncely that it imports; empty if it cannot.
+        missing: one sentence for each module that cannot be imported.
     """
 
     host: str
@@ -35,7 +35,7 @@ class ExecutorFacts:
 
 @dataclass(frozen=True)
 class Slots:
-    """How many tasks run at the same time, and what the executors answered."""
+    """The number of parallel tasks, and the results of the executors."""
 
     slots: int
     executors: tuple[ExecutorFacts, ...]
@@ -43,15 +43,16 @@ class Slots:
 
 
 def probe(session: SparkSession, functions: Sequence[str]) -> Slots:
-    """Run the job; nothing is raised for what an executor lacks.
+    """Run the job; missing modules are returned, not raised.
 
     Args:
         session: Spark.
-        functions: ``package.module:function`` of the user's own, imported too.
+        functions: ``package.module:function`` of the user, which are imported, too.
     """
     from pyspark import cloudpickle
 
-    # By value: an executor without Oncely shall say so, and not fail to unpickle the question.
+    # By value: an executor without Oncely must return a result, and not fail to unpickle the
+    # function.
     this = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(this)
     slots = int(session.sparkContext.defaultParallelism)
@@ -69,7 +70,7 @@ def probe(session: SparkSession, functions: Sequence[str]) -> Slots:
 
 
 def _asking(modules: Sequence[str], hold: float):  # type: ignore[no-untyped-def]
-    """The question, as a function that needs nothing but the standard library."""
+    """The function of the job, which needs only the standard library."""
 
     def ask(_: int) -> tuple[str, str, str, tuple[str, ...]]:
         import importlib
@@ -96,7 +97,7 @@ def _asking(modules: Sequence[str], hold: float):  # type: ignore[no-untyped-def
 
 
 def _telling(text: str) -> str:
-    """The line of a Spark failure that says why."""
+    """The line of a Spark failure with the reason."""
     match = re.search(r"PYTHON_VERSION_MISMATCH\][^\n]*|No module named '[^']*'|Cannot run program"
                       r"[^\n]*|[A-Za-z.]+(?:Error|Exception): [^\n]*", text)  # fmt: skip
     return (match[0] if match else text.strip().splitlines()[0])[:500]

@@ -1,7 +1,7 @@
 """A micro-batch whose tasks stage and whose driver publishes, without a Spark transform.
 
-What the tasks have read must be what was planned, record for record: only then do positions move
-to the planned ends, in the transaction that makes everything take effect.
+The tasks must have read exactly the planned records: only then do positions move to the planned
+ends, in the transaction that makes everything take effect.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ from typing import TYPE_CHECKING, Literal
 from oncely.commit.path import Outcome
 from oncely.commit.run import PublishingRun
 from oncely.core.batch import Batch, Reject
+from oncely.core.budget import refuse_beyond
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import InvariantViolation, check
-from oncely.refused import Refused
+from oncely.reject_summary import RejectSummary
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.spark.partition_commit import OFFSETS_A_TASK
-from oncely.runtimes.spark.range_task import (
-    ANSWER_DDL,
+from oncely.runtimes.spark.reading import Reading
+from oncely.runtimes.spark.task import (
+    MEND,
     PACKET_DDL,
+    TOO_MANY,
     Answer,
     RangePlan,
-    read_answers,
+    collect_all,
     send_ranges,
     stage_packets,
     stage_ranges,
-    too_many,
 )
 from oncely.secrets import carried
 from oncely.sinks.base import StagesRanges
@@ -40,20 +42,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ROUNDS = (None, None, 1)
-"""How many tasks may stage in each round. Nearly always one round does. Tasks that contradict
-others stage again, by what the others have found; and those that contradict each other then, too,
-leave their ranges to one task, which contradicts nobody."""
+"""The number of tasks that may stage in each round. Nearly always one round suffices. Tasks that
+contradict others stage again, with the merged schema; if they contradict each other again, a
+single task stages their ranges, which contradicts no other."""
 
 
 @dataclass
 class RangeCommit(PublishingRun[StagesRanges, RowTransform]):
-    """Tasks stage what they read; the driver publishes.
+    """Tasks stage the records that they read; the driver publishes.
 
     Attributes:
-        bounds: how much a task decodes at once.
-        layout: ``per_partition``: a task stages its own ranges; ``clustered``: rows that belong
-            together are brought together by one shuffle, so that there are fewer files.
-        buckets: tasks after that shuffle.
+        bounds: the amount that a task decodes at once.
+        layout: ``per_partition``: a task stages its own ranges; ``clustered``: one shuffle collects
+            the rows of a directory, for fewer files.
+        buckets: the number of tasks after that shuffle.
     """
 
     bounds: Bounds = field(default_factory=Bounds)
@@ -73,7 +75,7 @@ class RangeCommit(PublishingRun[StagesRanges, RowTransform]):
         batch_id: int,
         ranges: Mapping[TopicPartition, OffsetRange],
     ) -> list[Answer]:
-        """The answers of tasks that agree; ranges of those that don't are staged again."""
+        """The answers of tasks that agree; ranges of the others are staged again."""
         agreed: list[Answer] = []
         left = ranges
         # A batch has no more records than offsets, and more records never lower the budget.
@@ -84,12 +86,14 @@ class RangeCommit(PublishingRun[StagesRanges, RowTransform]):
             against = [one for one, fit in zip(answers, fits, strict=True) if not fit]
             if not against:
                 return sorted([*agreed, *answers], key=_order)
-            if self.layout == "clustered":  # a file may hold rows of any task: all stage again
+            if self.layout == "clustered":  # a file may have rows of any task: all stage again
                 continue
             agreed += [one for one, fit in zip(answers, fits, strict=True) if fit]
             left = {tp: ranges[tp] for one in against for tp in one.read}
             frame = _only(frame, left)
-        raise InvariantViolation(f"the tasks of batch {batch_id} disagree: one task alone, too")
+        raise InvariantViolation(
+            f"the tasks of batch {batch_id} contradict each other, even with a single task"
+        )
 
     def _stage(
         self,
@@ -99,44 +103,29 @@ class RangeCommit(PublishingRun[StagesRanges, RowTransform]):
         most: int | None,
         max_rejects: int | None,
     ) -> list[Answer]:
-        """One job, of so many tasks at most; its answers in the order of what was read."""
+        """Run one job, of at most so many tasks; its answers in the order of their ranges."""
         clustered = self.layout == "clustered"
-        plan = RangePlan(
-            sink=self.sink,
-            fence=self.fence,
-            batch_id=batch_id,
-            source=self.source,
-            decoder=self.decoder,
-            transform=self.transform,
-            starts={tp: range_.start for tp, range_ in ranges.items()},
-            only_topic=self._only_topic,
-            bounds=self.bounds,
-            buckets=self.buckets if clustered else 0,
-            max_rejects=max_rejects,
-        )
+        reading = Reading.of(self, ranges, self.bounds)
+        buckets = self.buckets if clustered else 0
+        plan = RangePlan(self.sink, self.fence, batch_id, reading, buckets, max_rejects)
         tasks = most or max(1, -(-_offsets(ranges) // OFFSETS_A_TASK))
-        # Not to the number of ranges: where some are staged already, Spark would put two of the
-        # others into one task rather than one of them beside an empty one.
+        # Not to the number of ranges: if some are staged already, Spark would put two of the others
+        # into one task rather than one of them beside an empty one.
         if most or tasks < len(ranges):
             frame = frame.coalesce(tasks)
         if clustered:
             packets = frame.mapInArrow(carried(partial(send_ranges, plan)), PACKET_DDL)
-            together = packets.repartition(self.buckets, packets["bucket"])
-            done = together.select("answer", "packet").mapInArrow(
-                carried(partial(stage_packets, plan)), ANSWER_DDL
-            )
-        else:
-            done = frame.mapInArrow(carried(partial(stage_ranges, plan)), ANSWER_DDL)
-        answers = read_answers(row[0] for row in done.collect())
-        return sorted(answers, key=_order)
+            frame = packets.repartition(self.buckets, packets["bucket"]).select("answer", "packet")
+        task = stage_packets if clustered else stage_ranges
+        return sorted(collect_all(frame, task, plan, Answer), key=_order)
 
     def _batch(
         self, ranges: Mapping[TopicPartition, OffsetRange], answers: Sequence[Answer]
     ) -> Batch:
-        """What the job has left, when it is all there.
+        """The job's output as a batch, after a check that it is complete.
 
         Raises:
-            InvariantViolation: a task has read, sent or staged something else than was planned.
+            InvariantViolation: a task has read, sent or staged other records than planned.
             TooManyRejects: the reject budget is spent; nothing was published.
         """
         read: dict[TopicPartition, OffsetRange] = {}
@@ -156,11 +145,16 @@ class RangeCommit(PublishingRun[StagesRanges, RowTransform]):
         there = sum(one.rows for one in staged)
         check(rows == there, f"tasks have made {rows} rows, and {there} were staged")
         records = sum(one.records for one in counts.values())
-        left = self._budget().left(records, 0)
-        if left is not None and len(rejects) > left:
-            reasons = [one.reason for one in rejects]
-            sample = Refused.of(reasons, lambda chosen: [rejects[at].refused for at in chosen])
-            raise too_many(f"{len(rejects):,}", sample)
+        refuse_beyond(
+            self._budget().left(records, 0),
+            len(rejects),
+            TOO_MANY.format(f"{len(rejects):,}"),
+            MEND,
+            lambda: RejectSummary.of(
+                [one.reason for one in rejects],
+                lambda chosen: [rejects[at].refused for at in chosen],
+            ),
+        )
         return Batch(ranges, counts, rejects, staged)
 
 

@@ -1,9 +1,9 @@
 """The run of a pipeline on Spark Structured Streaming.
 
-The ledger decides where a query starts; its checkpoint is thrown away at the end. When a batch
-fails in a way that may pass, the run takes the next epoch (which fences what the failed batch
-left behind), reads the ledger and starts a new query: there is one way to begin, and it is used
-for a first start, a restart and a retry alike.
+The ledger determines the start of a query; its checkpoint is deleted at the end. If a batch fails
+with a temporary error, the run takes the next epoch (which fences remains of the failed batch),
+reads the ledger and starts a new query: a first start, a restart and a retry use the same
+procedure.
 """
 
 from __future__ import annotations
@@ -11,32 +11,34 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oncely.commit.backoff import Backoff
+from oncely.commit.path import Outcome
 from oncely.core import events
 from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import (
-    DataLost,
     Fenced,
     OncelyError,
-    SourceMismatch,
     TopicMissing,
     Unavailable,
     WrongInput,
 )
 from oncely.runtimes.mirror import Mirror
+from oncely.runtimes.opening import missing_before, settle_gaps
 from oncely.runtimes.same_log import SameLog
+from oncely.runtimes.spark.batch_commit import BatchCommit
 from oncely.runtimes.spark.errors import is_java, spark_error
 from oncely.runtimes.spark.offset_log import batch_ranges
 from oncely.runtimes.spark.options import reader_options
 from oncely.runtimes.spark.own_checkpoint import sweep_checkpoints, throwaway_checkpoint
-from oncely.runtimes.spark.partition_commit import BatchRunner
+from oncely.runtimes.spark.partition_commit import PartitionCommit
+from oncely.runtimes.spark.range_commit import RangeCommit
 from oncely.runtimes.stop import StopSignal
 from oncely.secrets import in_scope, scope
 from oncely.sources.kafka import KafkaSource
@@ -52,21 +54,21 @@ _LOOK_SECONDS = 5.0
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ARROW_BATCH = str(32 << 20)
 _LARGE = 1_000  # bytes
-_FEW = 100  # records of a partition that are read without a look at their size
-_MISSING_TOPIC_TRIES = 4  # some 15 s
+_FEW = 100  # records of a partition that are read without checking their size
+_MISSING_TOPIC_TRIES = 4  # about 15 s
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What the loop needs to know beyond its parts.
+    """Settings of the loop.
 
     Attributes:
-        name: the pipeline.
-        start: what ``source.start`` says.
+        name: the name of the pipeline.
+        start: the value of ``source.start``.
         on_gap: ``fail`` or ``record``.
         trigger_seconds: the pause between micro-batches' starts, 0 for none.
-        max_records_per_batch: Kafka offsets that a micro-batch spans at most.
-        retries: failed batches in a row before the run gives up.
+        max_records_per_batch: the maximum number of Kafka offsets in a micro-batch.
+        retries: failed batches in a row before the run ends.
     """
 
     name: str
@@ -83,7 +85,7 @@ class SparkRun:
 
     session: SparkSession
     source: KafkaSource
-    batches: BatchRunner
+    batches: PartitionCommit | BatchCommit | RangeCommit
     settings: RunSettings
     mirror: Mirror
     stop: StopSignal = field(default_factory=StopSignal)
@@ -96,10 +98,10 @@ class SparkRun:
         self._same_log = SameLog(self.source, self.batches)
 
     def run(self, *, until_latest: bool) -> bool:
-        """Run until asked to stop, or until what was readable at the start is committed.
+        """Run until stopped, or until the records present at the start are committed.
 
         Returns:
-            True when all that was readable is committed, False when it was asked to stop first.
+            True if all of these are committed, False if it was stopped before.
 
         Raises:
             OncelyError: why the run ended otherwise.
@@ -131,7 +133,8 @@ class SparkRun:
     # -- beginning -------------------------------------------------------------------------
 
     def _open(self, expected: int | None) -> dict[TopicPartition, Position]:
-        """Take the ledger and settle where to read from, gaps and foreign topics looked at."""
+        """Take over the ledger and determine the start positions, after checks for gaps and
+        other topics."""
         identity = self.source.identity()
         marks = self.source.watermarks()
         earliest = {tp: mark.low for tp, mark in marks.items()}
@@ -149,46 +152,20 @@ class SparkRun:
             )
         )
         positions = {tp: at for tp, at in opened.positions.items() if tp in marks}
-        if any(at > marks[tp].high for tp, at in positions.items()):
-            # The run that we took over from went on while we waited for its locks.
-            marks = self.source.watermarks()
-        for tp, at in sorted(positions.items()):
-            if at > marks[tp].high:
-                raise SourceMismatch(
-                    f"{tp} ends at {marks[tp].high}, and the ledger has read up to {at}:"
-                    " the topic has gone back",
-                    way_out="restore the topic, or move the position with `oncely offsets reset`",
-                )
-        gaps = {
-            tp: OffsetRange(at, marks[tp].low) for tp, at in positions.items() if at < marks[tp].low
-        }
+        gaps = missing_before(self.source, positions, marks)
         self._same_log.forget()
         self._same_log.check(lambda: {tp: at for tp, at in positions.items() if tp not in gaps})
-        return positions | self._settle_gaps(gaps)
-
-    def _settle_gaps(
-        self, gaps: Mapping[TopicPartition, OffsetRange]
-    ) -> dict[TopicPartition, Position]:
-        """Record lost ranges in the history, or refuse to go on.
-
-        Raises:
-            DataLost: records are gone and ``on_gap`` is ``fail``.
-        """
-        for tp, missing in sorted(gaps.items()):
-            self.listener(events.GapFound(tp, missing))
-            if self.settings.on_gap == "fail":
-                raise DataLost(
-                    f"{tp}: offsets {missing} left the topic before they were read",
-                    way_out='source.on_gap = "record" goes on and keeps the range in the history',
-                )
-        if gaps:
-            self.batches.record_gaps(gaps)
-        return {tp: missing.end for tp, missing in gaps.items()}
+        return positions | settle_gaps(
+            gaps,
+            self.settings.on_gap,
+            self.listener,
+            lambda lost: self._tell(self.batches.record_gaps(lost)),
+        )
 
     # -- one query -------------------------------------------------------------------------
 
     def _query(self, positions: Mapping[TopicPartition, Position], until_latest: bool) -> bool:
-        """One query from its start to its end; True when it ended by itself."""
+        """Run one query from its start to its end; True if it ended by itself."""
         self._failure, self._progress, self._ending, self._skipped = None, False, False, False
         self.mirror.start(positions)
         try:
@@ -221,15 +198,15 @@ class SparkRun:
             with self._in_batch:
                 if self.stop.draining or self._ending:
                     self._skipped = True
-                    return  # nothing is committed, and the checkpoint is thrown away
+                    return  # nothing is committed, and the checkpoint is deleted
                 try:
                     with scope(secrets):  # py4j calls in a thread of its own
                         self._batch(frame, batch_id, checkpoint)
                 except BaseException as error:
                     self._failure = error
-                    # Spark matches a failure's text by regular expressions that overflow its
-                    # stack on a page-long one, so it gets a short one; the real one is kept.
-                    raise _BatchFailed("the batch failed; the driver knows why") from None
+                    # Spark matches a failure's text by regular expressions that overflow its stack
+                    # on a page-long one, so it gets a short one; the original error is kept.
+                    raise _BatchFailed("the batch failed; the driver has the error") from None
 
         writer = (
             reader.load()
@@ -247,7 +224,7 @@ class SparkRun:
             return writer.start()
 
     def _largest_record(self, positions: Mapping[TopicPartition, Position]) -> int:
-        """Look at some of the records that the first batch will read, where there are many."""
+        """Sample the records that the first batch will read, if there are many."""
         ends = self.source.stable_end()
         longest = self.settings.max_records_per_batch
         ranges = {
@@ -262,14 +239,14 @@ class SparkRun:
             return 0
 
     def _watch(self, query: StreamingQuery) -> bool:
-        """Wait for the query's end; when asked to stop, let the batch in hand finish first.
+        """Wait for the query's end; when stopped, let the current batch finish first.
 
         Returns:
-            True when the query ended by itself.
+            True if the query ended by itself.
         """
         from pyspark.errors import StreamingQueryException
 
-        look_at = time.monotonic() + _LOOK_SECONDS
+        look_at = tell_at = time.monotonic() + _LOOK_SECONDS
         ended_by_itself = True
         try:
             while not query.awaitTermination(_POLL_SECONDS):
@@ -278,6 +255,9 @@ class SparkRun:
                     self._drain(query)
                     ended_by_itself = False
                     break
+                if time.monotonic() >= tell_at and not query.status["isTriggerActive"]:
+                    self.listener(events.Polled())
+                    tell_at = time.monotonic() + _LOOK_SECONDS
                 if time.monotonic() >= look_at:
                     self._look_for_a_newer_run(query)
                     look_at = time.monotonic() + _LOOK_SECONDS
@@ -288,13 +268,13 @@ class SparkRun:
         return ended_by_itself
 
     def _look_for_a_newer_run(self, query: StreamingQuery) -> None:
-        """A run without work would not notice that it was taken over; so it looks.
+        """Check for a takeover, which a run without work would not notice otherwise.
 
         Raises:
             Fenced: a newer run holds the ledger.
         """
         if not self._in_batch.acquire(blocking=False):
-            return  # the batch in hand finds out by itself
+            return  # the current batch notices it by itself
         fenced: Fenced | None = None
         try:
             self.batches.positions()
@@ -310,16 +290,18 @@ class SparkRun:
             raise fenced
 
     def _drain(self, query: StreamingQuery) -> None:
-        """Let the batch in hand finish, unless asked twice; then end the query."""
-        while not self.stop.now and not self._in_batch.acquire(timeout=_POLL_SECONDS):
-            pass
+        """Let the current batch finish, unless stopped twice; then end the query."""
+        between_batches = False
+        while not (between_batches or self.stop.now):
+            between_batches = self._in_batch.acquire(timeout=_POLL_SECONDS)
         self._ending = True
-        if self._in_batch.locked() and not self.stop.now:
+        if between_batches:  # Spark waits for the next batch, and that one for the lock
             self._in_batch.release()
         query.stop()
 
     def _meaning(self, error: Exception) -> OncelyError:
-        """Why a query failed: our own error when a batch raised it, else what Spark says."""
+        """The reason of a query's failure: our own error if a batch raised it, else Spark's
+        message."""
         from pyspark.errors import AnalysisException
 
         if isinstance(self._failure, OncelyError):
@@ -327,7 +309,7 @@ class SparkRun:
         if isinstance(self._failure, AnalysisException):
             return WrongInput(
                 f"transform.spark: {str(self._failure).splitlines()[0]}",
-                way_out="mend the function: Spark can't plan what it returns",
+                way_out="correct the function: Spark can't plan what it returns",
             )
         if self._failure is not None and not is_java(self._failure):
             raise self._failure
@@ -345,18 +327,7 @@ class SparkRun:
         self.listener(events.BatchPlanned(batch_id, ranges))
         outcomes = self.batches.run(frame, batch_id, ranges)
         self._same_source()
-        for one in outcomes:
-            self.listener(
-                events.RangeCommitted(
-                    one.partition,
-                    one.range,
-                    one.counts.records,
-                    one.counts.rows,
-                    one.counts.rejects,
-                    one.counts.filtered,
-                    one.replayed,
-                )
-            )
+        self._tell(outcomes)
         ends = {tp: range_.end for tp, range_ in ranges.items()}
         self._progress = True
         self.mirror.put(ends)
@@ -368,11 +339,22 @@ class SparkRun:
                 sum(one.counts.rejects for one in outcomes),
                 time.monotonic() - began,
                 ends,
+                filtered=sum(one.counts.filtered for one in outcomes),
             )
         )
 
+    def _tell(self, outcomes: Iterable[Outcome]) -> None:
+        for one in outcomes:
+            done = one.counts
+            self.listener(
+                events.RangeCommitted(
+                    one.partition, one.range, done.records, done.rows, done.rejects, done.filtered,
+                    one.replayed, one.kind,
+                )
+            )  # fmt: skip
+
     def _plan(self, checkpoint: Any, batch_id: int) -> dict[TopicPartition, OffsetRange]:
-        """The batch's exact ranges; a partition that Spark has found since begins at its first."""
+        """The batch's exact ranges; a new partition begins at its first offset."""
         known = self.batches.positions()
         try:
             return batch_ranges(checkpoint, batch_id, known)
@@ -387,11 +369,11 @@ class SparkRun:
             return batch_ranges(checkpoint, batch_id, self.batches.positions())
         except KeyError as unknown:
             raise Unavailable(
-                f"Spark reads partition {unknown}, which the brokers we ask don't know yet"
+                f"Spark reads partition {unknown}, which is not in the brokers' metadata yet"
             ) from None
 
     def _same_source(self) -> None:
-        """Refuse to go on with a topic that was made anew under the query.
+        """Refuse to continue with a topic that was recreated under the query.
 
         Raises:
             SourceMismatch: cluster or topic ids differ from those at the start.
@@ -401,10 +383,10 @@ class SparkRun:
 
 @contextmanager
 def _arrow_batches_bounded(session: SparkSession, largest_record: int) -> Iterator[None]:
-    """Bound the bytes of Arrow batches for a query that is started meanwhile.
+    """Bound the bytes of Arrow batches for a query that is started within the block.
 
-    Only where records are large: Spark then adds up what a batch holds after each row. A query
-    has a copy of the session's settings, made when it starts.
+    Only if records are large: Spark then computes the size of a batch after each row. A query has a
+    copy of the session's settings, created at its start.
     """
     before = session.conf.get(_ARROW_BYTES, None)
     if largest_record > _LARGE:
@@ -419,11 +401,11 @@ def _arrow_batches_bounded(session: SparkSession, largest_record: int) -> Iterat
 
 
 def _tries(error: OncelyError, epoch: int | None) -> int:
-    """How often to try again after an error that does not pass by itself."""
-    # A broker that has just come back does not know every topic for a moment (metadata reaches
-    # it later), and answers as if a topic that this run has read were not there.
+    """The number of retries after an error that is not temporary by itself."""
+    # A broker that has just restarted does not have every topic for a moment (metadata arrives
+    # later), and answers as if a topic that this run has read did not exist.
     return _MISSING_TOPIC_TRIES if isinstance(error, TopicMissing) and epoch is not None else 0
 
 
 class _BatchFailed(Exception):
-    """What Spark is told of a failure."""
+    """The short text of a failure for Spark."""

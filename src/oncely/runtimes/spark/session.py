@@ -1,4 +1,4 @@
-"""The Spark session of a run, and the settings that the guarantee rests on."""
+"""The Spark session of a run, with the settings that the guarantee requires."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.session.timeZone": "UTC",
-    # A lost shuffle output fails the job, and the batch is done again whole. Spark would run only
-    # the lost tasks again, and what depends on the order of arrival (limit, row_number with
-    # ties) would then mix two outcomes.
+    # A lost shuffle output fails the job, and the whole batch is repeated. Spark would repeat only
+    # the lost tasks, and order-dependent operations (limit, row_number with ties) would then mix
+    # two results.
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.sql.streaming.minBatchesToRetain": "4",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_AN_ARROW_BATCH),
     "spark.sql.execution.pandas.udf.buffer.size": str(256 << 10),  # between the JVM and Python
-    # Renames by plain files: a third of a small batch's cost less than the default's checksums.
+    # Renames by plain files: the default's checksums are a third of a small batch's cost.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
     ),
-    # Passwords are never put into Spark's configuration; this hides what a user puts there.
+    # Passwords are never put into Spark's configuration; this hides those that a user puts there.
     "spark.redaction.regex": REDACTION_REGEX,
 }
 
@@ -49,13 +49,13 @@ _DEFAULTS = {
 def start(
     name: str, master: str, conf: Mapping[str, str], log: IO[bytes] | None = None
 ) -> SparkSession:
-    """Start Spark (or use the session that exists), with the Kafka connector on its class path.
+    """Start Spark (or use the existing session), with the Kafka connector on its class path.
 
     Args:
-        name: the pipeline, for Spark's application name.
-        master: where Spark runs.
+        name: the name of the pipeline, for Spark's application name.
+        master: Spark's master URL.
         conf: the user's own settings.
-        log: where the JVM's output goes; to our stderr when it is None.
+        log: the file of the JVM's output; None for stderr.
 
     Raises:
         WrongInput: there is no Java, or an older one.
@@ -66,20 +66,22 @@ def start(
     found = existing()
     if found is not None:
         return found
-    java()  # PySpark looks for it in the same places, and does not say what it has found
+    java()  # PySpark looks in the same places, and does not check the version
     settings = {**_DEFAULTS, "spark.master": master, "spark.app.name": f"oncely {name}", **conf}
     if not master.startswith("local"):
         settings.pop("spark.driver.host") if "spark.driver.host" not in conf else None
     jars = [str(jar) for jar in resolve(SPARK_KAFKA)]
     settings["spark.jars"] = ",".join([*filter(None, [settings.get("spark.jars")]), *jars])
-    # PySpark itself reads the variable alone, and takes `python3` from PATH where it is not set.
+    # PySpark itself reads only the variable, and uses `python3` of PATH if it is not set.
     python = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
     settings["spark.pyspark.python"] = os.environ["PYSPARK_PYTHON"] = python
     with _submitted(settings):
         _launch(log)
         try:
             session = SparkSession.builder.getOrCreate()
-        except BaseException:  # a signal, too: a JVM that makes its SparkContext may not end
+        except (
+            BaseException
+        ):  # also on a signal: a JVM that is creating its SparkContext may not end
             _end(patience=0.0)
             raise
     _ours.context = session.sparkContext
@@ -89,7 +91,7 @@ def start(
 
 @dataclass
 class _Ours:
-    """The SparkContext that :func:`start` has made, if any."""
+    """The SparkContext that :func:`start` has created, if any."""
 
     context: SparkContext | None = None
 
@@ -98,41 +100,44 @@ _ours = _Ours()
 
 
 def existing() -> SparkSession | None:
-    """The Spark session of this process, when there is one, whoever has made it."""
+    """The Spark session of this process, from any creator, if there is one.
+
+    Below ``spark-submit`` there always is one: the JVM has begun before this process, with settings
+    that can't be changed any more.
+    """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    if SparkContext._active_spark_context is None:
+    if SparkContext._active_spark_context is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     return SparkSession.builder.getOrCreate()
 
 
 def is_ours(session: SparkSession) -> bool:
-    """True for a session that :func:`start` has made."""
+    """True for a session that :func:`start` has created."""
     return _ours.context is not None and session.sparkContext is _ours.context
 
 
 def _launch(log: IO[bytes] | None) -> None:
     """Start the JVM in a session of its own.
 
-    A signal to our process group (Ctrl-C, ``timeout``, a supervisor) then reaches us alone, and
-    we end the JVM in order. It ends with us in any case: its standard input is a pipe to us.
+    A signal to our process group (Ctrl-C, ``timeout``, a supervisor) then reaches only this
+    process, which stops the JVM. The JVM ends with this process in any case: its standard input is
+    a pipe from it.
 
-    A thread launches it, where no signal can interrupt it: PySpark would remove the folder in
-    which the JVM tells its port, and the JVM would fail there and go on without reading its
-    standard input, for ever.
+    A thread launches it, where no signal can interrupt it: PySpark would remove the folder in which
+    the JVM writes its port, and the JVM would fail there and continue without reading its standard
+    input, forever.
 
     Raises:
-        Unavailable: it ended before it answered.
+        Unavailable: it ended before it responded.
     """
     from pyspark import SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is not None:
-        if java_process() is None:
-            return  # somebody else has started the JVM, and us with it
-        _end(patience=20.0)  # of a session that was stopped: it can't take other settings
+        _end(patience=20.0)  # of a stopped session: it cannot use other settings
     output = {} if log is None else {"stdout": log, "stderr": log}
     with ThreadPoolExecutor(1, "oncely-spark") as thread:
         launched = thread.submit(launch_gateway, popen_kwargs={"start_new_session": True, **output})
@@ -141,7 +146,7 @@ def _launch(log: IO[bytes] | None) -> None:
             SparkContext._ensure_initialized(gateway=gateway)
         except PySparkRuntimeError as error:
             raise Unavailable(
-                f"Spark's Java process did not start: {error}", way_out="its log says why"
+                f"Spark's Java process did not start: {error}", way_out="see its log"
             ) from None
         except BaseException:  # a signal
             with suppress(PySparkRuntimeError):
@@ -151,7 +156,7 @@ def _launch(log: IO[bytes] | None) -> None:
 
 
 def java_process() -> subprocess.Popen[bytes] | None:
-    """Spark's Java process, when this process has started one."""
+    """Spark's Java process, if this process has started one."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -159,9 +164,9 @@ def java_process() -> subprocess.Popen[bytes] | None:
 
 
 def stop(session: SparkSession, patience: float = 20.0) -> None:
-    """Stop Spark and wait for its Java process, so that nothing of it outlives us.
+    """Stop Spark and wait for its Java process, so that no part of it outlives this process.
 
-    A session that :func:`start` has not made is left alone.
+    A session that :func:`start` has not created is not stopped.
     """
     if not is_ours(session):
         return
@@ -178,7 +183,7 @@ def _end(patience: float) -> None:
     process = java_process()
     if process is None or process.stdin is None:
         return
-    process.stdin.close()  # the JVM's sign to end
+    process.stdin.close()  # the signal for the JVM to end
     try:
         process.wait(patience)
     except subprocess.TimeoutExpired:
@@ -189,7 +194,8 @@ def _end(patience: float) -> None:
 
 @contextmanager
 def _submitted(settings: Mapping[str, str]) -> Iterator[None]:
-    """Hand settings over in a file only we can read: as arguments they would stand in ``ps``."""
+    """Pass settings in a file that only this user can read: arguments would be visible in
+    ``ps``."""
     folder = Path(tempfile.mkdtemp(prefix="oncely-spark-"))
     properties = folder / "spark.properties"
     properties.touch(mode=0o600)
@@ -209,5 +215,5 @@ def _submitted(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def _escaped(value: str) -> str:
-    """A value as java.util.Properties reads it back."""
+    """A value in the syntax of java.util.Properties."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

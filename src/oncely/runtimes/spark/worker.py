@@ -1,12 +1,12 @@
-"""What a Python worker of Spark's need not do again for every task.
+"""Per-worker caches that survive between tasks.
 
-Between two tasks a worker forgets what it knows of its import path and collects garbage. Two
-things make that cost 0.2 to 0.3 s of a processor each time, as much as 100,000 records do:
+Between two tasks a worker invalidates the caches of its import path and collects garbage. Two
+effects make that cost 0.2 to 0.3 s of processor time each, as much as 100,000 records do:
 
-- PySpark's modules come out of a zip archive, and until Python 3.12 ``invalidate_caches`` reads
-  the archive's directory at once, for each package in it that was ever looked at.
-- A full collection goes through every object of every module (100,000 of them), none of which
-  will ever be garbage.
+- PySpark's modules come out of a zip archive, and until Python 3.12 ``invalidate_caches`` reads the
+  archive's directory at once, for each package in it that was ever imported.
+- A full collection goes through every object of every module (100,000 of them), none of which will
+  ever be garbage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _State = tuple[int, int, int] | None
 
 @dataclass
 class _Memory:
-    """What this process has seen."""
+    """The state of this process."""
 
     tasks: int = 0
 
@@ -31,14 +31,14 @@ _memory = _Memory()
 
 
 class _Unchanged:
-    """In the place of an importer's ``invalidate_caches``: reads an archive that has changed."""
+    """Replaces an importer's ``invalidate_caches``: reads an archive only if it has changed."""
 
     def __init__(self, importer: zipimporter) -> None:
         self._read_again, self._archive = importer.invalidate_caches, importer.archive
         self._known: _State = None
 
     def __call__(self) -> None:
-        state = _state(self._archive)  # before it is read: who changes it then is seen next time
+        state = _state(self._archive)  # before it is read: a change meanwhile is noticed next time
         if state is None or state != self._known:
             self._read_again()
             self._known = state
@@ -48,7 +48,8 @@ def settle() -> None:
     """Called by every task when it begins; cheap."""
     _memory.tasks += 1
     if _memory.tasks == 2:
-        # The first task has imported what tasks need, and its garbage was collected after it.
+        # The first task has imported the modules that tasks need, and its garbage was collected
+        # after it.
         gc.freeze()
     for importer in list(sys.path_importer_cache.values()):
         if isinstance(importer, zipimporter) and "invalidate_caches" not in vars(importer):
@@ -56,7 +57,7 @@ def settle() -> None:
 
 
 def _state(path: str) -> _State:
-    """Tells a file that was changed or replaced; None: it is not there."""
+    """A state that changes when a file is changed or replaced; None: it does not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,1 +1,1 @@
-"""Files that take effect by a manifest in Kafka: staged by tasks, named by one transaction."""
+"""Files that take effect by a manifest in Kafka: staged by tasks, published by one transaction."""

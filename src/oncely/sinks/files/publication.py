@@ -1,4 +1,4 @@
-"""What the driver's one transaction says of files: their schemas, and then their names."""
+"""The messages of the driver's transaction about files: their schemas, and then their entries."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from oncely.lake.records import (
     read_receipt,
     schema_key,
 )
-from oncely.lake.scope_schemas import SchemaRegistry
+from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.sinks.kafka.publishing import InTime
 
 
 @dataclass(frozen=True)
 class Topics:
-    """Where files are named."""
+    """The topics of the manifest and of the schemas."""
 
     manifest: str
     schema: str
@@ -38,20 +38,23 @@ class Topics:
 
 @dataclass(frozen=True)
 class ManifestLoad:
-    """Names the files of a publication.
+    """The manifest messages of a publication.
 
     Attributes:
-        topics: where.
-        format: of the files.
-        book: the schemas that all files of a scope resolve to, those of this batch among them.
-        read: what the schema topic holds now.
-        began: when the batch began to be staged, by :func:`clock`; no file is older.
-        max_age: seconds; `vacuum` may take what is older than this and a transaction's timeout.
+        fence: the publishing run.
+        topics_: manifest and schema topic.
+        format: the format of the files.
+        schemas: the schemas to which all files of a scope resolve, including those of this batch.
+        read: the present schemas of the schema topic.
+        began: the time when the staging of the batch began, by :func:`clock`; no file is older.
+        max_age: seconds; `vacuum` may remove files that are older than this and a transaction's
+            timeout.
     """
 
+    fence: Fence
     topics_: Topics
     format: Format
-    book: SchemaRegistry
+    schemas: ScopeSchemas
     read: Callable[[], Mapping[Scope, ScopeSchema]]
     began: float
     max_age: float
@@ -62,14 +65,14 @@ class ManifestLoad:
         return [self.topics_.manifest, self.topics_.schema]
 
     def ready(self) -> None:
-        """Take in schemas that a replay has widened; who could do so now would fence us."""
-        self.book.take(self.read())
+        """Merge schemas that a replay has extended; a later change would fence this transaction."""
+        self.schemas.take(self.read())
 
-    def send(self, writer: Sender, batch: Batch, fence: Fence, in_time: InTime) -> None:
-        """Send all of it."""
+    def send(self, writer: Sender, batch: Batch, in_time: InTime) -> None:
+        """Send all messages."""
         receipts = [read_receipt(one.name) for one in batch.staged if one.name]
         every = [SourceRange(*tp, r.start, r.end) for tp, r in sorted(batch.ranges.items())]
-        for topic, messages in self.messages(receipts, fence, every):
+        for topic, messages in self.messages(receipts, every):
             writer.send(topic, messages)
             in_time()
         rows = sum(one.rows for receipt in receipts for one in receipt.files)
@@ -78,51 +81,61 @@ class ManifestLoad:
     def fresh(self) -> None:
         """Refuse files that may have been vacuumed.
 
-        Asked when the broker has the messages, for its clock runs from the first of them, not
-        from ``begin_transaction``, of which it is not told. Stopped before, we find out here;
-        stopped from here on, the broker ends the transaction by its timeout, and `vacuum` takes
-        no file that is younger than both together. So a file that is named is there.
+        Called when the broker has the messages, because its clock starts with the first of them,
+        not with ``begin_transaction``, which is not sent to it. A pause before this call is
+        detected here; after a later pause the broker ends the transaction by its timeout, and
+        `vacuum` removes no file that is younger than both together. So a published file exists.
 
         Raises:
-            StagedRowsGone: too old; the batch is done again.
+            StagedRowsGone: the files are too old; the batch is repeated.
         """
         age = clock() - self.began
         if age > self.max_age:
             raise StagedRowsGone(
                 f"files of this batch may be {age:.0f} s old, and sink.max_staging_age is"
-                f" {self.max_age:g} s: they may have been vacuumed; the batch is done again"
+                f" {self.max_age:g} s: they may have been vacuumed; the batch is repeated"
             )
 
     def messages(
-        self, receipts: Sequence[Receipt], fence: Fence, every: Sequence[SourceRange]
+        self, receipts: Sequence[Receipt], every: Sequence[SourceRange]
     ) -> Iterator[tuple[str, list[Message]]]:
-        """Grown schemas first, then the files.
+        """Extended schemas first, then the files.
 
         Args:
-            receipts: of the tasks.
-            fence: who publishes.
-            every: ranges of the batch, for rows that a Spark transform has mixed.
+            receipts: the receipts of the tasks.
+            every: all ranges of the batch, for rows that a Spark transform has mixed.
         """
-        pages = self.pages(receipts)
-        grown = [one for scope, one in pages.items() if self.book.published.get(scope) != one.id]
-        yield self.topics_.schema, [Message(encode(one), schema_key(one.scope)) for one in grown]
+        yield self.topics_.schema, self.grown(receipts)
         for receipt in receipts:
-            names = [
-                self._named(one, pages[one.scope], fence, receipt.batch, every)
-                for one in receipt.files
-            ]
+            names = self.names([receipt], every)
             yield self.topics_.manifest, [Message(encode(one), path_key(one.path)) for one in names]
 
-    def pages(self, receipts: Sequence[Receipt]) -> dict[Scope, ScopeSchema]:
-        """The schemas of all scopes that have a file here."""
+    def grown(self, receipts: Sequence[Receipt]) -> list[Message]:
+        """The schemas that the files of this publication extend."""
+        needed, published = self.schemas_of(receipts), self.schemas.published
+        grown = [one for scope, one in needed.items() if published.get(scope) != one.id]
+        return [Message(encode(one), schema_key(one.scope)) for one in grown]
+
+    def names(
+        self, receipts: Sequence[Receipt], every: Sequence[SourceRange] = ()
+    ) -> list[ManifestFile]:
+        """The entries of all files."""
+        needed = self.schemas_of(receipts)
+        return [
+            self._named(one, needed[one.scope], receipt.batch, every)
+            for receipt in receipts
+            for one in receipt.files
+        ]
+
+    def schemas_of(self, receipts: Sequence[Receipt]) -> dict[Scope, ScopeSchema]:
+        """The schemas of all scopes that have a file in this publication."""
         scopes = {one.scope for receipt in receipts for one in receipt.files}
-        return {scope: self.book.page(scope) for scope in sorted(scopes, key=repr)}
+        return {scope: self.schemas.record(scope) for scope in sorted(scopes, key=repr)}
 
     def _named(
         self,
         one: WrittenFile,
-        page: ScopeSchema,
-        fence: Fence,
+        schema: ScopeSchema,
         batch: int,
         every: Sequence[SourceRange],
     ) -> ManifestFile:
@@ -138,9 +151,9 @@ class ManifestLoad:
             event_time=first_last,
             ranges=one.ranges or list(every),
             scope=one.scope,
-            schema=page.id,
-            pipeline=fence.pipeline,
-            epoch=fence.epoch,
+            schema=schema.id,
+            pipeline=self.fence.pipeline,
+            epoch=self.fence.epoch,
             batch=batch,
         )
 

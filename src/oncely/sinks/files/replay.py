@@ -1,104 +1,62 @@
-"""Dead letters tried again: what passes now becomes files, named in the replay's transaction.
+"""Replay of dead letters: valid records become files, published in the replay's transaction.
 
-A replay may widen schemas, and so may the pipeline that runs beside it. Both move by the
-publisher's transactional id, so whoever has initialised it last is the only one that commits:
-the schemas that are read then are the newest ones until that commit. The other one finds itself
-fenced, and begins its transaction again.
+A replay may extend schemas, and so may a concurrent run of the pipeline. Both write by the
+publisher's transactional id, so only the instance that has initialised it last can commit: the
+schemas that it has read are the newest until that commit. The other instance is fenced, and begins
+its transaction again.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from oncely.clients.kafka.transaction import Message
-from oncely.core.batch import Rejection, Staged, StagedRowsGone
+from oncely.core.amendments import replayed
+from oncely.core.batch import Staged, StagedRowsGone
 from oncely.core.claim import Fence
 from oncely.lake.records import read_receipt
-from oncely.ledgers.topic.cluster import PipelineTopics
+from oncely.sinks.base import Judged, stage_judged
 from oncely.sinks.files.sink import FilesSink
-from oncely.sinks.replaying import Judged
+from oncely.sinks.kafka.replay import Passed, TopicReplay
 
 _BATCH = -1
-"""What a replay publishes belongs to no micro-batch."""
+"""Output of a replay belongs to no micro-batch."""
 
 
-@dataclass(frozen=True)
-class ToFiles:
-    """The output of a files sink.
-
-    Attributes:
-        sink: for rows of the pipeline's columns, prepared.
-    """
-
-    sink: FilesSink
-
-    @property
-    def place(self) -> PipelineTopics:
-        """The sink's."""
-        return self.sink.place
-
-    @property
-    def rejects_topic(self) -> str:
-        """The sink's."""
-        return self.sink.rejects_topic
-
-    @property
-    def target(self) -> str:
-        """Root and manifest."""
-        return self.sink.target
-
-    @property
-    def replayer(self) -> str:
-        """The publisher's: see the module."""
-        return self.place.words.publisher
-
-    def close(self) -> None:
-        """Close the sink's connections."""
-        self.sink.close()
-
-    def tried(self, judged: Judged) -> Tried:
-        """Write the rows into files that nobody reads yet."""
-        sink = self.sink
-        sink.begin_batch()
-        view = sink.cluster.look().pipeline
-        fence = Fence(self.place.pipeline, 0 if view is None else view.epoch)
-        task = sink.staging(fence, _BATCH, uuid.uuid4().int >> 96)
-        if not judged.traceable:
-            task.add_rows(judged.chunk.rows)
-            return Tried(sink, task.finish(), fence, judged.chunk.rejections)
-        refused = [*judged.chunk.rejections, *task.add(judged.chunk)]
-        staged = task.finish()
-        return Tried(sink, staged, fence, sorted(refused))
+def replay_into_files(sink: FilesSink) -> TopicReplay:
+    """A replay of a prepared sink, by the publisher's transactional id: see the module."""
+    return TopicReplay(sink, sink.pipeline_topics.keys.publisher, partial(_staged, sink))
 
 
-@dataclass(frozen=True)
-class Tried:
-    """Staged files of records that pass; see :class:`oncely.sinks.kafka.replay.Passed`."""
+def _staged(sink: FilesSink, judged: Judged) -> Passed:
+    """Write the rows into files that are not visible yet."""
+    sink.begin_batch()
+    view = sink.cluster.look().pipeline
+    fence = Fence(sink.pipeline_topics.pipeline, 0 if view is None else view.epoch)
+    task = sink.staging(fence, _BATCH, uuid.uuid4().int >> 96)
+    staged, refused = stage_judged(task, judged)
+    named = [sink.topics.manifest, sink.topics.schema]
+    load = sink.load(fence)  # no file of it is older than the begin of the batch
+    failed = {one.record for one in refused}
+    written = judged.chunk.row_record
+    if judged.traceable:
+        written = written[~np.isin(written, list(failed))]
+    changes = partial(replayed, judged.chunk, judged.own(written, failed), failed, None)
+    return Passed(named, refused, partial(_messages, sink, staged, fence), load.fresh, changes)
 
-    sink: FilesSink
-    staged: Staged
-    fence: Fence
-    refused: Sequence[Rejection]
 
-    @property
-    def topics(self) -> Sequence[str]:
-        """Manifest and schemas."""
-        return [self.sink.topics.manifest, self.sink.topics.schema]
-
-    def messages(self) -> Mapping[str, Sequence[Message]]:
-        """Schemas that have grown, and the files."""
-        load = self.sink.load
-        load.ready()
-        receipts = [read_receipt(self.staged.name)] if self.staged.name else []
-        if not self.sink.agree(self.staged):
-            raise StagedRowsGone("schemas were widened meanwhile; the letters are tried again")
-        found: dict[str, Sequence[Message]] = {}
-        for topic, messages in load.messages(receipts, self.fence, ()):
-            found[topic] = [*found.get(topic, ()), *messages]
-        return found
-
-    def fresh(self) -> None:
-        """Refuse files that may have been vacuumed meanwhile."""
-        self.sink.load.fresh()
+def _messages(sink: FilesSink, staged: Staged, fence: Fence) -> Mapping[str, Sequence[Message]]:
+    """Extended schemas, and the files."""
+    load = sink.load(fence)
+    load.ready()
+    receipts = [read_receipt(staged.name)] if staged.name else []
+    if not sink.agree(staged):
+        raise StagedRowsGone("schemas were extended meanwhile; the dead letters are repeated")
+    found: dict[str, Sequence[Message]] = {}
+    for topic, messages in load.messages(receipts, ()):
+        found[topic] = [*found.get(topic, ()), *messages]
+    return found

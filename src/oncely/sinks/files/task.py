@@ -1,4 +1,4 @@
-"""What a task does with its rows: their columns are found, and files written below the root."""
+"""A task of the files sink: infers the columns of its rows, and writes files below the root."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from oncely.core.topics import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import same_schema
-from oncely.errors import Stopped, check
+from oncely.errors import check
 from oncely.lake.conform import conform
 from oncely.lake.file_format import VALUE, FileFormat
 from oncely.lake.partitions import split
 from oncely.lake.paths import FileNames
 from oncely.lake.records import Receipt, Scope, encode
+from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.files.writer import FileWriter, Origin
 
 _MEMORY = 192 << 20  # bytes of rows that wait for their files
@@ -30,7 +31,7 @@ _PARTITION, _OFFSET, _ABOUT = "_oncely_partition", "_oncely_offset", b"oncely"
 
 
 class _Part(NamedTuple):
-    """Rows of one scope, and the record in the chunk that each comes from."""
+    """Rows of one scope, and the record in the chunk of each row."""
 
     scope: Scope
     rows: pa.Table
@@ -41,10 +42,10 @@ class FilesTask:
     """One task's files; see :class:`oncely.sinks.base.StagingTask`.
 
     Args:
-        store: where they lie.
-        form: what they are.
+        store: the store of the files.
+        form: the format of the files.
         known: schemas by scope, as they were published when the batch began.
-        fence, batch_id, attempt: make the files' names this attempt's own.
+        fence, batch_id, attempt: parts of the files' names, which are unique to the attempt.
     """
 
     def __init__(
@@ -67,13 +68,13 @@ class FilesTask:
         self._conflicts: list[CannotMerge] = []
 
     def add(self, chunk: Chunk) -> list[Rejection]:
-        """Write the rows of a chunk; the records that can't be written."""
+        """Write the rows of a chunk, and return the records that cannot be written."""
         parts, refused = self._parts(chunk)
         for scope, rows, record in parts:
             origin = Origin(chunk.partitions, chunk.partition[record], chunk.offset[record])
             bad = _rejections(self._writer.add(rows, origin, scope), record)
             refused += bad
-            gone = [one.record for one in bad]  # none of their rows was taken
+            gone = [one.record for one in bad]  # none of their rows was added
             self._rows += int((~np.isin(record, gone)).sum())
         return _one_each(refused)
 
@@ -81,17 +82,14 @@ class FilesTask:
         """Write rows that come from no single record.
 
         Raises:
-            Stopped: one of them can't be written, and no record answers for it.
+            Stopped: a row cannot be written, and it belongs to no single record.
         """
         if bad := self._writer.add(rows, None, ()):
-            raise Stopped(
-                f"a row of the Spark transform can't be written: {bad[0][1]}",
-                way_out="mend the transform",
-            )
+            raise row_refused(bad[0][1], NO_SINGLE_RECORD)
         self._rows += rows.num_rows
 
     def pack(self, chunk: Chunk, buckets: int) -> tuple[list[tuple[int, bytes]], list[Rejection]]:
-        """Rows of one directory in one bucket, whichever task packs them."""
+        """The rows in packets, with one bucket for each directory in all tasks."""
         parts, refused = self._parts(chunk)
         packets = []
         for scope, rows, record in parts:
@@ -113,8 +111,8 @@ class FilesTask:
     def add_packet(self, packet: pa.Buffer) -> int:
         """Write a packet's rows.
 
-        Tasks before the shuffle may have found types that don't go together. The driver hears
-        of it from them, and has the batch staged again; until then these rows wait nowhere.
+        Tasks before the shuffle may have inferred incompatible types. The driver detects that from
+        their answers, and has the batch staged again; until then these rows are dropped.
         """
         rows = pa.ipc.open_stream(packet).read_all()
         about = msgspec.json.decode(rows.schema.metadata[_ABOUT], type=_About)
@@ -131,7 +129,7 @@ class FilesTask:
         return int(rows.num_rows)
 
     def finish(self) -> Staged:
-        """Write what is left, and tell of all files."""
+        """Write the remaining rows, and return the receipt of all files."""
         if self._conflicts:
             self.abandon()
             return Staged(None, 0)
@@ -147,11 +145,11 @@ class FilesTask:
         return Staged(encode(receipt).decode(), self._rows)
 
     def abandon(self) -> None:
-        """Remove the files, as far as it can be; what stays is an orphan."""
+        """Remove the files, as far as possible; remaining files are orphans."""
         self._writer.abandon()
 
     def _parts(self, chunk: Chunk) -> tuple[list[_Part], list[Rejection]]:
-        """The chunk's rows by scope; where columns are inferred, those that have none."""
+        """The chunk's rows by scope; if columns are inferred, also the records without rows."""
         if self._infer is None:
             return [_Part((), chunk.rows, chunk.row_record)], []
         found = self._infer.infer(chunk.rows[VALUE], self._known)
@@ -167,7 +165,7 @@ class FilesTask:
         return parts, refused
 
     def _widened(self, scope: Scope, schema: pa.Schema) -> bool:
-        """Take in a schema that another task has found; False when it does not fit."""
+        """Merge a schema that another task has inferred; False if it is incompatible."""
         known = self._known.get(scope)
         try:
             self._known[scope] = schema if known is None else merge(known, schema, self._form.caps)
@@ -183,7 +181,7 @@ class _About(msgspec.Struct):
 
 
 def _bucket(group: tuple[str | None, ...], buckets: int) -> int:
-    """The same in every process."""
+    """A hash that is the same in every process."""
     return zlib.crc32(msgspec.json.encode(group)) % buckets
 
 
@@ -200,7 +198,7 @@ def _rejections(bad: Iterable[tuple[int, str]], record: IntArray) -> list[Reject
 
 
 def _one_each(refused: Iterable[Rejection]) -> list[Rejection]:
-    """Several rows of one record may be refused; it is one reject."""
+    """One rejection for each record, of which several rows may be refused."""
     first: dict[int, Rejection] = {}
     for one in refused:
         first.setdefault(one.record, one)

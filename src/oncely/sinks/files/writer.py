@@ -1,10 +1,10 @@
 """Rows of a task become files: gathered, grouped by partition values, written when large enough.
 
-No file is ever open: rows wait as Arrow, and a file is encoded and written in one go. So ten
-thousand partitions cost their rows and nothing else.
+No file stays open: rows wait as Arrow, and a file is encoded and written at once. So ten thousand
+partitions need memory for their rows only.
 
 A group's rows are written when they reach the target size. When memory is used up the largest
-groups go, until half of it is free, so that small ones have time to grow.
+groups are written, until half of it is free, so that small groups have time to grow.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _KINDS: dict[str, type[AvroFiles] | type[ParquetFiles]] = {
     "avro": AvroFiles,
     "parquet": ParquetFiles,
 }
-_BESIDE = 24  # bytes that are known of a row beside its columns
-_PIECE = 8_000_000  # bytes of Arrow that are put in order and encoded at a time
-_SHARE = 4  # full groups are written when they are this part of what waits
-_LOOKS = 16  # while a file, or the memory, fills
+_BESIDE = 24  # bytes per row besides its columns
+_PIECE = 8_000_000  # bytes of Arrow that are sorted and encoded at a time
+_SHARE = 4  # full groups are written when they are this fraction of the waiting rows
+_LOOKS = 16  # checks while a file, or the memory, fills
 _SAMPLE = 2_000  # rows
 _THREADS = 16
 
 
 class FileWriter:
-    """Writes the rows of one task. Of one thread.
+    """Writes the rows of one task. Not thread-safe.
 
-    After an error of any method only :meth:`abandon` is of use.
+    After an error of any method only :meth:`abandon` may be called.
 
     Args:
-        store: where to.
+        store: the store of the files.
         format: ``avro`` or ``parquet``.
-        columns: of ``sink.partition_by``.
-        target_bytes: of a file, more or less.
-        memory_bytes: of rows that may wait; twice as much and some 150 MB are held at the peak.
-        names: of the attempt.
+        columns: the columns of ``sink.partition_by``.
+        target_bytes: approximate size of a file.
+        memory_bytes: memory of waiting rows; the peak is twice as much and about 150 MB.
+        names: the names of the attempt's files.
 
     Raises:
         ConfigError: an unknown format.
@@ -84,27 +84,28 @@ class FileWriter:
         self._waiting: list[tuple[Scope | None, Gathered]] = []
         self._waits = np.zeros(0, np.int64)  # rows by group
         self._bytes = self._rows = 0
-        self._look_at = 0  # bytes that wait when the sizes of groups are looked at again
-        self._arrow = self._encoded = 0  # bytes, of what has been written
+        self._look_at = 0  # waiting bytes at which the sizes of groups are checked again
+        self._arrow = self._encoded = 0  # bytes, of the files written so far
         self._files: list[WrittenFile] = []
         self._schemas: dict[str, str] = {}
 
     def add(self, rows: pa.Table, origin: Origin | None, scope: Scope | None) -> list[Rejected]:
-        """Take rows; those that are rejected are not written, nor is any row of their records.
+        """Add rows; rejected rows are not written, nor is any row of their records.
 
         Args:
-            rows: of any schema that files can have; for a scope, one that its earlier ones grew
-                into. In order of offset within a topic-partition, if files shall be so.
-            origin: where they come from; None when a transform has mixed them. The same for all
-                calls.
-            scope: whose schema the rows have; None when each row's is that of its values.
+            rows: the rows, of any schema that files support; for a scope, one that extends the
+                earlier ones. In order of offset within a topic-partition, if files shall have that
+                order.
+            origin: the origin of the rows; None if a transform has mixed them. Either always None
+                or never.
+            scope: the scope of the rows' schema; None if each row's scope follows from its values.
 
         Returns:
-            Index of each row that can't be partitioned, and the reason; ascending.
+            Index of each row that cannot be partitioned, and the reason; ascending.
 
         Raises:
-            TableMismatch: a column that has no place in a file.
-            Unavailable, Stopped, ConfigError: as :class:`Store`.
+            TableMismatch: a column that can't be stored in a file.
+            Unavailable, Stopped, ConfigError: see :class:`Store`.
         """
         self._format(rows.schema)
         split = self._splitter.split(rows)
@@ -122,13 +123,13 @@ class FileWriter:
         return split.rejected
 
     def finish(self) -> Receipt:
-        """Write what waits; when this returns, all files are durable."""
+        """Write the waiting rows; when this returns, all files are durable."""
         self._write(None)
         self._uploads.complete()
         return Receipt(self._files, self._schemas)
 
     def abandon(self) -> None:
-        """Delete what was written, best effort; names are unique, so the rest is for vacuum."""
+        """Delete the written files, best effort; names are unique, so vacuum removes the rest."""
         self._waiting, self._files = [], []
         self._uploads.undo()
 
@@ -147,7 +148,7 @@ class FileWriter:
 
     def _count(self, gathered: Gathered) -> None:
         missing = self._splitter.groups - len(self._waits)
-        if missing > 0:  # twice as many, or many small tables cost the square
+        if missing > 0:  # double the size, or many small tables would cost quadratic time
             grown = np.zeros(len(self._waits) + missing, np.int64)
             self._waits = np.concatenate([self._waits, grown])
         np.add.at(self._waits, gathered.codes, 1)
@@ -156,11 +157,11 @@ class FileWriter:
 
     @property
     def _used(self) -> int:
-        """Bytes that wait."""
+        """The number of waiting bytes."""
         return self._bytes + _BESIDE * self._rows
 
     def _make_room(self) -> None:
-        """Write groups that are full, and more of them when memory is used up."""
+        """Write full groups, and more groups if memory is used up."""
         each = self._bytes / self._rows
         if self._rows * each >= self._target:
             full = self._waits * each * self._ratio() >= self._target
@@ -176,7 +177,7 @@ class FileWriter:
             self._write(goes)
 
     def _ratio(self) -> float:
-        """Bytes of a file for a byte of Arrow, seen so far; at first of a few rows."""
+        """Bytes of a file per byte of Arrow so far; at first measured on a few rows."""
         if not self._arrow:
             gathered = self._waiting[-1][1]
             sample = gathered.rows.slice(0, _SAMPLE)
@@ -187,7 +188,7 @@ class FileWriter:
         return float(self._encoded / self._arrow)
 
     def _write(self, chosen: Ints | None) -> None:
-        """Write the waiting rows of the chosen groups, or all; the others wait on."""
+        """Write the waiting rows of the chosen groups, or of all; the others keep waiting."""
         waiting, self._waiting = self._waiting, []
         self._waits[:] = 0
         self._bytes = self._rows = 0
@@ -196,7 +197,7 @@ class FileWriter:
             schema = gathered.rows.schema if scope is None else self._newest[scope]
             families.setdefault((schema, scope == ()), []).append(gathered)
         del waiting
-        while families:  # in order of arrival; what is done is let go
+        while families:  # in order of arrival; written rows are released
             schema, one_scope = next(iter(families))
             gathered = joined(families.pop((schema, one_scope)), schema)
             order = gathered.order(self._splitter.groups)
@@ -209,10 +210,10 @@ class FileWriter:
                     self._waiting.append((() if one_scope else None, stays))
                     self._count(stays)
             self._write_family(gathered, order, one_scope)
-        pa.default_memory_pool().release_unused()  # or the next half comes on top of it
+        pa.default_memory_pool().release_unused()  # else the next half would be allocated on top
 
     def _write_family(self, gathered: Gathered, order: Ints, one_scope: bool) -> None:
-        """Write rows of one schema in this order, in pieces that end where a file does."""
+        """Write rows of one schema in this order, in pieces that end at the end of a file."""
         if not len(order):
             return
         files = self._format(gathered.rows.schema)

@@ -34,7 +34,7 @@ class AvroValue:
         """Compare the columns with the schema's fields.
 
         Raises:
-            TableMismatch: not a record, or fields and columns are not the same.
+            TableMismatch: it is not a record, or fields and columns differ.
         """
         try:
             parsed = json.loads(self.schema)
@@ -54,7 +54,7 @@ class AvroValue:
         """One record for each row.
 
         Raises:
-            ValueError, TypeError: a value that the schema does not take.
+            ValueError, TypeError: a value that does not fit the schema.
         """
         parsed = _parsed(self.schema)
         head = b"" if self.schema_id is None else _MAGIC + self.schema_id.to_bytes(4, "big")

@@ -1,9 +1,9 @@
-"""The dead letters that wait: read back from the rejects' topic.
+"""The dead letters that wait for a replay, read from the rejects' topic.
 
-A letter can't be taken out of a topic. What has been replayed is a position in each of the
-topic's partitions, kept as the pipeline's own positions are (docs/decisions/0013): in the
-ledger topic, and as an offset of a group of its own, which is the fast copy and may expire. The
-letters at and behind the positions wait, but for those of records that a reset has made the
+A message cannot be removed from a topic. Replayed dead letters are recorded by a position in each
+of the topic's partitions, stored like the pipeline's own positions (docs/decisions/0013): in the
+ledger topic, and as an offset of a separate group, which is the fast copy and may expire. The dead
+letters from the positions on are waiting, except those of records that a reset has made the
 pipeline read again.
 """
 
@@ -27,21 +27,21 @@ from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.topic.cluster import READER, Cluster, PipelineTopics
 from oncely.ledgers.topic.foreign import refuse_foreign
 from oncely.ledgers.topic.records import OffsetMetadata, View, replay_group
-from oncely.sinks.kafka.letters import DeadLetter, opened
+from oncely.sinks.kafka.dead_letter_messages import DeadLetter, opened
 
 
-def replaying(place: PipelineTopics) -> PipelineTopics:
-    """The place with the group that keeps the positions of replays."""
-    return replace(place, group=replay_group(place.group))
+def replaying(pipeline_topics: PipelineTopics) -> PipelineTopics:
+    """The pipeline's topics with the group that has the positions of replays."""
+    return replace(pipeline_topics, group=replay_group(pipeline_topics.group))
 
 
 @dataclass(frozen=True)
 class ReplayPosition:
-    """How far the letters have been replayed.
+    """The position of replays.
 
     Attributes:
-        topic_id: of the rejects' topic; in another topic by its name no position means anything.
-        positions: the next letter, for every partition of the rejects' topic.
+        topic_id: the id of the rejects' topic; positions are void in another topic of its name.
+        positions: the next dead letter, for every partition of the rejects' topic.
         view: the ledger.
     """
 
@@ -51,21 +51,22 @@ class ReplayPosition:
 
     @property
     def compared(self) -> object:
-        """What must not have changed between reading letters and the commit of their replay."""
+        """The state that must not change between reading dead letters and the commit of their
+        replay."""
         return self.topic_id, self.positions, self.view.resets
 
     def waits(self, letter: DeadLetter) -> bool:
-        """Whether no reset has made the pipeline read the letter's record again."""
+        """True if no reset has made the pipeline read the dead letter's record again."""
         tp, offset = letter.origin
         resets = self.view.resets.get(tp, {})
         return not any(epoch > letter.epoch and at <= offset for epoch, at in resets.items())
 
 
 class DeadLetters:
-    """The letters of one pipeline.
+    """The dead letters of one pipeline.
 
     Args:
-        cluster: open clients, of the group of replays.
+        cluster: open clients, with the group of replays.
         topic: the rejects' topic.
     """
 
@@ -73,11 +74,12 @@ class DeadLetters:
         self._cluster, self.topic = cluster, topic
 
     def count(self) -> int:
-        """How many wait. Raises as :meth:`survey` does."""
+        """The number of waiting dead letters. Raises the errors of :meth:`survey`."""
         return sum(1 for _ in self._waiting())
 
     def survey(self, limit: int) -> tuple[list[Reject], int]:
-        """The first letters by topic, partition and offset of their records, and how many wait.
+        """The first dead letters by topic, partition and offset of their records, and their total
+        number.
 
         Raises:
             Unavailable: no answer.
@@ -94,20 +96,21 @@ class DeadLetters:
         return [one.shown for one in first], total
 
     def _waiting(self) -> Iterator[DeadLetter]:
-        """What an open transaction hides is not seen, nor what a replay moves meanwhile."""
+        """The visible dead letters: an open transaction may hide some, and a replay may move
+        meanwhile."""
         ends = self.ends()
-        standing = self.stand(certain=False)
-        if standing is not None:
-            yield from Reading(self._cluster.place, standing, ends).letters()
+        position = self.position(certain=False)
+        if position is not None:
+            yield from Reading(self._cluster.pipeline_topics, position, ends).letters()
 
     def ends(self) -> dict[TopicPartition, Position]:
         """The last stable offset of each partition; empty: there is no such topic."""
-        known = topics.identified(self._cluster.asker, self.topic)
+        known = topics.identified(self._cluster.admin, self.topic)
         if known is None:
             return {}
         here = [ck.TopicPartition(self.topic, number) for number in range(known[1])]
-        answer = self._cluster.asker.one(
-            "look at the rejects' topic",
+        answer = self._cluster.admin.one(
+            "describe the rejects' topic",
             lambda client, wait: client.list_offsets(
                 {one: OffsetSpec.latest() for one in here},
                 isolation_level=ck.IsolationLevel.READ_COMMITTED,
@@ -118,21 +121,21 @@ class DeadLetters:
             TopicPartition(one.topic, one.partition): found.offset for one, found in answer.items()
         }
 
-    def stand(self, *, certain: bool) -> ReplayPosition | None:
-        """Where replays have come; None: there are no letters, or the pipeline never ran.
+    def position(self, *, certain: bool) -> ReplayPosition | None:
+        """The position of replays; None: there are no dead letters, or the pipeline never ran.
 
         Args:
-            certain: wait for open transactions that may hide it. Asked after ``init`` of the
-                replayer's id, it can't change any more before that instance commits. Otherwise
-                what the ledger topic shows now: it may have moved on since.
+            certain: wait for open transactions that may hide it. Read after ``init`` of the
+                replayer's id, it cannot change any more before that instance commits. Otherwise the
+                visible position, which may have moved since.
 
         Raises:
-            ConfigError: the group is another pipeline's.
+            ConfigError: the group belongs to another pipeline.
             Unavailable: a transaction stayed open, or no answer.
         """
         cluster = self._cluster
-        known = topics.identified(cluster.asker, self.topic)
-        if known is None or topics.missing(cluster.asker, [cluster.place.ledger_topic]):
+        known = topics.identified(cluster.admin, self.topic)
+        if known is None or topics.missing(cluster.admin, [cluster.pipeline_topics.ledger_topic]):
             return None
         topic_id, number = known
         wanted = [TopicPartition(self.topic, one) for one in range(number)]
@@ -141,76 +144,95 @@ class DeadLetters:
         if certain:
             stamps = cluster.stamped_offsets(wanted)
             stamps = {tp: one for tp, one in stamps.items() if one.topic_id == topic_id}
-            owns, group = cluster.place.words.owns, cluster.place.group
+            owns, group = cluster.keys.owns, cluster.pipeline_topics.group
             found = {tp: one.position for tp, one in stamps.items() if owns(one, group)}
-        # A reset that another's open transaction hides in the ledger topic has voided letters.
+        # A reset that another pipeline's open transaction hides in the ledger topic has voided dead
+        # letters.
         view = cluster.settled() if certain else cluster.look()
         if view.pipeline is None:
             return None
         noted = {tp: one.position for tp, one in view.replayed.items() if one.topic_id == topic_id}
-        refuse_foreign(stamps, noted, cluster.place)
+        refuse_foreign(stamps, noted, cluster.pipeline_topics)
         positions = {tp: max(found.get(tp, 0), noted.get(tp, 0)) for tp in wanted}
         return ReplayPosition(topic_id, positions, view)
 
 
 class Reading:
-    """Goes once through the letters from where replays stand to some ends.
+    """Reads the dead letters once, from the position of replays to some ends.
 
     Attributes:
-        positions: behind what has been read, for every partition; grows while letters are taken.
+        positions: the next offset of every partition; grows during the iteration.
     """
 
     def __init__(
         self,
-        place: PipelineTopics,
-        standing: ReplayPosition,
+        pipeline_topics: PipelineTopics,
+        position: ReplayPosition,
         ends: Mapping[TopicPartition, Position],
     ) -> None:
-        self._place, self._standing = place, standing
+        self._pipeline_topics, self._position = pipeline_topics, position
         self._ranges = {
             tp: OffsetRange(at, ends[tp])
-            for tp, at in standing.positions.items()
+            for tp, at in position.positions.items()
             if at < ends.get(tp, 0)
         }
-        self.positions: dict[TopicPartition, Position] = dict(standing.positions)
+        self.positions: dict[TopicPartition, Position] = dict(position.positions)
 
     def letters(self) -> Generator[DeadLetter, None, None]:
-        """The pipeline's letters that wait; those of others are passed over.
+        """The pipeline's waiting dead letters; those of other pipelines are skipped.
 
         Raises:
-            Unavailable: the broker is silent.
+            Unavailable: the broker does not respond.
         """
-        if not self._ranges:
-            return
-        place, trouble = self._place, ErrorState(self._place.brokers)
-        with closing(
-            place.connect(
-                ck.Consumer,
-                place.brokers,
-                place.kafka,
-                trouble,
-                **{**READER, "group.id": place.group},
-            )
-        ) as consumer:
-            consumer.assign([ck.TopicPartition(*tp, own.start) for tp, own in self._ranges.items()])
-            for message in self._messages(consumer, trouble):
-                letter = opened(message, place.pipeline)
-                if letter is not None and self._standing.waits(letter):
-                    yield letter
+        for message in committed_messages(
+            self._pipeline_topics, self._ranges, "read the dead letters", self.positions
+        ):
+            letter = opened(message, self._pipeline_topics.pipeline)
+            if letter is not None and self._position.waits(letter):
+                yield letter
 
-    def _messages(self, consumer: Any, trouble: ErrorState) -> Iterator[Any]:
-        place, left = self._place, set(self._ranges)
+
+def committed_messages(
+    pipeline_topics: PipelineTopics,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    doing: str,
+    positions: dict[TopicPartition, Position] | None = None,
+) -> Generator[Any, None, None]:
+    """The messages of these ranges that readers of committed records get.
+
+    Args:
+        pipeline_topics: the cluster.
+        ranges: where an open transaction hides messages of them, its end is awaited.
+        doing: for messages.
+        positions: the next offset of every partition, updated during the iteration.
+
+    Raises:
+        Unavailable: a transaction stayed open, or the broker does not respond.
+    """
+    left = {tp for tp, own in ranges.items() if not own.is_empty}
+    if not left:
+        return
+    error_state = ErrorState(pipeline_topics.brokers)
+    own = {**READER, "group.id": pipeline_topics.group}
+    with closing(
+        pipeline_topics.connect(
+            ck.Consumer, pipeline_topics.brokers, pipeline_topics.kafka, error_state, **own
+        )
+    ) as consumer:
+        consumer.assign([ck.TopicPartition(*tp, ranges[tp].start) for tp in sorted(left)])
         for message in polled(
-            consumer, "read the dead letters", place.brokers, place.timeout, trouble
+            consumer, doing, pipeline_topics.brokers, pipeline_topics.timeout, error_state
         ):
             tp = TopicPartition(message.topic(), message.partition())
             if tp not in left:
                 continue
-            end = self._ranges[tp].end
+            end = ranges[tp].end
             inside = message.error() is None and message.offset() < end
-            # At the end of a partition the event's offset is the one that comes next.
-            self.positions[tp] = min(message.offset() + inside, end)
-            if self.positions[tp] == end:
+            # At the end of a partition the event's offset is the next one.
+            at = min(message.offset() + inside, end)
+            if positions is not None:
+                positions[tp] = at
+            if at == end:
                 left.discard(tp)
             if inside:
                 yield message

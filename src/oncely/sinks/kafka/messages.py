@@ -1,8 +1,8 @@
-"""A chunk as Kafka records: encoded once, cut by topic-partition, too large ones rejected.
+"""A chunk as Kafka records: encoded once, split by topic-partition, too large records rejected.
 
-The broker compares ``max.message.bytes`` with a whole batch, and a record alone in its batch is
-the smallest one there is. So a record's size is that of its batch (KIP-98, message format 2)
-before compression: whatever a codec makes of it, it fits.
+The broker compares ``max.message.bytes`` with a whole batch, and the smallest possible batch
+contains a single record. So a record's size is that of its batch (KIP-98, message format 2) before
+compression: it fits with any codec.
 """
 
 from __future__ import annotations
@@ -11,35 +11,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from oncely.clients.kafka.producer import Columns, binaries, lengths
 from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, IntArray, Rejection
+from oncely.core.digest import Digests, Recipe, row_digests
 from oncely.core.topics import TopicPartition
-from oncely.sinks.kafka.record_format import RecordFormat, header_lists
+from oncely.sinks.kafka.record_format import SOURCE_HEADER, RecordFormat, header_lists
 
 T = TypeVar("T")
 
-_NONE = pa.array([], pa.large_binary())
+_NONE = pa.nulls(0, pa.large_binary())
 _BATCH = 61  # bytes before the records of a batch
 _FIXED = 3  # attributes, timestamp delta and offset delta of its first record
-_MOST = 64  # more than all varints of a record without headers
+_MOST = 64  # upper bound of all varints of a record without headers
 Limits = Callable[[Sequence[str]], Mapping[str, int]]
-"""Names of topics to ``max.message.bytes``; those that are not there are left out."""
+"""Names of topics to ``max.message.bytes``; missing topics are left out."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a chunk becomes.
+    """The messages of a chunk, encoded.
 
     Attributes:
         record: per message, the record it came from (int64), ascending.
         topic, key, value, headers: per message; ``headers`` None when no message has any.
-        rejections: the chunk's own, and those of records that can't be written.
-        limits: of the topics that are written to.
-        only: the one topic that all messages go to, if there is one.
+        rejections: the chunk's rejections, and those of records that cannot be written.
+        limits: the limits of the sink's topics.
+        only: the topic of all messages, if there is only one.
+        timestamps: per message, in ms since 1970; None where it is now. None: all are.
     """
 
     record: IntArray
@@ -50,22 +53,45 @@ class Encoded:
     rejections: tuple[Rejection, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
     only: str | None = None
+    timestamps: Sequence[int | None] | None = None
 
     @classmethod
     def nothing(cls, rejections: tuple[Rejection, ...] = ()) -> Encoded:
-        """No message."""
+        """A result without messages."""
         return cls(np.array([], dtype=np.int64), (), _NONE, _NONE, None, rejections)
 
     def of(self, chunk: Chunk, tp: TopicPartition) -> dict[str, IntArray]:
-        """The messages of one topic-partition, in order, by the topic they go to."""
+        """The messages of one topic-partition, in order, by their output topic."""
         if not len(self.record):
             return {}
         mine = chunk.partition[self.record] == chunk.partitions.index(tp)
         return self._by_topic(np.flatnonzero(mine))
 
     @property
+    def written(self) -> IntArray:
+        """Per message that is written, its record."""
+        bad = [one.record for one in self.rejections]
+        return self.record[~np.isin(self.record, bad)] if bad else self.record
+
+    def digests(self, chunk: Chunk, recipe: Recipe) -> Digests:
+        """The digests of the messages that are written."""
+        table = self.contents(recipe)
+        if self.rejections:
+            bad = [one.record for one in self.rejections]
+            table = table.filter(pa.array(~np.isin(self.record, bad)))
+        offsets = chunk.offset[self.written] if recipe.offset else None
+        return Digests(row_digests(table, offsets, recipe), str(recipe))
+
+    def contents(self, recipe: Recipe) -> pa.Table:
+        """The columns of the recipe."""
+        columns = {"key": self.key, "value": self.value}
+        if "topic" in dict(recipe.columns):
+            columns["topic"] = pa.array(self.topic, pa.string())
+        return pa.table(columns)
+
+    @property
     def all(self) -> dict[str, IntArray]:
-        """All messages, in order, by the topic they go to."""
+        """All messages, in order, by their output topic."""
         return self._by_topic(np.arange(len(self.record)))
 
     def _by_topic(self, wanted: IntArray) -> dict[str, IntArray]:
@@ -80,14 +106,20 @@ class Encoded:
         return {topic: np.array(own, dtype=np.int64) for topic, own in by_topic.items()}
 
     def messages(self, at: IntArray) -> list[Message]:
-        """Those messages, with headers."""
+        """The messages at these indices, with headers."""
         plain = self.columns(at)
         headers = [self.headers[i] for i in at.tolist()] if self.headers else [()] * len(at)
-        return list(map(Message, binaries(plain.value), binaries(plain.key), headers))
+        times = [self.timestamps[i] for i in at.tolist()] if self.timestamps else [None] * len(at)
+        return list(map(Message, binaries(plain.value), binaries(plain.key), headers, times))
+
+    @property
+    def plain(self) -> bool:
+        """True if the messages have neither headers nor timestamps of their own."""
+        return self.headers is None and self.timestamps is None
 
     def columns(self, at: IntArray) -> Columns:
-        """Those messages without their headers."""
-        if len(at) == len(self.value):  # all of them, as they stand
+        """The messages at these indices, without headers."""
+        if len(at) == len(self.value):  # all messages, unchanged
             return Columns(self.key, self.value)
         return Columns(self.key.take(pa.array(at)), self.value.take(pa.array(at)))
 
@@ -112,6 +144,8 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
         headers = _ordered([*headers, *[[]] * gone], order) if headers else None
     if headers is None and chunk.headers is not None:
         headers = header_lists(chunk.headers.take(pa.array(record)))
+    if form.keep_source:
+        headers = _with_origin(headers, chunk, record)
     named = {form.topic} if form.topic is not None else set(topics)
     known = limits(sorted(topic for topic in named if topic is not None))
     found = Encoded(record, topics, keys, rows, headers, (), known, form.topic)
@@ -119,11 +153,35 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
     return Encoded(
         record, topics, keys, rows, headers,
         tuple(refused[at] for at in sorted(refused)), known, form.topic,
+        _times(chunk, form, record),
     )  # fmt: skip
 
 
+def _times(chunk: Chunk, form: RecordFormat, record: IntArray) -> list[int | None] | None:
+    """The timestamps of the messages' records, if they are kept."""
+    if not form.source_timestamp or chunk.timestamps is None:
+        return None
+    times = chunk.timestamps.take(pa.array(record)).cast(pa.timestamp("us", "UTC"))
+    micros = times.cast(pa.int64()).to_pylist()
+    return [None if one is None or one < 0 else one // 1000 for one in micros]
+
+
+def _with_origin(
+    headers: Sequence[Sequence[tuple[str, bytes | None]]] | None, chunk: Chunk, record: IntArray
+) -> list[list[tuple[str, bytes | None]]]:
+    """The headers, with the origin of each message in place of that of an earlier pipeline."""
+    before: Sequence[Sequence[tuple[str, bytes | None]]] = headers or [()] * len(record)
+    names = [(tp.topic, tp.partition) for tp in chunk.partitions]
+    places = zip(chunk.partition[record].tolist(), chunk.offset[record].tolist(), strict=True)
+    origins = [msgspec.json.encode([*names[at], offset]) for at, offset in places]
+    return [
+        [*(one for one in own if one[0] != SOURCE_HEADER), (SOURCE_HEADER, origin)]
+        for own, origin in zip(before, origins, strict=True)
+    ]
+
+
 def _values(chunk: Chunk, form: RecordFormat) -> tuple[pa.LargeBinaryArray, list[Rejection]]:
-    """The rows' values; those of rows that can't be encoded are None, and rejected."""
+    """The rows' values; those of rows that cannot be encoded are None, and rejected."""
     if not chunk.rows.num_rows:
         return _NONE, []
     try:
@@ -143,7 +201,7 @@ def _values(chunk: Chunk, form: RecordFormat) -> tuple[pa.LargeBinaryArray, list
 
 
 def _unwritable(found: Encoded) -> list[Rejection]:
-    """Records whose topic is not there, or does not take their size."""
+    """Records whose topic is missing, or whose size exceeds its limit."""
     if found.only is not None and found.only in found.limits and found.headers is None:
         largest = int(lengths(found.key).max() + lengths(found.value).max())
         if _BATCH + _MOST + largest <= found.limits[found.only]:
@@ -169,7 +227,7 @@ def _unwritable(found: Encoded) -> list[Rejection]:
 
 
 def batch_size(message: Message) -> int:
-    """Bytes of a batch that holds nothing but this message, uncompressed."""
+    """Bytes of a batch with only this message, uncompressed."""
     body = _FIXED + _sized(message.key) + _sized(message.value) + _varint(len(message.headers))
     for name, value in message.headers:
         body += _sized(name.encode()) + _sized(value)
@@ -177,12 +235,12 @@ def batch_size(message: Message) -> int:
 
 
 def _sized(data: bytes | None) -> int:
-    """Bytes of a length and what it counts; null has the length -1."""
+    """Bytes of a length prefix and its content; null has the length -1."""
     return 1 if data is None else _varint(len(data)) + len(data)
 
 
 def _varint(number: int) -> int:
-    """Bytes of a number that is not negative as a zigzag varint."""
+    """Bytes of a non-negative number as a zigzag varint."""
     return max(1, -(-(2 * number).bit_length() // 7))
 
 

@@ -2,11 +2,11 @@
 
 Staged messages, dead letters, ledger records and offsets of all topic-partitions take effect
 together, by the publisher's transactional id. In a run of batch commit that id moves every
-position that there is, also over holes (docs/decisions/0012), so init, read, write, commit is a
-compare-and-set of all of them at once.
+position, also over holes (docs/decisions/0012), so init, read, write, commit is a compare-and-set
+of all of them at once.
 
-The transaction must end before ``sink.transaction_timeout``, or the broker aborts it. What
-is published waits in files until it begins, and what the tasks took to make it does not count.
+The transaction must end before ``sink.transaction_timeout``, or the broker aborts it. Messages wait
+in files until it begins, and the duration of the tasks does not count.
 """
 
 from __future__ import annotations
@@ -27,67 +27,67 @@ from oncely.core.claim import Claim, Fence
 from oncely.errors import Unavailable, check
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import moving, write_positions
-from oncely.sinks.kafka.letters import letters
+from oncely.sinks.kafka.dead_letter_messages import dead_letters
 from oncely.sinks.kafka.messages import Limits
 from oncely.sinks.kafka.record_format import RecordFormat, header_lists
 from oncely.sinks.kafka.staging import Staging
 
-# What librdkafka holds at most of a publication, whatever its size.
+# Upper bound of a publication's memory in librdkafka, for any size.
 _QUEUE = {"queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 65_536}
 
 
 InTime = Callable[[], float]
-"""Seconds that are left of the transaction.
+"""The remaining seconds of the transaction.
 
 Raises:
-    Unavailable: none.
+    Unavailable: no time is left.
 """
 
 
 class Load(Protocol):
-    """What a publication brings beside dead letters and positions."""
+    """The messages of a publication besides dead letters and positions."""
 
     def topics(self, batch: Batch) -> list[str]:
-        """The topics that :meth:`send` will write to."""
+        """The topics to which :meth:`send` will write."""
 
     def ready(self) -> None:
-        """The transactional id is initialised, and nothing is begun.
+        """Called when the transactional id is initialised, before the transaction begins.
 
-        What only transactions of this id change does not change any more until our own commit.
+        State that only transactions of this id change is constant from here to our own commit.
 
         Raises:
-            StagedRowsGone: what was staged does not fit any more.
+            StagedRowsGone: the staged output does not fit any more.
         """
 
-    def send(self, writer: Sender, batch: Batch, fence: Fence, in_time: InTime) -> None:
-        """Send it; ``in_time`` is asked now and then.
+    def send(self, writer: Sender, batch: Batch, in_time: InTime) -> None:
+        """Send the messages; ``in_time`` is called repeatedly.
 
         Raises:
-            StagedRowsGone: it is not there any more.
+            StagedRowsGone: the staged output is missing.
         """
 
     def fresh(self) -> None:
-        """The broker has all of it, so the transaction's time runs there; the commit is next.
+        """Called when the broker has all messages, so its clock runs; the commit is next.
 
         Raises:
-            StagedRowsGone: too old to be published.
+            StagedRowsGone: the staged output is too old to be published.
         """
 
 
 @dataclass(frozen=True)
 class StagedMessages:
-    """Messages that tasks have left in files.
+    """Messages that tasks have staged in files.
 
     Attributes:
-        form: says where messages go that name no topic.
-        staging: where they are.
+        form: determines the topic of messages without one.
+        staging: the staging folder.
     """
 
     form: RecordFormat
     staging: Staging
 
     def topics(self, batch: Batch) -> list[str]:
-        """What will be written to; where records name their topics, the files are looked at."""
+        """The topics of the messages; read from the files if records have their own topics."""
         if self.form.topic is not None:
             return [self.form.topic]
         found: set[str] = set()
@@ -97,13 +97,13 @@ class StagedMessages:
         return sorted(found)
 
     def ready(self) -> None:
-        """Messages are as they were staged."""
+        """Nothing to check: the messages do not depend on other state."""
 
     def fresh(self) -> None:
-        """They have no age."""
+        """Nothing to check: staged messages do not expire."""
 
-    def send(self, writer: Sender, batch: Batch, fence: Fence, in_time: InTime) -> None:  # noqa: ARG002 - the port's
-        """Send the files, one part after another, and demand that they hold all rows."""
+    def send(self, writer: Sender, batch: Batch, in_time: InTime) -> None:
+        """Send the files in parts, and check that they contain all rows."""
         for one in batch.staged:
             found = 0
             for part in self.staging.read(one.name) if one.name else ():
@@ -114,7 +114,7 @@ class StagedMessages:
             if found < one.rows:
                 raise StagedRowsGone(
                     f"a task staged {one.rows} rows in {one.name}, and {found} were there to"
-                    " publish; the batch is done again"
+                    " publish; the batch is repeated"
                 )
 
     def _send(self, writer: Sender, batch: pa.RecordBatch) -> None:
@@ -134,9 +134,9 @@ class Publisher:
 
     Attributes:
         cluster: the open clients.
-        load: what is published.
-        rejects_topic: where dead letters go.
-        largest: tells the topics' ``max.message.bytes``.
+        load: the messages.
+        rejects_topic: the topic of dead letters.
+        largest: returns the topics' ``max.message.bytes``.
     """
 
     cluster: Cluster
@@ -145,12 +145,13 @@ class Publisher:
     largest: Limits
 
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
-        """One transaction, or nothing; without a claim no transaction, and no position.
+        """Publish in one transaction; without a claim without a transaction, and without positions.
 
         Raises:
             PositionMoved: nothing was published; read the ledger and decide again.
             StagedRowsGone: nothing was published; the batch can be repeated.
-            Unavailable: nobody knows, or it took too long; read the ledger and decide again.
+            Unavailable: the outcome is unknown, or it took too long; read the ledger and decide
+                again.
         """
         rejects = [self.rejects_topic] if batch.rejects else []
         sizes = self.largest([*rejects, *self.load.topics(batch)])
@@ -164,15 +165,16 @@ class Publisher:
         claim, counts = claim.data, batch.history
         if not claim.ranges:
             empty = not batch.rejects and not batch.rows
-            check(empty, "rows without a range: no position tells that they were written")
+            check(empty, "rows without a range: no position covers them")
             return
-        with moving(self.cluster, "batch", claim, sizes.values(), _QUEUE) as writer:
+        with moving(self.cluster, "batch", claim, sizes.values(), _QUEUE) as move:
+            writer = move.writer
             self.load.ready()
             with self._in_time() as in_time:
                 writer.begin()
                 self._send(writer, batch, fence, sizes, in_time)
-                # Last: until the commit they hide from others what follows in the ledger topic.
-                write_positions(self.cluster, writer, "batch", claim, counts)
+                # Last: until the commit they hide later messages in the ledger topic from others.
+                write_positions(self.cluster, move, claim, counts)
                 writer.flush(in_time())
                 self.load.fresh()
                 in_time()
@@ -186,15 +188,15 @@ class Publisher:
         sizes: Mapping[str, int],
         in_time: InTime,
     ) -> None:
-        self.load.send(writer, batch, fence, in_time)
+        self.load.send(writer, batch, in_time)
         if batch.rejects:
             limit = sizes[self.rejects_topic]
-            writer.send(self.rejects_topic, letters(batch.rejects, limit, fence))
+            writer.send(self.rejects_topic, dead_letters(batch.rejects, limit, fence))
 
     @contextmanager
     def _in_time(self) -> Iterator[InTime]:
-        """Tell seconds that are left, and say so when what fails has taken too long."""
-        begun, allowed = monotonic(), self.cluster.place.transaction_timeout
+        """Returns the remaining seconds, and explains errors that are caused by the timeout."""
+        begun, allowed = monotonic(), self.cluster.pipeline_topics.transaction_timeout
 
         def left() -> float:
             if (now := begun + allowed - monotonic()) <= 0:

@@ -1,7 +1,7 @@
-"""How rows become records: which column is the key, what the value is made of, which topic.
+"""The conversion of rows to records: the column of the key, the encoding of the value, the topic.
 
-Everything that can be refused is refused before a pipeline runs; what only a row can show (a
-topic that is not there, a size that no topic takes) is a reject.
+Static problems are refused before a pipeline runs; problems of single rows (a missing topic, a size
+above the topic's limit) are rejects.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.types as pt
 
+from oncely.core.digest import Kind, Recipe
 from oncely.errors import TableMismatch
 from oncely.sinks.kafka import arrow_json
 from oncely.sinks.kafka.avro_value import AvroValue
@@ -24,7 +25,14 @@ _BYTES = (
     pt.is_large_string,
 )
 
-_NONE = pa.array([], pa.large_binary())
+_NONE = pa.nulls(0, pa.large_binary())
+
+CONTENT = Recipe.of({"key": Kind("raw"), "value": Kind("raw")}, offset=False)
+"""The content of a record in digests."""
+
+SOURCE_HEADER = "oncely.source"
+"""The header of ``keep_source``: topic, partition and offset of the source's record, as a JSON
+array."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +44,20 @@ class RawValue:
 
 @dataclass(frozen=True)
 class RecordFormat:
-    """What a record is made of.
+    """The contents of a record.
 
     Attributes:
         schema: the rows' columns.
-        value: ``"json"``: an object of all columns but those named below; Avro; or a column.
-        topic: where every record goes; None with ``topic_column``.
+        value: ``"json"``: an object of all columns except those below; Avro; or a column.
+        topic: the topic of every record; None with ``topic_column``.
         topic_column: a text column that names each record's topic.
-        key: the key's column: bytes, a text (UTF-8), a whole number or a bool (as JSON writes
-            it); None: records without a key.
-        headers: a column of the type that Spark's source gives headers,
-            ``list<struct<key: string, value: binary>>``; None: no headers.
+        key: the key's column: bytes, a text (UTF-8), a whole number or a bool (as JSON writes it);
+            None: records without a key.
+        headers: a column of the type that Spark's source gives headers, ``list<struct<key: string,
+            value: binary>>``; None: no headers.
+        keep_source: add the header :data:`SOURCE_HEADER` with the origin of each record.
+        decimals: the form of decimals in JSON.
+        source_timestamp: keep the timestamp of the source's record; else it is that of the write.
     """
 
     schema: pa.Schema
@@ -55,22 +66,31 @@ class RecordFormat:
     topic_column: str | None = None
     key: str | None = None
     headers: str | None = None
+    keep_source: bool = False
+    decimals: arrow_json.Decimals = "text"
+    source_timestamp: bool = False
 
     @property
     def target(self) -> str:
-        """Where records go, in one word that the ledger keeps."""
+        """The destination, as stored in the ledger."""
         return self.topic if self.topic is not None else f"column {self.topic_column}"
 
     @property
     def value_columns(self) -> list[str]:
-        """The columns that a JSON or Avro value shows: a key is also a field of its record."""
+        """The columns of a JSON or Avro value; it includes the key."""
         return [n for n in self.schema.names if n not in (self.topic_column, self.headers)]
 
+    @property
+    def recipe(self) -> Recipe:
+        """Of its digest: the content, its topic if that is a column's, and its origin."""
+        named = {} if self.topic_column is None else {"topic": Kind("text")}
+        return Recipe.of(dict(CONTENT.columns) | named, offset=self.keep_source)
+
     def bind(self) -> None:
-        """Refuse what can't be written.
+        """Refuse columns that cannot be written.
 
         Raises:
-            TableMismatch: a column is missing or has a type that has no form.
+            TableMismatch: a column is missing or has an unsupported type.
         """
         if (self.topic is None) == (self.topic_column is None):
             raise TableMismatch("sink: one of topic and topic_column, and not both")
@@ -97,7 +117,7 @@ class RecordFormat:
         shown = rows.select(self.value_columns)
         if isinstance(self.value, AvroValue):
             return pa.array(self.value.encoded(shown), pa.large_binary())
-        return arrow_json.encoded(shown)
+        return arrow_json.encoded(shown, self.decimals)
 
     def keys(self, rows: pa.Table) -> pa.LargeBinaryArray:
         """The key of each row, or of each deleted key."""
@@ -106,14 +126,14 @@ class RecordFormat:
         return as_bytes(rows.column(self.key))
 
     def topics(self, rows: pa.Table) -> list[str | None]:
-        """The topic of each row; None where the column holds none."""
+        """The topic of each row; None if the column is null."""
         if self.topic_column is None:
             return [self.topic] * rows.num_rows
         found: list[str | None] = rows.column(self.topic_column).to_pylist()
         return found
 
     def header_lists(self, rows: pa.Table) -> list[list[tuple[str, bytes | None]]] | None:
-        """The headers of each row, in order; None when there are none at all."""
+        """The headers of each row, in order; None if no row has any."""
         if self.headers is None:
             return None
         return header_lists(rows.column(self.headers))
@@ -135,18 +155,18 @@ class RecordFormat:
 
 
 def as_bytes(column: pa.ChunkedArray) -> pa.LargeBinaryArray:
-    """Bytes as they are, texts in UTF-8, numbers and bools as JSON writes them."""
+    """Bytes unchanged, texts in UTF-8, numbers and bools as JSON writes them."""
     if not any(kind(column.type) for kind in _BYTES):
         column = column.cast(pa.string())
     elif pt.is_fixed_size_binary(column.type):
         column = column.cast(pa.binary())
-    # To a type with wider offsets first: then the parts fit together, whatever their size.
+    # Cast to a type with wider offsets first: then the parts fit together at any size.
     parts = column.cast(pa.large_binary()).chunks
     return parts[0] if len(parts) == 1 else pa.concat_arrays([_NONE, *parts])
 
 
 def header_lists(column: pa.ChunkedArray) -> list[list[tuple[str, bytes | None]]]:
-    """Headers as Spark's source gives them, in order; a name may repeat."""
+    """Headers in the form of Spark's source, in order; a name may repeat."""
     return [[(one["key"], one["value"]) for one in of or ()] for of in column.to_pylist()]
 
 

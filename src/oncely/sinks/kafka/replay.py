@@ -1,353 +1,292 @@
-"""Dead letters tried again: what passes now goes to the output, each exactly once.
+"""Replay of dead letters: valid records are written to the output, each exactly once.
 
-A letter stays in its topic for ever; the token is the position of replays there. One
-transaction holds the records of the letters that pass, new letters for those that fail again,
-and the position behind all of them. The position has one transactional id, and so the order is
-that of every position in Kafka (docs/decisions/0010): what was read and judged is written by an
-instance that was initialised first and then found the position where the judging began. So a
-crash before the commit leaves every letter waiting, a crash after it none of them; a commit
-whose answer was lost is settled by asking again; and of two replays at once the one that has
-initialised last commits, the other one finds the position moved.
+A dead letter stays in its topic; the token is the position of replays in that topic. One
+transaction contains the records of valid dead letters, new dead letters for those that fail again,
+and the position after all of them. The position has one transactional id, and so the order is that
+of every position in Kafka (docs/decisions/0010): the result of processing is written by an instance
+that was initialised first and then read the same position as before the processing. So a crash
+before the commit leaves every dead letter in place, a crash after it none of them; a commit whose
+answer was lost is settled by reading again; and of two concurrent replays the one that has
+initialised last commits, the other one reads a moved position.
 
-A reset voids letters, so what is compared holds the resets too. A reset initialises the id of
-replays between the transaction that voids them and the first position that it moves. A replay
-that has found no reset thus commits before that, as if it had been there before the reset, or is
-fenced.
+A reset voids dead letters, so the comparison includes resets, too. A reset initialises the id of
+replays between the transaction that voids them and the first position that it moves. A replay that
+has read no reset thus commits before that, as if it had run before the reset, or is fenced.
 
-The pipeline itself may run beside it: it appends letters, and no position of its own is touched.
+The pipeline itself may run at the same time: it appends dead letters, and its positions are not
+touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from oncely.clients.kafka import topics
 from oncely.clients.kafka.transaction import Message, Transaction
+from oncely.core.amendments import Containing, replayed
 from oncely.core.batch import Rejection
-from oncely.core.claim import PositionMoved
+from oncely.core.claim import Amendment, PositionMoved
 from oncely.core.topics import Position, TopicPartition
-from oncely.errors import ConfigError, InvariantViolation, Stopped, check
+from oncely.errors import ConfigError, InvariantViolation
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.compare_and_set import compare_and_set
-from oncely.ledgers.topic.records import OffsetMetadata, PipelineRecord, ReplayRecord, stamp
+from oncely.ledgers.topic.ledger import TopicLedger
+from oncely.ledgers.topic.records import (
+    OffsetMetadata,
+    PipelineRecord,
+    ReplayRecord,
+    View,
+    stamp,
+)
 from oncely.ledgers.topic.records import encode as ledger_value
-from oncely.ledgers.topic.takeover import same_target
-from oncely.sinks.kafka import letters
+from oncely.ledgers.topic.same_outputs import same_target
+from oncely.ledgers.totals import add_amendment, covered_by
+from oncely.sinks.base import LETTERS_STAY, Judged, Portion, Tried, row_refused
+from oncely.sinks.kafka.dead_letter_messages import DeadLetter, again
 from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, ReplayPosition, replaying
-from oncely.sinks.kafka.letters import DeadLetter
 from oncely.sinks.kafka.messages import encode
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sinks.replaying import Judge, Judged, Tried
 
-_BYTES = 32 << 20  # of letters in one transaction
-
-
-class Passed(Protocol):
-    """What became of records that were tried again."""
-
-    @property
-    def topics(self) -> Sequence[str]:
-        """That :meth:`messages` are for."""
-
-    @property
-    def refused(self) -> Sequence[Rejection]:
-        """Records that can't be written either."""
-
-    def messages(self) -> Mapping[str, Sequence[Message]]:
-        """By topic; asked for when the transaction has begun, and nothing is in it yet.
-
-        Raises:
-            Unavailable: what was made of the records no longer fits; they are tried again.
-        """
-
-    def fresh(self) -> None:
-        """The broker has them; the commit is next.
-
-        Raises:
-            Unavailable: they are too old by now; they are tried again.
-        """
+_BYTES = 32 << 20  # bytes of dead letters in one transaction
 
 
-class Output(Protocol):
-    """Where a replay writes to."""
+@dataclass(frozen=True)
+class Passed:
+    """The output for dead letters that were processed again.
+
+    Attributes:
+        topics: the topics of the messages.
+        refused: records that cannot be written.
+        messages: returns the messages by topic; called when the id is initialised and the
+            transaction has begun, and is empty. Raises Unavailable if the output is outdated; the
+            records are processed again.
+        fresh: called when the broker has the messages; the commit is next. Raises Unavailable if
+            the output is too old; the records are processed again.
+        changes: returns the amendments of ranges.
+    """
+
+    topics: Sequence[str] = ()
+    refused: Sequence[Rejection] = ()
+    messages: Callable[[], Mapping[str, Sequence[Message]]] = dict
+    fresh: Callable[[], None] = lambda: None
+    changes: Callable[[Containing], Sequence[Amendment]] = lambda _: ()
+
+
+class KeepsDeadLetters(Protocol):
+    """A sink whose dead letters are in a topic."""
 
     @property
-    def place(self) -> PipelineTopics:
+    def pipeline_topics(self) -> PipelineTopics:
         """Cluster, pipeline, group and ledger topic."""
 
     @property
     def rejects_topic(self) -> str:
-        """Where the letters are."""
+        """The topic of the dead letters."""
 
     @property
-    def target(self) -> str:
-        """As the ledger has it."""
-
-    @property
-    def replayer(self) -> str:
-        """One for all replays of the pipeline."""
-
-    def tried(self, judged: Judged) -> Passed:
-        """Make of the rows what is written.
-
-        Raises:
-            Stopped: a row of a Spark transform can't be written.
-        """
+    def ledger(self) -> TopicLedger:
+        """The sink's ledger."""
 
     def close(self) -> None:
         """Close the connections."""
 
 
-@dataclass(frozen=True)
-class ToTopics:
-    """The output of a Kafka sink.
-
-    Attributes:
-        sink: for rows of the pipeline's columns, bound.
-    """
-
-    sink: KafkaSink
-
-    @property
-    def place(self) -> PipelineTopics:
-        """The sink's."""
-        return self.sink.place
-
-    @property
-    def rejects_topic(self) -> str:
-        """The sink's."""
-        return self.sink.rejects_topic
-
-    @property
-    def target(self) -> str:
-        """The topic."""
-        return self.sink.form.target
-
-    @property
-    def replayer(self) -> str:
-        """An id of its own: the pipeline may run beside it."""
-        return self.place.words.replayer
-
-    def close(self) -> None:
-        """Close the sink's connections."""
-        self.sink.close()
-
-    def tried(self, judged: Judged) -> Passed:
-        """Encode the rows."""
-        chunk = judged.chunk
-        refused = chunk.rejections
-        if not judged.traceable:  # its rows name no record, and none is left out for a reject
-            chunk = replace(chunk, rejections=())
-        encoded = encode(chunk, self.sink.form, self._limits)
-        if judged.traceable:
-            refused = encoded.rejections
-        elif encoded.rejections:
-            raise Stopped(
-                f"a row of the Spark transform can't be written: {encoded.rejections[0].reason}",
-                way_out="mend the transform; all of these rejects were left as they are",
-            )
-        return _Encoded({name: encoded.messages(at) for name, at in encoded.all.items()}, refused)
-
-    def _limits(self, names: Sequence[str]) -> dict[str, int]:
-        """``max.message.bytes`` of the topics that are there and may get old records."""
-        asker = self.sink.cluster.asker
-        there = topics.described(asker, names)
-        refuse_compacted(self.sink, there)
-        return topics.largest_batch(asker, there)
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    by_topic: Mapping[str, Sequence[Message]]
-    refused: Sequence[Rejection]
-
-    @property
-    def topics(self) -> Sequence[str]:
-        return list(self.by_topic)
-
-    def messages(self) -> Mapping[str, Sequence[Message]]:
-        return self.by_topic
-
-    def fresh(self) -> None:
-        pass
-
-
-class Replay:
-    """One replay, of the letters that a reader of committed records sees when it begins.
+class TopicReplay:
+    """A replay of the dead letters that are visible to a reader of committed records when it
+    begins.
 
     Args:
-        output: where records go that pass now.
+        sink: the sink of the dead letters.
+        replayer: the transactional id of the pipeline's replays.
+        write: creates the output of processed rows. Raises Stopped for a row of a Spark transform
+            that cannot be written, and ConfigError if records would be written to a compacted
+            topic.
     """
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._cluster = Cluster(replaying(output.place))
-        self._letters = DeadLetters(self._cluster, output.rejects_topic)
+    def __init__(
+        self, sink: KeepsDeadLetters, replayer: str, write: Callable[[Judged], Passed]
+    ) -> None:
+        self._sink, self._replayer, self._judged = sink, replayer, write
+        self._cluster = Cluster(replaying(sink.pipeline_topics))
+        self._letters = DeadLetters(self._cluster, sink.rejects_topic)
         self._ends: Mapping[TopicPartition, Position] | None = None
         self._settled = False
 
     def close(self) -> None:
         """Close the connections."""
         self._cluster.close()
-        self._output.close()
+        self._sink.close()
 
-    def step(self, limit: int, judge: Judge) -> Tried | None:
-        """Try up to ``limit`` letters in one transaction; None: no more are left.
-
-        Raises:
-            ConfigError: records would go to a compacted topic.
-            TableMismatch: the pipeline has written to another topic.
-            Stopped: a row of a Spark transform can't be written; nothing was changed.
-            Unavailable: the outcome is unknown; ask again.
-        """
+    @contextmanager
+    def portion(self, limit: int) -> Iterator[Portion | None]:
+        """The next dead letters, read and not locked: the transaction compares the position of
+        replays."""
         if self._ends is None:
             self._ends = self._letters.ends()
         self._settle()
-        standing = self._letters.stand(certain=True)
-        if standing is None:
-            return None
-        same_target(_registered(standing), self._output.target, self._output.place.pipeline)
-        portion = self._read(standing, self._ends, limit)
-        if portion.after == standing.positions:
-            return None
-        outgoing = self._judged(portion, judge)
-        self._settled = False
-        try:
-            done = self._write(portion, outgoing)
-        except PositionMoved:
-            done = Tried(0, 0)  # another replay was quicker: these are done
-        self._settled = True
-        return done
+        position = self._letters.position(certain=True)
+        taken = None if position is None else self._read(position, self._ends, limit)
+        if taken is None or taken.after == taken.position.positions:
+            yield None
+        else:
+            yield Portion([one.reject for one in taken.whole], partial(self._commit, taken))
 
     def _settle(self) -> None:
-        """End what an earlier replay may have left open: it hides where that has come."""
+        """End a transaction that an earlier replay may have left open: it hides the position."""
         if not self._settled:
-            with self._cluster.transaction(self._output.replayer) as before:
+            with self._cluster.transaction(self._replayer) as before:
                 before.init()
             self._settled = True
 
     def _read(
-        self, standing: ReplayPosition, ends: Mapping[TopicPartition, Position], limit: int
-    ) -> _Portion:
+        self, position: ReplayPosition, ends: Mapping[TopicPartition, Position], limit: int
+    ) -> _Taken:
+        same_target(
+            _registered(position), self._sink.ledger.target, self._sink.pipeline_topics.pipeline
+        )
         found: dict[tuple[TopicPartition, int], DeadLetter] = {}
         size = 0
-        reading = Reading(self._cluster.place, standing, ends)
+        reading = Reading(self._cluster.pipeline_topics, position, ends)
         with closing(reading.letters()) as waiting:
             for one in waiting:
-                found[one.origin] = one  # one record has one letter; a copy changes nothing
+                found[one.origin] = one  # a record has one dead letter; a copy changes nothing
                 size += len(one.reject.key or b"") + len(one.reject.value or b"")
                 if len(found) >= limit or size >= _BYTES:
                     break
         ordered = tuple(found[origin] for origin in sorted(found))
-        return _Portion(standing, ordered, dict(reading.positions))
+        return _Taken(position, ordered, dict(reading.positions))
 
-    def _judged(self, portion: _Portion, judge: Judge) -> _Outgoing:
-        whole = [one for one in portion.letters if one.left_out is None]
-        if not whole:
-            return _Outgoing(None, portion.letters)
-        judged = judge([one.reject for one in whole])
-        check(judged.chunk.records == len(whole), "a replayed reject was lost on the way")
-        passed = self._output.tried(judged)
-        kept = [
-            _with_reason(whole[one.record], one)
-            for one in sorted(passed.refused, key=lambda one: one.record)
-        ]
-        rest = [one for one in portion.letters if one.left_out is not None]
-        return _Outgoing(passed, (*kept, *rest))
+    def _commit(self, taken: _Taken, judged: Judged | None) -> Tried:
+        passed = Passed() if judged is None else self._judged(judged)
+        kept = taken.kept(passed.refused)
+        self._write(taken, passed, kept)
+        return Tried(len(taken.letters) - len(kept), len(kept))
 
-    def _write(self, portion: _Portion, what: _Outgoing) -> Tried:
-        """The transaction: initialised first, then the position is asked for."""
-        rejects = self._output.rejects_topic
-        topics_ = [] if what.passed is None else what.passed.topics
-        sizes = topics.largest_batch(self._cluster.asker, [*topics_, rejects])
-        place = self._cluster.place
+    def _write(self, taken: _Taken, passed: Passed, kept: Sequence[DeadLetter]) -> None:
+        """Write in a transaction: initialise first, then read the position."""
+        rejects, pipeline_topics = self._sink.rejects_topic, self._cluster.pipeline_topics
+        sizes = topics.largest_batch(self._cluster.admin, [*passed.topics, rejects])
 
         def compare() -> None:
-            now = self._letters.stand(certain=True)
-            if now is None or now.compared != portion.standing.compared:
-                raise PositionMoved(rejects)
+            now = self._letters.position(certain=True)
+            if now is None or now.compared != taken.position.compared:
+                raise PositionMoved(rejects)  # another replay was faster: these are done
 
-        replayer = self._output.replayer
-        with compare_and_set(self._cluster, replayer, compare, sizes.values()) as (writer, _):
+        self._settled = False
+        with compare_and_set(self._cluster, self._replayer, compare, sizes.values()) as (writer, _):
             writer.begin()
-            messages = {} if what.passed is None else what.passed.messages()
-            for topic, own in messages.items():
+            for topic, own in passed.messages().items():
                 writer.send(topic, own)
-            limit = sizes[rejects]
-            writer.send(rejects, [letters.again(one, limit, place.pipeline) for one in what.kept])
-            self._move(writer, portion)
-            if what.passed is not None:
-                writer.flush(place.transaction_timeout)
-                what.passed.fresh()
-            writer.commit()
-        return Tried(len(portion.letters) - len(what.kept), len(what.kept))
-
-    def _move(self, writer: Transaction, portion: _Portion) -> None:
-        """Both copies of the new positions."""
-        place, topic_id = self._cluster.place, portion.standing.topic_id
-        writer.send(
-            place.ledger_topic,
-            [
-                Message(ledger_value(ReplayRecord(at, topic_id)), place.words.replayed_key(tp))
-                for tp, at in portion.after.items()
-            ],
-        )
-        registered = _registered(portion.standing)
-        offsets = {
-            tp: (
-                at,
-                stamp(
-                    OffsetMetadata(at, registered.epoch, registered.cluster, topic_id),
-                    place.pipeline,
-                ),
+            writer.send(
+                rejects, [again(one, sizes[rejects], pipeline_topics.pipeline) for one in kept]
             )
-            for tp, at in portion.after.items()
+            self._move(writer, taken)
+            self._amend(writer, taken.position.view, passed)
+            writer.flush(pipeline_topics.transaction_timeout)
+            passed.fresh()
+            writer.commit()
+        self._settled = True
+
+    def _amend(self, writer: Transaction, view: View, passed: Passed) -> None:
+        """Write the changes of the positions' totals; only replays write these records."""
+        keys, totals = self._cluster.keys, view.totals
+        covered = covered_by(totals)
+        changed = {
+            tp: add_amendment(view.amended.get(tp), totals[tp], change)
+            for tp, change in covered.changes(passed.changes(covered)).items()
         }
+        records = [Message(ledger_value(one), keys.amended_key(tp)) for tp, one in changed.items()]
+        writer.send(self._cluster.pipeline_topics.ledger_topic, records)
+
+    def _move(self, writer: Transaction, taken: _Taken) -> None:
+        """Write both copies of the new positions."""
+        pipeline_topics, topic_id = self._cluster.pipeline_topics, taken.position.topic_id
+        registered = _registered(taken.position)
+        records, offsets = [], {}
+        for tp, at in taken.after.items():
+            value = ledger_value(ReplayRecord(at, topic_id))
+            records.append(Message(value, pipeline_topics.keys.replayed_key(tp)))
+            about = OffsetMetadata(at, registered.epoch, registered.cluster, topic_id)
+            offsets[tp] = at, stamp(about, pipeline_topics.pipeline)
+        writer.send(pipeline_topics.ledger_topic, records)
         writer.send_offsets(offsets, self._cluster.group_metadata())
 
 
 @dataclass(frozen=True)
-class _Portion:
-    """Letters of one transaction, by their origins; where replays stood, and will stand."""
+class _Taken:
+    """Dead letters of one transaction, by their origins; the old and new position of replays."""
 
-    standing: ReplayPosition
+    position: ReplayPosition
     letters: tuple[DeadLetter, ...]
     after: Mapping[TopicPartition, Position]
 
+    @property
+    def whole(self) -> list[DeadLetter]:
+        """Dead letters that can be replayed; the truncated ones stay."""
+        return [one for one in self.letters if one.left_out is None]
 
-@dataclass(frozen=True)
-class _Outgoing:
-    """Records that pass, and the letters that stay."""
+    def kept(self, refused: Sequence[Rejection]) -> list[DeadLetter]:
+        """The dead letters that stay if some of the complete ones are refused again."""
+        whole = self.whole
+        again = [
+            replace(whole[one.record], reject=whole[one.record].reject.because(one))
+            for one in sorted(refused, key=lambda one: one.record)
+        ]
+        return [*again, *(one for one in self.letters if one.left_out is not None)]
 
-    passed: Passed | None
-    kept: Sequence[DeadLetter]
+
+def replay_into_topics(sink: KafkaSink) -> TopicReplay:
+    """A replay of a bound sink; the pipeline may run at the same time."""
+    return TopicReplay(sink, sink.pipeline_topics.keys.replayer, partial(_encoded, sink))
+
+
+def _encoded(sink: KafkaSink, judged: Judged) -> Passed:
+    """Judged rows as messages."""
+
+    def limits(names: Sequence[str]) -> dict[str, int]:
+        """The limits of existing topics that may receive old records."""
+        there = topics.described(sink.cluster.admin, names)
+        refuse_compacted(sink, there)
+        return topics.largest_batch(sink.cluster.admin, there)
+
+    chunk = judged.chunk
+    refused = chunk.rejections
+    if not judged.traceable:  # its rows belong to no record, and none is skipped for a reject
+        chunk = replace(chunk, rejections=())
+    encoded = encode(chunk, sink.form, limits)
+    if judged.traceable:
+        refused = encoded.rejections
+    elif encoded.rejections:
+        raise row_refused(encoded.rejections[0].reason, LETTERS_STAY)
+    found = {name: encoded.messages(at) for name, at in encoded.all.items()}
+    failed = {one.record for one in refused}
+    digests = encoded.digests(chunk, sink.form.recipe)
+    changes = partial(replayed, chunk, judged.own(encoded.written, failed), failed, digests)
+    return Passed(list(found), refused, lambda: found, changes=changes)
 
 
 def refuse_compacted(sink: KafkaSink, names: Mapping[str, object] | Sequence[str]) -> None:
-    """Refuse to write old records where the last one of a key is all that stays.
+    """Refuse to write old records to compacted topics, which keep only the last record of a key.
 
     Raises:
-        ConfigError: naming the topic.
+        ConfigError: the error names the topic.
     """
-    if found := topics.compacted(sink.cluster.asker, names):
+    if found := topics.compacted(sink.cluster.admin, names):
         raise ConfigError(
             "sink.topic" if sink.form.topic else "sink.topic_column",
             f"topic {found[0]!r} is compacted: a replayed record is old, written last it would"
             " replace newer records of its key",
-            way_out="send the records anew to the source's topic, with what they should say now;"
-            " `oncely rejects list --json` has them. Where old records do no harm, set the"
+            way_out="send corrected records to the source's topic;"
+            " `oncely rejects list --json` has them. If old records are harmless, set the"
             " topic's cleanup.policy to delete for the replay",
         )
 
 
-def _registered(standing: ReplayPosition) -> PipelineRecord:
-    if standing.view.pipeline is None:
+def _registered(position: ReplayPosition) -> PipelineRecord:
+    if position.view.pipeline is None:
         raise InvariantViolation("letters of a pipeline that is not in the ledger")
-    return standing.view.pipeline
-
-
-def _with_reason(letter: DeadLetter, why: Rejection) -> DeadLetter:
-    return replace(letter, reject=replace(letter.reject, stage=why.stage, reason=why.reason))
+    return position.view.pipeline

@@ -5,24 +5,23 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from oncely.clients.kafka import producer_settings, topics
 from oncely.clients.kafka.sender import Sender
-from oncely.core.batch import Batch, BudgetSpent, Chunk, IntArray, Reject, Staged
-from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, Opened, Takeover
+from oncely.core.batch import Batch, Chunk, CommitBudget, IntArray, Reject, Staged
+from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
 from oncely.core.topics import TopicPartition
 from oncely.errors import check
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.compare_and_set import moving, run_concurrently, write_positions
 from oncely.ledgers.topic.ledger import TopicLedger
-from oncely.ledgers.topic.records import Mode
-from oncely.ledgers.topic.takeover import same_outputs
-from oncely.sinks.kafka import letters, publishing
+from oncely.ledgers.topic.records import RunMode
+from oncely.ledgers.topic.same_outputs import same_outputs
+from oncely.sinks.kafka import dead_letter_messages, publishing
 from oncely.sinks.kafka.messages import Encoded, encode
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.sinks.kafka.staging import Staging, staged_batches
@@ -30,41 +29,51 @@ from oncely.sinks.kafka.staging import Staging, staged_batches
 
 @dataclass
 class KafkaSink:
-    """Topics of the cluster that the source is on, with the ledger in a topic beside them.
+    """Topics of the source's cluster, with the ledger in another topic.
 
-    A chunk of several topic-partitions is one transaction for each of them: a position is moved
-    by one transactional id only, that of its topic-partition (docs/decisions/0010). In a run of
-    batch commit it is the publisher's, and all that is published is one transaction
-    (docs/decisions/0012).
+    A chunk of several topic-partitions is one transaction for each of them: a position is moved by
+    one transactional id only, that of its topic-partition (docs/decisions/0010). In a run of batch
+    commit it is the publisher's, and a publication is one transaction (docs/decisions/0012).
 
     Attributes:
-        place: cluster, pipeline, group and ledger topic.
-        form: what a record is made of.
-        rejects_topic: where dead letters go, in the transaction of their topic-partition.
-        create: create the ledger topic, and the topics written to, when they are missing.
+        pipeline_topics: cluster, pipeline, group and ledger topic.
+        form: the contents of a record.
+        rejects_topic: the topic of dead letters, written in the transaction of their
+            topic-partition.
+        create: create the ledger topic and the output topics if they are missing.
         headers: write the source record's headers, and with them its trace context.
-        staging: makes this a run of batch commit, and is the folder where its tasks stage: a
-            URL or an absolute path. It may hold a key, so it is in no repr.
-        run: a name of this run's own, by which it finds itself in the ledger.
+        staging: for a run of batch commit, the staging folder of its tasks: a URL or an absolute
+            path. It may contain a key, so it is in no repr.
+        turns: move each position by two transactional ids in turn, for a run that commits often
+            (docs/decisions/0047).
+        run: a unique name of this run, which identifies it in the ledger.
+        partitions: the number of partitions of an output topic that is created; None: as many as
+            the largest of ``source_topics``.
+        source_topics: the topics of the source, on the same cluster.
     """
 
-    place: PipelineTopics
+    pipeline_topics: PipelineTopics
     form: RecordFormat
     rejects_topic: str
     create: bool = True
     headers: bool = False
     staging: str = field(default="", repr=False)
+    turns: bool = False
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    partitions: int | None = None
+    source_topics: Sequence[str] = ()
     _limits: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def ledger(self) -> TopicLedger:
         """Epochs and positions, in the ledger topic and the group."""
         target = self.form.target
-        return TopicLedger(self.place, self.mode, target, self._outputs, self.create, self.run)
+        return TopicLedger(
+            self.pipeline_topics, self.mode, target, self._outputs, self.create, self.run
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"ledger": self.ledger}  # a task's copy of it knows that it is one
+        return self.__dict__ | {"ledger": self.ledger}  # marks a task's copy as such
 
     @property
     def cluster(self) -> Cluster:
@@ -72,59 +81,79 @@ class KafkaSink:
         return self.ledger.cluster
 
     @property
-    def mode(self) -> Mode:
-        """By which transactional ids this run moves positions."""
+    def mode(self) -> RunMode:
+        """The transactional ids by which this run moves positions."""
+        if self.turns:
+            return "turns"
         return "batch" if self.staging else "partition"
 
     @property
     def needs(self) -> frozenset[str]:
-        """The source's headers, where they are carried."""
-        return frozenset({"headers"}) if self.headers else frozenset()
+        """The source's headers and timestamps, if they are copied."""
+        wanted = {"headers": self.headers, "timestamp": self.form.source_timestamp}
+        return frozenset(name for name, copied in wanted.items() if copied)
 
     @property
     def named_topics(self) -> list[str]:
-        """The topics that records and rejects go to, as far as their names are known."""
+        """The topics of records and rejects whose names are known."""
         return [*([self.form.topic] if self.form.topic else []), self.rejects_topic]
 
     def check(self) -> None:
-        """Look at columns, settings and topics as they are now; nothing is created.
+        """Check the present columns, settings and topics; nothing is created.
 
         Raises:
-            ConfigError: a key that would weaken the producer, naming it.
-            TableMismatch: the rows have no form, or a topic is missing that may not be created.
+            ConfigError: a property would weaken the producer; the error names it.
+            TableMismatch: the rows cannot be encoded, or a topic is missing that may not be
+                created.
         """
-        producer_settings.checked(self.place.producer)
+        producer_settings.checked(self.pipeline_topics.producer)
         self.form.bind()
         if self.staging:
             self._staging.check()
         if not self.create:
-            topics.require_topics(self.cluster.asker, self.named_topics)
+            topics.require_topics(self.cluster.admin, self.named_topics)
 
     def prepare(self) -> None:
-        """Create the topics that are missing, if they may be."""
+        """Create missing topics, if permitted."""
         self.bind()
 
     def bind(self) -> KafkaSink:
-        """Look at columns, settings and topics, and create what is missing and may be.
+        """Check columns, settings and topics, and create missing topics, if permitted.
 
-        Raises as :meth:`check` does.
+        Raises the errors of :meth:`check`.
         """
         self.check()
         self._refuse_deleted()
-        topics.require_topics(self.cluster.asker, self.named_topics, create=self.create)
-        self._limits = topics.largest_batch(self.cluster.asker, self.named_topics)
+        self._require_topics()
+        self._limits = topics.largest_batch(self.cluster.admin, self.named_topics)
         return self
 
     def open(self, takeover: Takeover) -> Opened:
-        """Take the ledger over; with a reset a topic that was deleted may be made again."""
+        """Take over the ledger; with a reset a deleted topic may be recreated."""
         if takeover.reset is None:
             self.bind()
         else:
-            topics.require_topics(self.cluster.asker, self.named_topics, create=self.create)
+            self._require_topics()
         return self.ledger.open(takeover)
 
+    def _require_topics(self) -> None:
+        """Check the topics, and create missing topics, if permitted."""
+        admin, create = self.cluster.admin, self.create
+        topics.require_topics(
+            admin, self.named_topics, create=create, partitions=self.new_partitions
+        )
+
+    def new_partitions(self) -> dict[str, int]:
+        """The number of partitions of the output topic, if it is created."""
+        if self.form.topic is None:
+            return {}
+        if self.partitions is not None:
+            return {self.form.topic: self.partitions}
+        found = topics.described(self.cluster.admin, self.source_topics)
+        return {self.form.topic: max(found.values())} if found else {}
+
     def close(self) -> None:
-        """Close the clients; the next call makes new ones."""
+        """Close the clients; the next call creates new ones."""
         self.ledger.close()
 
     # -- partition commit ----------------------------------------------------------------------
@@ -134,150 +163,129 @@ class KafkaSink:
     ) -> dict[TopicPartition, Counts]:
         """Write the chunk and move its positions.
 
-        Each topic-partition has a transaction of its own. When one of several fails, others may
-        have taken effect: whoever asks the ledger again, as the port demands, skips these.
+        Each topic-partition has a transaction of its own. If one of several fails, others may have
+        taken effect: the caller reads the ledger again, as the port requires, and skips these.
         """
         check(not self.staging, "a run of batch commit writes records by publishing them")
-        # Made before anything is begun: a transaction's time is limited, and dead letters are
-        # asked of the broker.
+        # Created before a transaction begins: its time is limited, and dead letters are fetched
+        # from the broker.
         encoded = encode(chunk, self.form, self.largest)
-        if max_rejects is not None and len(encoded.rejections) > max_rejects:
-            raise BudgetSpent(encoded.rejections, "decode, transform or topics")
+        CommitBudget(max_rejects, "decode, transform or topics").spend(encoded.rejections)
         found = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
         check(len(found) == len(encoded.rejections), "a rejection has no dead letter")
-        counts = tally(chunk, encoded)
-
-        def one(tp: TopicPartition) -> None:
-            own = [reject for reject in found if reject.partition == tp]
-            part = _Part(claim.only([tp]), counts) if claim is not None else None
-            self._commit_one(encoded, encoded.of(chunk, tp), own, fence, part)
-
+        digests = encoded.digests(chunk, self.form.recipe)
+        counts = chunk.counts(encoded.written, encoded.rejections, digests)
+        messages = {tp: encoded.of(chunk, tp) for tp in chunk.ranges}
+        outgoing = _Outgoing(self, encoded, messages, found, fence)
         if claim is None:
             for tp in sorted(chunk.ranges):
-                one(tp)
+                outgoing.write(tp)
         else:
-            run_concurrently(one, sorted(chunk.ranges))
+            run_concurrently(partial(outgoing.commit, claim, counts), sorted(chunk.ranges))
         return counts
-
-    def _commit_one(
-        self,
-        encoded: Encoded,
-        messages: Mapping[str, IntArray],
-        rejects: Sequence[Reject],
-        fence: Fence,
-        part: _Part | None,
-    ) -> None:
-        """One topic-partition in one transaction, or its records without one."""
-        sizes = self.largest([*messages, *([self.rejects_topic] if rejects else [])])
-
-        def send(writer: Sender) -> None:
-            _send(writer, encoded, messages)
-            if rejects:
-                writer.send(
-                    self.rejects_topic, letters.letters(rejects, sizes[self.rejects_topic], fence)
-                )
-
-        if part is None:
-            with self.cluster.plain(sizes.values()) as plain:
-                send(plain)
-                plain.finish()
-            return
-        with moving(self.cluster, "partition", part.claim, sizes.values()) as writer:
-            writer.begin()
-            send(writer)
-            write_positions(self.cluster, writer, "partition", part.claim, part.counts)
-            writer.commit()
 
     # -- batch commit --------------------------------------------------------------------------
 
     def begin_batch(self) -> None:
-        """Staged files are named by the batch."""
+        """Nothing to do: staged files have the batch in their names."""
 
     def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
-        """Encode a task's rows and keep them in a file of the attempt's own; in an executor."""
+        """Encode a task's rows and store them in a file of the attempt's own; in an executor."""
         encoded = staged_batches(rows, self.form, self.largest)
-        return self._staging.write(fence, batch_id, attempt, encoded)
+        return self._staging.write(fence, batch_id, attempt, encoded, self.form.recipe)
 
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
-        """Staged rows, rejects and every position in one transaction; in the driver."""
+        """Publish staged rows, rejects and every position in one transaction; in the driver."""
         load = publishing.StagedMessages(self.form, self._staging)
         publishing.Publisher(self.cluster, load, self.rejects_topic, self.largest).publish(
             batch, fence, claim
         )
 
-    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
-        """Remove staged files that nobody will publish; the number removed."""
-        return self._staging.sweep(fence, keep_batches_from)
+    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> None:
+        """Remove staged files that will not be published, and return their number."""
+        self._staging.sweep(fence, keep_batches_from)
 
     # -- parts ---------------------------------------------------------------------------------
 
     @property
     def _staging(self) -> Staging:
         check(bool(self.staging), "a batch commit needs a place to stage")
-        return Staging(self.staging, self.place.pipeline)
+        return Staging(self.staging, self.pipeline_topics.pipeline)
 
     def _outputs(self) -> dict[str, str]:
-        """The id of the topic that all records go to."""
+        """The id of the topic of all records."""
         named = [self.form.topic] if self.form.topic else []
-        return {name: id_ for name, id_ in topics.ids(self.cluster.asker, named).items() if id_}
+        return {name: id_ for name, id_ in topics.ids(self.cluster.admin, named).items() if id_}
 
     def _refuse_deleted(self) -> None:
-        """Refuse to make a topic again that was written to; whoever asks for a reset may.
+        """Refuse to recreate a deleted output topic, which is permitted in a reset.
 
         Raises:
-            TableMismatch: naming the topic.
+            TableMismatch: the error names the topic.
         """
-        topic, asker = self.form.topic, self.cluster.asker
-        if topic is None or not topics.missing(asker, [topic]):
+        topic, admin = self.form.topic, self.cluster.admin
+        if topic is None or not topics.missing(admin, [topic]):
             return
-        if topics.missing(asker, [self.place.ledger_topic]):
+        if topics.missing(admin, [self.pipeline_topics.ledger_topic]):
             return
         known = self.cluster.look().pipeline
         if known is not None:
-            same_outputs(known, {topic: None}, self.place.pipeline)
+            same_outputs(known, {topic: None}, self.pipeline_topics.pipeline)
 
     def largest(self, names: Sequence[str]) -> dict[str, int]:
-        """``max.message.bytes`` of topics, asked once in a process; missing ones are left out."""
+        """``max.message.bytes`` of topics, requested once in a process; missing topics are left
+        out."""
         if unknown := [name for name in names if name not in self._limits]:
-            asker = self.cluster.asker
-            there = topics.described(asker, unknown)
-            self._limits |= topics.largest_batch(asker, there)
+            admin = self.cluster.admin
+            there = topics.described(admin, unknown)
+            self._limits |= topics.largest_batch(admin, there)
         return {name: self._limits[name] for name in names if name in self._limits}
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What the transaction of one topic-partition claims, and what the history says of it."""
+class _Outgoing:
+    """A chunk on its way: messages by partition and topic, and dead letters."""
 
-    claim: Claim
-    counts: Mapping[TopicPartition, Counts]
+    sink: KafkaSink
+    encoded: Encoded
+    messages: Mapping[TopicPartition, Mapping[str, IntArray]]
+    rejects: Sequence[Reject]
+    fence: Fence
 
+    def commit(
+        self, claim: Claim, counts: Mapping[TopicPartition, Counts], tp: TopicPartition
+    ) -> None:
+        """One topic-partition in one transaction."""
+        cluster, own = self.sink.cluster, claim.only([tp])
+        sizes = self._sizes(tp)
+        with moving(cluster, self.sink.mode, own, sizes.values()) as move:
+            move.writer.begin()
+            self._send(move.writer, tp, sizes)
+            write_positions(cluster, move, own, counts)
+            move.writer.commit()
 
-def _send(writer: Sender, encoded: Encoded, messages: Mapping[str, IntArray]) -> None:
-    """Hand messages over, in bulk where none has headers."""
-    for topic, wanted in messages.items():
-        if encoded.headers is None:
-            writer.send_columns(topic, encoded.columns(wanted))
-        else:
-            writer.send(topic, encoded.messages(wanted))
+    def write(self, tp: TopicPartition) -> None:
+        """The records of one topic-partition, without a transaction."""
+        sizes = self._sizes(tp)
+        with self.sink.cluster.plain(sizes.values()) as plain:
+            self._send(plain, tp, sizes)
+            plain.finish()
 
+    def _of(self, tp: TopicPartition) -> list[Reject]:
+        return [one for one in self.rejects if one.partition == tp]
 
-def tally(chunk: Chunk, encoded: Encoded) -> dict[TopicPartition, Counts]:
-    """Count per topic-partition what became of the chunk's records."""
-    rejected = np.zeros(chunk.records, dtype=bool)
-    rejected[[one.record for one in encoded.rejections]] = True
-    record = np.asarray(encoded.record, dtype=np.int64)
-    written = record[~rejected[record]] if len(record) else record
-    kept = np.zeros(chunk.records, dtype=bool)
-    kept[written] = True
-    counts: dict[TopicPartition, Counts] = dict.fromkeys(chunk.ranges, NO_RECORDS)
-    for index, tp in enumerate(chunk.partitions):
-        own = chunk.partition == index
-        if tp in counts:
-            counts[tp] = Counts(
-                int(own.sum()),
-                int((chunk.partition[written] == index).sum()),
-                int((own & rejected).sum()),
-                int((own & ~rejected & ~kept).sum()),
-            )
-    return counts
+    def _sizes(self, tp: TopicPartition) -> dict[str, int]:
+        """``max.message.bytes`` of the topics that are written to."""
+        rejects = [self.sink.rejects_topic] if self._of(tp) else []
+        return self.sink.largest([*self.messages[tp], *rejects])
+
+    def _send(self, writer: Sender, tp: TopicPartition, sizes: Mapping[str, int]) -> None:
+        """Queue messages, in bulk if none has headers or a timestamp."""
+        for topic, wanted in self.messages[tp].items():
+            if self.encoded.plain:
+                writer.send_columns(topic, self.encoded.columns(wanted))
+            else:
+                writer.send(topic, self.encoded.messages(wanted))
+        if rejects := self._of(tp):
+            topic = self.sink.rejects_topic
+            writer.send(topic, dead_letter_messages.dead_letters(rejects, sizes[topic], self.fence))

@@ -1,9 +1,9 @@
-"""Where tasks of a batch commit leave encoded messages, until the driver publishes them.
+"""Staging of encoded messages by tasks of a batch commit, until the driver publishes them.
 
 A task writes one Arrow IPC file, ``<pipeline>/<epoch>/<batch>/<attempt>-<uuid>.arrow`` below the
-staging place: no two attempts share a file, and what a failed one left is told by its folder.
-Only files that successful attempts reported are published. Nothing here needs to last: a file
-that is gone or damaged fails the batch, which is done again.
+staging folder: no two attempts share a file, and files of a failed attempt are recognised by their
+folder. Only files that successful attempts reported are published. Files need not be durable: a
+missing or damaged file fails the batch, which is repeated.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from pyarrow import fs
 from oncely.clients.kafka.producer import lengths
 from oncely.core.batch import Chunk, Staged, StagedRowsGone
 from oncely.core.claim import Fence
-from oncely.errors import ConfigError, Stopped, Unavailable
+from oncely.core.digest import Recipe, digest_sum, row_digests
+from oncely.errors import ConfigError, Unavailable
 from oncely.private import check_private, make_private
+from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.kafka.messages import Encoded, Limits, encode
-from oncely.sinks.kafka.record_format import RecordFormat
+from oncely.sinks.kafka.record_format import CONTENT, RecordFormat
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
     [
-        ("topic", pa.string()),  # null: the sink's one topic
+        ("topic", pa.string()),  # null: the sink's only topic
         ("key", pa.large_binary()),
         ("value", pa.large_binary()),
         ("headers", _HEADERS),  # null: none
     ]
 )
-_PART = 4_000_000  # bytes that are held at once on the way to Kafka
+_PART = 4_000_000  # bytes that are in memory at once on the way to Kafka
 _ROWS = 20_000
 _ELSEWHERE = "name a folder of your own in sink.staging"
 _OBJECTS = ("s3", "gcs", "abfs")  # stores without folders
@@ -51,8 +53,8 @@ class Staging:
     """The staged files of one pipeline.
 
     Attributes:
-        url: a folder that the driver and all executors reach: a URL that Arrow understands, or
-            an absolute path. Never in a repr: it may hold a key.
+        url: a folder that the driver and all executors can access: a URL that Arrow supports, or an
+            absolute path. Never in a repr: it may contain a key.
         pipeline: its name.
     """
 
@@ -60,22 +62,27 @@ class Staging:
     pipeline: str
 
     def check(self) -> None:
-        """Refuse a place that is none, and a default one that is not this user's alone.
+        """Refuse an invalid folder, and a default folder that is not private to this user.
 
         Raises:
-            ConfigError: naming ``sink.staging``.
+            ConfigError: the error names ``sink.staging``.
         """
         place, root = self._place()
         if isinstance(place, fs.LocalFileSystem) and (own := _default_top(root)):
             check_private(own, "sink.staging", _ELSEWHERE)
 
     def write(
-        self, fence: Fence, batch_id: int, attempt: int, batches: Iterable[pa.RecordBatch]
+        self,
+        fence: Fence,
+        batch_id: int,
+        attempt: int,
+        batches: Iterable[pa.RecordBatch],
+        recipe: Recipe = CONTENT,
     ) -> Staged:
         """Write an attempt's messages into a file of its own.
 
         Raises:
-            Unavailable: the place does not take them.
+            Unavailable: the folder does not accept them.
         """
         name = f"{self._folder}/{fence.epoch}/{batch_id}/{attempt}-{uuid.uuid4().hex}.arrow"
         waiting = iter(batches)
@@ -83,7 +90,7 @@ class Staging:
         if first is None:
             return Staged(None, 0)
         place, root = self._place()
-        rows = 0
+        rows = digest = 0
         with (
             self._reached(),
             _new_file(place, f"{root}/{name}") as file,
@@ -92,14 +99,15 @@ class Staging:
             for batch in _chained(first, waiting):
                 writer.write_batch(batch)
                 rows += batch.num_rows
-        return Staged(name, rows)
+                digest += digest_sum(row_digests(pa.Table.from_batches([batch]), None, recipe))
+        return Staged(name, rows, digest % (1 << 64), str(recipe))
 
     def read(self, name: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """A file's messages, a few megabytes at a time; of ``columns`` only, if named.
+        """A file's messages, a few megabytes at a time; only ``columns``, if given.
 
         Raises:
             StagedRowsGone: the file is missing or damaged.
-            Unavailable: the place does not answer.
+            Unavailable: the folder does not respond.
         """
         place, root = self._place()
         wanted = [SCHEMA.get_field_index(one) for one in columns] or None
@@ -110,13 +118,13 @@ class Staging:
                 yield reader.get_batch(at)
 
     def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
-        """Remove files that nobody will publish; the number removed.
+        """Remove files that will not be published, and return their number.
 
-        Those of older epochs, which are fenced; of our own those of batches before
-        ``keep_batches_from``. A newer run's are left alone.
+        Removes files of older epochs, which are fenced, and of our own epoch those of batches
+        before ``keep_batches_from``, but not those of a newer run.
 
         Raises:
-            Unavailable: the place does not answer.
+            Unavailable: the folder does not respond.
         """
         place, root = self._place()
         base = f"{root}/{self._folder}"
@@ -130,7 +138,7 @@ class Staging:
                 doomed[folder] = doomed.get(folder, 0) + is_file
         removed = 0
         for folder, files in doomed.items():
-            # A zombie's task may be writing there; the next sweep finds what is left.
+            # A zombie's task may be writing there; the next sweep removes the rest.
             with suppress(OSError):
                 place.delete_dir(f"{base}/{folder}")
                 removed += files
@@ -138,18 +146,18 @@ class Staging:
 
     @property
     def _folder(self) -> str:
-        """The pipeline's name as a folder's; none of them is a step up or hidden."""
+        """The pipeline's name encoded as a folder's name, which is neither ".." nor hidden."""
         name = quote(self.pipeline, safe="")
         return f"%2E{name[1:]}" if name.startswith(".") else name
 
     def _place(self) -> tuple[Any, str]:
-        """The filesystem, and the folder on it."""
+        """The file system, and the folder on it."""
         try:
             place, root = fs.FileSystem.from_uri(self.url)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ConfigError(
                 "sink.staging",
-                f"{_shown(self.url)!r} is no place for files: {_shown(str(error))}",
+                f"{_shown(self.url)!r} can't store files: {_shown(str(error))}",
                 way_out="name a folder that the driver and all executors reach, by an absolute"
                 " path or a URL such as s3://bucket/folder",
             ) from None
@@ -157,7 +165,7 @@ class Staging:
 
     @contextmanager
     def _reached(self, name: str = "") -> Iterator[None]:
-        """Sort what a filesystem says by its consequence."""
+        """Convert errors of a file system by consequence."""
         try:
             yield
         except pa.ArrowInvalid as error:
@@ -186,11 +194,11 @@ def _gone(name: str, error: Exception) -> StagedRowsGone:
 def staged_batches(
     tables: Iterable[pa.Table], form: RecordFormat, limits: Limits
 ) -> Iterator[pa.RecordBatch]:
-    """Rows as messages, encoded, in parts that are small enough to be held.
+    """Rows as encoded messages, in parts that fit into memory.
 
     Raises:
-        Stopped: a row that can't be a message. After a transform no record answers for a row,
-            so it can't become a reject.
+        Stopped: a row cannot be encoded. After a transform a row belongs to no single record, so it
+            cannot become a reject.
     """
     for table in tables:
         for at in range(0, table.num_rows, _ROWS):
@@ -202,11 +210,7 @@ def _encoded(rows: pa.Table, form: RecordFormat, limits: Limits) -> pa.RecordBat
     chunk = Chunk({}, (), each, each, rows, each, None, none, (), lambda _: [])
     found = encode(chunk, form, limits)
     if found.rejections:
-        raise Stopped(
-            f"a row of the Spark transform can't be written: {found.rejections[0].reason}",
-            way_out="mend or filter it in the transform; after a Spark transform no single"
-            " record answers for a row, so it can't be set aside as a reject",
-        )
+        raise row_refused(found.rejections[0].reason, NO_SINGLE_RECORD)
     topics = pa.array(_topics(found), SCHEMA.field("topic").type)
     headers = pa.array(_headers(found), SCHEMA.field("headers").type)
     return pa.RecordBatch.from_arrays([topics, found.key, found.value, headers], schema=SCHEMA)
@@ -223,7 +227,7 @@ def _headers(found: Encoded) -> Sequence[Any]:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of a few megabytes; a message that is larger goes alone."""
+    """Slices of a few megabytes; a message that is larger is a slice by itself."""
     sizes = lengths(batch.column("key")) + lengths(batch.column("value"))
     part = (np.cumsum(sizes) - sizes) // _PART
     ends = [*(np.flatnonzero(np.diff(part)) + 1).tolist(), batch.num_rows]
@@ -234,7 +238,7 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _doomed(parts: Sequence[str], epoch: int, keep_from: int | None) -> str:
-    """The folder that goes, with all that is in it; empty for one that stays."""
+    """The folder to be removed with its contents; empty if it is kept."""
     if not parts or not parts[0].isdecimal():
         return ""
     if int(parts[0]) < epoch:
@@ -246,7 +250,7 @@ def _doomed(parts: Sequence[str], epoch: int, keep_from: int | None) -> str:
 
 @contextmanager
 def _new_file(place: Any, path: str) -> Iterator[IO[bytes] | pa.NativeFile]:
-    """A file that is there when it is whole: object stores show it so by themselves."""
+    """A file that appears when it is complete, by a rename; object stores do so by themselves."""
     if not isinstance(place, fs.LocalFileSystem):
         if place.type_name not in _OBJECTS:
             place.create_dir(os.path.dirname(path), recursive=True)
@@ -268,10 +272,10 @@ def _new_file(place: Any, path: str) -> Iterator[IO[bytes] | pa.NativeFile]:
 
 
 def _make_private(folder: str) -> None:
-    """Make a folder and those above it that are missing, readable by this user alone.
+    """Create a folder and its missing parents, readable for this user only.
 
     Raises:
-        ConfigError: another user was quicker to make the default one.
+        ConfigError: another user has created the default folder.
     """
     if own := _default_top(folder):
         make_private(own, "sink.staging", _ELSEWHERE)
@@ -280,15 +284,15 @@ def _make_private(folder: str) -> None:
         missing.append(folder)
         folder = os.path.dirname(folder)
     for one in reversed(missing):
-        with suppress(FileExistsError):  # another task was quicker
+        with suppress(FileExistsError):  # another task has created it
             os.mkdir(one, 0o700)
 
 
 def default_staging(name: str) -> str:
-    """The folder where a pipeline on one machine stages that names none.
+    """The default staging folder of a pipeline on one machine.
 
     Args:
-        name: of the part that is the pipeline's.
+        name: the pipeline's part of the path.
     """
     return str(Path(tempfile.gettempdir(), _default_name(), name))
 
@@ -298,7 +302,8 @@ def _default_name() -> str:
 
 
 def _default_top(folder: str) -> Path | None:
-    """The folder of :func:`default_staging` that this one is in; None: another was named."""
+    """The parent folder of :func:`default_staging` for a folder; None if another folder is
+    configured."""
     return next((one for one in Path(folder).parents if one.name == _default_name()), None)
 
 
@@ -308,5 +313,5 @@ def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 def _shown(text: str) -> str:
-    """A text without what a URL says of users and keys."""
+    """A text without users and keys of URLs."""
     return re.sub(r"//[^/@\s]*@", "//", text)

@@ -1,1 +1,1 @@
-"""SQL databases: one transaction holds rows, rejects, history and position."""
+"""SQL databases: one transaction contains rows, rejects, history and position."""

@@ -1,4 +1,4 @@
-"""Rows cast to what the table takes; a value that doesn't fit names its row."""
+"""Casting of rows to the table's types; a value that does not fit is reported with its row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import datetime
 import decimal
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -22,8 +22,8 @@ def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict
     """Cast every column to its fit.
 
     Returns:
-        The table, in which a value that could not be cast is null, and for each row that holds
-        one the reason. The caller rejects those rows and must not write them.
+        The table, in which a value that could not be cast is null, and the reason for each row with
+            such a value. The caller rejects those rows and must not write them.
     """
     bad: dict[int, str] = {}
     columns = [_without_nul(_cast(rows.column(fit.name), fit, bad), fit, bad) for fit in fits]
@@ -36,16 +36,20 @@ def _cast(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.Ch
     if column.type == fit.arrow_type:
         return column
     if pa.types.is_nested(column.type) and pa.types.is_string(fit.arrow_type):
-        literal = _as_array if (fit.cast or "").endswith("[]") else _as_json
-        return pa.chunked_array([literal(column, fit.name, bad)], pa.string())
+        if (fit.cast or "").endswith("[]"):
+            return pa.chunked_array([_as_array(column)], pa.string())
+        # SQLite's texts keep the form of which there are digests; a jsonb has none.
+        exact = fit.cast is not None and _holds_decimals(column.type)
+        write = _json_with_decimals if exact else _json
+        return pa.chunked_array([_as_json(column, fit.name, bad, write)], pa.string())
     return cast_values(column, fit, bad)
 
 
 def cast_values(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
-    """Cast by Arrow; a value that can't be cast is null, and its row and reason are in ``bad``.
+    """Cast by Arrow; a value that cannot be cast is null, and its row and reason are in ``bad``.
 
     Raises:
-        pa.ArrowNotImplementedError: no value of the column's type can be cast.
+        pa.ArrowNotImplementedError: the column's type cannot be cast.
     """
     if pa.types.is_float32(fit.arrow_type) and pa.types.is_float64(column.type):
         column = _without_overflow(column, fit, bad)
@@ -58,7 +62,7 @@ def cast_values(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) ->
 def _without_overflow(
     column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]
 ) -> pa.ChunkedArray:
-    """Arrow makes infinity, or zero, of a double that a real can't hold, without a word."""
+    """Refuse a double outside the range of real, which Arrow would turn into infinity or zero."""
     real = column.cast(pa.float32())
     lost = pc.or_(
         pc.and_(pc.is_inf(real), pc.is_finite(column)),
@@ -72,7 +76,7 @@ def _without_overflow(
 def _without_rounding(
     column: pa.ChunkedArray, fit: ColumnFit, scale: int, bad: dict[int, str]
 ) -> pa.ChunkedArray:
-    """Floats with more digits than the column keeps, which the server would round."""
+    """Refuse floats with more digits than the column keeps, which the server would round."""
     within = not pa.types.is_floating(column.type)
     floats = pc.list_flatten(column) if within else column
     lost = pc.indices_nonzero(would_round(floats, scale))
@@ -89,7 +93,7 @@ def _without_rounding(
 
 
 def _without_nul(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
-    """Texts that the database refuses, where it may not tell which row holds them."""
+    """Refuse texts with NUL, for which the database may not report the row."""
     found = rows_with_nul(column, fit)
     for row, reason in found.items():
         bad.setdefault(row, reason)
@@ -102,14 +106,15 @@ def _null_at(column: pa.ChunkedArray, rows: np.ndarray) -> pa.ChunkedArray:
 
 
 def would_round(floats: pa.ChunkedArray, scale: int) -> pa.ChunkedArray:
-    """Which floats have more than ``scale`` digits after the point, in their shortest text.
+    """True for floats with more than ``scale`` digits after the point, in their shortest text.
 
-    One that equals the float next to its own rounded value has no more. That is asked of all at
-    once, and of the others the text: far from zero the arithmetic of doubles is not exact.
+    A float that equals the float next to its own rounded value has no more. This is computed for
+    all at once, and for the others the text is checked: far from zero the arithmetic of doubles is
+    not exact.
     """
     wide = floats.cast(pa.float64())
     small = pc.less(pc.abs(pc.multiply(wide, 10.0 ** max(scale, 0))), _EXACT)
-    rounded = pc.round(pc.if_else(small, wide, 0.0), scale)  # of others it overflows
+    rounded = pc.round(pc.if_else(small, wide, 0.0), scale)  # for larger values it overflows
     exact = pc.and_(small, pc.equal(rounded.cast(floats.type, safe=False), floats))
     unsure = pc.indices_nonzero(pc.invert(exact).fill_null(False)).to_numpy()
     found = np.zeros(len(floats), dtype=bool)
@@ -122,7 +127,7 @@ _EXACT = 2.0**49
 
 
 def _digits(text: str) -> int:
-    """Digits after the point that are not zeros at its end; NaN and infinity have none."""
+    """The number of digits after the point without trailing zeros; 0 for NaN and infinity."""
     number = decimal.Decimal(text)
     if not number.is_finite() or not number:
         return -_NO_DIGITS
@@ -135,7 +140,7 @@ _NO_DIGITS = 1_000
 def _cast_one_by_one(
     column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]
 ) -> pa.ChunkedArray:
-    """The slow way, taken only when a value of the chunk does not fit."""
+    """The slow path, used only if a value of the chunk does not fit."""
     good = []
     for row, value in enumerate(column):
         try:
@@ -153,7 +158,7 @@ def _short(value: pa.Scalar) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def _as_array(column: pa.ChunkedArray, _name: str, _bad: dict[int, str]) -> pa.Array:
+def _as_array(column: pa.ChunkedArray) -> pa.Array:
     """PostgreSQL's array literals, every element between quotes."""
     texts: list[str | None] = []
     for chunk in column.chunks:
@@ -169,11 +174,13 @@ def _as_array(column: pa.ChunkedArray, _name: str, _bad: dict[int, str]) -> pa.A
 _ESCAPED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"
 
 
-def _as_json(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.Array:
+def _as_json(
+    column: pa.ChunkedArray, name: str, bad: dict[int, str], write: Callable[[object], str]
+) -> pa.Array:
     texts: list[str | None] = []
     for row, value in enumerate(column.to_pylist(maps_as_pydicts="lossy")):
         try:
-            texts.append(None if value is None else _json(value))
+            texts.append(None if value is None else write(value))
         except ValueError:
             bad.setdefault(row, f"column {name!r}: JSON has no NaN and no infinity")
             texts.append(None)
@@ -184,8 +191,29 @@ def _json(value: object) -> str:
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
 
 
+def _json_with_decimals(value: object) -> str:
+    """As :func:`_json`, with decimals as numbers of all their digits, which json.dumps can't
+    write."""
+    match value:
+        case dict():
+            members = (f"{_json(_key(k))}: {_json_with_decimals(v)}" for k, v in value.items())
+            return "{" + ", ".join(members) + "}"
+        case list():
+            return "[" + ", ".join(map(_json_with_decimals, value)) + "]"
+        case decimal.Decimal():
+            return format(value, "f")
+    return _json(value)
+
+
+def _holds_decimals(arrow: pa.DataType) -> bool:
+    if pa.types.is_nested(arrow):
+        fields = (arrow.field(at) for at in range(arrow.num_fields))
+        return any(_holds_decimals(field.type) for field in fields)
+    return bool(pa.types.is_decimal(arrow))
+
+
 def _plain(value: object) -> object:
-    """What JSON can say of a value; map keys, which JSON has as text only, too."""
+    """The value in JSON's types; map keys, which are texts in JSON, too."""
     if isinstance(value, dict):
         return {k if isinstance(k, str) else _key(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""Rows that the database refuses are found and set aside; the others are written.
+"""Isolation of rows that the database refuses; the others are written.
 
-All of it happens inside the commit's transaction, under savepoints, so that rejects and rows
-still take effect together. Only SQLSTATE classes 22, 23 and 44 come here (``BadData``): a full
-disk or a deadlock says nothing about a row.
+All of it happens inside the commit's transaction, under savepoints, so that rejects and rows still
+take effect together. Only SQLSTATE classes 22, 23 and 44 are handled (``BadData``): a full disk or
+a deadlock is unrelated to a row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNDO = "ROLLBACK TO SAVEPOINT oncely_rows"
 _RELEASE = "RELEASE SAVEPOINT oncely_rows"
 _FIRST_WINDOW = 8_192
 _SECONDS_A_LINE = 10.0  # between lines of the log
-_MANY = 16  # refused rows, from which on it is cheaper to insert the others one by one
+_MANY = 16  # refused rows, beyond which it is cheaper to insert the others separately
 
 
 def insert_or_isolate(
@@ -44,12 +44,11 @@ def insert_or_isolate(
 
     Args:
         insert: writes a slice of the rows in the open transaction.
-        still_ours: raises ``PositionMoved`` when the ledger has moved. Asked after every
-            refusal: a unique key may be violated only because another attempt has written
-            these very rows, and then they are no rejects but a replay. Raises, too, when the
-            table is no longer what the rows are for.
-        refuse: takes the row's index and the reason; may raise to stop (reject budget).
-        insert_each: writes rows one by one, and tells which were refused.
+        still_ours: raises ``PositionMoved`` if the ledger has moved. Called after every refusal: a
+            unique key may be violated only because another attempt has written the same rows, which
+            are then a replay and no rejects. Also raises if the table has been altered.
+        refuse: called with the row's index and the reason; may raise to stop (reject budget).
+        insert_each: writes rows separately, and returns the refused ones.
     """
     if not rows.num_rows:
         return
@@ -70,11 +69,11 @@ def insert_or_isolate(
 
 @dataclass
 class _Isolation:
-    """The rows are cut at each refusal until what is refused is a single row.
+    """Splits the rows at each refusal until a single row is refused.
 
-    A named line is believed only after that row was refused alone. The window of rows tried at
-    once halves on a refusal and doubles on success, so a few bad rows among many cost little.
-    Where many are refused, the rest is inserted one by one in the database itself.
+    A reported line counts only after that row was refused alone. The window of rows tried at once
+    halves on a refusal and doubles on success, so a few bad rows among many cost little. If many
+    are refused, the rest is inserted separately inside the database.
     """
 
     connection: Connection
@@ -87,7 +86,7 @@ class _Isolation:
     logged: float = field(default_factory=time.monotonic)
 
     def run(self, first: BadData) -> None:
-        """Insert all rows but those that are refused."""
+        """Insert all rows except the refused ones."""
         window = _FIRST_WINDOW
         parts = deque(_cut(0, self.rows.num_rows, first.line))
         while parts:
@@ -102,7 +101,8 @@ class _Isolation:
                     continue
             error = self._try(start, stop)
             if error is None:
-                # What a refusal cut off says nothing of a window: it would grow with every bad row.
+                # A part that was cut off by a refusal must not enlarge the window: it would grow
+                # with every bad row.
                 window *= 2 if stop - start == window else 1
             elif stop - start == 1:
                 self._refuse(start, error.reason)
@@ -111,9 +111,9 @@ class _Isolation:
                 parts.extendleft(reversed(_cut(start, stop, error.line)))
 
     def _log_progress(self, done: int) -> None:
-        """Log a line every few seconds: where no row is named, isolation may take minutes.
+        """Log a line every few seconds: if no row is reported, isolation may take minutes.
 
-        A warning, because a Python worker of Spark logs no less.
+        A warning, because a Spark worker does not log lower levels.
         """
         now = time.monotonic()
         if now - self.logged < _SECONDS_A_LINE:
@@ -135,7 +135,7 @@ class _Isolation:
         return None
 
     def _one_by_one(self, start: int, stop: int) -> bool:
-        """False when the database can't do it: for this part and all others."""
+        """Insert separately; False if the database cannot do it, for this part and all others."""
         if self.insert_each is None:
             return False
         self.connection.execute(_SAVEPOINT)
@@ -143,7 +143,7 @@ class _Isolation:
             refused = self.insert_each(self.rows.slice(start, stop - start))
             self.connection.execute(_RELEASE)
         except (BadData, WrongInput):
-            # A value that no table takes, or a user who may not make temporary tables.
+            # A value that no table accepts, or a user who may not create temporary tables.
             self._undo()
             self.insert_each = None
             return False
@@ -163,7 +163,7 @@ class _Isolation:
 
 
 def _cut(start: int, stop: int, line: int | None) -> list[tuple[int, int]]:
-    """Three parts round the named row, or two halves when none is named."""
+    """Three parts around the reported row, or two halves if none is reported."""
     if line is None or not 0 <= line < stop - start:
         middle = (start + stop) // 2
         parts = [(start, middle), (middle, stop)]

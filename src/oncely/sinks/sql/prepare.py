@@ -1,7 +1,9 @@
-"""A chunk's rows as the table takes them, in one table, before the transaction begins."""
+"""Conversion of a chunk to one table with the destination's types, before the transaction
+begins."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +22,11 @@ DELETED = "_oncely_deleted"
 
 @dataclass(frozen=True)
 class Prepared:
-    """Rows to send, and what is rejected already.
+    """Rows to send, and the rejections so far.
 
     Attributes:
-        rows: cast to the target's types; for an upsert in record order, tombstones among them
-            (null but for the keys), with the columns ORDINAL and DELETED.
+        rows: cast to the target's types; for an upsert in record order, tombstones among them (null
+            except for the keys), with the columns ORDINAL and DELETED.
         row_record: per row, its record.
         rejections: all rejections so far.
     """
@@ -34,7 +36,7 @@ class Prepared:
     rejections: tuple[Rejection, ...]
 
     def without(self, rejections: list[Rejection]) -> Prepared:
-        """All rows of rejected records taken out: a record is a reject or rows, never both."""
+        """Without all rows of rejected records: a record is a reject or rows, never both."""
         gone = np.array([r.record for r in rejections], dtype=np.int64)
         keep = ~np.isin(self.row_record, gone)
         return Prepared(
@@ -45,59 +47,71 @@ class Prepared:
 
 
 def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Prepared:
-    """Merge rows and tombstones, cast them, and reject what no cast can save."""
+    """Merge rows and tombstones, cast them, and reject values that cannot be cast."""
     if target is None or not (chunk.rows.num_rows or len(chunk.delete_record)):
         return Prepared(pa.table({}), np.array([], dtype=np.int64), chunk.rejections)
-    rows, row_record = chunk.rows, chunk.row_record
-    if keep_source:
-        rows = _with_source(chunk)
-    deleted = np.zeros(len(row_record), dtype=np.int64)
-    bad_keys: dict[int, str] = {}
-    if target.keys and chunk.deletes is not None and len(chunk.delete_record):
-        deletes, bad_keys = _keys_like_rows(chunk.deletes, rows.schema, target)
-        rows = pa.concat_tables([rows, deletes], promote_options="default")
-        row_record = np.concatenate([row_record, chunk.delete_record])
-        deleted = np.concatenate([deleted, np.ones(len(chunk.delete_record), dtype=np.int64)])
-        order = np.argsort(row_record, kind="stable")
-        rows, row_record, deleted = rows.take(pa.array(order)), row_record[order], deleted[order]
-        now_at = np.argsort(order)[-len(chunk.delete_record) :]
-        bad_keys = {int(now_at[row]): reason for row, reason in bad_keys.items()}
+    rows = with_source(chunk) if keep_source else chunk.rows
+    rows, row_record, deleted, bad_keys = with_tombstones(chunk, rows, target.keys)
     cast, bad = cast_rows(rows, target.fits)
     bad |= bad_keys
     if target.keys:
-        _refuse_missing_keys(cast, deleted, target, bad)
+        refuse_missing_keys(cast, deleted, target.keys, target.version, bad)
         cast = cast.append_column(ORDINAL, pa.array(np.arange(len(row_record))))
         cast = cast.append_column(DELETED, pa.array(deleted))
     prepared = Prepared(cast, row_record, chunk.rejections)
-    return prepared.without(_rejections(row_record, bad)) if bad else prepared
+    return prepared.without(rejections_of(row_record, bad)) if bad else prepared
+
+
+def with_tombstones(
+    chunk: Chunk, rows: pa.Table, keys: Sequence[str]
+) -> tuple[pa.Table, IntArray, IntArray, dict[int, str]]:
+    """Rows and tombstones in the order of their records; without keys the rows alone.
+
+    Returns:
+        The rows, the record of each, 1 for each tombstone and 0 for the others, and the reason for
+            each row whose key cannot be cast.
+    """
+    row_record = chunk.row_record
+    deleted = np.zeros(len(row_record), dtype=np.int64)
+    if not keys or chunk.deletes is None or not len(chunk.delete_record):
+        return rows, row_record, deleted, {}
+    deletes, bad = _keys_like_rows(chunk.deletes, rows.schema, keys)
+    rows = pa.concat_tables([rows, deletes], promote_options="default")
+    row_record = np.concatenate([row_record, chunk.delete_record])
+    deleted = np.concatenate([deleted, np.ones(len(chunk.delete_record), dtype=np.int64)])
+    order = np.argsort(row_record, kind="stable")
+    now_at = np.argsort(order)[-len(chunk.delete_record) :]
+    bad = {int(now_at[row]): reason for row, reason in bad.items()}
+    return rows.take(pa.array(order)), row_record[order], deleted[order], bad
 
 
 def _keys_like_rows(
-    deletes: pa.Table, rows: pa.Schema, target: Target
+    deletes: pa.Table, rows: pa.Schema, keys: Sequence[str]
 ) -> tuple[pa.Table, dict[int, str]]:
-    """Tombstones bypass the transform, so their keys may have other types than the rows' keys.
+    """Cast the keys of tombstones, which bypass the transform and may have other types than the
+    rows' keys.
 
     Returns:
-        The keys in the types of the rows, and for each tombstone whose key can't be cast the
-        reason.
+        The keys in the types of the rows, and the reason for each tombstone whose key cannot be
+            cast.
 
     Raises:
-        TableMismatch: the transform has renamed a key or made another kind of value of it.
+        TableMismatch: the transform has renamed a key or changed its kind of value.
     """
     bad: dict[int, str] = {}
     try:
-        fits = [ColumnFit(key, rows.field(key).type) for key in target.keys]
-        keys = [cast_values(deletes.column(fit.name), fit, bad) for fit in fits]
+        fits = [ColumnFit(key, rows.field(key).type) for key in keys]
+        values = [cast_values(deletes.column(fit.name), fit, bad) for fit in fits]
     except (KeyError, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise TableMismatch(
             f"sink.keys: a tombstone's key does not fit the transformed rows: {error}",
             way_out="let the transform pass the key columns through as they are",
         ) from None
-    return pa.table(keys, schema=pa.schema([rows.field(key) for key in target.keys])), bad
+    return pa.table(values, schema=pa.schema([rows.field(key) for key in keys])), bad
 
 
-def _with_source(chunk: Chunk) -> pa.Table:
-    """Add where each row came from."""
+def with_source(chunk: Chunk) -> pa.Table:
+    """Add the origin of each row."""
     partition = chunk.partition[chunk.row_record]
     topics = pa.array([tp.topic for tp in chunk.partitions], pa.string())
     numbers = pa.array([tp.partition for tp in chunk.partitions], pa.int32())
@@ -108,21 +122,25 @@ def _with_source(chunk: Chunk) -> pa.Table:
     )
 
 
-def _refuse_missing_keys(
-    rows: pa.Table, deleted: IntArray, target: Target, bad: dict[int, str]
+def refuse_missing_keys(
+    rows: pa.Table,
+    deleted: IntArray,
+    keys: Sequence[str],
+    version: str | None,
+    bad: dict[int, str],
 ) -> None:
-    """A null key names no row, and a null version can't be compared: neither may be guessed."""
-    for name in target.keys:
+    """Refuse null keys, which identify no row, and null versions, which cannot be compared."""
+    for name in keys:
         for row in np.flatnonzero(pc.is_null(rows.column(name)).to_numpy()):
             bad.setdefault(int(row), f"sink.keys: column {name!r} is null")
-    if target.version is not None:
-        missing = pc.is_null(rows.column(target.version)).to_numpy() & (deleted == 0)
+    if version is not None:
+        missing = pc.is_null(rows.column(version)).to_numpy() & (deleted == 0)
         for row in np.flatnonzero(missing):
-            bad.setdefault(int(row), f"sink.version: column {target.version!r} is null")
+            bad.setdefault(int(row), f"sink.version: column {version!r} is null")
 
 
-def _rejections(row_record: IntArray, bad: dict[int, str]) -> list[Rejection]:
-    """One rejection a record, for the first of its bad rows."""
+def rejections_of(row_record: IntArray, bad: dict[int, str]) -> list[Rejection]:
+    """One rejection for each record, for the first of its bad rows."""
     first: dict[int, str] = {}
     for row in sorted(bad):
         first.setdefault(int(row_record[row]), bad[row])

@@ -1,4 +1,4 @@
-"""What a database lets us do, asked of its catalog without doing it."""
+"""The user's privileges, read from the database's catalog."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _READ_WRITE = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 @dataclass(frozen=True)
 class Needs:
-    """What a pipeline does to the database besides its ledger.
+    """The operations of a pipeline on the database, except those on the ledger.
 
     Attributes:
         upsert: it updates and deletes rows.
-        temporary: rows travel through a temporary table.
+        temporary: rows are sent through a temporary table.
         staging: tasks create tables of their own (batch commit).
     """
 
@@ -35,8 +35,8 @@ class Room:
     """Connections of a database.
 
     Attributes:
-        limit: the most that this user may have.
-        used: by whomever, now.
+        limit: the maximum for this user.
+        used: the present number, of all users.
     """
 
     limit: int
@@ -44,14 +44,14 @@ class Room:
 
 
 def missing_privileges(sink: SqlSink, connection: Connection, needs: Needs) -> list[str]:
-    """One sentence for each thing that we would have to be granted."""
+    """One sentence for each missing privilege."""
     if isinstance(sink.dialect, Sqlite):
         return list(_sqlite(Path(sink.dialect.path)))
     return list(_postgres(sink, connection, needs))
 
 
 def room(sink: SqlSink, connection: Connection) -> Room | None:
-    """How many connections the database has left; None where it does not count them."""
+    """The connections that the database has left; None if it does not count them."""
     if isinstance(sink.dialect, Sqlite):
         return None
     ((limit, used),) = connection.query(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from oncely.clients.sql.connection import Connect, Dialect, connect
 from oncely.clients.sql.session import brief_session
-from oncely.core.batch import Batch, BudgetSpent, Chunk, Reject, Rejection, Staged
-from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, Opened, PositionMoved, Takeover
+from oncely.core.batch import Batch, Chunk, CommitBudget, Reject, Rejection, Staged
+from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, Takeover
+from oncely.core.digest import Digests, row_digests
 from oncely.core.topics import TopicPartition
 from oncely.errors import check
 from oncely.ledgers.sql.ledger import SqlLedger
@@ -29,13 +30,13 @@ class SqlSink:
 
     Attributes:
         pipeline: the ledger's key.
-        dialect: which database, and where.
+        dialect: the kind of database, and its address.
         wanted: table, row schema, keys.
         keep_source: also write topic, partition and offset of each row.
         create: create missing tables.
-        target: what was found by :meth:`bind`; needed for commits.
-        connect: how sessions are opened; the one place where a test puts faults.
-        run: a name of this run's own, by which it finds itself in the ledger.
+        target: the result of :meth:`bind`; required for commits.
+        connect: opens sessions; tests inject faults here.
+        run: a unique name of this run, which identifies it in the ledger.
     """
 
     pipeline: str
@@ -56,16 +57,16 @@ class SqlSink:
 
     @property
     def needs(self) -> frozenset[str]:
-        """A table takes nothing but rows and where they come from."""
+        """Nothing: a table stores only rows and their origin."""
         return frozenset()
 
     def bind(self) -> SqlSink:
-        """Look at the table as it is now; executors work with what was found."""
+        """Inspect the present table; executors use the result."""
         with brief_session(self.dialect, "bind", self.connect) as look:
             return replace(self, target=inspect(self.dialect, look, self.wanted))
 
     def prepare(self) -> None:
-        """Create the tables that are missing, if they may be."""
+        """Create missing tables, if permitted."""
         if self.create:
             self.dialect.create_database()
         with brief_session(self.dialect, "open", self.connect) as setup:
@@ -75,54 +76,47 @@ class SqlSink:
             inspect(self.dialect, setup, self.wanted)
 
     def open(self, takeover: Takeover) -> Opened:
-        """Create what is missing and take the ledger over; a reset does not look at the table."""
+        """Create missing tables and take over the ledger; a reset does not check the table."""
         if takeover.reset is None:
             if self.create:
                 self.dialect.create_database()
-            # Before anything is created; asked again under the pipeline's lock.
+            # Before anything is created; repeated under the pipeline's lock.
             self.ledger.check_table()
             self.prepare()
         return self.ledger.open(takeover)
 
     def close(self) -> None:
-        """Sessions end with their process, or are ended by whoever takes over."""
+        """Does nothing: sessions end with their process, or in a takeover."""
 
     def commit(
         self, chunk: Chunk, fence: Fence, claim: Claim | None, max_rejects: int | None = None
     ) -> dict[TopicPartition, Counts]:
-        """Rows and rejects, then the compare-and-set, and COMMIT.
+        """Write rows and rejects, then compare-and-set, then COMMIT.
 
-        Nothing of the ledger is locked while rows are sent. The compare-and-set comes last, and
-        its row locks are held from there to COMMIT only.
+        Nothing of the ledger is locked while rows are sent. The compare-and-set comes last, and its
+        row locks are held from there to COMMIT only.
         """
         check(self.target is not None or not chunk.rows.num_rows, "commit before bind")
-        budget = _Budget(max_rejects)
+        budget = CommitBudget(max_rejects, "decode, transform or table")
         prepared = prepare(chunk, self.target, self.keep_source)
         budget.spend(prepared.rejections)
-        # Asked of the broker outside of transactions: an idle one would be ended, and holds locks.
-        # What the table refuses is written without in a transaction of its own.
-        letters = _letters(chunk, prepared.rejections)
+        contents = Contents.of(chunk, prepared)
         while True:
             try:
-                return self._commit_once(chunk, prepared, letters, fence, claim, budget)
-            except _Refused as refused:
-                letters += _letters(chunk, refused.rejections)
-                prepared = prepared.without(list(refused.rejections))
+                return self._commit_once(contents, fence, claim, budget)
+            except Refused as refused:
+                contents = contents.without(refused)
 
     def _commit_once(
-        self,
-        chunk: Chunk,
-        prepared: Prepared,
-        letters: Sequence[Reject],
-        fence: Fence,
-        claim: Claim | None,
-        budget: _Budget,
+        self, contents: Contents, fence: Fence, claim: Claim | None, budget: CommitBudget
     ) -> dict[TopicPartition, Counts]:
-        """One transaction.
+        """Execute one transaction.
 
         Raises:
-            _Refused: the database refuses rows; it was undone.
+            Refused: the database refuses rows; the transaction was rolled back.
         """
+        _, prepared, letters = contents
+        counts = self.counts(contents)
         with self.ledger.transaction(fence) as ours:
 
             def still_ours() -> None:
@@ -135,17 +129,30 @@ class SqlSink:
                     ours, self.dialect, self.target, prepared, still_ours, budget.spend
                 )
             if refused := done.rejections[len(prepared.rejections) :]:
-                raise _Refused(refused)
+                raise Refused(refused)
             self.ledger.dead_letters.add(ours, letters, fence.epoch)
-            counts = tally(chunk, done)
             if claim is not None:
                 self.ledger.compare_and_set(ours, claim, counts)
         return counts
 
+    def counts(self, contents: Contents) -> dict[TopicPartition, Counts]:
+        """The counts of a transaction's records, with the digests of its rows."""
+        chunk, prepared, _ = contents
+        digests = self.digests(chunk, prepared)
+        return chunk.counts(prepared.row_record, prepared.rejections, digests)
+
+    def digests(self, chunk: Chunk, prepared: Prepared) -> Digests | None:
+        """The digests of the rows, in the types of the table."""
+        recipe = None if self.target is None else self.target.recipe(self.keep_source)
+        if recipe is None or not prepared.rows.num_rows:
+            return None
+        offsets = chunk.offset[prepared.row_record] if recipe.offset else None
+        return Digests(row_digests(prepared.rows, offsets, recipe), str(recipe))
+
     # -- batch commit --------------------------------------------------------------------------
 
     def begin_batch(self) -> None:
-        """Staging tables are named by the batch."""
+        """Nothing to do: staging tables have the batch in their names."""
 
     def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
         """Write a task's rows into a table of its own."""
@@ -155,13 +162,13 @@ class SqlSink:
         """Move staged rows into the table, with rejects and positions."""
         staging.publish(self, batch, fence, claim)
 
-    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> int:
-        """Drop staging tables that nobody will publish."""
-        return staging.sweep(self, fence, keep_batches_from)
+    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> None:
+        """Drop staging tables that will not be published."""
+        staging.sweep(self, fence, keep_batches_from)
 
 
-class _Refused(Exception):
-    """Rows of the open transaction were refused; it is undone.
+class Refused(Exception):
+    """Rows of the open transaction were refused; it is rolled back.
 
     Attributes:
         rejections: their records.
@@ -171,45 +178,33 @@ class _Refused(Exception):
         self.rejections = rejections
 
 
-class _Budget:
-    """Counts a transaction's rejects against what it may add."""
+class Contents(NamedTuple):
+    """What one transaction writes: rows of a chunk, and the dead letters of its other records.
 
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._spent: list[Rejection] = []
+    Dead letters are fetched from the broker outside of transactions: an idle transaction would be
+    ended, and holds locks.
+    """
 
-    def spend(self, rejections: Sequence[Rejection]) -> None:
-        """Count; stop the transaction when the budget is gone."""
-        self._spent += rejections
-        if rejections and self._limit is not None and len(self._spent) > self._limit:
-            raise BudgetSpent(self._spent, "decode, transform or table")
+    chunk: Chunk
+    prepared: Prepared
+    letters: Sequence[Reject]
+
+    @classmethod
+    def of(cls, chunk: Chunk, prepared: Prepared) -> Contents:
+        """All rows that could be prepared."""
+        return cls(chunk, prepared, letters_of(chunk, prepared.rejections))
+
+    def without(self, refused: Refused) -> Contents:
+        """Without the refused rows, which become dead letters."""
+        return Contents(
+            self.chunk,
+            self.prepared.without(list(refused.rejections)),
+            [*self.letters, *letters_of(self.chunk, refused.rejections)],
+        )
 
 
-def _letters(chunk: Chunk, rejections: Sequence[Rejection]) -> list[Reject]:
+def letters_of(chunk: Chunk, rejections: Sequence[Rejection]) -> list[Reject]:
     """One dead letter for each rejection."""
     letters = chunk.dead_letters(rejections) if rejections else []
     check(len(letters) == len(rejections), "a rejection has no dead letter")
     return letters
-
-
-def tally(chunk: Chunk, prepared: Prepared) -> dict[TopicPartition, Counts]:
-    """Count per topic-partition what became of the chunk's records."""
-    groups = len(chunk.partitions)
-    alive = chunk.partition >= 0
-    rejected = np.array([r.record for r in prepared.rejections], dtype=np.int64)
-    outcome = np.zeros(chunk.records, dtype=bool)
-    outcome[prepared.row_record] = True
-    outcome[rejected] = True
-
-    def per_partition(of: np.ndarray) -> list[int]:
-        return [int(n) for n in np.bincount(chunk.partition[of], minlength=groups)]
-
-    counts = zip(
-        per_partition(np.flatnonzero(alive)),
-        per_partition(prepared.row_record),
-        per_partition(rejected),
-        per_partition(np.flatnonzero(alive & ~outcome)),
-        strict=True,
-    )
-    by_tp = {tp: Counts(*c) for tp, c in zip(chunk.partitions, counts, strict=True)}
-    return {tp: by_tp.get(tp, NO_RECORDS) for tp in chunk.ranges}

@@ -1,4 +1,4 @@
-"""The destination table: does it take the rows, and how would it be created."""
+"""The destination table: its compatibility with the rows, and its DDL."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from oncely.clients.sql.connection import (
     TableName,
 )
 from oncely.clients.sql.session import transaction
+from oncely.core.digest import Kind, Recipe
+from oncely.decode.schema import is_json
 from oncely.errors import TableMismatch
 from oncely.ledgers.sql.same_table import require_durable
 from oncely.ledgers.sql.tables import LedgerTables
@@ -23,16 +25,16 @@ from oncely.ledgers.sql.tables import LedgerTables
 SOURCE_COLUMNS = pa.schema(
     [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
 )
-"""What ``keep_source`` adds to each row."""
+"""The columns that ``keep_source`` adds to each row."""
 
 
 RESERVED = "_oncely_"
-"""How names begin that statements use beside those of the table."""
+"""The prefix of names that statements use beside those of the table."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the pipeline wants to write.
+    """The requirements of the pipeline on the table.
 
     Attributes:
         table: the destination.
@@ -51,12 +53,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Target:
-    """A table that was found to take the rows.
+    """A table that accepts the rows.
 
     Attributes:
-        fits: per written column, how its values are sent.
+        fits: per written column, the conversion of its values.
         types: per written column, the table's own type.
-        identity: what tells the table from others of its name.
+        kinds: per written column, the kind of its values in digests; None: not covered.
+        identity: an id that distinguishes the table from others of its name.
     """
 
     table: TableName
@@ -65,6 +68,7 @@ class Target:
     keys: tuple[str, ...] = ()
     version: str | None = None
     identity: str | None = None
+    kinds: tuple[Kind | None, ...] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -73,14 +77,23 @@ class Target:
 
     @property
     def direct(self) -> bool:
-        """True when rows may be copied straight into the table."""
+        """True if rows may be copied directly into the table."""
         return not self.keys and all(fit.cast is None for fit in self.fits)
+
+    def recipe(self, keep_source: bool) -> Recipe | None:
+        """The recipe of digests; None for an upsert, which replaces rows of earlier ranges."""
+        if self.keys:
+            return None
+        kinds = dict(zip(self.columns, self.kinds, strict=True))
+        if keep_source:
+            kinds = {name: kind for name, kind in kinds.items() if name not in SOURCE_COLUMNS.names}
+        return Recipe.of(kinds, offset=keep_source)
 
 
 def create_statement(dialect: Dialect, wanted: Wanted) -> str:
-    """The DDL of a table that takes the rows."""
+    """The DDL of a table that accepts the rows."""
     lines = [
-        f"    {dialect.quote(field.name)} {dialect.column_type(field.type)}"
+        f"    {dialect.quote(field.name)} {_column_type(dialect, field)}"
         + (" NOT NULL" if field.name in wanted.keys or not field.nullable else "")
         for field in wanted.schema
     ]
@@ -90,11 +103,16 @@ def create_statement(dialect: Dialect, wanted: Wanted) -> str:
     return dialect.translate(f"CREATE TABLE IF NOT EXISTS {name} (\n" + ",\n".join(lines) + "\n)")
 
 
+def _column_type(dialect: Dialect, field: pa.Field) -> str:
+    """The type of a new column; JSON is stored as nested values are."""
+    return dialect.column_type(pa.struct([]) if is_json(field) else field.type)
+
+
 def create_tables(connection: Connection, tables: LedgerTables, wanted: Wanted) -> None:
-    """Create the destination table and the ledger's where they are missing.
+    """Create the destination table and the ledger's tables if they are missing.
 
     Raises:
-        TableMismatch: the table would not take the rows; nothing was created.
+        TableMismatch: the table would not accept the rows; nothing was created.
     """
     if not tables.missing(connection) and tables.dialect.columns(connection, wanted.table):
         return
@@ -107,10 +125,10 @@ def create_tables(connection: Connection, tables: LedgerTables, wanted: Wanted) 
 
 
 def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
-    """Compare the table with what is wanted.
+    """Compare the table with the requirements.
 
     Raises:
-        TableMismatch: names every column that doesn't fit, and the way out.
+        TableMismatch: the error names every column that does not fit, and the way out.
     """
     require_durable(dialect, connection, wanted.table)
     columns = dialect.columns(connection, wanted.table)
@@ -135,11 +153,12 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     found = [problem for problem in problems if problem]
     if found:
         raise TableMismatch(
-            f"sink.table: {wanted.table} does not take the pipeline's rows:\n    - "
+            f"sink.table: {wanted.table} does not accept the pipeline's rows:\n    - "
             + "\n    - ".join(found),
             way_out="change decode.schema, add a transform, or alter the table",
         )
     fits = tuple(_fit(dialect, by_name[field.name], field) for field in wanted.schema)
+    kinds = tuple(dialect.digest_kind(by_name[fit.name], fit) for fit in fits)
     if wanted.may_round:
         fits = tuple(replace(fit, rounds=False, scale=None) for fit in fits)
     else:
@@ -147,17 +166,17 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     _refuse_hidden_rows(dialect, connection, wanted)
     types = tuple(by_name[field.name].type for field in wanted.schema)
     identity = dialect.identity(connection, wanted.table)
-    return Target(wanted.table, fits, types, wanted.keys, wanted.version, identity)
+    return Target(wanted.table, fits, types, wanted.keys, wanted.version, identity, kinds)
 
 
 def check_unaltered(dialect: Dialect, connection: Connection, target: Target) -> None:
-    """Compare the table with what the rows were encoded for.
+    """Compare the table with the types for which the rows were encoded.
 
-    A binary COPY takes any eight bytes for a column of eight. The caller's transaction has written
-    to the table, so it holds a lock of it and the types stay what they are until COMMIT.
+    A binary COPY accepts any eight bytes for a column of eight. The caller's transaction has
+    written to the table, so it holds a lock and the types do not change until COMMIT.
 
     Raises:
-        TableAltered: a column that is written has another type, or the table is another one.
+        TableAltered: a column that is written has another type, or the table was replaced.
     """
     identity, types = dialect.column_types(connection, target.table)
     changed = [
@@ -175,7 +194,7 @@ def _refuse_rounding(wanted: Wanted, columns: dict[str, Column], fits: Sequence[
     """Refuse columns that keep fewer digits than the declared types have.
 
     Raises:
-        TableMismatch: names every such column.
+        TableMismatch: the error names every such column.
     """
     found = [
         f"column {fit.name!r} is {columns[fit.name].type}, the pipeline gives"
@@ -193,15 +212,16 @@ def _refuse_rounding(wanted: Wanted, columns: dict[str, Column], fits: Sequence[
 
 
 def _refuse_hidden_rows(dialect: Dialect, connection: Connection, wanted: Wanted) -> None:
-    """Refuse to upsert where a tombstone may delete nothing, which is no error of the database.
+    """Refuse an upsert if row-level security may hide rows from a delete, which the database does
+    not report.
 
     Raises:
-        TableMismatch: naming the table.
+        TableMismatch: the error names the table.
     """
     if wanted.keys and dialect.hides_rows(connection, wanted.table):
         raise TableMismatch(
             f"sink.table: row-level security of {wanted.table} may hide rows from the role in"
-            " sink.url: a tombstone would delete no row that is hidden, and nothing would tell",
+            " sink.url: a tombstone would delete no row that is hidden, silently",
             way_out="use a role with BYPASSRLS, or give the role a policy for all commands with"
             " USING (true)",
         )
@@ -217,7 +237,7 @@ def _fit(dialect: Dialect, column: Column, field: pa.Field) -> ColumnFit:
 def _problem(dialect: Dialect, columns: dict[str, Column], field: pa.Field) -> str | None:
     column = columns.get(field.name)
     if column is None:
-        return f"no column {field.name!r} ({dialect.column_type(field.type)})"
+        return f"no column {field.name!r} ({_column_type(dialect, field)})"
     if column.generated:
         return f"column {field.name!r} is generated by the database"
     if dialect.fit(column, field.type) is None:

@@ -1,4 +1,4 @@
-"""Rows into the table: append, or upsert with deletes. Runs inside the commit's transaction."""
+"""Writing of rows to the table: append, or upsert with deletes, inside the commit's transaction."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def write_rows(
 ) -> Prepared:
     """Write the rows; refused ones become rejections, each with all rows of its record.
 
-    Rows that were encoded for other types than the table has are not written, and what the table
-    refuses of them is no rejection (:func:`check_unaltered`).
+    Rows that were encoded for other types than the table has are not written, and refusals of such
+    rows are no rejections (:func:`check_unaltered`).
 
-    Where a record has several rows (unnest) and one is refused, its other rows may stand in the
+    If a record has several rows (unnest) and one is refused, its other rows may be in the
     transaction already. Then everything is undone and written again without that record.
 
     Returns:
-        What was written and what was rejected.
+        The written rows and the rejections.
     """
     writer = RowWriter(dialect, target)
     writer.begin(connection, prepared.rows)
@@ -57,7 +57,7 @@ def write_rows(
 def _still_right(
     still_ours: Callable[[], None], unaltered: Callable[[], None]
 ) -> Callable[[], None]:
-    """Both checks; the second one only once, as the transaction holds a lock from then on."""
+    """Both checks; the second one only once, because the transaction then holds a lock."""
     compared = False
 
     def still_right() -> None:
@@ -77,7 +77,7 @@ def _write_once(
     still_right: Callable[[], None],
     refused: Callable[[Sequence[Rejection]], None],
 ) -> list[Rejection]:
-    """Write the rows that the table takes; a rejection for each record that has others."""
+    """Write the rows that the table accepts; returns a rejection for each record of other rows."""
     bad: dict[int, Rejection] = {}
 
     def refuse(row: int, reason: str) -> None:
@@ -92,7 +92,7 @@ def _write_once(
         prepared.rows,
         still_right,
         refuse,
-        # Of an upsert a row is more than one statement, and order decides.
+        # An upsert of a row is more than one statement, and the order matters.
         None if writer.upserts else partial(writer.insert_each, connection),
     )
     return list(bad.values())
@@ -100,7 +100,7 @@ def _write_once(
 
 def _have_several_rows(row_record: IntArray) -> bool:
     """True when a record has more than one row."""
-    if (np.diff(row_record) > 0).all():  # as good as always, and a tenth of what sorting costs
+    if (np.diff(row_record) > 0).all():  # the common case, at a tenth of the cost of sorting
         return False
     return len(np.unique(row_record)) < len(row_record)
 
@@ -115,13 +115,13 @@ class RowWriter:
 
     @property
     def upserts(self) -> bool:
-        """Rows replace and delete those of their keys."""
+        """True if rows replace and delete those of their keys."""
         return bool(self._target.keys)
 
     def begin(self, connection: Connection, rows: pa.Table) -> None:
-        """Make the staging table, where rows don't go straight into the target.
+        """Create the staging table, unless rows are copied directly into the target.
 
-        Once for a transaction and before its savepoints: each table made is a handful of locks
+        Once for a transaction and before its savepoints: each created table takes several locks
         that the server keeps until COMMIT.
         """
         self._used = False
@@ -131,17 +131,17 @@ class RowWriter:
             connection.execute(self._dialect.create_staging(_STAGED, columns, temporary=True))
 
     def end(self, connection: Connection) -> None:
-        """Remove it."""
+        """Drop the staging table."""
         if not self._target.direct:
             connection.execute(f"DROP TABLE {self._dialect.quote(_STAGED.name)}")
 
     def insert(self, connection: Connection, rows: pa.Table) -> None:
-        """Write ``rows`` in order; for an upsert they carry ORDINAL and DELETED too.
+        """Write ``rows`` in order; for an upsert they include ORDINAL and DELETED.
 
         Raises:
-            BadData: the database refuses a value; the caller undoes and isolates it.
-            RowsDropped: a trigger has left rows out. Of an upsert this can't be told: a row
-                may also stay out because an older version must not win.
+            BadData: the database refuses a value; the caller rolls back and isolates it.
+            RowsDropped: a trigger has dropped rows. Not detected for an upsert, in which a row may
+                also be skipped because of an older version.
         """
         if self._target.direct:
             connection.copy(self._target.table, rows)
@@ -163,7 +163,7 @@ class RowWriter:
                 raise RowsDropped(self._target.table, rows.num_rows, taken)
 
     def insert_each(self, connection: Connection, rows: pa.Table) -> list[tuple[int, str]]:
-        """Write ``rows`` one by one; index and reason of those that are refused."""
+        """Write ``rows`` separately; return index and reason of refused rows."""
         columns = staging_columns(self._dialect, self._target, ordered=False)
         create = self._dialect.create_staging(_EACH, columns, temporary=True)
         casts = {fit.name: fit.cast for fit in self._target.fits}
@@ -172,7 +172,7 @@ class RowWriter:
 
 
 def staging_columns(dialect: Dialect, target: Target, *, ordered: bool) -> list[tuple[str, str]]:
-    """Names and types of a staging table: the target's own types, text where the server casts."""
+    """Names and types of a staging table: the target's own types, text if the server casts."""
     text, number = dialect.column_type(pa.string()), dialect.column_type(pa.int64())
     columns = [
         (fit.name, text if fit.cast else type_)
@@ -203,18 +203,18 @@ def _values(dialect: Dialect, target: Target) -> str:
 
 
 def upsert(connection: Connection, dialect: Dialect, target: Target, staged: str) -> None:
-    """Apply staged rows as if one by one in order, by two statements.
+    """Apply staged rows with the effect of separate statements in order, by two statements.
 
-    One by one would mean: a tombstone deletes its key; a row replaces the row of its key unless
-    that one has a higher version. So for each key only what follows its last tombstone counts,
-    of that the highest version, of those the last. Keys are applied in order, so two tasks that
-    meet in the same keys wait for each other instead of deadlocking.
+    Separately, a tombstone would delete its key; a row would replace the row of its key unless that
+    one has a higher version. So for each key only rows after its last tombstone count, of these the
+    highest version, of those the last. Keys are applied in order, so two tasks with the same keys
+    wait for each other instead of deadlocking.
     """
     q = dialect.quote
     table = f"{quoted(dialect, target.table)} AS _oncely_target"
     keys = ", ".join(q(key) for key in target.keys)
     same = " AND ".join(f"_oncely_gone.{q(key)} = _oncely_target.{q(key)}" for key in target.keys)
-    # Every name of ours has a prefix: one that is also the table's would mean something else.
+    # Every name of ours has a prefix: a name of the table would be ambiguous.
     rows = (
         f"WITH _oncely_in AS (SELECT {_values(dialect, target)}, {q(ORDINAL)}, {q(DELETED)}"
         f" FROM {staged}) "

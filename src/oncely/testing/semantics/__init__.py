@@ -1,5 +1,5 @@
-"""Delivery semantics shown: a pipeline is killed at each step of its commit, restarted, counted.
+"""Demonstration of delivery semantics: pipelines are killed at each step of a commit, and counted.
 
-``oncely semantics`` runs real pipelines on real servers. What a crash does under each of the four
-semantics is not told but counted, by a reader that shares no code with the pipeline.
+``oncely semantics`` runs real pipelines on real servers. The effect of a crash under each of the
+four semantics is counted by a reader that shares no code with the pipeline.
 """

@@ -1,4 +1,4 @@
-"""What is tried: sink, semantics and kill point; and what must come out."""
+"""The trials: sink, semantics and kill point; and their expected outcomes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 
 from oncely.config.pipeline import Delivery
 
-SinkKind = Literal["sql", "kafka", "files"]
-SINKS: tuple[SinkKind, ...] = ("sql", "kafka", "files")
+SinkKind = Literal["sql", "kafka", "files", "delta"]
+SINKS: tuple[SinkKind, ...] = ("sql", "kafka", "files", "delta")
 DELIVERIES: tuple[Delivery, ...] = ("none", "at_most_once", "at_least_once", "exactly_once")
 
 BEFORE, INSIDE, RECORDS, POSITION, COMMIT = (
@@ -30,14 +30,15 @@ POINTS_OF: Mapping[SinkKind, tuple[str, ...]] = {
     "sql": _STEPS,
     "kafka": _STEPS,
     "files": (WRITING, WRITTEN, STAGED, BEFORE, NAMING, RECORDS, POSITION, COMMIT),
+    "delta": (WRITING, WRITTEN, STAGED, BEFORE, RECORDS, POSITION, COMMIT),
 }
-"""Kill points. Exactly once has a commit of its own; elsewhere each step commits itself.
+"""Kill points. Only exactly once has one commit; otherwise each step commits separately.
 
-Files are staged first, in a task. The commit begins after that, in the driver: it *names* them in
-the manifest topic, and only that makes their records take effect.
+Files are staged first, in a task. The commit begins after that, in the driver: it *publishes* them
+in the manifest topic, and only that makes their records take effect.
 """
 POINTS = tuple(dict.fromkeys(point for points in POINTS_OF.values() for point in points))
-"""Those of all sinks."""
+"""The kill points of all sinks."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,19 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its pipeline, its table, its topic and its folder."""
+        """The name of its pipeline, its table, its topic and its folder."""
         return f"{self.delivery}_{self.sink}_{POINTS_OF[self.sink].index(self.point)}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was counted after the restart.
+    """The counts after the restart.
 
     Attributes:
-        cell: what was tried.
-        records: in the source topic.
-        lost: of them, how many took no effect.
-        duplicated: effects beyond the first of each record.
+        cell: the trial.
+        records: number of records in the source topic.
+        lost: number of records without an effect.
+        duplicated: number of effects beyond the first of each record.
     """
 
     cell: Cell
@@ -87,19 +88,24 @@ def cells(
     points: Sequence[str] = POINTS,
     deliveries: Sequence[str] = DELIVERIES,
 ) -> list[Cell]:
-    """Every trial of a sink, at some kill points or at all, of some semantics or of all."""
+    """Every trial of a sink, optionally restricted to some kill points or semantics."""
     return [
         Cell(sink, delivery, point)
         for delivery in DELIVERIES
         for point in POINTS_OF[sink]
-        if (point != COMMIT or delivery == "exactly_once")
-        and point in points
-        and delivery in deliveries
+        if _possible(sink, delivery, point) and point in points and delivery in deliveries
     ]
 
 
+def _possible(sink: SinkKind, delivery: Delivery, point: str) -> bool:
+    """True if the kill point exists; one commit of a Delta table has no middle."""
+    if delivery != "exactly_once":
+        return point != COMMIT
+    return sink != "delta" or point not in (RECORDS, POSITION)
+
+
 def problems(outcomes: Sequence[Outcome]) -> list[str]:
-    """Where what was counted is not what the semantics promise; also where nothing shows."""
+    """Differences between the counts and the semantics; also a kill point without any effect."""
     found = []
     for sink in sorted({one.cell.sink for one in outcomes}):
         for delivery in DELIVERIES:

@@ -1,15 +1,15 @@
 """Faults at the ports: the database's connection and Kafka's producer end their own pipeline.
 
-They are put in through ``Pipeline.connect`` and ``Pipeline.kafka_connect``, travel to the tasks
-with the sink, and do nothing until they are armed. Then the first call that reaches the wanted
-point kills driver, JVM and worker by SIGKILL, without a last word of any of them.
+They are injected through ``Pipeline.connect`` and ``Pipeline.kafka_connect``, are sent to the tasks
+with the sink, and do nothing until they are armed. Then the first call that reaches the kill point
+kills driver, JVM and worker by SIGKILL.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,6 @@ from oncely.clients.sql.connection import (
     Connection,
     Dialect,
     Params,
-    Row,
     RowByRow,
     TableName,
     connect,
@@ -33,7 +32,7 @@ ARRIVING = 10.0  # seconds for half of a commit's records to arrive
 
 
 _newest: dict[str, Killer] = {}
-"""By pipeline, in a worker."""
+"""The newest instance by pipeline, in a worker."""
 
 
 @dataclass
@@ -42,10 +41,10 @@ class Killer:
 
     Attributes:
         pipeline: its name.
-        point: where.
-        delivery: of the pipeline: it says which step is the first, and what commits.
-        driver, jvm: processes to end beside the one that is at the point.
-        armed: before that nothing happens.
+        point: the kill point.
+        delivery: the semantics of the pipeline, which determine the first step and the commits.
+        driver, jvm: processes to kill beside the one at the kill point.
+        armed: false until a micro-batch that may be killed.
     """
 
     pipeline: str
@@ -61,30 +60,30 @@ class Killer:
 
     @property
     def now(self) -> Killer:
-        """The one of the newest task: a worker keeps its clients from batch to batch."""
+        """The instance of the newest task: a worker keeps its clients across batches."""
         return _newest.get(self.pipeline, self)
 
     @property
     def together(self) -> bool:
-        """Whether records and position share a transaction."""
+        """True if records and position share a transaction."""
         return self.delivery == "exactly_once"
 
     @property
     def position_first(self) -> bool:
-        """Which step is the first."""
+        """True if the position is the first step."""
         return self.delivery == "at_most_once"
 
     def wants(self, point: str) -> bool:
-        """Whether this is the moment."""
+        """True if the process should be killed at this point."""
         return self.armed and self.point == point
 
     def at(self, point: str) -> None:
-        """A point is reached."""
+        """Kill if this is the kill point."""
         if self.wants(point):
             self.end()
 
     def end(self) -> None:
-        """End everything, this process last."""
+        """Kill all processes, this one last."""
         for pid in (self.jvm, self.driver):
             if pid not in (0, os.getpid()):
                 with suppress(ProcessLookupError):
@@ -92,7 +91,7 @@ class Killer:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def committed(self, *, records: bool, position: bool) -> None:
-        """A transaction has committed one of the two, or both."""
+        """Handle the commit of records, of the position, or of both."""
         if self.together and records and position:
             self.at(COMMIT)
         elif records:
@@ -107,17 +106,20 @@ class KillingSessions:
 
     killer: Killer
 
-    def __call__(self, dialect: Dialect, application: str) -> Connection:
-        """Open a session that can kill."""
+    def __call__(self, dialect: Dialect, application: str) -> Any:
+        """Open a session with the fault."""
         return _Session(connect(dialect, application), self.killer)
 
 
 class _Session:
-    """A database session that knows which step it is in."""
+    """A database session that tracks the step."""
 
     def __init__(self, inner: Connection, killer: Killer) -> None:
         self._inner, self._first = inner, killer
         self._records = self._position = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     @property
     def _killer(self) -> Killer:
@@ -153,25 +155,10 @@ class _Session:
         self._inner.commit()
         self._killer.committed(records=self._records, position=self._position)
 
-    def rollback(self) -> None:
-        self._inner.rollback()
-
-    def query(self, sql: str, params: Params = ()) -> list[Row]:
-        return self._inner.query(sql, params)
-
-    def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
-        self._inner.execute_many(sql, rows)
-
     def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
-        """Rows, one by one."""
+        """Insert rows separately."""
         self._records = True
         return self._inner.insert_each(into, rows)
-
-    def check_constraints(self) -> None:
-        self._inner.check_constraints()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 @dataclass
@@ -179,25 +166,30 @@ class KillingClients:
     """``Pipeline.kafka_connect`` for a Kafka sink.
 
     Attributes:
-        killer: what kills.
-        topic: where records go; everything else that is sent belongs to the position.
+        killer: the fault.
+        topic: the topic of the records; all other messages belong to the position.
     """
 
     killer: Killer
     topic: str
 
     def __call__(
-        self, kind: Any, brokers: str, kafka: Mapping[str, object], trouble: ErrorState, **own: Any
+        self,
+        kind: Any,
+        brokers: str,
+        kafka: Mapping[str, object],
+        error_state: ErrorState,
+        **own: Any,
     ) -> Any:
-        """Make a client; a producer that can kill."""
-        made = make(kind, brokers, kafka, trouble, **own)
+        """Create a client; producers have the fault."""
+        made = make(kind, brokers, kafka, error_state, **own)
         return (
             KillingProducer(made, self.killer, self.topic) if issubclass(kind, Producer) else made
         )
 
 
 class KillingProducer:
-    """A producer that knows which step it is in."""
+    """A producer that tracks the step."""
 
     def __init__(self, inner: Any, killer: Killer, topic: str) -> None:
         self._inner, self._of, self._topic = inner, killer, topic
@@ -239,14 +231,14 @@ class KillingProducer:
         return sent
 
     def flush(self, *timeout: float) -> Any:
-        """Wait for what is queued: without transactions that is the end of a step."""
+        """Wait for queued messages: without transactions this is the end of a step."""
         left = self._inner.flush(*timeout)
         if not self._killer.together:
             self._killer.committed(records=self._records, position=False)
         return left
 
     def send_offsets_to_transaction(self, *args: Any) -> Any:
-        """Put the position into the transaction."""
+        """Add the position to the transaction."""
         if self._killer.position_first:
             self._killer.at(BEFORE)
         sent = self._inner.send_offsets_to_transaction(*args)
@@ -256,7 +248,7 @@ class KillingProducer:
         return sent
 
     def commit_transaction(self, *args: Any) -> Any:
-        """Commit, with what it holds."""
+        """Commit the transaction."""
         done = self._inner.commit_transaction(*args)
         self._killer.committed(records=self._records, position=self._position)
         return done

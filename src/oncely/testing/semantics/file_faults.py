@@ -1,8 +1,8 @@
-"""Faults at the ports of the files sink: its store, and the producer that names its files.
+"""Faults at the ports of the files sink: its store, and the producer of the manifest.
 
-They are given to ``Pipeline.files_connect`` and ``Pipeline.kafka_connect``, as those of the module
+They are given to ``Pipeline.files_connect`` and ``Pipeline.kafka_connect``, like those of
 :mod:`oncely.testing.semantics.faults`. Files are written by tasks, so the store kills from a
-worker; they are named by the driver.
+worker; they are published by the driver.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 
+from oncely.clients.delta import Change, DeltaTables
+from oncely.clients.delta import connect as connect_delta
 from oncely.clients.files.filesystem import Bytes, FileSystem, connect
 from oncely.clients.files.s3_options import S3Options
 from oncely.clients.kafka.client import ErrorState, make
@@ -27,12 +29,12 @@ class KillingStores:
     killer: Killer
 
     def __call__(self, url: str, s3: S3Options | None) -> FileSystem:
-        """Open the store; its writing can kill."""
+        """Open the store; its writes have the fault."""
         return _Place(connect(url, s3), self.killer)
 
 
 class _Place:
-    """A store that knows how far a task's files are."""
+    """A store that tracks the progress of a task's files."""
 
     def __init__(self, inner: FileSystem, killer: Killer) -> None:
         self._inner, self._first = inner, killer
@@ -51,13 +53,41 @@ class _Place:
 
 
 @dataclass
+class KillingTables:
+    """``Pipeline.delta_connect``."""
+
+    killer: Killer
+
+    def __call__(self, url: str, s3: S3Options | None) -> Any:
+        """Open the table; its commits have the fault."""
+        return _Table(connect_delta(url, s3), self.killer)
+
+
+class _Table:
+    """A table that tracks the step of its commits."""
+
+    def __init__(self, inner: DeltaTables, killer: Killer) -> None:
+        self._inner, self._killer = inner, killer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def commit(self, table: Any, change: Change) -> None:
+        records, position = bool(change.files), "ranges" in change.metadata
+        if position if self._killer.position_first else records:
+            self._killer.at(BEFORE)
+        self._inner.commit(table, change)
+        self._killer.committed(records=records, position=position)
+
+
+@dataclass
 class KillingNames:
     """``Pipeline.kafka_connect`` for a files sink.
 
     Attributes:
-        killer: what kills.
+        killer: the fault.
         topic: the manifest.
-        files: of one micro-batch.
+        files: the number of files of one micro-batch.
     """
 
     killer: Killer
@@ -65,17 +95,22 @@ class KillingNames:
     files: int
 
     def __call__(
-        self, kind: Any, brokers: str, kafka: Mapping[str, object], trouble: ErrorState, **own: Any
+        self,
+        kind: Any,
+        brokers: str,
+        kafka: Mapping[str, object],
+        error_state: ErrorState,
+        **own: Any,
     ) -> Any:
-        """Make a client; a producer that can kill."""
-        made = make(kind, brokers, kafka, trouble, **own)
+        """Create a client; producers have the fault."""
+        made = make(kind, brokers, kafka, error_state, **own)
         if not issubclass(kind, Producer):
             return made
         return _Namer(made, self.killer, self.topic, self.files)
 
 
 class _Namer(KillingProducer):
-    """A producer that knows how many files of a micro-batch it has named."""
+    """A producer that tracks the published files of a micro-batch."""
 
     def __init__(self, inner: Any, killer: Killer, topic: str, files: int) -> None:
         super().__init__(inner, killer, topic)
@@ -87,7 +122,9 @@ class _Namer(KillingProducer):
         return self._inner.begin_transaction()
 
     def produce(self, topic: str, value: Any, key: Any, **more: Any) -> None:
-        names = topic == self._topic and not key.startswith(b"[")  # no record of the topic's owner
+        names = topic == self._topic and not key.startswith(
+            b"["
+        )  # not an owner record of the topic
         if names and not self._named and not self._killer.position_first:
             self._killer.at(BEFORE)
         self._inner.produce(topic, value, key, **more)

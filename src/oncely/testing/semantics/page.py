@@ -1,10 +1,11 @@
-"""The report's page: one HTML file, nothing loaded from elsewhere, readable without scripts."""
+"""The report as one HTML file, without external resources or scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from oncely.html import document
 from oncely.testing.semantics.cells import DELIVERIES, POINTS_OF, Cell, Outcome, SinkKind, cells
 
 TITLES: Mapping[str, str] = {
@@ -23,27 +24,17 @@ _SINKS: Mapping[SinkKind, str] = {
     "sql": "Into PostgreSQL",
     "kafka": "Into a Kafka topic",
     "files": "Into files",
+    "delta": "Into a Delta table",
 }
 _NOTES: Mapping[SinkKind, str] = {
-    "files": "A task writes files; then the driver names them in the manifest topic, and only what"
-    " is named has taken effect. So “after the records” is: after all files are named."
+    "files": "A task writes files; then the driver lists them in the manifest topic, and only "
+    "listed files have taken effect. So “after the records” is: after all files are named."
     " What a kill leaves unnamed is no part of the table, and nobody reads it.",
+    "delta": "Tasks write files; then the driver makes one commit of the table, which has no"
+    " middle: files and position are in the same version. A weaker semantics makes two commits.",
 }
 
 _STYLE = """
-:root { color-scheme: light dark; --page: #fbfaf8; --ink: #1d2126; --soft: #5d6670;
-  --rule: #d9d6d0; --lost: 168, 50, 31; --twice: 201, 134, 22; --fine: 27, 110, 70; }
-@media (prefers-color-scheme: dark) { :root { --page: #14171a; --ink: #e4e6e8; --soft: #9aa4ae;
-  --rule: #343a41; --lost: 226, 104, 84; --twice: 226, 166, 62; --fine: 92, 184, 138; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink);
-  font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 3rem 1.5rem 4rem; }
-h1 { font-size: 2rem; line-height: 1.2; letter-spacing: -.015em; margin: 0 0 .75rem;
-  text-wrap: balance; }
-h2 { font-size: 1.15rem; margin: 2.75rem 0 .75rem; }
-p { max-width: 44rem; margin: 0 0 1rem; text-wrap: pretty; color: var(--soft); }
-p strong { color: var(--ink); font-weight: 600; }
 .map { overflow-x: auto; }
 table { border-collapse: separate; border-spacing: 4px; width: 100%; min-width: 44rem;
   font-variant-numeric: tabular-nums; }
@@ -59,11 +50,6 @@ td b { font-weight: 600; } td span { display: block; }
 .twice { background: rgba(var(--twice), var(--much)); }
 .no { color: var(--soft); border: 1px dashed var(--rule); font-size: .875rem; }
 .problems { border-left: 3px solid rgb(var(--lost)); padding-left: 1rem; }
-.key { display: flex; gap: 1.5rem; flex-wrap: wrap; font-size: .875rem; color: var(--soft);
-  margin: 1rem 0 0; padding: 0; list-style: none; }
-.key i { display: inline-block; width: .9rem; height: .9rem; border-radius: 3px;
-  vertical-align: -.1rem; margin-right: .4rem; }
-footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
 """
 
 
@@ -78,12 +64,7 @@ def page(outcomes: Sequence[Outcome], problems: Sequence[str]) -> str:
         _KEY,
         f"<h2>How it was done</h2><p>{_how()}</p>",
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Delivery semantics under crashes</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{''.join(parts)}\n</main>\n</body>\n</html>\n"
-    )
+    return document("Delivery semantics under crashes", _STYLE, "".join(parts))
 
 
 _KEY = (
@@ -139,7 +120,9 @@ def _map(sink: SinkKind, outcomes: Sequence[Outcome]) -> str:
 
 def _cell(cell: Cell, one: Outcome | None, most: int) -> str:
     if one is None:
-        why = "each step commits itself" if cell not in cells(cell.sink) else "not tried"
+        one_commit = cell.delivery == "exactly_once"
+        none = "one commit holds both" if one_commit else "each step commits itself"
+        why = none if cell not in cells(cell.sink) else "not tried"
         return f'<td class="no">{why}</td>'
     if not one.lost and not one.duplicated:
         return '<td class="zero"><b>0</b> lost<span><b>0</b> twice</span></td>'

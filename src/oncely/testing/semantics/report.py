@@ -11,7 +11,7 @@ from oncely.testing.semantics.page import page
 
 
 def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
-    """Write both; where they are.
+    """Write both files, and return their paths.
 
     ``report.json`` is a list of ``{"sink", "delivery", "kill_point", "records", "lost",
     "duplicated"}``.

@@ -1,4 +1,4 @@
-"""Runs the trials of a sink one after another, each in a process of its own that dies."""
+"""Runs the trials of a sink in sequence, each in a process that is killed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ FILES = 4  # of a micro-batch
 _SOURCE = "source"
 _LONGEST = 180.0  # seconds for a restart and a run
 _LOOK = 0.2  # seconds
-_LIGHTLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # Spark lives for seconds here
+_LIGHTLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # Spark runs for seconds only
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The servers, and where files lie. Holds the database's password: never shown."""
+    """The servers, and the folder of files. Contains the database's password: never shown."""
 
     brokers: str
     url: str = field(repr=False)
     folder: Path
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set when somebody has lost patience: the trials end."""
+    """Set to end the trials early."""
 
 
 def prepare(broker: Broker, postgres: Postgres, folder: Path) -> Stage:
@@ -56,12 +56,12 @@ def prepare(broker: Broker, postgres: Postgres, folder: Path) -> Stage:
 
 
 def run(
-    stage: Stage, broker: Broker, wanted: Sequence[Cell], told: Callable[[Outcome], None]
+    stage: Stage, broker: Broker, wanted: Sequence[Cell], on_outcome: Callable[[Outcome], None]
 ) -> list[Outcome]:
-    """Trials of a sink, one after another; ``told`` hears each outcome as it is counted.
+    """Run trials of a sink in sequence; ``on_outcome`` is called with each outcome.
 
     Raises:
-        Stopped: a pipeline ended in another way than by the kill.
+        Stopped: a pipeline ended otherwise than by the kill.
     """
     outcomes = []
     before: Cell | None = None
@@ -71,7 +71,7 @@ def run(
         _process(stage, before, now)
         if before is not None:
             outcomes.append(_count(stage, before))
-            told(outcomes[-1])
+            on_outcome(outcomes[-1])
         before = now
     return outcomes
 
@@ -79,10 +79,10 @@ def run(
 def pipeline(stage: Stage, cell: Cell) -> dict[str, Any]:
     """The pipeline file of a trial."""
     spark: dict[str, Any] = {"master": "local[2,4]", "max_records_per_batch": A_BATCH}
-    in_files = cell.sink == "files"
+    in_files = cell.sink in ("files", "delta")
     if not in_files:
         spark["trigger"] = "0 seconds"
-    # Without a guarantee positions go by the timer, here at every second micro-batch.
+    # Without a guarantee positions follow the timer, here at every second micro-batch.
     interval = 2 * A_BATCH if cell.delivery == "none" else A_COMMIT
     return {
         "name": cell.name,
@@ -96,27 +96,31 @@ def pipeline(stage: Stage, cell: Cell) -> dict[str, Any]:
 
 
 def _sink(stage: Stage, cell: Cell) -> dict[str, Any]:
-    """Of the pipeline file."""
+    """The ``[sink]`` of the pipeline file."""
     match cell.sink:
         case "sql":
             return {"kind": "sql", "url": stage.url, "table": cell.name}
         case "kafka":
             return {"kind": "kafka", "topic": cell.name}
+        case "delta":
+            url = _root(stage, cell).as_uri()
+            return {"kind": "delta", "url": url, "partition_by": ["team"],
+                    "flush_interval": "0 seconds"}  # fmt: skip
         case "files":
             return {
                 "kind": "files",
                 "url": _root(stage, cell).as_uri(),
                 "partition_by": ["team"],
                 "manifest_topic": _manifest(cell),
-                # Of their own: a transaction that a kill leaves open hides from others what
-                # follows it, and the other sinks' trials run beside these.
+                # Separate topics: an open transaction after a kill hides the following messages
+                # from others, and trials of other sinks run in parallel.
                 "ledger_topic": "files.ledger",
                 "flush_interval": "0 seconds",
             }
 
 
 def _root(stage: Stage, cell: Cell) -> Path:
-    return stage.folder / "files" / cell.name
+    return stage.folder / cell.sink / cell.name
 
 
 def _manifest(cell: Cell) -> str:
@@ -127,7 +131,7 @@ def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
     """Resume one trial and run the next until it dies."""
     name = now.name if now else f"after_{before.name if before else 'nothing'}"
     job, log = stage.folder / f"{name}.json", stage.folder / f"{name}.log"
-    job.touch(mode=0o600)  # the URL in it has a password
+    job.touch(mode=0o600)  # it contains a URL with a password
     order = {
         "resume": before and pipeline(stage, before),
         "run": now and pipeline(stage, now),
@@ -137,7 +141,7 @@ def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
     job.write_text(json.dumps(order))
     process = Process(
         f"the pipeline {name}",
-        [sys.executable, "-m", "oncely.testing.semantics.victim", str(job)],
+        [sys.executable, "-m", "oncely.testing.semantics.child", str(job)],
         directory=stage.folder,
         log=log,
         environment={"SPARK_SUBMIT_OPTS": _LIGHTLY, **os.environ},
@@ -157,7 +161,7 @@ def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
 
 
 def _wait(stage: Stage, process: Process) -> int | None:
-    """The exit code; None when it took too long, or somebody has lost patience."""
+    """The exit code; None after the timeout, or if the trials are ended."""
     deadline = time.monotonic() + _LONGEST
     code = process.wait(_LOOK)
     while code is None and time.monotonic() < deadline and not stage.stop.is_set():
@@ -171,6 +175,8 @@ def _count(stage: Stage, cell: Cell) -> Outcome:
             found = reader.in_table(stage.url, cell.name)
         case "kafka":
             found = reader.in_topic(stage.brokers, cell.name)
+        case "delta":
+            found = reader.in_delta(_root(stage, cell))
         case "files":
             found = reader.in_files(stage.brokers, _manifest(cell), _root(stage, cell))
     return Outcome(cell, RECORDS, *reader.damage(found, RECORDS))

@@ -1,8 +1,8 @@
-"""The guard: starts one server as its own child and ends it when the starting process is gone.
+"""The guard: starts a server as its child and ends it when the starting process is gone.
 
 It is run as a program (see :mod:`oncely.testing.servers.process`), imports nothing of Oncely, and
 has one thread. Standard input is its lifeline: only the starting process holds the other end, so
-the kernel closes it on any kind of death, SIGKILL included. Standard output carries the reports.
+the kernel closes it on any kind of death, including SIGKILL. Standard output carries the reports.
 
 In:  one line of JSON (the server to start), then lines ``signal N``; end of file: end the server.
 Out: ``started PID`` or ``failed REASON``, then ``exited CODE`` (negative: the signal).
@@ -26,7 +26,7 @@ _CHUNK = 65536
 
 
 def main() -> None:
-    """Read the order, start the server, pass signals on, and outlive neither it nor the parent."""
+    """Read the order, start the server, forward signals, and end with the server or the parent."""
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -70,7 +70,7 @@ def _watch(child: int, lines: _Lines, woken: int, order: dict[str, Any]) -> None
 
 
 def _obey(child: int, lines: _Lines) -> bool:
-    """Pass on the signals asked for. The child is not reaped yet, so its pid is its own."""
+    """Forward the requested signals. The child is not reaped yet, so its pid is valid."""
     if not lines.read():
         return False
     while (line := lines.take()) is not None:
@@ -79,10 +79,10 @@ def _obey(child: int, lines: _Lines) -> bool:
 
 
 def _exit_code(child: int) -> int | None:
-    """Return how the child ended, or None. Its process group ends with it.
+    """Return the exit code of the child, or None. Its process group ends with it.
 
-    The group is ended while the child is still a zombie: until it is reaped nobody else can get
-    its number. Without ``waitid`` (macOS) that small window stays open.
+    The group is ended while the child is still a zombie: until it is reaped its number cannot be
+    reused. Without ``waitid`` (macOS) this small window stays open.
     """
     if hasattr(os, "waitid"):
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -103,9 +103,9 @@ def _end_group(leader: int) -> None:
 
 
 def _start(order: dict[str, Any]) -> int:
-    """Fork and execute; raise OSError here when the child could not execute."""
+    """Fork and execute; raise OSError here if the child could not execute."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
-    told, tell = os.pipe()  # closed by a successful exec
+    reading, writing = os.pipe()  # closed by a successful exec
     guard = os.getpid()
     child = os.fork()
     if child == 0:
@@ -115,18 +115,18 @@ def _start(order: dict[str, Any]) -> int:
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             if prctl:
-                # The second net, for a guard that is killed itself. After setuid, which clears
-                # it; and the guard may have died before it was set.
+                # The second safeguard, for a guard that is killed itself. After setuid, which
+                # clears it; and the guard may have died before it was set.
                 prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() != guard:
                     os._exit(1)
             os.execve(order["command"][0], order["command"], order["environment"])  # noqa: S606
         except BaseException as error:
-            os.write(tell, str(error).encode())
+            os.write(writing, str(error).encode())
             os._exit(127)
-    os.close(tell)
-    problem = os.read(told, _CHUNK)
-    os.close(told)
+    os.close(writing)
+    problem = os.read(reading, _CHUNK)
+    os.close(reading)
     if problem:
         os.waitpid(child, 0)
         raise OSError(problem.decode())
@@ -147,7 +147,7 @@ def _become(order: dict[str, Any]) -> None:
 
 
 class _Lines:
-    """Lines of standard input, read without ever blocking for more than there is."""
+    """Lines of standard input, read without blocking for more than is available."""
 
     def __init__(self) -> None:
         self._held = b""

@@ -1,8 +1,8 @@
 """A broker and a PostgreSQL in the background: ``oncely local up``, ``down``, ``status``.
 
 ``up`` starts one detached process, the keeper, which starts both servers as its children and waits.
-So everything that :mod:`oncely.testing.servers.process` promises holds here too: when the keeper is
-gone, its servers are gone. Data, ports and password stay in the directory for the next ``up``.
+So the guarantees of :mod:`oncely.testing.servers.process` hold here, too: when the keeper is gone,
+its servers are gone. Data, ports and password are kept in the directory for the next ``up``.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _CLOCK_MOVED = 2.0
 
 @dataclass(frozen=True)
 class LocalServers:
-    """Where the servers are.
+    """The addresses of the servers.
 
     Attributes:
         brokers: ``host:port``.
-        postgres: a libpq URL; its password is in it.
+        postgres: a libpq URL with the password.
     """
 
     brokers: str
@@ -51,14 +51,14 @@ class LocalServers:
 
 
 def up() -> LocalServers:
-    """Start the servers in the background and return when both answer; what runs is left as is.
+    """Start the servers in the background and return when both respond; running servers are kept.
 
     Raises:
-        Unavailable: they did not come up.
+        Unavailable: they did not start.
         WrongInput: Java or PostgreSQL's programs are missing.
     """
     artifacts.java()
-    artifacts.resolve(artifacts.KAFKA_BROKER)  # here, where its progress can be seen
+    artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
     with _locked() as home:
         running = _running(home)
         if running:
@@ -67,13 +67,13 @@ def up() -> LocalServers:
 
 
 def down(*, erase: bool = False) -> bool:
-    """Stop the servers; return whether there were any.
+    """Stop the servers; return True if there were any.
 
     Args:
         erase: also delete their data, ports and password.
 
     Raises:
-        Unavailable: they would not end.
+        Unavailable: they did not end.
     """
     with _locked() as home:
         running = _running(home)
@@ -86,7 +86,7 @@ def down(*, erase: bool = False) -> bool:
 
 
 def status() -> LocalServers | None:
-    """Return where the servers are, or None when they don't run."""
+    """Return the addresses of the servers, or None if they are not running."""
     running = _running(home_directory())
     return running[1] if running else None
 
@@ -99,7 +99,7 @@ def home_directory() -> Path:
 
 @contextlib.contextmanager
 def _locked() -> Iterator[Path]:
-    """Let one ``up`` or ``down`` work at a time. A holder that is killed leaves the lock free."""
+    """Serialise ``up`` and ``down``. The lock is released if its holder is killed."""
     home = home_directory()
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as file:
@@ -108,10 +108,7 @@ def _locked() -> Iterator[Path]:
 
 
 def _running(home: Path) -> tuple[psutil.Process, LocalServers] | None:
-    """Return the keeper and its servers, when the state file's process is still that process.
-
-    After a reboot, or a long time, its pid may be anybody's: start time and command must agree.
-    """
+    """Return the keeper and its servers, if the process of the state file is still the same."""
     try:
         state = json.loads((home / "state.json").read_text())
         keeper = psutil.Process(state["pid"])
@@ -149,7 +146,7 @@ def _launch(home: Path) -> LocalServers:
         tail = log.read_text(errors="replace").strip()
         raise Unavailable(f"the local servers did not start: {tail}", way_out=f"see {log}")
     except BaseException:
-        keeper.kill()  # its servers follow
+        keeper.kill()  # its servers end with it
         keeper.wait()
         raise
 
@@ -173,9 +170,9 @@ def _erase(home: Path) -> None:
 
 
 def _settings(home: Path) -> dict[str, str]:
-    """Return what stays the same from one ``up`` to the next, choosing it at the first.
+    """Return the settings that ``up`` keeps, creating them at the first time.
 
-    A port that somebody else has taken since is chosen anew.
+    A port that another process has taken since is chosen again.
     """
     settings: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
@@ -193,7 +190,7 @@ def _settings(home: Path) -> dict[str, str]:
 
 
 def _write(file: Path, content: object) -> None:
-    """Write JSON that only we can read, all of it or nothing."""
+    """Write JSON that only this user can read, completely or not at all."""
     part = file.with_suffix(".part")
     part.unlink(missing_ok=True)
     part.touch(mode=0o600)
@@ -202,10 +199,10 @@ def _write(file: Path, content: object) -> None:
 
 
 def keep(home: Path) -> None:
-    """Run both servers until SIGTERM; the state file says that they answer."""
-    told = threading.Event()
+    """Run both servers until SIGTERM; the state file shows that they respond."""
+    stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stopped.set())
     settings = _settings(home)
     broker = Broker(home / "kafka", port=int(settings["kafka_port"]))
     postgres = Postgres(Path(settings["postgres_directory"]), port=int(settings["postgres_port"]))
@@ -215,7 +212,7 @@ def keep(home: Path) -> None:
         state = {"pid": os.getpid(), "started": started, "servers": asdict(servers)}
         _write(home / "state.json", state)
         try:
-            while not told.wait(0.5):
+            while not stopped.wait(0.5):
                 for server in (broker, postgres):
                     if not server.running:
                         raise Unavailable(f"{type(server).__name__} ended by itself")

@@ -18,7 +18,7 @@ _CLOCKS_DIFFER = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Certificates:
-    """Paths of PEM files; ``client_*`` is for servers that ask their clients for one."""
+    """Paths of PEM files; ``client_*`` is for servers that require client certificates."""
 
     ca: Path
     server: Path

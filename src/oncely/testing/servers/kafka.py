@@ -44,11 +44,12 @@ class Broker(ChildServer):
     """One Kafka node on 127.0.0.1 with a directory of its own.
 
     Args:
-        directory: kept after :meth:`stop`; without one, a temporary one that :meth:`close` deletes.
-        properties: further lines of ``server.properties``; they win over the ones made here.
-        security: who may connect to :attr:`bootstrap`, and how; plaintext for all by default.
-        heap: of the JVM, for ``-Xmx``.
-        port: of the clients' listener; a free one by default.
+        directory: kept after :meth:`stop`; by default a temporary directory that :meth:`close`
+            deletes.
+        properties: more lines of ``server.properties``, which override the generated ones.
+        security: the authentication of :attr:`bootstrap`; plaintext for all by default.
+        heap: the heap of the JVM, for ``-Xmx``.
+        port: the port of the clients' listener; a free port by default.
     """
 
     name = "the Kafka broker"
@@ -97,7 +98,8 @@ class Broker(ChildServer):
         return self._certificates.ca
 
     def client_config(self, user: str | None = None) -> dict[str, str]:
-        """Return what a client needs to connect, by librdkafka's names; first user by default."""
+        """Return the properties of a client, with librdkafka's names; for the first user by
+        default."""
         config = {"bootstrap.servers": self.bootstrap}
         if self.security is None or self._certificates is None:
             return config
@@ -115,17 +117,17 @@ class Broker(ChildServer):
         return config
 
     def stop(self, timeout: float = 30.0) -> None:
-        """End the broker in order; SIGKILL after ``timeout`` seconds. Data and port stay."""
+        """Stop the broker; SIGKILL after ``timeout`` seconds. Data and port are kept."""
         if self._process is not None:
             self._process.stop(timeout=timeout)
 
     def kill(self) -> None:
-        """SIGKILL the broker. Data and port stay."""
+        """SIGKILL the broker. Data and port are kept."""
         if self._process is not None:
             self._process.kill()
 
     def admin(self) -> AdminClient:
-        """Return an admin client with all rights; it goes by an inner listener of its own."""
+        """Return an admin client with all rights; it uses an internal listener."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -139,7 +141,7 @@ class Broker(ChildServer):
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> str:
-        """Create a topic, wait until the broker knows its leaders, and return its name."""
+        """Create a topic, wait until its partitions have leaders, and return its name."""
         from confluent_kafka.admin import NewTopic
 
         admin = self.admin()
@@ -148,14 +150,26 @@ class Broker(ChildServer):
         self._await_partitions(admin, name, partitions)
         return name
 
+    def ensure_topic(self, name: str, partitions: int = 1) -> str:
+        """Create a topic if it does not exist, and return its name."""
+        from confluent_kafka import KafkaError, KafkaException
+
+        try:
+            return self.create_topic(name, partitions)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+            self._await_partitions(self.admin(), name, partitions)
+            return name
+
     def delete_topic(self, name: str) -> None:
-        """Delete a topic and wait until the broker no longer knows it."""
+        """Delete a topic and wait until the broker has deleted it."""
         admin = self.admin()
         admin.delete_topics([name], operation_timeout=_ADMIN)[name].result(_ADMIN)
         self._await(lambda: name not in admin.list_topics(timeout=_ADMIN).topics, "it is deleted")
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Raise the number of partitions to ``total`` and wait until the broker knows them."""
+        """Raise the number of partitions to ``total`` and wait until the broker has them."""
         from confluent_kafka.admin import NewPartitions
 
         admin = self.admin()
@@ -164,7 +178,7 @@ class Broker(ChildServer):
         self._await_partitions(admin, name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
-        """Drop a topic's records before an offset: partition to the first offset that stays."""
+        """Delete a topic's records before an offset: partition to the first offset that is kept."""
         from confluent_kafka import TopicPartition
 
         wanted = [TopicPartition(name, partition, offset) for partition, offset in before.items()]
@@ -213,11 +227,11 @@ class Broker(ChildServer):
         )
 
     def _format(self, java: list[str], config: Path) -> None:
-        """Give the node its cluster id, once."""
+        """Format the storage with a cluster id, once."""
         if (self.directory / "data" / "meta.properties").exists():
             return
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # An id may not begin with a dash: the tool would take it for an option.
+        # An id must not begin with a dash: the tool would parse it as an option.
         quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         tool = ["kafka.tools.StorageTool", "format", "-t", f"o{cluster[1:]}", "-c", str(config)]
         command = [java[0], *quick, *java[1:], *tool]
@@ -230,7 +244,7 @@ class Broker(ChildServer):
         if self.security:
             self._await_login(process, configs[0])
             self._add_users(self.security.users)
-            # A new user is known a moment after the answer: it travels through the metadata log.
+            # A new user is available shortly after the response: it goes through the metadata log.
             configs = [self.client_config(user) for user in self.security.users]
         for config in configs:
             self._await_login(process, config)
@@ -241,9 +255,9 @@ class Broker(ChildServer):
         wait_until(lambda: _answers(config), process=process, timeout=_START, what=what)
 
     def _add_users(self, users: Mapping[str, str]) -> None:
-        """Store the users by an admin request: the format tool takes passwords as arguments only.
+        """Store the users by an admin request: the format tool accepts passwords as arguments only.
 
-        Arguments can be read by everybody on the machine while the tool runs.
+        Arguments are visible to all users of the machine while the tool runs.
         """
         from confluent_kafka import admin
 
@@ -252,7 +266,7 @@ class Broker(ChildServer):
             admin.UserScramCredentialUpsertion(name, how, password.encode())
             for name, password in users.items()
         ]
-        client = self.admin()  # by name: its answers die with it
+        client = self.admin()  # a variable: its futures die with the client
         for done in client.alter_user_scram_credentials(wanted).values():
             done.result(_ADMIN)
 
@@ -269,7 +283,7 @@ class Broker(ChildServer):
 
 
 def _answers(config: Mapping[str, str]) -> bool:
-    """Ask for the cluster's metadata once, with a client of its own."""
+    """Request the cluster's metadata once, with a separate client."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -282,4 +296,4 @@ def _answers(config: Mapping[str, str]) -> bool:
 
 
 def _ignore(_: KafkaException) -> None:
-    """Not up yet: that is what the caller is waiting for."""
+    """Ignore errors: the broker is not up yet, and the caller waits for that."""

@@ -1,4 +1,4 @@
-"""What a single Kafka node is configured with: small, quick to answer, nothing by accident."""
+"""The configuration of a single Kafka node: small, fast, and explicit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger.config.level = WARN
 """
 
 _SMALL: Mapping[str, str] = {
-    # One node holds the only replica of everything, and two cores do all the work.
+    # One node holds the only replica of every partition, and two cores do all the work.
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.replication.factor": "1",
@@ -37,9 +37,9 @@ _SMALL: Mapping[str, str] = {
     "num.io.threads": "4",
     "background.threads": "2",
     "log.cleaner.dedupe.buffer.size": "8388608",
-    # A topic that is not there must be seen as missing, not made in passing.
+    # A missing topic must be reported as missing, not created implicitly.
     "auto.create.topics.enable": "false",
-    # A broker that was killed may register again only when its old session has run out (9 s by
+    # A broker that was killed may register again only after its old session has expired (9 s by
     # default).
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
@@ -52,7 +52,7 @@ class Scram:
 
     Attributes:
         users: name to password; one user ``oncely`` with a random password by default.
-        client_certificates: also demand a certificate of the client (mutual TLS).
+        client_certificates: also require a certificate of the client (mutual TLS).
     """
 
     users: Mapping[str, str] = field(
@@ -68,8 +68,8 @@ def server_properties(
 
     Args:
         clients: ``host:port`` of the listener for clients.
-        inner: of a plaintext one for the node itself and for our admin requests.
-        controller: of the controller's.
+        inner: ``host:port`` of a plaintext listener for the node itself and for admin requests.
+        controller: ``host:port`` of the controller's listener.
         data: directory of the log segments.
         secured: the clients' listener speaks SASL_SSL.
     """
@@ -92,8 +92,8 @@ def server_properties(
 
 
 def security_properties(security: Scram, made: Certificates) -> dict[str, str]:
-    """Return the further lines for a SASL_SSL listener with PEM files (KIP-651)."""
-    chain = made.server.with_name("keystore.pem")  # Kafka wants key and chain in one file
+    """Return the additional lines for a SASL_SSL listener with PEM files (KIP-651)."""
+    chain = made.server.with_name("keystore.pem")  # Kafka requires key and chain in one file
     chain.touch(mode=0o600)
     chain.write_bytes(made.server_key.read_bytes() + made.server.read_bytes())
     module = "org.apache.kafka.common.security.scram.ScramLoginModule"

@@ -1,9 +1,9 @@
-"""PostgreSQL's programs: where they are, and as whom they may run.
+"""The programs of PostgreSQL, and the user that runs them.
 
-PostgreSQL refuses to run as root. Then it runs as an unprivileged user that is on every system,
-and that user must be able to reach its programs and its data: a virtual environment below a home
-directory of mode 0700 is out of its reach, so the programs are copied (they find their libraries
-and share files relative to themselves).
+PostgreSQL refuses to run as root. Then it runs as an unprivileged user that exists on every system,
+and that user needs access to its programs and its data: a virtual environment below a home
+directory of mode 0700 is inaccessible, so the programs are copied (they locate their libraries and
+share files relative to themselves).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _TLS_BUILDS = {
 
 
 def server_user() -> tuple[int, int] | None:
-    """Return (uid, gid) that the server must become, or None when it can run as we do.
+    """Return the (uid, gid) of the server, or None if it can run as the present user.
 
     Raises:
-        WrongInput: we are root and the system has no unprivileged user.
+        WrongInput: the present user is root and the system has no unprivileged user.
     """
     if os.geteuid() != 0:
         return None
@@ -65,11 +65,11 @@ def programs(*, tls: bool = False) -> Path:
     """Return the directory with ``initdb`` and ``postgres`` that :func:`server_user` can run.
 
     Args:
-        tls: a build with OpenSSL. The Python package has none, so it is fetched as a Maven
-            artifact, made for embedding too.
+        tls: a build with OpenSSL. The Python package has none, so it is downloaded as a Maven
+            artifact for embedding.
 
     Raises:
-        WrongInput: there are no programs for this machine, or Java is missing (for ``tls``).
+        WrongInput: there are no programs for this platform, or Java is missing (for ``tls``).
         Unavailable: the download failed (for ``tls``).
     """
     if tls:
@@ -83,7 +83,7 @@ def programs(*, tls: bool = False) -> Path:
 
 
 def reachable_directory(prefix: str) -> Path:
-    """Make a temporary directory that the server's user can reach.
+    """Create a temporary directory that the server's user can access.
 
     Raises:
         WrongInput: there is no such place.
@@ -100,7 +100,7 @@ def reachable_directory(prefix: str) -> Path:
 
 
 def reachable(path: Path) -> bool:
-    """Whether everybody may pass through ``path`` and all directories above it."""
+    """True if all users may pass through ``path`` and all directories above it."""
     path = path.resolve()
     return all(_mode(part) & stat.S_IXOTH for part in (path, *path.parents))
 
@@ -119,7 +119,7 @@ def _installed() -> Path:
 
 
 def _open_to_all(home: Path) -> bool:
-    """Whether every user can reach and run the programs and read what they load."""
+    """True if all users can access and run the programs and read their libraries."""
     needed = [home / "bin" / name for name in _PROGRAMS]
     needed += [home / "lib" / "postgresql", home / "share" / "postgresql", *_libraries(home)]
     everybody = stat.S_IROTH | stat.S_IXOTH
@@ -131,7 +131,8 @@ def _open_to_all(home: Path) -> bool:
 
 
 def _libraries(home: Path) -> list[Path]:
-    """The wheel keeps bundled shared libraries beside its package; programs look there."""
+    """The wheel keeps bundled shared libraries beside its package; programs load them from
+    there."""
     return sorted((home.parent.parent / f"{_PACKAGE}.libs").glob("*.so*"))
 
 
@@ -140,10 +141,10 @@ def _mode(path: Path) -> int:
 
 
 def _made_once(name: str, fill: Callable[[Path], None]) -> Path:
-    """Return a directory that everybody can run programs from, filled at the first use.
+    """Return a directory with programs for all users, filled at the first use.
 
-    In a temporary directory its name can be guessed, so somebody else may have put their
-    programs there: only a directory that is ours, and that nobody else can write, is taken.
+    In a temporary directory its name can be guessed, so another user may have put programs there:
+    only a directory that is ours, and not writable for others, is accepted.
     """
     home = cache_directory()
     home.mkdir(parents=True, exist_ok=True)
@@ -158,9 +159,9 @@ def _made_once(name: str, fill: Callable[[Path], None]) -> Path:
             _open(making)
             names = sorted(str(path.relative_to(making)) for path in making.rglob("*"))
             (making / _MANIFEST).write_text("\n".join(names))
-            if _ours(place):  # something that clears old temporary files has been there
+            if _ours(place):  # a cleaner of temporary files has removed files
                 shutil.rmtree(place)
-            with contextlib.suppress(OSError):  # the loser of a race takes the winner's
+            with contextlib.suppress(OSError):  # the loser of a race uses the winner's directory
                 making.rename(place)
             if not _whole(place):
                 return Path(shutil.move(making, making.with_name(making.name[1:])))
@@ -170,7 +171,7 @@ def _made_once(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def _whole(place: Path) -> bool:
-    """Whether every file is still there, in a directory that nobody else could write."""
+    """True if every file still exists, in a directory that is not writable for others."""
     if not _ours(place):
         return False
     try:

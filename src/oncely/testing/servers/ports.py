@@ -9,16 +9,16 @@ from pathlib import Path
 HOST = "127.0.0.1"
 _LOWEST, _HIGHEST = 15_000, 32_000
 _TRIES = 200
-_CHANCE = random.SystemRandom()  # seeded alike, two processes would draw the same ports
-_given: set[int] = set()  # not listened on yet, but promised
+_CHANCE = random.SystemRandom()  # with equal seeds, two processes would draw the same ports
+_given: set[int] = set()  # reserved, not listened on yet
 
 
 def free_port() -> int:
-    """Return a port nobody listens on, below the range that the system gives to clients.
+    """Return a port without a listener, below the range that the system assigns to clients.
 
-    A server that is restarted needs its port again. From the clients' (ephemeral) range somebody
-    else's outgoing connection may have taken it meanwhile; worse, a client that keeps trying to
-    reach the stopped server on such a port can be given that very port and connect to itself.
+    A server that is restarted needs its port again. A port from the clients' (ephemeral) range
+    might be used by another outgoing connection meanwhile; worse, a client that keeps trying to
+    reach the stopped server on such a port can be assigned the same port and connect to itself.
     """
     highest = min(_HIGHEST, max(_first_ephemeral() - 1, _LOWEST + 1000))
     for _ in range(_TRIES):
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port now."""
+    """True if a server could listen on the port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

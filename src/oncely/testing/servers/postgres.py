@@ -28,7 +28,7 @@ Mode = Literal["smart", "fast", "immediate"]
 _START = 60.0
 _ENDING = 15.0
 _STOP: Mapping[Mode, signal.Signals] = {
-    "smart": signal.SIGTERM,  # waits for the clients to go
+    "smart": signal.SIGTERM,  # waits for the clients to disconnect
     "fast": signal.SIGINT,
     "immediate": signal.SIGQUIT,
 }
@@ -38,12 +38,13 @@ class Postgres(ChildServer):
     """One PostgreSQL server on 127.0.0.1 with a directory of its own, passwords by SCRAM.
 
     Args:
-        directory: kept after :meth:`stop`; without one, a temporary one that :meth:`close` deletes.
-        settings: further lines of ``postgresql.conf``; they win over the ones made here.
+        directory: kept after :meth:`stop`; by default a temporary directory that :meth:`close`
+            deletes.
+        settings: more lines of ``postgresql.conf``, which override the generated ones.
         tls: encrypted connections only, with a certificate for 127.0.0.1 and localhost.
-        port: a free one by default.
+        port: a free port by default.
         user: the superuser's name.
-        password: the superuser's; by default that of the directory, or a random one.
+        password: the superuser's password; by default that of the directory, or a random one.
 
     Raises:
         WrongInput: the programs are missing, or root has no other user to run them as.
@@ -84,7 +85,7 @@ class Postgres(ChildServer):
     def url(
         self, database: str = "postgres", user: str | None = None, password: str | None = None
     ) -> str:
-        """Return a libpq URL with the password in it; with ``tls``, it verifies the server."""
+        """Return a libpq URL with the password; with ``tls``, it verifies the server."""
         name = quote(user or self.user, safe="")
         word = quote(password or self._password, safe="")
         url = f"postgresql://{name}:{word}@{HOST}:{self.port}/{quote(database, safe='')}"
@@ -101,10 +102,10 @@ class Postgres(ChildServer):
             self._process.stop(_STOP[mode], timeout)
 
     def kill(self) -> None:
-        """Crash the server: all sessions end at once, nothing is written out.
+        """Crash the server: all sessions end at once, nothing is flushed.
 
-        By SIGQUIT (immediate shutdown). SIGKILL of the postmaster alone would leave sessions for
-        a moment, and they keep the shared memory that the next start needs.
+        By SIGQUIT (immediate shutdown). SIGKILL of the postmaster alone would leave sessions for a
+        moment, which keep the shared memory that the next start needs.
         """
         self.stop("immediate")
 
@@ -119,7 +120,7 @@ class Postgres(ChildServer):
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, ending its sessions; nothing happens when there is none."""
+        """Drop a database, ending its sessions; does nothing if there is none."""
         self._run(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def _run(self, statement: sql.Composed) -> None:
@@ -151,14 +152,15 @@ class Postgres(ChildServer):
         return self.directory / "password"
 
     def _kept_password(self) -> str:
-        """Return the password that a directory from an earlier run was made with."""
+        """Return the password of a directory from an earlier run."""
         try:
             return self._password_file.read_text().rstrip("\n")
         except FileNotFoundError:
             return ""
 
     def _environment(self) -> dict[str, str]:
-        """PG* variables are for clients; some of them would reach into the server too."""
+        """Remove PG* variables, which are for clients; some of them would affect the server,
+        too."""
         return {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"}
 
     def _launch(self) -> Process:
@@ -172,7 +174,7 @@ class Postgres(ChildServer):
             log=self.directory / "postgres.log",
             environment=self._environment(),
             user=self._runs_as,
-            end_signal=signal.SIGQUIT,  # it takes its sessions along; they have groups of their own
+            end_signal=signal.SIGQUIT,  # it also ends its sessions
             remove=self._delete_after,
         )
 
@@ -226,7 +228,7 @@ class Postgres(ChildServer):
             **self._settings,
         }
         lines = (f"{name} = '{_quoted(value)}'\n" for name, value in settings.items())
-        # Of several lines for one setting the last one counts, and auto.conf comes after all.
+        # Of several lines for one setting the last one counts, and auto.conf is read last.
         (self._data / "oncely.conf").write_text("".join(lines))
         main = self._data / "postgresql.conf"
         if "oncely.conf" not in main.read_text():
@@ -241,7 +243,7 @@ class Postgres(ChildServer):
         directory = self.directory / "tls"
         if not (directory / "server.pem").exists():
             make_certificates(directory)
-        self._give(directory / "server.key")  # PostgreSQL wants to own it, closed to the others
+        self._give(directory / "server.key")  # PostgreSQL requires ownership
         return {
             "ssl": "on",
             "ssl_cert_file": str(directory / "server.pem"),
@@ -256,8 +258,9 @@ class Postgres(ChildServer):
 def _clear(pid_file: Path) -> None:
     """Remove the pid file of a postmaster that is gone.
 
-    A crash leaves the file, and PostgreSQL refuses to start while that pid exists, though it may
-    by now be anybody's. A postmaster that is still there keeps its file: it may be about to end.
+    A crash leaves the file, and PostgreSQL refuses to start while that pid exists, which may belong
+    to another process by now. A postmaster that is still running keeps its file: it may be about to
+    end.
     """
     import psutil
 
@@ -274,7 +277,7 @@ def _clear(pid_file: Path) -> None:
 
 
 def _ready(pid_file: Path, pid: int) -> bool:
-    """Whether the postmaster says so itself: the 8th line of its pid file, as pg_ctl waits for."""
+    """True if the postmaster reports it: the 8th line of its pid file, as pg_ctl waits for."""
     try:
         lines = pid_file.read_text().splitlines()
     except OSError:

@@ -1,13 +1,13 @@
-"""Child processes that end with their parent, however the parent ends.
+"""Child processes that end with their parent, even if the parent is killed.
 
-Between the two stands a small guard (:mod:`oncely.testing.servers._guard`), the real parent of the
-server. It holds the reading end of a pipe whose writing end only we have; the kernel closes that on
-every kind of death, so the guard sees it on Linux and macOS alike. Linux's ``PR_SET_PDEATHSIG``
-alone would not do: it fires when the *thread* that forked ends, and setuid clears it. Set by the
-guard, which has one thread, it is the second net: a guard that is killed takes its server along.
+A small guard (:mod:`oncely.testing.servers._guard`) is the real parent of the server. It holds the
+reading end of a pipe whose writing end only this process has; the kernel closes that on every kind
+of death, so the guard detects it on Linux and macOS alike. Linux's ``PR_SET_PDEATHSIG`` alone would
+not suffice: it fires when the *thread* that forked ends, and setuid clears it. Set by the guard,
+which has one thread, it is the second safeguard: a killed guard takes its server along.
 
-The guard and the server have sessions of their own, so a Ctrl-C in the terminal reaches us alone
-and we end them in order.
+The guard and the server have sessions of their own, so a Ctrl-C in the terminal reaches this
+process alone, which ends them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import NoReturn
 
-from oncely.errors import Unavailable
+from oncely.errors import InvariantViolation, Unavailable, WrongInput
 
 _GUARD = Path(__file__).with_name("_guard.py")
 _POLL = 0.02
@@ -40,10 +41,10 @@ class Process:
     Args:
         name: for messages.
         command: program and arguments; the program by path.
-        directory: its working directory, and where ``log`` lies.
+        directory: its working directory, and the folder of ``log``.
         environment: the whole environment of the server.
-        user: (uid, gid) to become before it starts; only root can.
-        end_signal: what it gets when this process has died; SIGKILL follows.
+        user: (uid, gid) of the server; only root can set it.
+        end_signal: the signal to the server when this process has died; SIGKILL follows.
         remove: a directory to delete when this process has died without :meth:`stop`.
 
     Raises:
@@ -83,8 +84,9 @@ class Process:
             cwd="/",
             start_new_session=True,
         )
-        self._lifeline = cast("IO[bytes]", self._guard.stdin)
-        self._reports = cast("IO[bytes]", self._guard.stdout)
+        if self._guard.stdin is None or self._guard.stdout is None:
+            raise InvariantViolation("the guard has no pipes")
+        self._lifeline, self._reports = self._guard.stdin, self._guard.stdout
         _alive.add(self)
         self._send(json.dumps(order))
         word, _, rest = self._reports.readline().decode().strip().partition(" ")
@@ -96,39 +98,41 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether the server has not ended yet."""
+        """True if the server has not ended yet."""
         return not self._ended(0)
 
     def send(self, number: int) -> None:
-        """Send a signal to the server; nothing happens when it has ended.
+        """Send a signal to the server; does nothing if it has ended.
 
-        It goes through the guard, which has not reaped the server yet: the pid can't be
-        somebody else's.
+        It goes through the guard, which has not reaped the server yet: the pid cannot belong to
+        another process.
         """
         self._send(f"signal {int(number)}")
 
     def wait(self, timeout: float) -> int | None:
-        """Return the exit code (negative: the signal), or None when it still runs."""
+        """Return the exit code (negative: the signal), or None if it is still running."""
         self._ended(timeout)
         return self.returncode
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> None:
-        """Ask the server to end; SIGKILL it after ``timeout`` seconds. Returns when it is gone."""
+        """Ask the server to end; SIGKILL it after ``timeout`` seconds. Returns when it has
+        ended."""
         self.send(number)
         if not self._ended(timeout):
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL the server and return when it is gone."""
+        """SIGKILL the server and return when it has ended."""
         self.send(signal.SIGKILL)
         self._ended(None)
 
     def log_tail(self, lines: int = 20) -> str:
         """Return the end of the server's log."""
-        try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        except OSError:
-            return ""
+        return _tail(self.log, lines)
+
+    def view(self) -> ForeignProcess:
+        """A picklable view of this process for other processes."""
+        return ForeignProcess(self.name, self.pid, self.log)
 
     def _ended(self, timeout: float | None) -> bool:
         try:
@@ -144,7 +148,7 @@ class Process:
             self._lifeline.flush()
 
     def _close(self) -> None:
-        """Read the last report and let go of the pipes, once the guard has ended."""
+        """Read the last report and close the pipes, after the guard has ended."""
         with self._writing:
             if self._reports.closed:
                 return
@@ -156,18 +160,68 @@ class Process:
         _alive.discard(self)
 
     def _let_go(self) -> None:
-        """Close our end of the lifeline."""
+        """Close this end of the lifeline."""
         with contextlib.suppress(BrokenPipeError):
             self._lifeline.close()
 
 
+@dataclass(frozen=True)
+class ForeignProcess:
+    """A server process that another process has started: it can be inspected, but not ended.
+
+    Attributes:
+        name: for messages.
+        pid: the pid of the server.
+        log: its log file.
+    """
+
+    name: str
+    pid: int
+    log: Path
+    returncode: None = None
+
+    @property
+    def running(self) -> bool:
+        """True if the server has not ended yet."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the end of the server's log."""
+        return _tail(self.log, lines)
+
+    def view(self) -> ForeignProcess:
+        """This view."""
+        return self
+
+    def refuse(self) -> NoReturn:
+        """Raise WrongInput: only the process that started the server may start or end it."""
+        raise WrongInput(
+            f"{self.name} belongs to another process",
+            way_out="start a server of your own to stop, kill or restart it",
+        )
+
+    def stop(self, *_: object, **__: object) -> NoReturn:
+        """Refuse."""
+        self.refuse()
+
+    def kill(self) -> NoReturn:
+        """Refuse."""
+        self.refuse()
+
+
 def wait_until(
-    condition: Callable[[], bool], *, process: Process, timeout: float, what: str
+    condition: Callable[[], bool], *, process: Process | ForeignProcess, timeout: float, what: str
 ) -> None:
     """Poll until ``condition`` holds.
 
     Raises:
-        Unavailable: the process ended first, or ``timeout`` seconds went by; with its last words.
+        Unavailable: the process ended first, or after ``timeout`` seconds; with the end of its log.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -185,11 +239,18 @@ def wait_until(
     )
 
 
+def _tail(log: Path, lines: int) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
+
+
 _alive: weakref.WeakSet[Process] = weakref.WeakSet()
 
 
 def _leave() -> None:
-    """At the end of the interpreter: let the guards end what still runs, and wait for them."""
+    """At the exit of the interpreter: let the guards end running servers, and wait for them."""
     left = list(_alive)
     for process in left:
         process._let_go()
@@ -198,7 +259,7 @@ def _leave() -> None:
 
 
 def _forked() -> None:
-    """In a forked child that goes on without exec: its copy would keep the lifeline open."""
+    """In a forked child that continues without exec: its copy would keep the lifeline open."""
     for process in list(_alive):
         process._let_go()
     _alive.clear()

@@ -25,10 +25,10 @@ class SparkCluster:
     """A standalone master with workers, run from PySpark's own jars.
 
     Args:
-        workers: how many worker processes.
-        cores: of each worker.
-        memory: of each worker, for executors, as Spark writes it ("1g").
-        directory: for logs and the workers' files; a temporary one by default.
+        workers: number of worker processes.
+        cores: cores of each worker.
+        memory: memory of each worker, for executors, in Spark's syntax ("1g").
+        directory: for logs and the workers' files; a temporary directory by default.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SparkCluster:
         return [worker.pid for worker in self._workers if worker.running]
 
     def executors(self) -> list[int]:
-        """Return the pids of the executors' JVMs, in no order."""
+        """Return the pids of the executors' JVMs, in any order."""
         return [p.pid for pid in self.workers for p in _below(pid) if _runs(p, _EXECUTOR)]
 
     def python_workers(self) -> list[int]:
@@ -68,7 +68,7 @@ class SparkCluster:
         """Start the cluster; return when every worker has registered with the master.
 
         Raises:
-            Unavailable: a part did not come up; with the end of its log.
+            Unavailable: a part did not start; with the end of its log.
             WrongInput: Java is missing.
         """
         if self._master is not None and self._master.running:
@@ -84,7 +84,7 @@ class SparkCluster:
         return self
 
     def kill_worker(self, number: int) -> None:
-        """SIGKILL a worker and its executors together, as when their machine is lost."""
+        """SIGKILL a worker and its executors together, as if their machine was lost."""
         self._workers[number].kill()
 
     def stop(self) -> None:
@@ -125,7 +125,7 @@ class SparkCluster:
     def _run(self, name: str, main: str, arguments: list[str]) -> Process:
         home = artifacts.spark_home()
         log = self.directory / f"{name}.log"
-        log.unlink(missing_ok=True)  # lines of an earlier start would answer for this one
+        log.unlink(missing_ok=True)  # lines of an earlier start would match
         return Process(
             f"Spark's {name}",
             [str(home / "bin" / "spark-class"), main, *arguments],  # it ends in exec: one pid
@@ -135,10 +135,10 @@ class SparkCluster:
                 **os.environ,
                 "SPARK_HOME": str(home),
                 "JAVA_HOME": str(Path(artifacts.java()).resolve().parent.parent),
-                "SPARK_LOCAL_IP": HOST,  # the web pages too
+                "SPARK_LOCAL_IP": HOST,  # also for the web pages
                 "SPARK_LOCAL_DIRS": str(self.directory),
                 "SPARK_DAEMON_MEMORY": _DAEMON_HEAP,
-                # Else Spark takes the python3 of PATH.
+                # Otherwise Spark uses the python3 of PATH.
                 "PYSPARK_PYTHON": sys.executable,
                 "PYSPARK_DRIVER_PYTHON": sys.executable,
             },

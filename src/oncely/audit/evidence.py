@@ -1,0 +1,269 @@
+"""The ports of the audit: the content of a destination, of the topics, and expected records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from oncely.audit.report import Proof, Undecided
+from oncely.core.claim import Counts
+from oncely.core.expected import Expected, ExpectedRecords, Span
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import Position, SourceIdentity, TopicPartition
+
+__all__ = ["Expected", "ExpectedRecords", "Span"]
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A range that the pipeline says it has committed, from the ledger's history or a manifest.
+
+    Attributes:
+        span: its offsets.
+        kind: of a history entry: data, hole, gap, joined; or of an amendment, whose counts and
+            digest are added to those of the entries: replay, repair, backfill.
+        counts: the counts of its records, with the digest of its rows and the digest's recipe if
+            they were stored.
+        epoch: the epoch of the run that has committed it; None if it is not stored.
+        at: the time of the commit; None if it is not stored.
+    """
+
+    span: Span
+    kind: str
+    counts: Counts
+    epoch: int | None = None
+    at: datetime | None = None
+
+
+class Cell(NamedTuple):
+    """The unit of comparison: offsets of one committed range, and the recipe of its digest.
+
+    A large range has several cells, so that what is read of a range that differs is bounded.
+    """
+
+    span: Span
+    recipe: str
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The content of the destination for one cell, recomputed there.
+
+    Attributes:
+        rows: the number of rows.
+        rejects: the number of dead letters.
+        offsets: the sum modulo 2^64 of :func:`oncely.audit.tally.offset_digests` over the offsets
+            of all rows and dead letters. With the two counts it shows whether each offset of a set
+            has exactly one row or dead letter.
+        digest: the sum of the rows' digests; None if it can't be computed.
+    """
+
+    rows: int = 0
+    rejects: int = 0
+    offsets: int = 0
+    digest: int | None = None
+
+
+PRESENT = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+     ("rows", pa.int64()), ("digest", pa.uint64())]
+)  # fmt: skip
+"""Rows by record: number and digest sum of the rows of each offset; ``digest`` may be null. An
+offset may have several lines. The first three columns are null for rows without an offset."""
+
+
+class Snapshot(Protocol):
+    """One consistent snapshot of a destination, read without the pipeline's own code.
+
+    Attributes:
+        source: cluster and topic ids, as stored in the destination.
+        positions: the committed position of each partition.
+        started: the first offset of each partition that the pipeline was to read.
+        committed: the history in force, ascending by partition and range; amendments last.
+        proof: what the destination allows to prove.
+        limits: reasons why the proof is weaker than by offset and value, for ``oncely plan`` and
+            the report; empty if it is not.
+        untold: offsets before ``started`` that may have been committed, and of which nothing is
+            known any more.
+    """
+
+    @property
+    def source(self) -> SourceIdentity: ...
+    @property
+    def positions(self) -> Mapping[TopicPartition, Position]: ...
+    @property
+    def started(self) -> Mapping[TopicPartition, Position]: ...
+    @property
+    def committed(self) -> Sequence[Committed]: ...
+    @property
+    def proof(self) -> Proof: ...
+    @property
+    def limits(self) -> Sequence[str]: ...
+    @property
+    def untold(self) -> Sequence[Undecided]: ...
+
+    def close(self) -> None:
+        """End the snapshot."""
+
+
+class Stated(Protocol):
+    """What a ledger states, as in :class:`Snapshot`."""
+
+    @property
+    def source(self) -> SourceIdentity: ...
+    @property
+    def positions(self) -> Mapping[TopicPartition, Position]: ...
+    @property
+    def committed(self) -> Sequence[Committed]: ...
+
+
+class OfLedger:
+    """The part of :class:`Snapshot` that the ledger of a snapshot states."""
+
+    snapshot: Stated
+    untold: Sequence[Undecided] = ()
+
+    @property
+    def source(self) -> SourceIdentity:
+        """Cluster and topics that were read."""
+        return self.snapshot.source
+
+    @property
+    def positions(self) -> Mapping[TopicPartition, Position]:
+        """The position of each partition."""
+        return self.snapshot.positions
+
+    @property
+    def committed(self) -> Sequence[Committed]:
+        """The history that the ledger still contains."""
+        return self.snapshot.committed
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Evidence(Snapshot, Protocol):
+    """A destination whose rows contain their offsets."""
+
+    def tallies(self, cells: Sequence[Cell]) -> Sequence[Tally]:
+        """One tally for each cell, in O(cells) of memory.
+
+        Raises:
+            Unavailable: no answer.
+        """
+
+    def unable(self, recipe: str) -> str:
+        """The reason why the destination's digests of a recipe can't be computed; empty if they
+        can."""
+
+    def outside(self, whole: Mapping[TopicPartition, OffsetRange]) -> Iterable[pa.RecordBatch]:
+        """Rows and dead letters of other offsets than these, or of other partitions, in the form of
+        :data:`PRESENT`: there must be none. ``whole`` is from the start to the position."""
+
+    def rows(self, cells: Sequence[Cell]) -> Iterable[pa.RecordBatch]:
+        """Rows by record in the form of :data:`PRESENT`, of these cells only."""
+
+    def rejects(self, spans: Sequence[Span]) -> Iterable[tuple[TopicPartition, int]]:
+        """The dead letters of these spans."""
+
+
+class Bounds(NamedTuple):
+    """The bounds of a partition's log: its first offset and its last stable offset."""
+
+    first: Position
+    end: Position
+
+
+class Readable(NamedTuple):
+    """The offsets of a span that a reader of committed records gets.
+
+    Attributes:
+        span: the offsets that were read.
+        runs: consecutive offsets, as an array of (first, end) in ascending order.
+        first: the first offset of the log *after* it was read. Offsets below it may have been
+            deleted before they were read.
+    """
+
+    span: Span
+    runs: IntArray
+    first: Position
+
+    @property
+    def records(self) -> int:
+        """The number of readable records."""
+        return int((self.runs[:, 1] - self.runs[:, 0]).sum())
+
+
+class Log(Protocol):
+    """The source topics as they are now."""
+
+    def identity(self) -> SourceIdentity:
+        """Cluster and topic ids.
+
+        Raises:
+            TopicMissing: a topic is missing.
+            Unavailable: no answer.
+        """
+
+    def bounds(self) -> Mapping[TopicPartition, Bounds]:
+        """The bounds of every partition. Raises the errors of :meth:`identity`."""
+
+    def compacted(self) -> frozenset[str]:
+        """The topics that are compacted: there a record may vanish after its commit."""
+
+    def readable(self, spans: Sequence[Span]) -> Iterator[Readable]:
+        """The readable offsets of each span, in the same order. The spans are disjoint and
+        ascending.
+
+        Raises:
+            Unavailable: no answer.
+        """
+
+    def offsets_at(self, at: datetime) -> Mapping[TopicPartition, Position]:
+        """The first record at or after a time in every partition; the end if there is none."""
+
+    def times(
+        self, around: Mapping[TopicPartition, Position]
+    ) -> Mapping[TopicPartition, tuple[datetime | None, datetime | None]]:
+        """The timestamps of the last record before an offset and of the first record at or after
+        it; None if there is none."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+def no_runs() -> IntArray:
+    """No offsets."""
+    return np.zeros((0, 2), dtype=np.int64)
+
+
+def runs_of(offsets: Any) -> IntArray:
+    """Ascending offsets as runs of consecutive ones."""
+    given = np.asarray(offsets, dtype=np.int64)
+    if not len(given):
+        return no_runs()
+    breaks = np.flatnonzero(np.diff(given) != 1)
+    firsts = given[np.concatenate([[0], breaks + 1])]
+    ends = given[np.concatenate([breaks, [len(given) - 1]])] + 1
+    return np.stack([firsts, ends], axis=1)
+
+
+def offsets_of(runs: IntArray) -> IntArray:
+    """The inverse of :func:`runs_of`."""
+    if not len(runs):
+        return np.zeros(0, dtype=np.int64)
+    return np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in runs])
+
+
+def clipped(runs: IntArray, range_: OffsetRange) -> IntArray:
+    """The part of runs inside a range."""
+    inside = runs[(runs[:, 1] > range_.start) & (runs[:, 0] < range_.end)]
+    return np.clip(inside, range_.start, range_.end)

@@ -1,0 +1,86 @@
+"""Groups of offsets whose rows can't be told apart: ranges that overlap, directly or by a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oncely.audit.evidence import Span
+from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.topics import TopicPartition
+
+
+@dataclass(frozen=True)
+class Node:
+    """Something that covers offsets: a file, or an entry of the history.
+
+    Attributes:
+        spans: the offsets, of one or several partitions.
+        what: the thing itself.
+    """
+
+    spans: tuple[Span, ...]
+    what: Any
+
+
+@dataclass(frozen=True)
+class Component:
+    """Nodes whose offsets overlap, and all their offsets: ascending, disjoint, not touching within
+    a partition."""
+
+    spans: tuple[Span, ...]
+    nodes: tuple[Node, ...]
+
+
+def components(
+    nodes: Sequence[Node], whole: Mapping[TopicPartition, OffsetRange]
+) -> list[Component]:
+    """Connected nodes, and the offsets that no node covers, ascending.
+
+    Args:
+        nodes: their offsets may reach beyond ``whole``.
+        whole: the offsets that the components cover.
+    """
+    leader = _connected(nodes)
+    by_leader: dict[int, list[int]] = {}
+    for at in range(len(nodes)):
+        by_leader.setdefault(leader(at), []).append(at)
+    found = [_component([nodes[at] for at in own]) for own in by_leader.values()]
+    for tp, range_ in whole.items():
+        covered = [s.range for one in found for s in one.spans if s.partition == tp]
+        found += [Component((Span(tp, gap),), ()) for gap in range_.minus(covered)]
+    return sorted(found, key=lambda one: one.spans)
+
+
+def _connected(nodes: Sequence[Node]) -> Any:
+    """A function from a node's index to that of the first node of its component."""
+    parent = list(range(len(nodes)))
+
+    def leader(at: int) -> int:
+        while parent[at] != at:
+            parent[at] = parent[parent[at]]
+            at = parent[at]
+        return at
+
+    edges: dict[TopicPartition, list[tuple[OffsetRange, int]]] = {}
+    for at, node in enumerate(nodes):
+        for span in node.spans:
+            edges.setdefault(span.partition, []).append((span.range, at))
+    for own in edges.values():
+        end, before = -1, 0
+        for range_, at in sorted(own):
+            if range_.start < end:
+                first, second = sorted((leader(at), leader(before)))
+                parent[second] = first
+            end, before = max(end, range_.end), at
+    return leader
+
+
+def _component(nodes: Sequence[Node]) -> Component:
+    ranges: dict[TopicPartition, list[OffsetRange]] = {}
+    for node in nodes:
+        for span in node.spans:
+            ranges.setdefault(span.partition, []).append(span.range)
+    spans = [Span(tp, one) for tp, own in sorted(ranges.items()) for one in normalize(own)]
+    return Component(tuple(spans), tuple(nodes))

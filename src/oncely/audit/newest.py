@@ -1,0 +1,168 @@
+"""The newest row of each key, of all records up to the positions.
+
+A tombstone deletes the row of its key. Another row replaces it, unless the one that is there has a
+higher version. So of a key's rows behind its last tombstone those with the highest version count,
+and of these the last. Records of a key that are in several partitions have no order: then only
+versions decide, and without one, or with a tombstone, it is not known which row is the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from oncely.audit.evidence import IntArray
+from oncely.core.expected import Changes
+from oncely.core.topics import TopicPartition
+
+_NONE = -1
+
+Digests = npt.NDArray[np.uint64]
+
+
+class Newest(NamedTuple):
+    """Rows that a table should have, by partition in ascending order of offset.
+
+    Attributes:
+        offset: the record of each row.
+        digest: the digest of each row.
+    """
+
+    offset: IntArray
+    digest: Digests
+
+
+class Fate(NamedTuple):
+    """What should have become of a key.
+
+    Attributes:
+        partition, offset: of the newest row; or of the last tombstone if it is deleted.
+        deleted: the key should have no row.
+        sure: false if records of several partitions have the key, in no known order.
+    """
+
+    partition: TopicPartition
+    offset: int
+    deleted: bool
+    sure: bool
+
+
+class NewestRows:
+    """Takes the changes of one partition after another, and keeps a line for each key.
+
+    Args:
+        versioned: the table has a version column.
+        lines: lines that wait, at least, until they are reduced.
+    """
+
+    def __init__(self, *, versioned: bool, lines: int = 500_000) -> None:
+        self._versioned, self._most = versioned, lines
+        self._partitions: list[TopicPartition] = []
+        self._done: list[pl.DataFrame] = []
+
+    def add(self, partition: TopicPartition, changes: Iterable[Changes], rejects: IntArray) -> None:
+        """Add a partition's changes, in order; those of dead letters had no effect."""
+        state: pl.DataFrame | None = None
+        waiting: list[pl.DataFrame] = []
+        for one in changes:
+            waiting.append(_frame(one, rejects))
+            lines = sum(frame.height for frame in waiting)
+            if lines > max(self._most, 0 if state is None else state.height):
+                state, waiting = self._reduced([state, *waiting]), []
+        number = pl.lit(len(self._partitions), pl.Int32).alias("partition")
+        self._partitions.append(partition)
+        whole = self._reduced([state, *waiting])
+        if whole is not None:
+            self._done.append(whole.with_columns(number))
+
+    def _reduced(self, frames: Sequence[pl.DataFrame | None]) -> pl.DataFrame | None:
+        """One line for each key: its last tombstone, and its newest row behind it."""
+        given = [one for one in frames if one is not None and one.height]
+        if not given:
+            return None
+        lines = pl.concat(given, how="vertical_relaxed")
+        gone = lines.group_by("key").agg(pl.col("gone").max())
+        live = lines.drop("gone").join(gone, on="key").filter(pl.col("at") > pl.col("gone"))
+        order = ["version", "at"] if self._versioned else ["at"]
+        best = live.sort(order, maintain_order=True).group_by("key", maintain_order=True).last()
+        found = gone.join(best.drop("gone"), on="key", how="left")
+        return found.with_columns(pl.col("at").fill_null(_NONE)).select(lines.columns)
+
+    def settle(self) -> Settled:
+        """The newest row of each key over all partitions."""
+        if not self._done:
+            return Settled(self._partitions, None)
+        lines = pl.concat(self._done, how="vertical_relaxed")
+        several = pl.len().over("key") > 1
+        deletes = (pl.col("gone") != _NONE).any().over("key")
+        sure = ~several
+        if self._versioned:
+            highest = pl.col("version") == pl.col("version").max().over("key")
+            unique = highest.sum().over("key") == 1
+            lines = lines.with_columns(
+                pl.when(several & ~deletes & unique & ~highest.fill_null(value=False))
+                .then(None)
+                .otherwise(pl.col("at"))
+                .alias("at")
+            ).filter(pl.col("at").is_not_null())
+            sure = pl.len().over("key") == 1
+        return Settled(self._partitions, lines.with_columns(sure.alias("sure")).sort("key"))
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The newest rows.
+
+    Attributes:
+        partitions: by number.
+        lines: sorted by key: the last tombstone (gone), the newest row (at), its digest.
+    """
+
+    partitions: Sequence[TopicPartition]
+    lines: pl.DataFrame | None
+
+    def rows(self, partition: TopicPartition, *, sure: bool = True) -> Newest:
+        """The rows of a partition's records that the table should have; or may have."""
+        if self.lines is None or partition not in self.partitions:
+            return Newest(np.zeros(0, np.int64), np.zeros(0, np.uint64))
+        own = self.lines.filter(
+            (pl.col("partition") == self.partitions.index(partition))
+            & (pl.col("at") != _NONE)
+            & (pl.col("sure") == sure)
+        ).sort("at")
+        return Newest(own["at"].to_numpy(), own["digest"].to_numpy())
+
+    def fate(self, key: int) -> Fate | None:
+        """What should have become of a key; None if no record has it."""
+        if self.lines is None:
+            return None
+        keys = self.lines["key"].to_numpy()
+        at = int(np.searchsorted(keys, np.uint64(key)))
+        if at == len(keys) or int(keys[at]) != key:
+            return None
+        line = self.lines.row(at, named=True)
+        deleted = line["at"] == _NONE
+        tp = self.partitions[line["partition"]]
+        return Fate(tp, line["gone"] if deleted else line["at"], deleted, line["sure"])
+
+
+def _frame(changes: Changes, rejects: IntArray) -> pl.DataFrame:
+    count = len(changes.offset)
+    none = np.full(count, _NONE, dtype=np.int64)
+    columns = {
+        "key": changes.key,
+        "at": np.where(changes.deleted, none, changes.offset),
+        "gone": np.where(changes.deleted, changes.offset, none),
+        "digest": np.zeros(count, np.uint64) if changes.digest is None else changes.digest,
+    }
+    frame = pl.DataFrame(columns)
+    if changes.version is not None:
+        version = pl.from_arrow(changes.version)
+        frame = frame.with_columns(pl.Series("version", version))
+    keep = ~np.isin(changes.offset, rejects)
+    return frame.filter(pl.Series(keep)) if count else frame

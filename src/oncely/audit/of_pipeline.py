@@ -1,0 +1,210 @@
+"""The audit of a pipeline: its evidence and its topics, by the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from oncely.audit import engine
+from oncely.audit.compare import Rules
+from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
+from oncely.audit.evidence import Evidence, Expected, Log
+from oncely.audit.files import FilesEvidence, open_files
+from oncely.audit.group_audit import audit_groups
+from oncely.audit.kafka import KafkaGroup, open_kafka
+from oncely.audit.report import Report
+from oncely.audit.sql import open_evidence
+from oncely.audit.sql_content import SqlContent
+from oncely.audit.topic import KafkaLog
+from oncely.audit.upserts import audit_upsert
+from oncely.clients.sql.dialects import dialect_for
+from oncely.config import (
+    DeltaSinkSettings,
+    FilesSinkSettings,
+    HandlersSinkSettings,
+    PipelineSettings,
+    SqlSinkSettings,
+    load,
+)
+from oncely.errors import ConfigError, OncelyError, WrongInput
+from oncely.secrets import scope
+
+
+class Recomputes(Expected, Protocol):
+    """Recomputes records over connections that are closed in the end."""
+
+    def close(self) -> None:
+        """Close them."""
+
+
+class Audited(Protocol):
+    """What an audit takes of a pipeline: :class:`oncely.Pipeline` has it."""
+
+    @property
+    def settings(self) -> PipelineSettings:
+        """The settings of the pipeline file."""
+
+    @property
+    def expected(self) -> Recomputes | None:
+        """Recomputes records; None if rows belong to no single record."""
+
+    def spark_session(self) -> AbstractContextManager[Any]:
+        """A Spark session, which is stopped in the end unless it existed before."""
+
+
+def audit(
+    pipeline: str | Path | Audited,
+    *,
+    limit: int = 50,
+    until: datetime | None = None,
+    log: Log | None = None,
+    download: bool = False,
+) -> Report:
+    """Compare a pipeline's topics with its destination. Writes nothing; the pipeline may run.
+
+    Args:
+        pipeline: the pipeline; or its file, and then records are not recomputed.
+        limit: the findings of each kind that the report lists.
+        until: compare only records before this time.
+        log: the topics; it is left open. A new one by default.
+        download: read the rows of files and Delta tables, whose number is compared otherwise.
+
+    Raises:
+        ConfigError: this pipeline can't be audited; or the file is invalid.
+        WrongInput: a topic or table is missing, or may not be read.
+        Unavailable: a server does not answer.
+    """
+    spark = None
+    if isinstance(pipeline, str | Path):
+        settings, expected = load(pipeline), None
+    else:
+        settings, expected, spark = pipeline.settings, pipeline.expected, pipeline.spark_session
+    with scope(settings.secrets):
+        try:
+            if log is not None:
+                return _audited(settings, log, expected, limit, until, download)
+            with closing(log_of(settings, spark)) as own:
+                return _audited(settings, own, expected, limit, until, download)
+        except OncelyError as error:
+            error.hide(settings.secrets)
+            raise
+
+
+def log_of(
+    settings: PipelineSettings,
+    spark: Callable[[], AbstractContextManager[Any]] | None = None,
+) -> KafkaLog:
+    """The topics of a pipeline; ``spark`` opens a session if much must be read."""
+    source = settings.source
+    return KafkaLog(source.brokers, source.topics, source.kafka_properties(), spark=spark)
+
+
+def _audited(
+    settings: PipelineSettings,
+    log: Log,
+    expected: Recomputes | None,
+    limit: int,
+    until: datetime | None,
+    download: bool,
+) -> Report:
+    recomputing = nullcontext() if expected is None else closing(expected)
+    with recomputing, closing(evidence_of(settings, expected, download=download)) as evidence:
+        if isinstance(evidence, FilesEvidence | DeltaGroups | KafkaGroup | SqlContent):
+            if isinstance(evidence, SqlContent) and until is not None:
+                raise WrongInput(
+                    "rows without offsets can't be compared up to a time",
+                    way_out="audit the whole table, without --until",
+                )
+            transforms = settings.transform is not None
+            rules = Rules(several=transforms, filters=transforms or settings.filter.drops)
+            return audit_groups(
+                settings.name, evidence, log, rules, expected, limit=limit, until=until
+            )
+        sink = settings.sink
+        if isinstance(sink, SqlSinkSettings | DeltaSinkSettings) and sink.mode == "upsert":
+            versioned = sink.version is not None
+            report = audit_upsert(
+                settings.name, evidence, log, expected,
+                versioned=versioned, limit=limit, until=until,
+            )  # fmt: skip
+        else:
+            report = engine.audit(settings.name, evidence, log, expected, limit=limit, until=until)
+        if report.found and isinstance(evidence, DeltaOffsets):
+            return replace(report, limits=[*report.limits, *evidence.blames])
+        return report
+
+
+def evidence_of(
+    settings: PipelineSettings, expected: Expected | None = None, *, download: bool = False
+) -> Evidence | FilesEvidence | DeltaGroups | KafkaGroup | SqlContent:
+    """A snapshot of the pipeline's destination.
+
+    Args:
+        settings: the pipeline's.
+        expected: knows the columns of today's rows, for a history without digests.
+        download: read the rows of files and Delta tables.
+
+    Raises:
+        ConfigError: positions and rows are in two stores, or there is no evidence of this sink.
+    """
+    if settings.offsets.store != "ledger":
+        raise ConfigError(
+            "offsets.store",
+            f"the positions are in {settings.offsets.store}, not beside the rows: no snapshot shows"
+            " both, so nothing can be compared",
+            way_out="an audit needs the sink's own ledger",
+        )
+    sink = settings.sink
+    if isinstance(sink, HandlersSinkSettings):
+        raise no_rows()
+    if isinstance(sink, SqlSinkSettings):
+        return _table(settings, sink, expected)
+    if isinstance(sink, FilesSinkSettings):
+        return open_files(settings, sink, download=download)
+    if isinstance(sink, DeltaSinkSettings):
+        return _delta(settings, sink, download=download)
+    return open_kafka(settings, sink)
+
+
+def no_rows() -> ConfigError:
+    """The error of an audit of handlers."""
+    return ConfigError(
+        "sink.kind",
+        "an audit can't tell what handlers have written for a record",
+        way_out="`oncely verify` checks the ledger; --left and --right compare topic and table",
+    )
+
+
+def _table(
+    settings: PipelineSettings, sink: SqlSinkSettings, expected: Expected | None
+) -> Evidence | SqlContent:
+    dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
+    offsets = sink.keep_source is not False and not settings.by_spark
+    recipe = "" if expected is None else expected.recipe
+    found = open_evidence(settings.name, dialect, sink.table, offsets=offsets, recipe=recipe)
+    if isinstance(found, SqlContent) and sink.mode == "upsert":
+        found.close()
+        raise _nameless(f"sink.table: {sink.table}")
+    return found
+
+
+def _delta(
+    settings: PipelineSettings, sink: DeltaSinkSettings, *, download: bool
+) -> DeltaOffsets | DeltaGroups:
+    found = open_delta(settings, sink, download=download)
+    if isinstance(found, DeltaGroups) and sink.mode == "upsert":
+        raise _nameless(f"sink.url: {sink.url}")
+    return found
+
+
+def _nameless(table: str) -> WrongInput:
+    return WrongInput(
+        f"{table} does not contain the offsets of its rows, and without them the rows of an upsert"
+        " can't be told apart",
+        way_out="add the columns kafka_topic, kafka_partition and kafka_offset, and read the"
+        " topic again: `oncely offsets reset FILE --to-earliest --execute`",
+    )

@@ -1,0 +1,440 @@
+"""A report as one HTML file: no scripts, no external resources.
+
+Every text of the report is escaped (:func:`_text`): ids are written by whoever writes to the topic.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from html import escape
+
+from oncely.audit.report import KINDS, Finding, Hour, PartitionResult, Report, Undecided
+from oncely.audit.wording import LABELS, MEANINGS, PROOFS, plural, verdict_sentence, visible
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.html import document
+
+_BARS = 240  # groups that are drawn one by one
+_LISTED = 500  # findings, partitions and groups in a list
+_OPEN = 30  # a longer list is folded
+_WIDTH, _HEIGHT, _LEAST = 1000.0, 100.0, 3.0
+
+STYLE = """
+:root { --other: 88, 80, 170; --unsure: 120, 128, 138; --card: #fff; }
+@media (prefers-color-scheme: dark) { :root { --other: 158, 150, 240; --unsure: 150, 160, 170;
+  --card: #1b1f23; } }
+main { padding-top: 2rem; }
+h1 { display: flex; gap: .6rem; align-items: baseline; overflow-wrap: anywhere; }
+h1 .mark { flex: none; display: inline-grid; place-items: center; width: 2.1rem; height: 2.1rem;
+  border-radius: 50%; font-size: 1.2rem; font-weight: 700; color: var(--page); }
+.clean .mark { background: rgb(var(--fine)); } .damaged .mark { background: rgb(var(--lost)); }
+.unknown .mark { background: rgb(var(--unsure)); }
+h3 { font-size: 1rem; margin: 1.75rem 0 .25rem; }
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr)); gap: .5rem;
+  margin: 1.5rem 0 0; font-variant-numeric: tabular-nums; }
+.facts div { background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
+  padding: .6rem .8rem; }
+.facts dt { color: var(--soft); font-size: .8125rem; }
+.facts dd { margin: 0; font-size: 1.2rem; font-weight: 600; overflow-wrap: anywhere; }
+.facts .time dd { font-size: 1rem; }
+.bad dd, td.bad, b.bad { color: rgb(var(--lost)); }
+td.bad { font-weight: 600; } td.none { color: var(--soft); }
+figure { margin: 1rem 0 0; }
+svg { display: block; width: 100%; }
+.bars { height: 9rem; border-bottom: 1px solid var(--rule); }
+.bars .gone { fill-opacity: .75; }
+.lanes { display: grid; grid-template-columns: 6.2rem 1fr; gap: 3px .5rem; align-items: center;
+  margin-top: .4rem; font-size: .8125rem; color: var(--soft); }
+.lanes svg { height: 1rem; } .lanes .axis { display: flex; justify-content: space-between;
+  gap: 1rem; grid-column: 2; } .axis span:last-child { text-align: right; }
+.plot { display: grid; grid-template-columns: 6.2rem 1fr; gap: 0 .5rem; font-size: .8125rem;
+  color: var(--soft); }
+.plot > span { text-align: right; font-variant-numeric: tabular-nums; line-height: 1; }
+.fine { --colour: rgba(var(--fine), .55); } .base { --colour: rgba(var(--unsure), .14); }
+.lost { --colour: rgb(var(--lost)); } .twice { --colour: rgb(var(--twice)); }
+.other { --colour: rgb(var(--other)); } .unsure { --colour: rgb(var(--unsure)); }
+rect { fill: var(--colour); } .key i { background: var(--colour); }
+.parts { list-style: none; padding: 0; margin: 0; }
+.parts li { padding: .7rem 0; border-top: 1px solid var(--rule); }
+.parts b { overflow-wrap: anywhere; }
+.parts svg { height: .9rem; margin: .35rem 0; border-radius: 4px; }
+.parts small, .note { color: var(--soft); font-size: .875rem;
+  font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; }
+.scroll:focus-visible, summary:focus-visible { outline: 2px solid rgb(var(--other));
+  outline-offset: 2px; }
+table { border-collapse: collapse; width: 100%; font-size: .9375rem;
+  font-variant-numeric: tabular-nums; }
+th { text-align: left; color: var(--soft); font-weight: 500; font-size: .8125rem; }
+th, td { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--rule);
+  vertical-align: top; }
+th.n, td.n { text-align: right; white-space: nowrap; }
+tbody th { color: var(--ink); font-size: inherit; min-width: 9.5rem; overflow-wrap: anywhere; }
+td.free { overflow-wrap: anywhere; min-width: 11rem; }
+summary { cursor: pointer; color: var(--soft); padding: .4rem 0; }
+bdi { unicode-bidi: isolate; }
+@media (max-width: 34rem) { main { padding: 1.25rem 1rem 3rem; } h1 { font-size: 1.5rem; }
+  th, td { padding-right: .5rem; } tbody th { min-width: 6rem; }
+  .facts { grid-template-columns: 1fr 1fr; } .plot, .lanes { grid-template-columns: 5rem 1fr; } }
+"""
+_MARKS = {"clean": "✓", "damaged": "✕", "unknown": "?"}
+_WORDS = {"clean": "Clean", "damaged": "Damaged", "unknown": "Unknown"}
+
+
+def page(report: Report) -> str:
+    """The page: the verdict in words, hours, partitions, findings, and what is undecided."""
+    parts = [
+        _head(report),
+        _facts(report),
+        _undecided(report.undecided),
+        _hours(report.hours),
+        _partitions(report),
+        _findings(report),
+        _method(report),
+    ]
+    title = f"{_WORDS[report.verdict]}: audit of {visible(report.pipeline)}"
+    return document(title, STYLE, "\n".join(filter(None, parts)))
+
+
+def picture(report: Report) -> str:
+    """The hours and the partitions, as sections of another page that has :data:`STYLE`."""
+    return _hours(report.hours) + _partitions(report)
+
+
+def _text(text: object) -> str:
+    return f"<bdi>{escape(visible(str(text)))}</bdi>"
+
+
+def _time(at: datetime) -> str:
+    shown = f"{at:%Y-%m-%d %H:%M:%S}"
+    return f'<time datetime="{escape(at.isoformat())}">{shown} UTC</time>'
+
+
+def _head(report: Report) -> str:
+    verdict = report.verdict
+    compared = plural(report.records, "record")
+    if report.partitions:
+        compared += f" of {plural(len(report.partitions), 'partition')}"
+    complete = report.complete_until.wall_time
+    until = f" Complete until <strong>{_time(complete)}</strong>." if complete else ""
+    return (
+        f'<header class="{verdict}"><h1><span class="mark" role="img"'
+        f' aria-label="{_WORDS[verdict]}">{_MARKS[verdict]}</span>'
+        f"<span>{escape(verdict_sentence(report))}</span></h1>"
+        f"<p>Audit of <strong>{_text(report.pipeline)}</strong>: {compared} compared on"
+        f" {_time(report.at)}, in {report.seconds:,.1f} s.{until}</p></header>"
+    )
+
+
+def _facts(report: Report) -> str:
+    facts = [("records", f"{report.records:,}", ""), ("accounted for", f"{report.accounted:,}", "")]
+    for kind in KINDS:
+        number = report.found.get(kind, 0)
+        facts.append((LABELS[kind], f"{number:,}", "bad" if number else ""))
+    facts.append(("offsets without a record", f"{report.holes:,}", ""))
+    until = report.complete_until.event_time
+    facts.append(("complete until (event time)", _time(until) if until else "not known", "time"))
+    cells = (
+        f'<div class="{style}"><dt>{label}</dt><dd>{value}</dd></div>'
+        for label, value, style in facts
+    )
+    return f'<dl class="facts">{"".join(cells)}</dl>'
+
+
+def _undecided(undecided: Sequence[Undecided]) -> str:
+    if not undecided:
+        return ""
+    reasons: dict[str, list[Undecided]] = defaultdict(list)
+    for one in undecided:
+        reasons[one.reason].append(one)
+    items = "".join(
+        f"<h3>{_text(reason)}</h3><p class='note'>{_offsets(same)}</p>"
+        for reason, same in reasons.items()
+    )
+    return f"<section><h2>What could not be decided</h2>{items}</section>"
+
+
+def _offsets(same: Sequence[Undecided]) -> str:
+    shown = []
+    for one in same[:20]:
+        where = _text(one.partition) if one.partition else "all partitions"
+        if one.range is not None:
+            where += f" offsets {one.range.start:,} to {one.range.end - 1:,}"
+        shown.append(where)
+    more = f" and {len(same) - 20:,} more" if len(same) > 20 else ""
+    return "; ".join(shown) + more
+
+
+# -- hours --------------------------------------------------------------------------------------
+
+
+def _hours(hours: Sequence[Hour]) -> str:
+    if not hours:
+        return ""
+    drawn = list(_binned(hours))
+    most = max(1, *(max(one.topic, one.sink) for one in drawn))
+    bad = [one for one in hours if one.missing or one.duplicated or one.unexpected]
+    about = (
+        f"{plural(len(hours), 'group')} of ids; {plural(len(bad), 'group')} with damage."
+        " The same numbers are in the table below."
+    )
+    ends = f"<span>{_text(hours[0].group)}</span>"
+    if len(hours) > 1:
+        ends += f"<span>{_text(hours[-1].group)}</span>"
+    lanes = "".join(
+        f"<span>{label}</span>{_lane(drawn, numbers, style)}"
+        for label, style, numbers in (
+            ("missing", "lost", [one.missing for one in drawn]),
+            ("duplicated", "twice", [one.duplicated for one in drawn]),
+            ("unexpected", "other", [one.unexpected for one in drawn]),
+        )
+    )
+    return (
+        f"<section><h2>By group</h2><figure><div class='plot'><span>{most:,} ids</span>"
+        f"{_bars(drawn, most, about)}</div><div class='lanes'>{lanes}"
+        f"<div class='axis'>{ends}</div></div></figure>"
+        '<ul class="key"><li><i class="fine"></i>arrived</li>'
+        '<li><i class="lost"></i>missing in the destination</li>'
+        '<li><i class="twice"></i>there more than once</li>'
+        '<li><i class="other"></i>not in the source</li></ul>'
+        f"{_hour_table(hours, bad)}</section>"
+    )
+
+
+def _binned(hours: Sequence[Hour]) -> Iterable[Hour]:
+    """At most :data:`_BARS` groups: neighbours are joined."""
+    size = -(-len(hours) // _BARS)
+    for at in range(0, len(hours), size):
+        joined = hours[at : at + size]
+        name = joined[0].group if size == 1 else f"{joined[0].group} to {joined[-1].group}"
+        yield Hour(
+            name,
+            sum(one.topic for one in joined),
+            sum(one.sink for one in joined),
+            sum(one.missing for one in joined),
+            sum(one.duplicated for one in joined),
+            sum(one.unexpected for one in joined),
+        )
+
+
+def _bars(hours: Sequence[Hour], most: int, about: str) -> str:
+    step = _WIDTH / len(hours)
+    drawn = []
+    for at, one in enumerate(hours):
+        left, width = at * step, step * (0.86 if len(hours) < 120 else 1.0)
+        arrived = _HEIGHT * max(0, one.topic - one.missing) / most
+        missing = max(_LEAST, _HEIGHT * one.missing / most) if one.missing else 0.0
+        arrived = min(arrived, _HEIGHT - missing)
+        drawn.append(
+            f"<g><title>{_told(one)}</title>"
+            + _rect("fine", left, width, _HEIGHT - arrived, arrived)
+            + (_rect("lost", left, width, _HEIGHT - arrived - missing, missing) if missing else "")
+            + "</g>"
+        )
+    return _svg("bars", _HEIGHT, about, drawn)
+
+
+def _lane(hours: Sequence[Hour], numbers: Sequence[int], style: str) -> str:
+    """One line of marks: a group has a mark if its number is not zero."""
+    step = _WIDTH / len(hours)
+    drawn = [_rect("base", 0, _WIDTH, 0, 10)]
+    for at, (one, number) in enumerate(zip(hours, numbers, strict=True)):
+        if number:
+            inner = f"<title>{_told(one)}</title>"
+            drawn.append(_rect(style, at * step, max(step, _LEAST), 0, 10, inner))
+    return _svg("", 10, "", drawn)
+
+
+def _told(one: Hour) -> str:
+    parts = [f"{one.topic:,} in the source", f"{one.sink:,} in the destination"]
+    parts += [f"{n:,} missing" for n in (one.missing,) if n]
+    parts += [f"{n:,} duplicated" for n in (one.duplicated,) if n]
+    parts += [f"{n:,} unexpected" for n in (one.unexpected,) if n]
+    return escape(f"{visible(one.group)}: {', '.join(parts)}")
+
+
+def _hour_table(hours: Sequence[Hour], bad: Sequence[Hour]) -> str:
+    head = "".join(
+        f'<th scope="col"{_right(at)}>{name}</th>'
+        for at, name in enumerate(
+            ["Group", "Missing", "Duplicated", "Unexpected", "Source", "Destination"]
+        )
+    )
+
+    def row(one: Hour) -> str:
+        damage = (one.missing, one.duplicated, one.unexpected)
+        cells = "".join(f'<td class="n {"bad" if n else "none"}">{n:,}</td>' for n in damage)
+        cells += "".join(f'<td class="n">{number:,}</td>' for number in (one.topic, one.sink))
+        return f'<tr><th scope="row">{_text(one.group)}</th>{cells}</tr>'
+
+    told = ""
+    if bad:
+        told = f"<h3>Groups with damage</h3>{_table('Groups with damage', head, map(row, bad))}"
+        told += _cut(len(bad))
+    every = _table("All groups", head, map(row, hours)) + _cut(len(hours))
+    return f"{told}<details><summary>All {len(hours):,} groups</summary>{every}</details>"
+
+
+def _right(at: int) -> str:
+    return ' class="n"' if at else ""
+
+
+# -- partitions -----------------------------------------------------------------------------------
+
+
+def _partitions(report: Report) -> str:
+    if not report.partitions:
+        return ""
+    found: dict[TopicPartition, list[int]] = defaultdict(list)
+    for one in report.findings:
+        if one.partition is not None and one.offset is not None:
+            found[one.partition].append(one.offset)
+    open_: dict[TopicPartition, list[OffsetRange]] = defaultdict(list)
+    for undecided in report.undecided:
+        if undecided.partition is not None and undecided.range is not None:
+            open_[undecided.partition].append(undecided.range)
+    # Damage first, so that the limit of the list never hides it.
+    ordered = sorted(
+        report.partitions,
+        key=lambda one: (one.partition not in found and one.partition not in open_, one.partition),
+    )
+    items = "".join(
+        f"<li>{_partition(one, found[one.partition], open_[one.partition])}</li>"
+        for one in ordered[:_LISTED]
+    )
+    return (
+        f'<section><h2>By partition</h2><ul class="parts">{items}</ul>{_cut(len(ordered))}'
+        '<ul class="key"><li><i class="fine"></i>compared, equal</li>'
+        '<li><i class="twice"></i>a range that differs</li>'
+        '<li><i class="lost"></i>damaged records</li>'
+        '<li><i class="unsure"></i>undecided</li>'
+        '<li><i class="base"></i>not compared</li></ul></section>'
+    )
+
+
+def _partition(one: PartitionResult, found: Sequence[int], open_: Sequence[OffsetRange]) -> str:
+    compared, position = one.compared, one.compared.end
+    last = max([one.end, position, compared.start + 1, *(at + 1 for at in found)])
+    scale = _WIDTH / (last - compared.start)
+
+    def marks(style: str, ranges: Iterable[tuple[int, int]]) -> list[str]:
+        """The ranges, in steps of the least width: those that share a step are one mark."""
+        drawn: list[tuple[float, float]] = []
+        for start, end in sorted(ranges):
+            left = (max(start, compared.start) - compared.start) * scale // _LEAST * _LEAST
+            right = max(left + _LEAST, (end - compared.start) * scale)
+            if drawn and left <= drawn[-1][1]:
+                drawn[-1] = drawn[-1][0], max(drawn[-1][1], right)
+            else:
+                drawn.append((left, right))
+        return [_rect(style, left, right - left, 0, 10) for left, right in drawn]
+
+    drawn = [
+        _rect("base", 0, _WIDTH, 0, 10),
+        *(marks("fine", [(compared.start, position)]) if position > compared.start else []),
+        *marks("twice", ((r.start, r.end) for r in one.differing)),
+        *marks("unsure", ((r.start, r.end) for r in open_)),
+        *marks("lost", ((at, at + 1) for at in found)),
+    ]
+    words = [
+        f"{plural(one.records, 'record')} in offsets {compared.start:,} to {position:,}",
+        f"{one.accounted:,} accounted for",
+        f"{plural(one.holes, 'offset')} without a record" if one.holes else "",
+        f"{plural(len(one.differing), 'range')} differed" if one.differing else "",
+        f"{plural(one.end - position, 'offset')} not committed yet" if one.end > position else "",
+    ]
+    state = "damaged" if found else "undecided" if open_ else "equal"
+    about = f"{one.partition}: {state}"
+    return (
+        f"<b{' class=bad' if found else ''}>{_text(one.partition)}</b> <small>{state}</small>"
+        f"{_svg('', 10, about, drawn)}<small>{'; '.join(filter(None, words))}</small>"
+    )
+
+
+# -- findings -------------------------------------------------------------------------------------
+
+
+def _findings(report: Report) -> str:
+    sections = []
+    for kind in KINDS:
+        number = report.found.get(kind, 0)
+        if not number:
+            continue
+        listed = [one for one in report.findings if one.kind == kind]
+        table = _finding_table(kind, listed[:_LISTED])
+        if len(listed) > _OPEN:
+            table = f"<details><summary>Show {_shown(listed, number)}</summary>{table}</details>"
+        elif number > len(listed):
+            table += f'<p class="note">{_shown(listed, number)} are listed.</p>'
+        sections.append(
+            f"<h3>{number:,} {LABELS[kind]}</h3><p class='note'>{MEANINGS[kind]}</p>{table}"
+        )
+    if not sections:
+        return ""
+    return f"<section><h2>Damaged records</h2>{''.join(sections)}</section>"
+
+
+def _shown(listed: Sequence[Finding], number: int) -> str:
+    shown = min(len(listed), _LISTED)
+    return f"all {number:,}" if shown == number else f"{shown:,} of {number:,}"
+
+
+def _finding_table(kind: str, listed: Sequence[Finding]) -> str:
+    head = (
+        '<th scope="col">Partition</th><th scope="col" class="n">Offset</th>'
+        '<th scope="col">Detail</th>'
+    )
+    rows = (
+        f"<tr><td>{_text(one.partition) if one.partition else '–'}</td>"
+        f'<td class="n">{"–" if one.offset is None else one.offset}</td>'
+        f'<td class="free">{_text(one.detail)}</td></tr>'
+        for one in listed
+    )
+    return _table(f"Records that are {kind}", head, rows)
+
+
+def _method(report: Report) -> str:
+    source = ""
+    if report.source is not None:
+        topics = ", ".join(f"{_text(k)} ({_text(v)})" for k, v in report.source.topic_ids.items())
+        source = f" Cluster {_text(report.source.cluster_id)}; topic ids: {topics}."
+    limits = "".join(f"<p>{_text(one)}</p>" for one in report.limits)
+    return (
+        f"<footer>{limits}<p>{PROOFS[report.proof]} Offsets without a record are markers of"
+        " transactions, aborted, compacted or deleted records; they are no losses."
+        f" “Clean” is said only if everything was proved.{source}</p></footer>"
+    )
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def _table(label: str, head: str, rows: Iterable[str]) -> str:
+    kept = [row for _, row in zip(range(_LISTED), rows, strict=False)]
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(kept)}</tbody></table></div>"
+    )
+
+
+def _cut(number: int) -> str:
+    if number <= _LISTED:
+        return ""
+    return f'<p class="note">{number - _LISTED:,} more are not listed; the JSON has them all.</p>'
+
+
+def _svg(style: str, height: float, about: str, drawn: Iterable[str]) -> str:
+    spoken = f'role="img" aria-label="{escape(visible(about))}"' if about else 'aria-hidden="true"'
+    return (
+        f'<svg class="{style}" viewBox="0 0 {_WIDTH:g} {height:g}" preserveAspectRatio="none"'
+        f" {spoken}>{''.join(drawn)}</svg>"
+    )
+
+
+def _rect(style: str, left: float, width: float, top: float, height: float, inner: str = "") -> str:
+    at = f'x="{left:.2f}" y="{top:.2f}" width="{width:.2f}" height="{height:.2f}"'
+    return f'<rect class="{style}" {at}/>' if not inner else (
+        f'<rect class="{style}" {at}>{inner}</rect>'
+    )  # fmt: skip

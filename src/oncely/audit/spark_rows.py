@@ -1,0 +1,138 @@
+"""The present rows of destinations that Spark's own readers don't turn into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from oncely.audit.kafka import SOURCE_HEADER
+from oncely.audit.records import committed
+from oncely.audit.sql import open_ledger
+from oncely.audit.sqlite import as_written
+from oncely.audit.stored.log import Topics
+from oncely.clients.sql.dialects import dialect_for
+from oncely.config import KafkaSinkSettings, PipelineSettings, SqlSinkSettings
+from oncely.core.digest import kind_of
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_AT_ONCE = 100_000  # rows
+_FIRST = -(1 << 63)  # of rowids
+
+
+def topic_rows(
+    spark: SparkSession, settings: PipelineSettings, sink: KafkaSinkSettings, schema: pa.Schema
+) -> DataFrame:
+    """The committed records of an output topic; with ``sink.keep_source`` those that name a source.
+
+    Args:
+        spark: with the Kafka connector.
+        settings, sink: the pipeline's.
+        schema: the columns of its rows.
+
+    Raises:
+        ConfigError: the values are not JSON, or the topics are in a column.
+        Unavailable: a transaction stayed open, or no answer.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if sink.topic is None or sink.value != "json":
+        key = "sink.value" if sink.topic else "sink.topic_column"
+        raise ConfigError(
+            key,
+            "the view by identity reads one topic, with values in JSON",
+            way_out="compare topic and destination with --left and --right",
+        )
+    kafka = settings.source.kafka_properties()
+    ranges = _all_of(Topics(settings.source.brokers, kafka), sink.topic)
+    frame = committed(spark, settings.source.brokers, kafka, ranges, includeHeaders="true")
+    if sink.keep_source:
+        ours = ", ".join(f"'{one}'" for one in settings.source.topics)
+        frame = frame.where(
+            f"exists(headers, h -> h.key = '{SOURCE_HEADER}' AND"
+            f" get_json_object(CAST(h.value AS STRING), '$[0]') IN ({ours}))"
+        )
+    value = F.from_json(F.col("value").cast("string"), from_arrow_schema(schema))
+    return frame.where("value IS NOT NULL").select(value.alias("row")).select("row.*")
+
+
+def _all_of(topics: Topics, topic: str) -> dict[TopicPartition, OffsetRange]:
+    """All records that are committed now, of each partition.
+
+    A transaction that is open hides records of others that have ended since: its end is awaited.
+    """
+    with closing(topics):
+        ends = topics.ends(topic)
+        last = {tp: max(one.first, one.high - 1) for tp, one in ends.items()}
+        for _ in topics.batches({tp: one.high for tp, one in ends.items()}, last):
+            pass
+    return {tp: OffsetRange(one.first, one.high) for tp, one in ends.items()}
+
+
+def sqlite_rows(
+    spark: SparkSession,
+    settings: PipelineSettings,
+    sink: SqlSinkSettings,
+    schema: pa.Schema,
+    folder: Path,
+) -> DataFrame:
+    """The rows of a table in SQLite, by way of a file: Spark has no driver for SQLite.
+
+    Args:
+        spark: on this machine, as the pipeline itself.
+        settings, sink: the pipeline's.
+        schema: the columns of its rows.
+        folder: where the file is written.
+    """
+    dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
+    with closing(open_ledger(settings.name, dialect, sink.table)) as tables:
+        there = tables.columns(sink.table)
+        known = [_readable(one) for one in schema if one.name in there]
+        others = sorted(there - set(schema.names))
+        own = pa.schema([*known, *(pa.field(name, pa.string()) for name in others)])
+        names = ", ".join(dialect.quote(one.name) for one in own)
+        path = folder / "rows.parquet"
+        after = _FIRST
+        with pq.ParquetWriter(path, own) as writer:
+            while True:
+                some = tables.session.query(
+                    f"SELECT rowid, {names} FROM {tables.name(sink.table)}"
+                    " WHERE rowid > %s ORDER BY rowid LIMIT %s",
+                    (after, _AT_ONCE),
+                )
+                if not some:
+                    break
+                after = some[-1][0]
+                writer.write_batch(_batch(some, own))
+    return spark.read.parquet(str(path))
+
+
+def _readable(field: pa.Field) -> pa.Field:
+    """A column whose values are compared as they were written, or as texts."""
+    kind = kind_of(field.type)
+    known = kind is not None and kind.name != "time"  # Spark has no type for it
+    return field.with_nullable(True) if known else pa.field(field.name, pa.string())
+
+
+def _batch(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.RecordBatch:
+    _, *columns = zip(*rows, strict=True)
+    arrays = [_array(values, one) for values, one in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Sequence[object], field: pa.Field) -> pa.Array:
+    if pa.types.is_string(field.type):
+        return pa.array([None if one is None else str(one) for one in values], pa.string())
+    kind = kind_of(field.type)
+    assert kind is not None  # noqa: S101 - for mypy; other columns are texts
+    return as_written(values, kind).cast(field.type)

@@ -1,0 +1,89 @@
+"""Dead letters in a rejects' topic: the rejected record, and its origin in headers at the end.
+
+A dead letter is never removed from the topic. It waits until the position of replays is behind it
+(then its record has rows, was filtered, or has a newer dead letter), or until a reset makes the
+pipeline read its record again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oncely.audit.stored.log import Topics
+from oncely.audit.stored.topic_ledger import TopicLedger
+from oncely.core.topics import TopicPartition
+
+_FIRST = "oncely.pipeline"
+
+
+@dataclass(frozen=True)
+class StoredLetter:
+    """A dead letter of one pipeline.
+
+    Attributes:
+        of: topic-partition of the rejected record.
+        offset: its offset.
+        epoch: the run that rejected it.
+        stage, reason: why.
+        at: the dead letter's own topic-partition and offset.
+        waits: True unless it was replayed, or a reset has made it void.
+    """
+
+    of: TopicPartition
+    offset: int
+    epoch: int
+    stage: str
+    reason: str
+    at: tuple[TopicPartition, int]
+    waits: bool = True
+
+
+def read_letters(
+    topics: Topics, rejects_topic: str, pipeline: str, ledger: TopicLedger
+) -> Iterator[StoredLetter]:
+    """The dead letters of a pipeline; those of other pipelines in the topic are left out.
+
+    Args:
+        topics: the cluster.
+        rejects_topic: the topic; it may be missing.
+        pipeline: the pipeline's name.
+        ledger: tells which dead letters wait. Read before, it may take replayed ones for waiting.
+
+    Raises:
+        Unavailable: a transaction stayed open, or no answer.
+    """
+    topic_id, ends = topics.topic_id(rejects_topic), topics.ends(rejects_topic)
+    replayed = {tp: one.position for tp, one in ledger.replayed.items() if one.topic_id == topic_id}
+    for message in topics.read({tp: one.high for tp, one in ends.items()}):
+        found = letter(message, pipeline, replayed, ledger)
+        if found is not None:
+            yield found
+
+
+def letter(
+    message: Any, pipeline: str, replayed: Mapping[TopicPartition, int], ledger: TopicLedger
+) -> StoredLetter | None:
+    """A message of confluent-kafka as a dead letter; None if it is no dead letter of the pipeline.
+
+    Args:
+        replayed: the positions of replays in the rejects' topic.
+    """
+    headers = message.headers() or []
+    at = max((i for i, (name, _) in enumerate(headers) if name == _FIRST), default=None)
+    if at is None or headers[at][1] != pipeline.encode():
+        return None
+    own = {name: (value or b"").decode("utf-8", "replace") for name, value in headers[at:]}
+    try:
+        of = TopicPartition(own["oncely.topic"], int(own["oncely.partition"]))
+        offset, epoch = int(own["oncely.offset"]), int(own["oncely.epoch"])
+    except (KeyError, ValueError):  # written by another program
+        return None
+    here, number = TopicPartition(message.topic(), message.partition()), message.offset()
+    void = any(
+        reset > epoch and back <= offset for reset, back in ledger.resets.get(of, {}).items()
+    )
+    waits = number >= replayed.get(here, 0) and not void
+    stage, reason = own.get("oncely.stage", ""), own.get("oncely.reason", "")
+    return StoredLetter(of, offset, epoch, stage, reason, (here, number), waits)

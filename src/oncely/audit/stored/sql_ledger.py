@@ -1,0 +1,246 @@
+"""The ledger's tables in a SQL database, beside the destination table.
+
+They are read in one snapshot, and nothing is checked. Their names and columns are written out here.
+Columns and tables that an earlier version does not have are read as their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from oncely.clients.sql.connection import Connect, Connection, Dialect, TableName, connect
+from oncely.clients.sql.session import brief_session
+from oncely.core.claim import Counts
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import Position, TopicPartition
+from oncely.errors import TableMismatch
+
+PIPELINES, POSITIONS, RANGES, REJECTS, AMENDMENTS = (
+    f"oncely_{name}" for name in ("pipelines", "positions", "ranges", "rejects", "amendments")
+)
+_FIRST = (PIPELINES, POSITIONS, RANGES, REJECTS)
+"""The tables of the first version."""
+
+_LATER = {"superseded": "0", "digest": "NULL", "recipe": "NULL"}
+"""Columns of later versions, and their defaults."""
+
+_STRAY = 20  # dead letters outside of all ranges that are listed
+
+_LETTERS = """
+SELECT r.topic, r."partition", r.range_start, r.epoch, COUNT(*)
+FROM {ranges} r JOIN {rejects} j
+    ON j.pipeline = r.pipeline AND j.topic = r.topic AND j."partition" = r."partition"
+    AND j."offset" >= r.range_start AND j."offset" < r.range_end
+WHERE r.pipeline = %s AND {superseded} = 0 GROUP BY 1, 2, 3, 4
+"""
+_OUTSIDE = f"""
+SELECT j.topic, j."partition", j."offset" FROM {{rejects}} j
+WHERE j.pipeline = %s AND NOT EXISTS (
+    SELECT 1 FROM {{ranges}} r
+    WHERE r.pipeline = j.pipeline AND r.topic = j.topic AND r."partition" = j."partition"
+    AND {{superseded}} = 0 AND r.range_end > j."offset" AND r.range_start <= j."offset")
+ORDER BY 1, 2, 3 LIMIT {_STRAY}
+"""
+
+
+class RangeRow(NamedTuple):
+    """A row of the history, or of its amendments.
+
+    Attributes:
+        partition: its topic-partition.
+        range: its offsets.
+        epoch: the run that has committed it.
+        kind: data, hole, gap or joined; or of an amendment.
+        counts: the counts of its records, with the digest of its rows.
+        superseded: the epoch of the reset that has undone it; 0 if it is in force.
+        at: when its transaction began, by the database's clock.
+    """
+
+    partition: TopicPartition
+    range: OffsetRange
+    epoch: int
+    kind: str
+    counts: Counts
+    superseded: int
+    at: datetime | None
+
+
+class PositionRow(NamedTuple):
+    """A position, the epoch that may move it, and the id of its topic."""
+
+    position: Position
+    epoch: int
+    topic_id: str
+
+
+@dataclass
+class LedgerTables:
+    """Statements over a session, which is in a transaction.
+
+    Attributes:
+        session: of the snapshot.
+        dialect: the database.
+        table: the destination table; the ledger is in its schema.
+        pipeline: the ledger's key.
+    """
+
+    session: Connection
+    dialect: Dialect
+    table: TableName
+    pipeline: str
+
+    @property
+    def all(self) -> list[TableName]:
+        """The tables that every version has."""
+        return [self.table, *map(self.table.sibling, _FIRST)]
+
+    def missing(self, tables: Sequence[TableName]) -> list[str]:
+        """Those of some tables that do not exist."""
+        return [str(one) for one in tables if not self.columns(one)]
+
+    def name(self, table: str | TableName) -> str:
+        """A name for statements; one of the ledger's tables by its last part."""
+        whole = self.table.sibling(table) if isinstance(table, str) else table
+        return ".".join(self.dialect.quote(part) for part in whole if part)
+
+    def columns(self, table: TableName) -> set[str]:
+        """The columns of a table; none if it does not exist."""
+        return {one.name for one in self.dialect.columns(self.session, table)}
+
+    def registered(self) -> tuple[str, int] | None:
+        """The source's cluster, and the last epoch that was given out; None before the first
+        run."""
+        rows = self._rows(f"SELECT cluster_id, epoch FROM {self.name(PIPELINES)}")
+        return (str(rows[0][0]), int(rows[0][1])) if rows else None
+
+    def held(self) -> dict[TopicPartition, PositionRow]:
+        """The positions."""
+        rows = self._rows(
+            f'SELECT topic, "partition", "position", epoch, topic_id FROM {self.name(POSITIONS)}'
+        )
+        return {
+            TopicPartition(topic, int(number)): PositionRow(int(at), epoch, str(topic_id))
+            for topic, number, at, epoch, topic_id in rows
+        }
+
+    def entries(self, table: str) -> Iterator[RangeRow]:
+        """The history or the amendments, by partition and start; none if there is no such table."""
+        there = self.columns(self.table.sibling(table))
+        if not there:
+            return
+        more = ", ".join(one if one in there else other for one, other in _LATER.items())
+        rows = self._rows(
+            'SELECT topic, "partition", range_start, range_end, epoch, kind, records, written,'
+            f" rejected, filtered, committed_at, {more} FROM {self.name(table)}",
+            ' ORDER BY topic, "partition", range_start, epoch',
+        )
+        for topic, number, start, end, epoch, kind, *counts, at, undone, digest, recipe in rows:
+            unsigned = None if digest is None else int(digest) % (1 << 64)
+            yield RangeRow(
+                TopicPartition(topic, int(number)), OffsetRange(start, end), epoch, kind,
+                replace(Counts(*counts), digest=unsigned, recipe=recipe or ""), undone, _time(at),
+            )  # fmt: skip
+
+    def letters(self) -> dict[tuple[TopicPartition, int, int], int]:
+        """The number of dead letters by partition, start and epoch of the ranges in force."""
+        return {
+            (TopicPartition(topic, int(number)), start, epoch): int(count)
+            for topic, number, start, epoch, count in self._about_letters(_LETTERS)
+        }
+
+    def stray(self) -> list[tuple[TopicPartition, int]]:
+        """The first dead letters that are in no range in force."""
+        rows = self._about_letters(_OUTSIDE)
+        return [(TopicPartition(topic, int(number)), offset) for topic, number, offset in rows]
+
+    def _about_letters(self, sql: str) -> list[tuple[Any, ...]]:
+        there = self.columns(self.table.sibling(RANGES))
+        undone = "superseded" if "superseded" in there else "0"
+        names = {"ranges": self.name(RANGES), "rejects": self.name(REJECTS)}
+        return self.session.query(sql.format(**names, superseded=undone), (self.pipeline,))
+
+    def _rows(self, select: str, more: str = "") -> list[tuple[Any, ...]]:
+        return self.session.query(f"{select} WHERE pipeline = %s{more}", (self.pipeline,))
+
+
+@dataclass(frozen=True)
+class SqlLedger:
+    """The ledger of a pipeline.
+
+    Attributes:
+        epoch: the last epoch that was given out.
+        positions: position and epoch of each partition.
+        ranges: the history, by partition and start.
+        amendments: later changes to the content of ranges; counts may be negative.
+        letters: the number of dead letters by partition, start and epoch of the ranges in force.
+        stray: the first dead letters that are in no range in force.
+    """
+
+    epoch: int
+    positions: Mapping[TopicPartition, PositionRow]
+    ranges: Sequence[RangeRow]
+    amendments: Sequence[RangeRow]
+    letters: Mapping[tuple[TopicPartition, int, int], int]
+    stray: Sequence[tuple[TopicPartition, int]]
+
+
+def read_ledger(
+    dialect: Dialect, table: TableName, pipeline: str, connect: Connect = connect
+) -> SqlLedger | None:
+    """The ledger in one snapshot; None if there is none.
+
+    Args:
+        dialect: the database.
+        table: the destination table; the ledger is in its schema.
+        pipeline: the ledger's key.
+        connect: opens the session.
+
+    Raises:
+        WrongInput: the database refuses the login.
+        Unavailable: no answer.
+    """
+    try:
+        with (
+            brief_session(dialect, "verify", connect) as session,
+            _snapshot(dialect, session),
+        ):
+            return _read(LedgerTables(session, dialect, table, pipeline))
+    except TableMismatch:  # a database file that does not exist
+        return None
+
+
+def _read(tables: LedgerTables) -> SqlLedger | None:
+    if tables.missing(tables.all[1:]):
+        return None
+    registered = tables.registered()
+    if registered is None:
+        return None
+    return SqlLedger(
+        registered[1],
+        tables.held(),
+        list(tables.entries(RANGES)),
+        list(tables.entries(AMENDMENTS)),
+        tables.letters(),
+        tables.stray(),
+    )
+
+
+@contextmanager
+def _snapshot(dialect: Dialect, session: Connection) -> Iterator[None]:
+    how = "" if dialect.name == "sqlite" else " ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+    session.execute(f"BEGIN{how}")
+    try:
+        yield
+    finally:
+        session.rollback()
+
+
+def _time(at: object) -> datetime | None:
+    """The time; SQLite returns it as text in UTC."""
+    if isinstance(at, str):
+        return datetime.fromisoformat(at).replace(tzinfo=UTC)
+    return at if isinstance(at, datetime) else None

@@ -1,0 +1,323 @@
+"""The ledger topic: positions, epochs, resets and replays of one pipeline, in the order of the log.
+
+The topic is compacted: the newest message of each key is always there, and older ones as long as
+Kafka has not compacted their segment. So the history that is found here may be incomplete, and what
+it does not contain is no sign of damage.
+
+| key                                    | value                    |
+|----------------------------------------|--------------------------|
+| ``["pipeline", name]``                 | :class:`PipelineEntry`   |
+| ``["position", name, topic, number]``  | :class:`PositionEntry`   |
+| ``["reset", name, topic, number, n]``  | :class:`ResetEntry`      |
+| ``["replayed", name, topic, number]``  | :class:`ReplayedEntry`   |
+| ``["amended", name, topic, number]``   | :class:`StoredTotals`    |
+| ``["rewritten", name, topic, number]`` | :class:`RewrittenEntry`  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from oncely.audit.stored.log import Topics
+from oncely.core.claim import Counts
+from oncely.core.topics import Position, SourceIdentity, TopicPartition
+
+
+class StoredTotals(msgspec.Struct, frozen=True, array_like=True):
+    """Counts and digest of all ranges from an offset to a position, or their change by replays."""
+
+    since: int
+    begun: int = 0
+    records: int = 0
+    rows: int = 0
+    rejects: int = 0
+    filtered: int = 0
+    digest: int | None = 0
+    recipe: str = ""
+
+    @property
+    def counts(self) -> Counts:
+        """The sums."""
+        return Counts(
+            self.records, self.rows, self.rejects, self.filtered, self.digest, self.recipe
+        )
+
+
+class PositionEntry(msgspec.Struct, frozen=True):
+    """A position, and the range whose commit has moved it there.
+
+    ``kind`` is data, hole, gap or joined as in every history, or ``taken``: a takeover or a reset
+    set the position, and the range is empty.
+    """
+
+    position: int
+    epoch: int
+    cluster: str
+    topic_id: str
+    start: int
+    end: int
+    kind: str
+    records: int = 0
+    rows: int = 0
+    rejects: int = 0
+    filtered: int = 0
+    mode: str = "partition"
+    totals: StoredTotals | None = None
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The pipeline's count of records and rejects, and the setting under which it was begun."""
+
+    setting: str = ""
+    records: int = 0
+    rejects: int = 0
+
+
+class PipelineEntry(msgspec.Struct, frozen=True):
+    """The pipeline: its newest epoch and run, cluster and topics, destination, start positions."""
+
+    epoch: int
+    run: str
+    cluster: str
+    topic_ids: dict[str, str]
+    target: str
+    pending: dict[str, dict[int, int]] = {}
+    settled: dict[str, list[int]] = {}
+    outputs: dict[str, str] = {}
+    resetting: dict[str, dict[int, int]] = {}
+    leaders: dict[str, dict[int, int]] = {}
+    counted: Counted = Counted()
+    whole: tuple[int, int] | None = None
+
+
+class ResetEntry(msgspec.Struct, frozen=True):
+    """The position to which a reset led."""
+
+    position: int
+
+
+class ReplayedEntry(msgspec.Struct, frozen=True):
+    """The next dead letter to be replayed, in the rejects' topic of that id."""
+
+    position: int
+    topic_id: str
+
+
+class RewrittenEntry(msgspec.Struct, frozen=True):
+    """The last repair or backfill; and start, end and epoch of all backfilled ranges."""
+
+    kind: str
+    start: int
+    end: int
+    epoch: int
+    backfilled: list[tuple[int, int, int]] = []
+
+
+Entry = PositionEntry | PipelineEntry | ResetEntry | ReplayedEntry | StoredTotals | RewrittenEntry
+_KINDS: Mapping[str, tuple[int, type[Entry]]] = {
+    "pipeline": (2, PipelineEntry),
+    "position": (4, PositionEntry),
+    "reset": (5, ResetEntry),
+    "replayed": (4, ReplayedEntry),
+    "amended": (4, StoredTotals),
+    "rewritten": (4, RewrittenEntry),
+}
+
+
+class LedgerMessage(NamedTuple):
+    """A message of the pipeline.
+
+    Attributes:
+        offset: its offset in the ledger topic.
+        at_ms: its timestamp, milliseconds since 1970.
+        key: the parts of its key.
+        entry: its value; None for a tombstone.
+    """
+
+    offset: int
+    at_ms: int
+    key: tuple[Any, ...]
+    entry: Entry | None
+
+    @property
+    def partition(self) -> TopicPartition | None:
+        """The topic-partition of the key; None for the pipeline's own message."""
+        return TopicPartition(self.key[2], self.key[3]) if len(self.key) > 3 else None
+
+
+class GroupOffset(msgspec.Struct, frozen=True):
+    """The group's copy of a position; ``pipeline`` is empty if an early version wrote it."""
+
+    position: int
+    epoch: int
+    cluster: str
+    topic_id: str
+    mode: str = "partition"
+    pipeline: str = ""
+    totals: StoredTotals | None = None
+
+
+@dataclass(frozen=True)
+class TopicLedger:
+    """What the ledger topic says of one pipeline.
+
+    Attributes:
+        messages: the pipeline's messages, ascending by offset.
+        problems: offset and reason of messages that are invalid.
+        foreign: the number of messages that belong to no pipeline.
+        first, end: the offsets between which the topic was read.
+    """
+
+    messages: Sequence[LedgerMessage] = ()
+    problems: Sequence[tuple[int, str]] = ()
+    foreign: int = 0
+    first: int = 0
+    end: int = 0
+    _newest: dict[tuple[Any, ...], Entry] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for one in self.messages:
+            if one.entry is None:
+                self._newest.pop(one.key, None)
+            else:
+                self._newest[one.key] = one.entry
+
+    @property
+    def pipeline(self) -> PipelineEntry | None:
+        """The newest state of the pipeline; None if it never ran, or its message is invalid."""
+        found = [one for one in self._newest.values() if isinstance(one, PipelineEntry)]
+        return found[0] if found else None
+
+    @property
+    def positions(self) -> dict[TopicPartition, PositionEntry]:
+        """The newest position of each partition."""
+        return {tp: e for (tp, *_), e in self._of("position") if isinstance(e, PositionEntry)}
+
+    @property
+    def resets(self) -> dict[TopicPartition, dict[int, Position]]:
+        """Per partition, the epoch of each reset and its position."""
+        found: dict[TopicPartition, dict[int, Position]] = {}
+        for (tp, *epoch), entry in self._of("reset"):
+            if isinstance(entry, ResetEntry):
+                found.setdefault(tp, {})[epoch[0]] = entry.position
+        return found
+
+    @property
+    def replayed(self) -> dict[TopicPartition, ReplayedEntry]:
+        """The position of replays in each partition of a rejects' topic."""
+        return {tp: e for (tp, *_), e in self._of("replayed") if isinstance(e, ReplayedEntry)}
+
+    @property
+    def amended(self) -> dict[TopicPartition, StoredTotals]:
+        """The changes of totals by replays; void if they are of other totals."""
+        return {tp: e for (tp, *_), e in self._of("amended") if isinstance(e, StoredTotals)}
+
+    @property
+    def rewritten(self) -> dict[TopicPartition, RewrittenEntry]:
+        """The last rewrite of each partition."""
+        return {tp: e for (tp, *_), e in self._of("rewritten") if isinstance(e, RewrittenEntry)}
+
+    @property
+    def source(self) -> SourceIdentity:
+        """Cluster and topics that were read; empty if the pipeline never ran."""
+        known = self.pipeline
+        return SourceIdentity(known.cluster, known.topic_ids) if known else SourceIdentity("", {})
+
+    def history(self, tp: TopicPartition) -> list[LedgerMessage]:
+        """The positions of a partition that are still in the topic, ascending by offset."""
+        return [one for one in self.messages if one.key[0] == "position" and one.partition == tp]
+
+    def _of(self, kind: str) -> Iterator[tuple[tuple[Any, ...], Entry]]:
+        for key, entry in self._newest.items():
+            if key[0] == kind:
+                yield (TopicPartition(key[2], key[3]), *key[4:]), entry
+
+
+def read_ledger(topics: Topics, ledger_topic: str, pipeline: str) -> TopicLedger:
+    """Everything that was in the topic when it was called; waits for open transactions.
+
+    Raises:
+        Unavailable: a transaction stayed open, or no answer.
+    """
+    ends = topics.ends(ledger_topic)
+    if not ends:
+        return TopicLedger()
+    here = TopicPartition(ledger_topic, 0)
+    return parsed(topics.read({here: ends[here].high}), pipeline, ends[here].first, ends[here].high)
+
+
+def parsed(messages: Iterable[Any], pipeline: str, first: int = 0, end: int = 0) -> TopicLedger:
+    """The ledger of a pipeline from messages of confluent-kafka, in the order of the log."""
+    ours: list[LedgerMessage] = []
+    problems: list[tuple[int, str]] = []
+    foreign = 0
+    for message in messages:
+        offset, key = message.offset(), _key(message.key())
+        if key is None:
+            foreign += 1
+        elif key[1] == pipeline:
+            try:
+                entry = _entry(key, message.value())
+            except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
+                problems.append((offset, f"{list(key)}: {error}"))
+            else:
+                ours.append(LedgerMessage(offset, message.timestamp()[1], key, entry))
+    return TopicLedger(ours, problems, foreign, first, end)
+
+
+def read_offsets(
+    topics: Topics, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, GroupOffset]:
+    """The group's copies of positions; offsets that other programs have committed are left out.
+
+    Raises:
+        Unavailable: a transaction stayed open, or no answer.
+    """
+    found = {tp: stamped(*one) for tp, one in topics.offsets(partitions).items()}
+    return {tp: one for tp, one in found.items() if one is not None}
+
+
+def stamped(offset: Position, metadata: str) -> GroupOffset | None:
+    """An offset with the metadata of Oncely; None without it."""
+    try:
+        match msgspec.json.decode(metadata.encode()):
+            case ["oncely", int(epoch), str(cluster), str(topic_id), *rest]:
+                mode, name = [*map(str, rest[:2]), *("partition", "")[len(rest[:2]) :]]
+                return GroupOffset(offset, epoch, cluster, topic_id, mode, name, _totals(rest))
+    except msgspec.DecodeError:
+        pass
+    return None
+
+
+def _totals(rest: Sequence[Any]) -> StoredTotals | None:
+    """The totals of metadata; None in that of an earlier or later version."""
+    try:
+        return msgspec.convert(rest[2], StoredTotals) if len(rest) > 2 else None
+    except msgspec.ValidationError:
+        return None
+
+
+def _key(key: bytes | None) -> tuple[Any, ...] | None:
+    """The parts of a key; None if it is no key of a ledger."""
+    try:
+        found = msgspec.json.decode(key or b"")
+    except msgspec.DecodeError:
+        return None
+    match found:
+        case [str(), str(), *_]:
+            return tuple(found)
+    return None
+
+
+def _entry(key: tuple[Any, ...], value: bytes | None) -> Entry | None:
+    if key[0] not in _KINDS:
+        raise ValueError("an unknown kind")
+    length, kind = _KINDS[key[0]]
+    types = (str, str, str, int, int)[:length]
+    if len(key) != length or not all(map(isinstance, key, types)):
+        raise ValueError("another form of key")
+    return None if value is None else msgspec.json.decode(value, type=kind)

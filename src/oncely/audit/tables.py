@@ -1,0 +1,147 @@
+"""Statements about the ledger, the rows and the dead letters, of every SQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from oncely.audit.evidence import PRESENT, Committed, Span
+from oncely.audit.stored.sql_ledger import (
+    AMENDMENTS,
+    PIPELINES,
+    RANGES,
+    REJECTS,
+    LedgerTables,
+)
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.errors import WrongInput
+
+TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"
+OF_ROWS = (TOPIC, PARTITION, OFFSET)
+OF_REJECTS = ("topic", '"partition"', '"offset"')
+
+
+def present(lines: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Lines in the form of :data:`PRESENT`."""
+    columns = list(zip(*lines, strict=True)) if lines else [()] * len(PRESENT)
+    arrays = [pa.array(list(c), one.type) for c, one in zip(columns, PRESENT, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=PRESENT)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger of the pipeline; see :class:`oncely.audit.evidence.Snapshot`."""
+
+    source: SourceIdentity
+    positions: Mapping[TopicPartition, Position]
+    started: Mapping[TopicPartition, Position]
+    committed: Sequence[Committed]
+
+
+@dataclass
+class Tables(LedgerTables):
+    """The ledger, the rows and the dead letters in one snapshot."""
+
+    def require_tables(self) -> None:
+        """Raises WrongInput if a table is missing."""
+        missing = self.missing(self.all)
+        if missing:
+            raise WrongInput(
+                f"{self.dialect.endpoint}: there is no table {', '.join(missing)}",
+                way_out="check sink.url and sink.table; a pipeline that never ran has nothing to"
+                " compare",
+            )
+
+    def close(self) -> None:
+        """End the session."""
+        with suppress(Exception):
+            self.session.execute("ROLLBACK")
+        self.session.close()
+
+    def ledger(self) -> Ledger:
+        """Positions, and the history and amendments in force.
+
+        Raises:
+            WrongInput: there is no such pipeline.
+        """
+        registered = self.registered()
+        if registered is None:
+            raise WrongInput(
+                f"{self.table.sibling(PIPELINES)} has no pipeline {self.pipeline!r}",
+                way_out="check the name: a pipeline that never ran has nothing to compare",
+            )
+        held, entries = self.held(), list(self.entries(RANGES))
+        started = {tp: one.position for tp, one in held.items()}
+        for one in entries:
+            if one.partition in started:
+                started[one.partition] = min(started[one.partition], one.range.start)
+        return Ledger(
+            SourceIdentity(registered[0], {tp.topic: one.topic_id for tp, one in held.items()}),
+            {tp: one.position for tp, one in held.items()},
+            started,
+            [
+                Committed(Span(one.partition, one.range), one.kind, one.counts, one.epoch, one.at)
+                for one in (*entries, *self.entries(AMENDMENTS))
+                if not one.superseded
+            ],
+        )
+
+    # -- rows and dead letters -------------------------------------------------------------
+
+    def rejects_of(self, spans: Sequence[Span]) -> Iterator[tuple[TopicPartition, int]]:
+        """The dead letters of spans."""
+        for where, params in conditions(spans, OF_REJECTS):
+            rows = self.session.query(
+                f"SELECT {', '.join(OF_REJECTS)} FROM {self.name(REJECTS)} WHERE pipeline = %s"
+                f" AND ({where})",
+                (self.pipeline, *params),
+            )
+            for topic, number, offset in rows:
+                yield TopicPartition(topic, int(number)), int(offset)
+
+    def rows_outside(self, whole: Mapping[TopicPartition, OffsetRange]) -> list[tuple[Any, ...]]:
+        """Topic, partition, offset and number of other rows."""
+        where, params = _outside(whole, OF_ROWS)
+        return self.session.query(
+            f"SELECT {TOPIC}, {PARTITION}, {OFFSET}, COUNT(*) FROM {self.name(self.table)}"
+            f" WHERE {where} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
+            params,
+        )
+
+    def rejects_outside(self, whole: Mapping[TopicPartition, OffsetRange]) -> list[tuple[Any, ...]]:
+        """Topic, partition, offset and 1 of other dead letters."""
+        where, params = _outside(whole, OF_REJECTS)
+        return self.session.query(
+            f"SELECT {', '.join(OF_REJECTS)}, 1 FROM {self.name(REJECTS)} WHERE pipeline = %s"
+            f" AND ({where}) ORDER BY 1, 2, 3",
+            (self.pipeline, *params),
+        )
+
+
+def conditions(
+    spans: Sequence[Span], names: tuple[str, str, str], at_once: int = 100
+) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """Conditions that select some spans each, with their parameters."""
+    topic, partition, offset = names
+    one = f"({topic} = %s AND {partition} = %s AND {offset} >= %s AND {offset} < %s)"
+    for at in range(0, len(spans), at_once):
+        some = spans[at : at + at_once]
+        params = [v for tp, range_ in some for v in (*tp, range_.start, range_.end)]
+        yield " OR ".join([one] * len(some)), tuple(params)
+
+
+def _outside(
+    whole: Mapping[TopicPartition, OffsetRange], names: tuple[str, str, str]
+) -> tuple[str, tuple[object, ...]]:
+    """The condition that selects all but these spans, also where a column is null."""
+    if not whole:
+        return "1 = 1", ()
+    topic, partition, offset = names
+    one = f"({topic} = %s AND {partition} = %s AND {offset} >= %s AND {offset} < %s)"
+    params = [v for tp, range_ in sorted(whole.items()) for v in (*tp, range_.start, range_.end)]
+    return f"({' OR '.join([one] * len(whole))}) IS NOT TRUE", tuple(params)

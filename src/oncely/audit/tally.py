@@ -1,0 +1,167 @@
+"""Sums by which a set of offsets, or of rows, is compared without sending it.
+
+The digest of an offset is PostgreSQL's ``hashint8extended(1, offset)``: the server computes the
+same sum over its rows. Two multisets of offsets with the same number of elements and the same sum
+modulo 2^64 are the same, but for a chance of 2^-64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oncely.audit.evidence import Cell, IntArray, Tally
+from oncely.core.topics import TopicPartition
+
+MODULUS = 1 << 64
+_STEP = 1 << 20  # offsets at once
+_U = np.uint32
+
+
+def offset_digests(offsets: IntArray) -> npt.NDArray[np.uint64]:
+    """``hashint8extended(1, offset)`` of each offset."""
+    seed = np.asarray(offsets, dtype=np.int64).view(np.uint64)
+    a = np.full(len(seed), 0x9E3779B9 + 4 + 3923095 & 0xFFFFFFFF, dtype=_U)
+    b, c = a.copy(), a.copy()
+    x, y, z = a + (seed >> np.uint64(32)).astype(_U), b + seed.astype(_U), c.copy()
+    _mix(x, y, z)
+    nonzero = seed != 0  # a seed of zero is not mixed in
+    a, b, c = (np.where(nonzero, new, old) for new, old in ((x, a), (y, b), (z, c)))
+    a += _U(1)
+    _final(a, b, c)
+    found: npt.NDArray[np.uint64] = (b.astype(np.uint64) << np.uint64(32)) | c
+    return found
+
+
+def sum_of(runs: Any) -> int:
+    """The sum of the digests of all offsets of these (first, end)."""
+    total = 0
+    for first, end in runs:
+        for at in range(int(first), int(end), _STEP):
+            total += added(offset_digests(np.arange(at, min(at + _STEP, int(end)))))
+    return total % MODULUS
+
+
+def added(digests: npt.NDArray[np.uint64]) -> int:
+    """The sum modulo 2^64."""
+    return int(digests.sum(dtype=np.uint64))
+
+
+class Tallies:
+    """Sums rows and dead letters by cell, for destinations that are read by this process.
+
+    Args:
+        cells: disjoint cells.
+    """
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells = cells
+        self._bounds = by_partition(cells)
+        self._sums = [[0, 0, 0, 0] for _ in cells]
+        self._without_digest: set[int] = set()
+
+    def add(
+        self,
+        partition: TopicPartition,
+        offsets: IntArray,
+        digests: npt.NDArray[np.uint64] | None = None,
+        *,
+        rejects: bool = False,
+    ) -> None:
+        """Add rows, or dead letters, of a partition by their offsets; others are ignored."""
+        if partition not in self._bounds:
+            return
+        numbers, starts, ends = self._bounds[partition]
+        place = np.searchsorted(starts, offsets, side="right") - 1
+        inside = (place >= 0) & (offsets < ends[place])
+        of_offsets = offset_digests(offsets)
+        for at in np.unique(place[inside]):
+            own, number = inside & (place == at), int(numbers[at])
+            sums = self._sums[number]
+            sums[1 if rejects else 0] += int(own.sum())
+            sums[2] += added(of_offsets[own])
+            if digests is not None:
+                sums[3] += added(digests[own])
+            elif not rejects:
+                self._without_digest.add(number)
+
+    def result(self) -> list[Tally]:
+        """One tally for each cell; without a digest if a row was added without one."""
+        return [
+            Tally(
+                rows, rejects, offsets % MODULUS,
+                None if at in self._without_digest else digest % MODULUS,
+            )
+            for at, (rows, rejects, offsets, digest) in enumerate(self._sums)
+        ]  # fmt: skip
+
+
+def by_partition(
+    cells: Sequence[Cell],
+) -> Mapping[TopicPartition, tuple[IntArray, IntArray, IntArray]]:
+    """By partition: the numbers of its cells in ascending order, their starts and their ends."""
+    numbers: dict[TopicPartition, list[int]] = {}
+    for number, cell in enumerate(cells):
+        numbers.setdefault(cell.span.partition, []).append(number)
+    found = {}
+    for tp, own in numbers.items():
+        own.sort(key=lambda number: cells[number].span.range)
+        ranges = [cells[number].span.range for number in own]
+        if any(one.overlaps(other) for one, other in pairwise(ranges)):
+            raise ValueError(f"{tp}: cells overlap")
+        found[tp] = (
+            np.array(own, dtype=np.int64),
+            np.array([one.start for one in ranges], dtype=np.int64),
+            np.array([one.end for one in ranges], dtype=np.int64),
+        )
+    return found
+
+
+Word = npt.NDArray[np.uint32]
+
+
+def _rotated(x: Word, by: int) -> Word:
+    return (x << _U(by)) | (x >> _U(32 - by))
+
+
+def _mix(a: Word, b: Word, c: Word) -> None:
+    """Bob Jenkins' lookup3, as in PostgreSQL's hashfn.c; in place."""
+    a -= c
+    a ^= _rotated(c, 4)
+    c += b
+    b -= a
+    b ^= _rotated(a, 6)
+    a += c
+    c -= b
+    c ^= _rotated(b, 8)
+    b += a
+    a -= c
+    a ^= _rotated(c, 16)
+    c += b
+    b -= a
+    b ^= _rotated(a, 19)
+    a += c
+    c -= b
+    c ^= _rotated(b, 4)
+    b += a
+
+
+def _final(a: Word, b: Word, c: Word) -> None:
+    c ^= b
+    c -= _rotated(b, 14)
+    a ^= c
+    a -= _rotated(c, 11)
+    b ^= a
+    b -= _rotated(a, 25)
+    c ^= b
+    c -= _rotated(b, 16)
+    a ^= c
+    a -= _rotated(c, 4)
+    b ^= a
+    b -= _rotated(a, 14)
+    c ^= b
+    c -= _rotated(b, 24)

@@ -1,0 +1,360 @@
+"""The audit of an upsert: a table that has, of each key, the newest row.
+
+Rows are replaced, so no range of the history can be compared with the table. All records are
+recomputed, which gives the rows that the table should have, each with the offset of its record.
+They are compared with the table cell by cell, by sums that the destination computes. Only cells
+that differ are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+
+from oncely.audit.compare import NO_RECORD
+from oncely.audit.engine import ByOffset, Ends
+from oncely.audit.evidence import Cell, Evidence, Expected, IntArray, Log, Span, Tally
+from oncely.audit.layout import ENTRIES, parts
+from oncely.audit.newest import Newest, NewestRows, Settled
+from oncely.audit.ranges import stored_by_cell
+from oncely.audit.report import Finding, FindingKind, Report, Undecided
+from oncely.audit.tally import added, offset_digests
+from oncely.core.expected import Changes
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.errors import WrongInput
+
+_DIFFERING_AT_ONCE = 100  # cells
+
+_NO_RECORDS = "the rows of an upsert can be compared only if their records are recomputed"
+_GONE = "the topic no longer holds these records: rows of keys that they have changed last"
+_COMPACTED = "rows of records that were compacted away: a newer record of the key may be pending"
+_SEVERAL = (
+    "rows of keys whose records are in several partitions: without versions their order is not"
+    " known"
+)
+_REPLAYED = "rows of keys that were deleted; replayed dead letters may have restored them"
+_CHANGED = (
+    "most rows have other values than today's decode and transform give, and the history of an"
+    " upsert has no digest that tells a changed transform from damage"
+)
+
+
+def audit_upsert(
+    pipeline: str,
+    evidence: Evidence,
+    log: Log,
+    expected: Expected | None,
+    *,
+    versioned: bool,
+    limit: int = 50,
+    until: datetime | None = None,
+) -> Report:
+    """Compare a snapshot of an upsert's table with its topics.
+
+    Args:
+        pipeline: its name.
+        evidence: the snapshot, older than the answers of ``log``.
+        log: the topics.
+        expected: recomputes records; None if that is not possible.
+        versioned: the table has a version column.
+        limit: the findings of each kind that the report lists.
+        until: not supported.
+
+    Raises:
+        TopicMissing, WrongInput: it can't be compared.
+        Unavailable: no answer.
+    """
+    if until is not None:
+        raise WrongInput(
+            "an upsert can't be compared up to a time: newer records have replaced its rows",
+            way_out="audit it without --until",
+        )
+    return _Upsert(pipeline, evidence, log, expected, limit, versioned).run(None)
+
+
+@dataclass
+class _Read:
+    """The readable records of a partition.
+
+    Attributes:
+        records: their number.
+        unkept: records that should be dead letters, and are not.
+    """
+
+    records: int = 0
+    unkept: list[int] = field(default_factory=list)
+
+
+class _Upsert(ByOffset):
+    def __init__(
+        self,
+        pipeline: str,
+        evidence: Evidence,
+        log: Log,
+        expected: Expected | None,
+        limit: int,
+        versioned: bool,
+    ) -> None:
+        super().__init__(pipeline, evidence, log, expected, limit)
+        self._versioned = versioned
+        self._bad: dict[TopicPartition, set[int]] = {}
+        self._doubts: dict[tuple[TopicPartition, str], list[int]] = {}
+        self._altered: list[Finding] = []
+
+    def _compare(self, ends: Ends) -> None:
+        readable = {tp: one for tp, one in ends.compared.items() if tp not in ends.gone}
+        if self._expected is None or not self._expected.recipe:
+            for tp, range_ in readable.items():
+                self.leave(Undecided(tp, range_, _NO_RECORDS))
+            return
+        rejects = self._rejects(readable)
+        newest = self._newest(self._expected, readable, rejects, ends)
+        divided = parts((), readable, self._expected.recipe)
+        cells = [cell for part in divided for cell in part.cells]
+        finals = {tp: newest.rows(tp) for tp in readable}
+        unsure = {tp: newest.rows(tp, sure=False).offset for tp in readable}
+        differing = [
+            cell
+            for cell, tally in zip(cells, self._evidence.tallies(cells), strict=True)
+            if not _matches(cell, tally, finals, rejects) or _some(unsure, cell)
+        ]
+        comparison = _Cells(self, self._evidence, newest, finals, rejects, ends)
+        for at in range(0, len(differing), _DIFFERING_AT_ONCE):
+            some = differing[at : at + _DIFFERING_AT_ONCE]
+            comparison.compare(some, self._expected)
+            for cell in some:
+                self.tabs[cell.span.partition].differing.append(cell.span.range)
+        comparison.conclude()
+        for tp, offsets in unsure.items():
+            for offset in offsets.tolist():
+                self.doubt(tp, offset, _SEVERAL)
+        self._conclude(ends, sum(len(one.offset) for one in finals.values()))
+
+    def _rejects(
+        self, whole: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[TopicPartition, IntArray]:
+        found: dict[TopicPartition, list[int]] = {tp: [] for tp in whole}
+        for tp, offset in self._evidence.rejects([Span(*one) for one in whole.items()]):
+            found[tp].append(offset)
+        return {tp: np.array(sorted(own), dtype=np.int64) for tp, own in found.items()}
+
+    def _newest(
+        self,
+        expected: Expected,
+        whole: Mapping[TopicPartition, OffsetRange],
+        rejects: Mapping[TopicPartition, IntArray],
+        ends: Ends,
+    ) -> Settled:
+        """Recompute all records; note their number, and records that are neither."""
+        rows = NewestRows(versioned=self._versioned)
+        for tp, range_ in whole.items():
+            read = _Read()
+            changes = expected.changes(Span(tp, range_))
+            rows.add(tp, _noted(changes, rejects[tp], read), rejects[tp])
+            tab = self.tabs[tp]
+            tab.ranges = sum(
+                one.span.partition == tp and one.kind in ENTRIES for one in self._evidence.committed
+            )
+            tab.records += read.records
+            tab.holes += range_.end - max(range_.start, ends.bounds[tp].first) - read.records
+            for offset in read.unkept:
+                self.damage("lost", tp, offset, "it is no row, and there is no dead letter")
+        return rows.settle()
+
+    # -- conclusions -----------------------------------------------------------------------
+
+    def damage(self, kind: FindingKind, tp: TopicPartition, offset: int, detail: str) -> None:
+        """Add damage to a record."""
+        finding = Finding(tp, offset, kind, detail)
+        self._bad.setdefault(tp, set()).add(offset)
+        self.tabs[tp].unproved(offset)
+        if kind == "altered" and detail == _Cells.OTHER:
+            self._altered.append(finding)
+        else:
+            self.find(finding, 1)
+
+    def doubt(self, tp: TopicPartition, offset: int, reason: str) -> None:
+        """Nothing is proved of a row."""
+        self._doubts.setdefault((tp, reason), []).append(offset)
+
+    def _conclude(self, ends: Ends, finals: int) -> None:
+        if self._altered and 2 * len(self._altered) > finals:
+            for one in self._altered:
+                if one.partition is not None and one.offset is not None:
+                    self.doubt(one.partition, one.offset, _CHANGED)
+        else:
+            for one in self._altered:
+                self.find(one, 1)
+        for (tp, reason), offsets in self._doubts.items():
+            self.leave(Undecided(tp, OffsetRange(min(offsets), max(offsets) + 1), reason))
+        for tp, range_ in ends.compared.items():
+            tab = self.tabs[tp]
+            tab.accounted = max(0, tab.records - len(self._bad.get(tp, ())))
+            if tp not in ends.gone and ends.bounds[tp].first > range_.start:
+                end = min(ends.bounds[tp].first, range_.end)
+                self.leave(Undecided(tp, OffsetRange(range_.start, end), _GONE))
+
+
+def _noted(changes: Iterable[Changes], rejects: IntArray, read: _Read) -> Iterator[Changes]:
+    for one in changes:
+        read.records += len(one.records)
+        read.unkept += [int(at) for at in one.rejected[~np.isin(one.rejected, rejects)]]
+        yield one
+
+
+def _between(offsets: IntArray, range_: OffsetRange) -> slice:
+    start, end = np.searchsorted(offsets, (range_.start, range_.end))
+    return slice(int(start), int(end))
+
+
+def _some(offsets: Mapping[TopicPartition, IntArray], cell: Cell) -> bool:
+    own = offsets[cell.span.partition]
+    return len(own[_between(own, cell.span.range)]) > 0
+
+
+def _matches(
+    cell: Cell,
+    tally: Tally,
+    finals: Mapping[TopicPartition, Newest],
+    rejects: Mapping[TopicPartition, IntArray],
+) -> bool:
+    """True if the cell has exactly the newest rows of its records, by their sums."""
+    tp, range_ = cell.span
+    own, letters = finals[tp], rejects[tp]
+    at, of_letters = _between(own.offset, range_), _between(letters, range_)
+    offsets = np.concatenate([own.offset[at], letters[of_letters]])
+    if (tally.rows, tally.rejects) != (at.stop - at.start, of_letters.stop - of_letters.start):
+        return False
+    if tally.offsets != added(offset_digests(offsets)):
+        return False
+    digest: int = added(own.digest[at])
+    return tally.rows == 0 or tally.digest == digest
+
+
+class _Cells:
+    """The comparison of cells that differ, by offset."""
+
+    OTHER = "other values"
+
+    def __init__(
+        self,
+        audit: _Upsert,
+        evidence: Evidence,
+        newest: Settled,
+        finals: Mapping[TopicPartition, Newest],
+        rejects: Mapping[TopicPartition, IntArray],
+        ends: Ends,
+    ) -> None:
+        self._audit, self._evidence, self._newest = audit, evidence, newest
+        self._finals, self._rejects, self._ends = finals, rejects, ends
+        self._replayed = any(one.kind not in ENTRIES for one in evidence.committed)
+        self._missing: dict[tuple[TopicPartition, int], str] = {}
+        self._stale: dict[tuple[TopicPartition, int], int] = {}
+
+    def compare(self, cells: Sequence[Cell], expected: Expected) -> None:
+        """Compare the rows of cells with those that they should have."""
+        stored = stored_by_cell(self._evidence, cells)
+        for cell in cells:
+            tp, content = cell.span.partition, stored[cell.span]
+            wanted = self._wanted(cell)
+            extra = []
+            for index, offset in enumerate(content.offsets.tolist()):
+                rows = int(content.rows[index])
+                there = None if content.digests is None else int(content.digests[index])
+                if offset in wanted:
+                    self._row(tp, offset, rows, there, wanted.pop(offset))
+                else:
+                    extra.append(offset)
+            for offset, (number, _) in wanted.items():
+                self._missing[tp, offset] = f"0 rows instead of {number}"
+            if extra:
+                self._extra(cell, extra, expected)
+
+    def _wanted(self, cell: Cell) -> dict[int, tuple[int, int]]:
+        """The number of the newest rows by offset, and their digest."""
+        own = self._finals[cell.span.partition]
+        at = _between(own.offset, cell.span.range)
+        offsets, place = np.unique(own.offset[at], return_inverse=True)
+        digest = np.zeros(len(offsets), dtype=np.uint64)
+        np.add.at(digest, place, own.digest[at])
+        count = np.bincount(place, minlength=len(offsets)).tolist()
+        values = zip(count, digest.tolist(), strict=True)
+        return dict(zip(offsets.tolist(), values, strict=True))
+
+    def _row(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        rows: int,
+        digest: int | None,
+        wanted: tuple[int, int],
+    ) -> None:
+        number, of_rows = wanted
+        if rows > number:
+            self._audit.damage("duplicated", tp, offset, f"{rows} rows instead of {number}")
+        elif rows < number:
+            self._missing[tp, offset] = f"{rows} rows instead of {number}"
+        elif digest is not None and digest != of_rows:
+            self._audit.damage("altered", tp, offset, self.OTHER)
+
+    def _extra(self, cell: Cell, offsets: Sequence[int], expected: Expected) -> None:
+        """Rows of records that are not the newest of their keys."""
+        tp = cell.span.partition
+        records: set[int] = set()
+        keys: dict[int, list[int]] = {}
+        for one in expected.changes(cell.span):
+            records |= set(one.records.tolist())
+            for offset, key, deleted in zip(
+                one.offset.tolist(), one.key.tolist(), one.deleted.tolist(), strict=True
+            ):
+                if not deleted:
+                    keys.setdefault(offset, []).append(key)
+        for offset in offsets:
+            self._judge(tp, offset, keys.get(offset, []), readable=offset in records)
+
+    def _judge(
+        self, tp: TopicPartition, offset: int, keys: Sequence[int], *, readable: bool
+    ) -> None:
+        audit = self._audit
+        if not readable:
+            if offset < self._ends.bounds[tp].first:
+                audit.doubt(tp, offset, _GONE)
+            elif tp.topic in self._ends.compacted:
+                audit.doubt(tp, offset, _COMPACTED)
+            else:
+                audit.damage("unexpected", tp, offset, NO_RECORD)
+        elif not keys:
+            audit.damage("unexpected", tp, offset, "its record should have no row")
+        elif offset in set(self._rejects[tp].tolist()):
+            audit.damage("duplicated", tp, offset, "a row and a dead letter")
+        else:
+            self._older(tp, offset, keys)
+
+    def _older(self, tp: TopicPartition, offset: int, keys: Sequence[int]) -> None:
+        audit = self._audit
+        for key in keys:
+            fate = self._newest.fate(key)
+            if fate is None or (fate.partition, fate.offset) == (tp, offset):
+                continue
+            if not fate.sure:
+                continue  # all rows of such keys are in doubt
+            if not fate.deleted:
+                self._stale[fate.partition, fate.offset] = offset
+            elif self._replayed:
+                audit.doubt(tp, offset, _REPLAYED)
+            else:
+                detail = f"the record at {fate.partition} offset {fate.offset} deletes its key"
+                audit.damage("unexpected", tp, offset, detail)
+
+    def conclude(self) -> None:
+        """Report rows that are missing, and older rows in their place."""
+        for (tp, offset), detail in self._missing.items():
+            if (tp, offset) not in self._stale:
+                self._audit.damage("lost", tp, offset, f"the newest record of its key: {detail}")
+        for (tp, offset), older in self._stale.items():
+            detail = f"the table has the row of an older record of the key, offset {older}"
+            self._audit.damage("altered", tp, offset, detail)

@@ -1,0 +1,314 @@
+"""``oncely audit``: which datasets are compared, how often, and where the report goes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oncely.audit.by_identity import audit_by_id
+from oncely.audit.datasets import audit_pair, spark_conf
+from oncely.audit.evidence import Log
+from oncely.audit.gauge import Gauges
+from oncely.audit.junit import junit
+from oncely.audit.of_pipeline import audit, log_of
+from oncely.audit.page import page
+from oncely.audit.report import Report
+from oncely.audit.spec import Pair, is_pair, parse_pair
+from oncely.audit.watch import Condition, RememberingLog, watch
+from oncely.audit.wording import redacted, verdict_sentence
+from oncely.cli import identity, screen
+from oncely.cli.audit import show_report
+from oncely.cli.durations import seconds
+from oncely.cli.opened import opened
+from oncely.cli.run import importable
+from oncely.cli.signals import Interrupted, Signals
+from oncely.cli.spark_log import SparkLog
+from oncely.config import SparkSettings
+from oncely.core.topics import TopicPartition
+from oncely.errors import OncelyError, WrongInput
+from oncely.runtimes.spark import session
+from oncely.secrets import scope
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from oncely.pipeline import Pipeline
+
+Audit = Callable[[], Report]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of the command."""
+
+    file: Path | None = None
+    left: str | None = None
+    right: str | None = None
+    match: dict[str, str | None] = field(default_factory=dict)
+    keyed: bool = False
+    conf: tuple[str, ...] = ()
+    since: str | None = None
+    until: str | None = None
+    limit: int = 50
+    html: Path | None = None
+    junit: Path | None = None
+    as_json: bool = False
+    watch: bool = False
+    every: str = "60 seconds"
+    timeout: str | None = None
+    metrics: str | None = None
+    download: bool = False
+    spark_log: Path | None = None
+
+    @property
+    def until_time(self) -> datetime | None:
+        """The end of the compared time."""
+        return moment("--until", self.until)
+
+
+def audit_command(asked: Asked) -> int:
+    """Compare, print, write; returns the exit code."""
+    _check(asked)
+    try:
+        with ExitStack() as stack:
+            stopped = threading.Event()
+            signals = stack.enter_context(Signals(_forced_by_a_second(stopped)))
+            name, one = _audit(asked, stack, signals)
+            if not asked.watch:
+                report = one()
+                _show(asked, report)
+                return report.exit_code
+            return _watch(asked, name, one, stopped, stack)
+    except (Interrupted, KeyboardInterrupt):
+        return _interrupted(asked)
+
+
+def _check(asked: Asked) -> None:
+    if (asked.file is None) == (asked.left is None and asked.right is None):
+        raise WrongInput(
+            "a pipeline file, or --left and --right", way_out="oncely audit FILE, or oncely audit"
+            " --left SPEC --right SPEC --id EXPR",
+        )  # fmt: skip
+    if (asked.left is None) != (asked.right is None):
+        raise WrongInput("--left and --right belong together")
+    if not asked.watch and (asked.timeout or asked.metrics):
+        raise WrongInput("--timeout and --metrics need --watch")
+
+
+def _interrupted(asked: Asked) -> int:
+    if asked.watch:
+        return 4 if asked.until else 0
+    screen.note("stopped before the comparison ended")
+    return 4
+
+
+def _forced_by_a_second(stopped: threading.Event) -> Callable[[], None]:
+    def asked() -> None:
+        if stopped.is_set():
+            if process := session.java_process():
+                process.kill()
+            screen.leave_now(1)
+        stopped.set()
+
+    return asked
+
+
+# -- what is compared -----------------------------------------------------------------------------
+
+
+def _audit(asked: Asked, stack: ExitStack, signals: Signals) -> tuple[str, Audit]:
+    """The name of what is compared, and one comparison."""
+    file = asked.file
+    if file is None or is_pair(file):
+        left, right = (asked.left or "", asked.right or "") if file is None else (file, file)
+        pair = parse_pair(left, right, asked.match, asked.conf)
+        screen.hide(pair.secrets)
+        return pair.name, _pair_audit(asked, pair, stack, signals)
+    pipeline = opened(file)
+    if asked.keyed or asked.conf or asked.since or asked.match.get("source_columns"):
+        raise WrongInput(
+            "--keyed, --conf, --since and --source-columns need --left and --right",
+            way_out="a pipeline file says all of that",
+        )
+
+    @contextmanager
+    def spark() -> Iterator[SparkSession]:
+        with _spark(pipeline.settings.spark, {}, asked.spark_log) as found:
+            signals.install()  # a SparkContext installs a handler of its own
+            yield found
+
+    log = stack.enter_context(closing(RememberingLog(log_of(pipeline.settings, spark))))
+    if any(asked.match.values()):
+        importable(file)
+        return pipeline.settings.name, _identity_audit(asked, pipeline, log, stack, signals)
+    return pipeline.settings.name, _pipeline_audit(asked, pipeline, log)
+
+
+def _pair_audit(asked: Asked, pair: Pair, stack: ExitStack, signals: Signals) -> Audit:
+    since, until = moment("--since", asked.since), asked.until_time
+    spark = stack.enter_context(
+        _spark(pair.spark, spark_conf(pair.left, pair.right), asked.spark_log)
+    )
+    signals.install()  # a SparkContext installs a handler of its own
+
+    proved: dict[TopicPartition, int] = {}
+
+    def once() -> Report:
+        report = audit_pair(
+            spark, pair, since=since, until=until, proved=proved, keyed=asked.keyed,
+            limit=asked.limit,
+        )  # fmt: skip
+        if asked.watch and pair.match.source_columns and report.verdict == "clean":
+            proved.update({one.partition: one.compared.end for one in report.partitions})
+        return report
+
+    return once
+
+
+def _identity_audit(
+    asked: Asked, pipeline: Pipeline, log: Log, stack: ExitStack, signals: Signals
+) -> Audit:
+    match = asked.match
+    left, right = match["id_left"] or match["id"], match["id_right"] or match["id"]
+    if not left or not right:
+        raise WrongInput("--by needs an id", way_out="add --id EXPR")
+    settings = pipeline.settings
+    more = identity.spark_conf_of(settings)
+    spark = stack.enter_context(_spark(settings.spark, more, asked.spark_log))
+    signals.install()
+    views = identity.views_of(pipeline, spark, log)
+    until = None if asked.watch else asked.until_time
+
+    def once() -> Report:
+        with scope(pipeline.secrets):
+            return audit_by_id(
+                spark, views, left, right, match["by"], until=until, limit=asked.limit
+            )
+
+    return once
+
+
+@contextmanager
+def _spark(
+    settings: SparkSettings, more: Mapping[str, str], log: Path | None
+) -> Iterator[SparkSession]:
+    given = settings.spark_conf()
+    conf = {**more, **given}
+    if "spark.jars" in more and "spark.jars" in given:
+        conf["spark.jars"] = f"{given['spark.jars']},{more['spark.jars']}"
+    with SparkLog("audit", log) as out:
+        spark = session.start("audit", settings.master, conf, out.file)
+        try:
+            yield spark
+        finally:
+            session.stop(spark)
+
+
+def _pipeline_audit(asked: Asked, pipeline: Pipeline, log: Log) -> Audit:
+    until = None if asked.watch else asked.until_time
+
+    def once() -> Report:
+        return audit(pipeline, limit=asked.limit, until=until, log=log, download=asked.download)
+
+    return once
+
+
+# -- where the report goes ------------------------------------------------------------------------
+
+
+def _show(asked: Asked, report: Report) -> None:
+    _write(asked, report)
+    if asked.as_json:
+        screen.show_json(report.as_json())
+    else:
+        show_report(report)
+
+
+def _write(asked: Asked, report: Report) -> None:
+    shown = redacted(report, screen.redact)
+    for path, made in ((asked.html, page), (asked.junit, junit)):
+        if path is not None:
+            replaced(path, made(shown))
+
+
+def replaced(path: Path, text: str) -> None:
+    """Write a file at once: a reader sees the former content or the new one.
+
+    Raises:
+        WrongInput: it can't be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent,
+                                         delete=False) as made:  # fmt: skip
+            made.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(made.name).chmod(0o666 & ~mask)
+        os.replace(made.name, path)
+    except OSError as error:
+        raise WrongInput(f"can't write {path}: {error.strerror}") from None
+
+
+def _watch(asked: Asked, name: str, one: Audit, stopped: threading.Event, stack: ExitStack) -> int:
+    listener = _Watching(asked, Gauges(screen.redact(name)))
+    if asked.metrics is not None:
+        stack.enter_context(listener.gauges.server(asked.metrics))
+    timeout = seconds("--timeout", asked.timeout) if asked.timeout else None
+    condition = Condition(asked.until_time, timeout, late=asked.file is None or is_pair(asked.file))
+    every = seconds("--every", asked.every)
+    try:
+        return watch(one, listener, condition, every=every, stop=stopped)
+    except Interrupted:
+        damaged = listener.last is not None and listener.last.verdict == "damaged"
+        return 1 if damaged else _interrupted(asked)
+
+
+@dataclass
+class _Watching:
+    """Prints and keeps the reports of a watch."""
+
+    asked: Asked
+    gauges: Gauges
+    last: Report | None = None
+
+    def audited(self, report: Report) -> None:
+        self.last = report
+        self.gauges.audited(report)
+        _write(self.asked, report)
+        if self.asked.as_json:
+            screen.show_json(report.as_json())
+            return
+        until = report.complete_until.wall_time
+        told = f"; complete until {until:%Y-%m-%d %H:%M:%S} UTC" if until else ""
+        screen.out.print(
+            f"{report.at:%Y-%m-%d %H:%M:%S} {report.verdict}: {verdict_sentence(report)}{told}"
+        )
+
+    def failed(self, error: OncelyError) -> None:
+        self.gauges.failed(error)
+        screen.note(f"no answer, trying again: {error.message}")
+
+
+def moment(option: str, text: str | None) -> datetime | None:
+    """A time of the command line.
+
+    Raises:
+        WrongInput: it is no time.
+    """
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise WrongInput(
+            f"{option}: {text!r} is no time", way_out="ISO 8601: 2026-11-21T12:00:00Z"
+        ) from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

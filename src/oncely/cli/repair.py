@@ -1,0 +1,230 @@
+"""``oncely repair`` and ``oncely backfill``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oncely.audit import audit
+from oncely.audit.report import EXIT_CODES, KINDS, Finding, Report
+from oncely.cli import screen
+from oncely.cli.audit import show_report
+from oncely.cli.opened import opened
+from oncely.cli.run import importable
+from oncely.cli.tables import LEFT, REST, RIGHT, show
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.errors import WrongInput
+from oncely.pipeline import Pipeline
+from oncely.pipeline.repaired import Found, Repaired
+from oncely.sources.start import parse_moment
+
+_OFFSETS = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)")
+_FOREVER = 1 << 62
+_SHOWN = 20
+_LIMIT = 100_000  # findings of each kind that are repaired at once
+
+
+def repair_file(
+    file: Path,
+    report: Path | None,
+    *,
+    execute: bool,
+    as_json: bool,
+    events: Path | None = None,
+) -> int:
+    """Repair the findings of a report, or of an audit; returns the exit code."""
+    pipeline = opened(file)
+    importable(file)
+    if report is None:
+        audited = audit(pipeline, limit=_LIMIT)
+        found, code = [_of_audit(one) for one in audited.findings], audited.exit_code
+    else:
+        found, code = findings_of(report, pipeline.settings.name)
+    done = pipeline.repair(found, execute=execute, events=events)
+    return _conclude(pipeline, done, code, as_json=as_json)
+
+
+def backfill_file(
+    file: Path,
+    begin: str | None,
+    end: str | None,
+    offsets: Sequence[str],
+    *,
+    execute: bool,
+    as_json: bool,
+    events: Path | None = None,
+) -> int:
+    """Process ranges again; returns the exit code."""
+    pipeline = opened(file)
+    importable(file)
+    ranges = chosen_ranges(pipeline, begin, end, offsets)
+    done = pipeline.backfill(ranges, execute=execute, events=events)
+    return _conclude(pipeline, done, 0, as_json=as_json)
+
+
+# -- input --------------------------------------------------------------------------------------
+
+
+def findings_of(path: Path, pipeline: str) -> tuple[list[Found], int]:
+    """The findings in the JSON of an audit, and the audit's exit code.
+
+    Raises:
+        WrongInput: it is not a report, of another pipeline, or lists only some of the findings.
+    """
+    try:
+        report = json.loads(path.read_text("utf-8"))
+        name, counts = report["pipeline"], report["found"]
+        found = [_found(kind, one) for kind in KINDS for one in report[kind]]
+        more = {kind: int(counts[kind]) for kind in KINDS}
+        code = EXIT_CODES[report["verdict"]]
+    except OSError as error:
+        raise WrongInput(f"--report {path}: {error.strerror}", way_out=_AUDIT) from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise WrongInput(
+            f"--report {path} is not a report of `oncely audit --json`: {error!r}", way_out=_AUDIT
+        ) from None
+    if name != pipeline:
+        raise WrongInput(
+            f"--report {path} is of the pipeline {name!r}, this is {pipeline!r}", way_out=_AUDIT
+        )
+    listed = {kind: sum(1 for one in found if one.kind == kind) for kind in KINDS}
+    short = [
+        f"{listed[kind]} of {more[kind]} {kind}" for kind in KINDS if listed[kind] < more[kind]
+    ]
+    if short:
+        raise WrongInput(
+            f"--report {path} lists {', '.join(short)}",
+            way_out="audit with a larger --limit; or let the repair audit: without --report",
+        )
+    return found, code
+
+
+_AUDIT = "write one with `oncely audit FILE --json`; or leave out --report: it audits then"
+
+
+def _of_audit(one: Finding) -> Found:
+    return Found(one.partition, one.offset, one.kind, one.within, one.file)
+
+
+def _found(kind: str, one: Mapping[str, Any]) -> Found:
+    within = tuple(
+        (TopicPartition(str(topic), int(number)), OffsetRange(int(start), int(end)))
+        for topic, number, start, end in one.get("within", ())
+    )
+    file = str(one.get("file", ""))
+    if one["topic"] is None or one["partition"] is None or one["offset"] is None:
+        return Found(None, None, kind, within, file)
+    offset = int(one["offset"])
+    if offset < 0:
+        raise ValueError(f"offset {offset}")
+    tp = TopicPartition(str(one["topic"]), int(one["partition"]))
+    return Found(tp, offset, kind, within, file)
+
+
+def chosen_ranges(
+    pipeline: Pipeline, begin: str | None, end: str | None, offsets: Sequence[str]
+) -> dict[TopicPartition, OffsetRange]:
+    """The ranges of ``--offsets``, or of ``--from`` and ``--to``.
+
+    Raises:
+        WrongInput: neither or both were given, or an argument is invalid.
+    """
+    if bool(offsets) == (begin is not None or end is not None):
+        raise WrongInput(
+            "a backfill needs a range: --from and --to, or --offsets",
+            way_out="--from 2024-05-31T00:00:00 --to 2024-06-01T00:00:00;"
+            " or --offsets TOPIC:0:100-200",
+        )
+    if offsets:
+        return _ranges_of(offsets)
+    first = pipeline.source.earliest() if begin is None else _at(pipeline, "--from", begin)
+    last = dict.fromkeys(first, _FOREVER) if end is None else _at(pipeline, "--to", end)
+    return {tp: OffsetRange(at, max(at, last[tp])) for tp, at in first.items() if tp in last}
+
+
+def _at(pipeline: Pipeline, option: str, text: str) -> dict[TopicPartition, int]:
+    try:
+        moment = parse_moment(text)
+    except ValueError:
+        raise WrongInput(
+            f"{option}: found {text!r}; allowed: an ISO 8601 time",
+            way_out="write it as 2024-05-31T18:00:00 (UTC) or 2024-05-31T18:00:00+02:00",
+        ) from None
+    return pipeline.source.offsets_at(moment.timestamp_ms)
+
+
+def _ranges_of(offsets: Sequence[str]) -> dict[TopicPartition, OffsetRange]:
+    ranges: dict[TopicPartition, OffsetRange] = {}
+    for text in offsets:
+        match = _OFFSETS.fullmatch(text)
+        start, end = (int(match["start"]), int(match["end"])) if match else (0, 0)
+        if match is None or start >= end:
+            raise WrongInput(
+                f"--offsets: found {text!r}; allowed: TOPIC:PARTITION:START-END",
+                way_out="offsets from START up to, but not including, END: orders:0:100-200",
+            )
+        tp = TopicPartition(match["topic"], int(match["partition"]))
+        if tp in ranges:
+            raise WrongInput(
+                f"--offsets: {tp} was given twice", way_out="one range for each partition"
+            )
+        ranges[tp] = OffsetRange(start, end)
+    return ranges
+
+
+# -- output -------------------------------------------------------------------------------------
+
+
+def _conclude(pipeline: Pipeline, done: Repaired, code: int, *, as_json: bool) -> int:
+    """Print the effect, audit again after an execution, and return the exit code."""
+    after = audit(pipeline) if done.executed else None
+    if as_json:
+        screen.show_json(done.as_json() | {"audit": after and after.as_json()})
+    else:
+        _show(done, after)
+    return code if after is None else after.exit_code
+
+
+def _show(done: Repaired, after: Report | None) -> None:
+    _show_plan(done)
+    _show_impossible(done)
+    if after is not None:
+        counts = done.done.counts
+        screen.out.print(
+            f"{done.done.removed_rows:,} rows and {done.done.removed_rejects:,} rejects removed;"
+            f" {counts.rows:,} rows and {counts.rejects:,} rejects written\n"
+        )
+        show_report(after)
+    elif done.offsets or done.ranges:
+        screen.out.print("\na dry run: nothing was written. Add --execute to execute it")
+    else:
+        screen.out.print("nothing to repair")
+
+
+def _show_plan(done: Repaired) -> None:
+    if done.offsets:
+        show([("damage", LEFT), ("offsets", RIGHT)], sorted(done.offsets.items()))
+    if done.ranges:
+        show(
+            [("topic", LEFT), ("partition", RIGHT), ("start", RIGHT), ("end", RIGHT)],
+            ((*tp, one.start, one.end) for tp, one in sorted(done.ranges.items())),
+        )
+    if done.files:
+        screen.out.print(f"{done.files:,} files are replaced or removed")
+
+
+def _show_impossible(done: Repaired) -> None:
+    if not done.impossible:
+        return
+    show(
+        [("topic", LEFT), ("partition", RIGHT), ("offset", RIGHT), ("damage", LEFT), ("", REST)],
+        (
+            (*(one.found.partition or ("", "")), one.found.offset, one.found.kind, one.reason)
+            for one in done.impossible[:_SHOWN]
+        ),
+    )
+    screen.out.print(f"\n{len(done.impossible):,} findings can't be repaired")

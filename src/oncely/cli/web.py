@@ -1,0 +1,130 @@
+"""``oncely web``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oncely.cli import screen
+from oncely.cli.run import importable
+from oncely.clients.http_server import parse_address
+from oncely.errors import ConfigError, WrongInput
+from oncely.secrets import Secrets
+from oncely.web.access import TOKEN, Access, checked_token, is_loopback
+from oncely.web.model import Subject
+from oncely.web.subjects import subjects_of
+from oncely.web.watch import Watched
+
+if TYPE_CHECKING:
+    import uvicorn
+
+
+def opened_subjects(paths: Sequence[Path]) -> list[Subject]:
+    """The pipelines; their secrets are redacted in all output from now on."""
+    found = subjects_of(paths)
+    hidden = Secrets()
+    for one in found:
+        if one.pipeline is not None:
+            hidden |= one.pipeline.secrets
+    screen.hide(hidden)
+    return found
+
+
+def serve(
+    paths: Sequence[Path],
+    address: str,
+    names: Sequence[str],
+    audits: Path | None,
+    every: float,
+    *,
+    make_token: bool,
+) -> None:
+    """Serve the pages until a signal.
+
+    Raises:
+        ConfigError: the extra is not installed, or the token can be guessed.
+        WrongInput: an address that can't be listened at, or that others reach without a token.
+    """
+    try:
+        import uvicorn
+
+        from oncely.web.server import Site
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "web", f"needs the package {error.name}, which is not installed",
+            way_out="pip install 'oncely[web]'",
+        ) from None  # fmt: skip
+    found = opened_subjects(paths)
+    host, port = parse_address("--listen", address)
+    token = _token(make_token)
+    if token is None and not is_loopback(host):
+        raise WrongInput(
+            f"--listen {address}: other machines would read records without a token",
+            way_out=f"set {TOKEN}, or let --token make one; or listen at 127.0.0.1",
+        )
+    if audits is not None and not audits.is_dir():
+        raise WrongInput(f"--audits {audits}: there is no such folder")
+    for one in found:
+        importable(one.file)
+    with _listening(address, host, port) as listening:
+        port = listening.getsockname()[1]
+        access = Access.of(host, port, token, names)
+        servers: list[uvicorn.Server] = []
+        site = Site(
+            [Watched(one, every) for one in found], access, audits,
+            ended=lambda: any(one.should_exit for one in servers),
+        )  # fmt: skip
+        servers.append(uvicorn.Server(uvicorn.Config(site.app(), **_SERVER)))
+        _announce(host, port, token, made=make_token and TOKEN not in os.environ)
+        try:
+            _run(servers[0], listening)
+        finally:
+            site.close()
+
+
+_SERVER: dict[str, Any] = {
+    "log_config": None, "access_log": False, "server_header": False, "lifespan": "off",
+    "timeout_graceful_shutdown": 1,
+}  # fmt: skip
+
+
+def _run(server: uvicorn.Server, listening: socket.socket) -> None:
+    """Serve until a signal, which the server raises again when it has ended."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _token(make: bool) -> str | None:
+    given = os.environ.get(TOKEN)
+    if given is not None:
+        return checked_token(given)
+    return secrets.token_urlsafe(24) if make else None
+
+
+def _listening(address: str, host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise WrongInput(
+            f"--listen {address}: can't listen: {error.strerror}", way_out="use another port"
+        ) from None
+
+
+def _announce(host: str, port: int, token: str | None, *, made: bool) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    screen.out.print(f"http://{shown}:{port}/")
+    if made:
+        screen.err.print(f"token: {token}")
+    elif token is None:
+        screen.note("read-only; with --token it also replays dead letters and resets positions")

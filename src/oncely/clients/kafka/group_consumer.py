@@ -1,0 +1,421 @@
+"""A member of a consumer group, under the eager, the cooperative and the KIP-848 protocol.
+
+One thread owns it. Callbacks of a rebalance run inside :meth:`GroupConsumer.poll` and
+:meth:`GroupConsumer.close`; there the new partitions are assigned at positions that the caller
+gives. Kafka's committed offsets are never read.
+
+A call that takes many messages can run a callback between two of them. Messages that were fetched
+before the callback are then in the same list as the new assignment. Messages of a partition that
+was assigned during the call are dropped, and the partition is fetched again from its position:
+otherwise messages of an earlier assignment could hide records between the position and themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from oncely.clients.kafka.client import ErrorState, KafkaAdmin, classify_error, make
+from oncely.core.topics import Position, TopicPartition
+from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable
+
+log = logging.getLogger("oncely.sources.kafka")
+
+Protocols = Literal["eager", "cooperative", "consumer"]
+
+_OWN = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 100,
+    "fetch.queue.backoff.ms": 5,
+}
+_MANY = 2_000  # messages that are taken at once; meanwhile no other thread runs Python
+_PASSING = (
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError._MAX_POLL_EXCEEDED,
+)
+_ELSEWHERE = (  # the takeover of the partition finds the reason
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError._LOG_TRUNCATION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+_OF_THE_GROUP = (
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.UNRELEASED_INSTANCE_ID,
+)
+_UNSUPPORTED = (KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How a member joins its group.
+
+    Attributes:
+        group: the name of the group.
+        protocol: the protocol of the group's rebalances.
+        instance: the name of a static member (KIP-345), or None.
+        session_seconds: the time after which a silent member is removed; None for the client's
+            default. With ``consumer`` the broker decides.
+        poll_seconds: the longest time between two calls of ``poll``.
+        client: the name of the client, with which the member's id begins.
+        marks: commit offsets to the group by :meth:`GroupConsumer.mark`; False where the group's
+            offsets are the ledger's.
+    """
+
+    group: str
+    protocol: Protocols = "cooperative"
+    instance: str | None = None
+    session_seconds: float | None = None
+    poll_seconds: float = 300.0
+    client: str | None = None
+    marks: bool = True
+
+    def properties(self) -> dict[str, object]:
+        """librdkafka's properties."""
+        found: dict[str, object] = {
+            "group.id": self.group,
+            "max.poll.interval.ms": int(self.poll_seconds * 1000),
+        }
+        if self.client is not None:
+            found["client.id"] = self.client
+        if self.instance is not None:
+            found["group.instance.id"] = self.instance
+        if self.protocol == "consumer":
+            return {**found, "group.protocol": "consumer"}
+        if self.session_seconds is not None:
+            found["session.timeout.ms"] = int(self.session_seconds * 1000)
+            found["heartbeat.interval.ms"] = int(min(3.0, self.session_seconds / 3) * 1000)
+        strategy = "cooperative-sticky" if self.protocol == "cooperative" else "range"
+        return {**found, "partition.assignment.strategy": strategy}
+
+
+class Rebalances(Protocol):
+    """The caller's side of rebalances; called inside ``poll`` and ``close``."""
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> Mapping[TopicPartition, Position]:
+        """Partitions were assigned; returns where to begin. Those left out are paused."""
+
+    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        """Partitions go to others when this returns; ``lost``: they have gone already."""
+
+
+@dataclass
+class Polled:
+    """The result of one call.
+
+    Attributes:
+        messages: per partition, ascending.
+        ends: partitions that were read up to their last stable offset, and that offset.
+        failed: partitions whose position can't be read any more, and the reason.
+    """
+
+    messages: dict[TopicPartition, list[Any]] = field(default_factory=dict)
+    ends: dict[TopicPartition, Position] = field(default_factory=dict)
+    failed: dict[TopicPartition, str] = field(default_factory=dict)
+
+
+class GroupConsumer:
+    """A member of a group.
+
+    Args:
+        brokers: ``host:port``, separated by commas.
+        kafka: librdkafka's properties for the connection.
+        topics: the topics of the subscription.
+        membership: the group, and how to join it.
+        rebalances: called at each change of the assignment.
+
+    Raises:
+        ConfigError: librdkafka refuses a setting.
+    """
+
+    def __init__(
+        self,
+        brokers: str,
+        kafka: Mapping[str, object],
+        topics: Collection[str],
+        membership: Membership,
+        rebalances: Rebalances,
+    ) -> None:
+        self._brokers, self._membership, self._rebalances = brokers, membership, rebalances
+        self._error_state = ErrorState(brokers)
+        self._admin = KafkaAdmin(brokers, kafka, timeout=10.0)
+        own = {**_OWN, **membership.properties(), "on_commit": _marked}
+        self._consumer: Any = make(ck.Consumer, brokers, kafka, self._error_state, **own)
+        self._begun: dict[TopicPartition, Position] = {}  # during the present call
+        self._seeking: dict[TopicPartition, Position] = {}
+        self._polling = False
+        self._failure: BaseException | None = None
+        self._metadata: Any = None
+        self._doing = f"work in group {membership.group!r}"
+        self._consumer.subscribe(
+            list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )  # fmt: skip
+
+    def poll(self, seconds: float) -> Polled:
+        """Messages, as many as have arrived; waits for the first one.
+
+        Raises:
+            ConfigError: the broker refuses the client.
+            InstanceTaken: another process has the same ``instance``.
+            Unavailable: an error that librdkafka does not retry.
+            The errors of :class:`Rebalances`.
+        """
+        self._begun = {}
+        self._seek()
+        self._polling = True
+        try:
+            first = self._consumer.poll(seconds)
+            # With a timeout consume() would wait for the full number.
+            taken = [] if first is None else [first, *self._consumer.consume(_MANY, 0)]
+        finally:
+            self._polling = False
+        self._raise()
+        self._metadata = self._consumer.consumer_group_metadata()
+        polled = Polled()
+        # Messages of one partition come in long runs: little is done for each.
+        for (broken, topic, number), run in itertools.groupby(taken, _kind):
+            if broken:
+                for one in run:
+                    self._sort(one, polled)
+            else:
+                polled.messages.setdefault(TopicPartition(topic, number), []).extend(run)
+        # They may be of an earlier assignment: they are fetched, and the end is told, once more.
+        for tp in self._begun.keys() & (polled.messages.keys() | polled.ends.keys()):
+            self._seeking.setdefault(tp, self._begun[tp])
+        for tp in self._begun.keys() | self._seeking.keys():
+            polled.messages.pop(tp, None)
+            polled.ends.pop(tp, None)
+        return polled
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch nothing more of these partitions."""
+        self._consumer.pause([ck.TopicPartition(*tp) for tp in partitions])
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch these partitions again."""
+        self._consumer.resume([ck.TopicPartition(*tp) for tp in partitions])
+
+    def seek(self, tp: TopicPartition, position: Position) -> None:
+        """Fetch a partition from a position on; messages from elsewhere are not returned.
+
+        Inside the callback of a rebalance it takes place at the next :meth:`poll`: the present one
+        may already have taken messages, which are not returned.
+        """
+        self._seeking[tp] = position
+        if not self._polling:
+            self._seek()
+
+    def _seek(self) -> None:
+        """Try what was not possible yet: librdkafka refuses while it starts a partition."""
+        for tp, position in list(self._seeking.items()):
+            try:
+                self._consumer.seek(ck.TopicPartition(*tp, position))
+            except KafkaException as error:
+                log.debug("%s: can't seek to %s of %s yet: %s", self._doing, position, tp, error)
+            else:
+                del self._seeking[tp]
+
+    def mark(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Show positions as the group's offsets, in the background; failures are logged."""
+        if not self._membership.marks:
+            return
+        offsets = [ck.TopicPartition(*tp, at) for tp, at in positions.items()]
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            log.debug("positions were not marked: %s", error)
+
+    def metadata(self) -> Any:
+        """This member of the group at the end of the last :meth:`poll`, for offsets in a
+        transaction (KIP-447); for any thread.
+
+        It is asked for anew in each call of ``poll``, as the generation changes with a rebalance.
+        Not here: inside the callback of a rebalance librdkafka would not answer.
+
+        Raises:
+            Unavailable: nothing was polled yet.
+        """
+        if self._metadata is None:
+            raise Unavailable(f"{self._doing}: it was not joined yet")
+        return self._metadata
+
+    def assigned_now(self) -> frozenset[TopicPartition]:
+        """The partitions that the group's coordinator has assigned to this member.
+
+        Raises:
+            ConfigError: the broker denies it.
+            Unavailable: no answer.
+        """
+        group = self._membership.group
+        answer = self._admin.one(
+            f"describe group {group!r}",
+            lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait),
+        )[group]
+        own = self._consumer.memberid()
+        return frozenset(
+            TopicPartition(tp.topic, tp.partition)
+            for member in answer.members
+            if member.member_id == own and member.assignment is not None
+            for tp in member.assignment.topic_partitions
+        )
+
+    def close(self) -> None:
+        """Return the partitions, and leave the group."""
+        self._consumer.close()
+        self._admin.close()
+
+    # -- callbacks -------------------------------------------------------------------------
+
+    @property
+    def _incremental(self) -> bool:
+        return self._membership.protocol != "eager"
+
+    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        tps = frozenset(TopicPartition(one.topic, one.partition) for one in partitions)
+        found = self._calling(lambda: self._rebalances.assigned(tps)) if tps else {}
+        begins: Mapping[TopicPartition, Position] = found or {}
+        # OFFSET_END is replaced before anything is read: these are paused until they are taken.
+        at = [ck.TopicPartition(*tp, begins.get(tp, ck.OFFSET_END)) for tp in sorted(tps)]
+        (consumer.incremental_assign if self._incremental else consumer.assign)(at)
+        if waiting := [ck.TopicPartition(*tp) for tp in sorted(tps - begins.keys())]:
+            consumer.pause(waiting)
+        self._begun |= begins
+        for tp in begins:
+            self._seeking.pop(tp, None)
+
+    def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
+        self._leave(consumer, partitions, lost=False)
+
+    def _on_lost(self, consumer: Any, partitions: list[Any]) -> None:
+        self._leave(consumer, partitions, lost=True)
+
+    def _leave(self, consumer: Any, partitions: list[Any], *, lost: bool) -> None:
+        tps = frozenset(TopicPartition(one.topic, one.partition) for one in partitions)
+        if tps:
+            self._calling(lambda: self._rebalances.revoked(tps, lost=lost))
+        for tp in tps:
+            self._begun.pop(tp, None)
+            self._seeking.pop(tp, None)
+        if self._incremental:
+            consumer.incremental_unassign([ck.TopicPartition(*tp) for tp in sorted(tps)])
+        else:
+            consumer.unassign()
+
+    def _calling(self, work: Callable[[], Any]) -> Any:
+        """Keep an error for :meth:`poll`: librdkafka must not see it."""
+        try:
+            return work()
+        except BaseException as error:
+            self._failure = self._failure or error
+            return None
+
+    # -- errors ----------------------------------------------------------------------------
+
+    def _raise(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if self._error_state.final is not None:
+            raise self._error_state.final
+
+    def _sort(self, message: Any, polled: Polled) -> None:
+        error = message.error()
+        known = message.topic() is not None and message.partition() >= 0
+        tp = TopicPartition(message.topic(), message.partition()) if known else None
+        if tp is not None and error.code() == KafkaError._PARTITION_EOF:
+            polled.ends[tp] = message.offset()
+        elif tp is not None and error.code() in _ELSEWHERE:
+            polled.failed[tp] = str(error.str())
+        elif error.code() in _ELSEWHERE or error.retriable() or error.code() in _PASSING:
+            log.debug("%s: %s", self._doing, error.str())
+        else:
+            raise self._meaning(error)
+
+    def _meaning(self, error: KafkaError) -> OncelyError:
+        """An error of the group by its consequence."""
+        code, said = _code(error), f"{self._brokers}: {error.str()}"
+        if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return ConfigError(
+                "worker.group",
+                f"no right to read in group {self._membership.group!r}: {said}",
+                way_out="grant this user Read and Describe on the group",
+            )
+        if code == KafkaError.FENCED_INSTANCE_ID:
+            return InstanceTaken(self._membership.group, self._membership.instance or "")
+        if code == KafkaError.UNRELEASED_INSTANCE_ID:
+            return ConfigError(
+                "worker.instance",
+                f"{self._membership.instance!r} is still a member of the group: {said}",
+                way_out="stop the other process, or wait for the end of its session",
+            )
+        if code in _UNSUPPORTED:
+            return ConfigError(
+                "worker.protocol",
+                f"the broker does not support {self._membership.protocol!r}: {said}",
+                way_out='use a broker of version 4.0 or later, or protocol = "cooperative"',
+            )
+        return classify_error(error, self._doing, self._brokers)
+
+
+def members_of(brokers: str, kafka: Mapping[str, object], group: str) -> int:
+    """The number of members of a group; 0 if there is no such group.
+
+    Raises:
+        ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
+        Unavailable: no answer.
+    """
+    admin, doing = KafkaAdmin(brokers, kafka, timeout=10.0), f"describe group {group!r}"
+    try:
+        answer = admin.ask(
+            doing,
+            lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait),
+        )[group]
+    finally:
+        admin.close()
+    if not isinstance(answer, Exception):
+        return len(answer.members)
+    code = answer.args[0].code() if isinstance(answer, KafkaException) else None
+    if code == KafkaError.GROUP_ID_NOT_FOUND:
+        return 0
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        raise ConfigError(
+            "worker.group",
+            f"no right to describe group {group!r}: {brokers}: {answer}",
+            way_out="grant this user Describe on the group",
+        ) from answer
+    raise admin.sorted(answer, doing) from answer
+
+
+def _code(error: KafkaError) -> int:
+    """The code of an error; of the end of a consumer that of its reason, which is in the text."""
+    if error.code() == KafkaError._FATAL:
+        for code in (*_OF_THE_GROUP, *_UNSUPPORTED):
+            if KafkaError(code).str() in error.str():
+                return int(code)
+    return int(error.code())
+
+
+def _kind(message: Any) -> tuple[bool, str, int]:
+    return message.error() is not None, message.topic(), message.partition()
+
+
+def _marked(error: KafkaError | None, _: Any) -> None:
+    if error is not None:
+        log.debug("positions were not marked: %s", error.str())

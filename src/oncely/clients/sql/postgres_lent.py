@@ -1,0 +1,228 @@
+"""An open transaction that is lent to a function of the user.
+
+The function gets a connection object of its own over the session's socket, so that row factories,
+adapters and the like that it changes are gone with it. It may do anything inside the transaction,
+and must not end it:
+
+- ``commit``, ``rollback``, ``close`` and ``autocommit`` of the object raise an error.
+- COMMIT as SQL is refused by the server: the transaction contains two equal rows of a temporary
+  table with a deferred UNIQUE constraint, which are deleted at the end of the loan.
+- ROLLBACK as SQL is noticed: the object sends nothing outside of the transaction, also after
+  ``ROLLBACK; BEGIN``. The server reports a setting that was changed for this transaction alone,
+  and that has no effect in it (PostgreSQL 14 and later). And the savepoint of the loan is gone.
+
+Everything that the function does is in a savepoint. After an error the transaction is as before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TypeVar
+
+import psycopg
+from psycopg import pq, sql
+from psycopg.abc import PQGen
+
+from oncely.clients.sql.connection import LoanBroken
+from oncely.clients.sql.postgres_session import WatchedSession
+
+T = TypeVar("T")
+
+_IDLE_SECONDS = 60  # beyond the time limit: how long a paused process holds its locks
+_REPORTED = b"default_transaction_read_only"
+_ENDED = (
+    "it has ended its transaction (COMMIT is refused by the database; after a ROLLBACK, what the"
+    " same string of statements did may have taken effect, without the positions)"
+)
+_BEGIN = (
+    "SAVEPOINT oncely_lent; SET LOCAL statement_timeout = {limit};"
+    " SET LOCAL idle_in_transaction_session_timeout = {idle};"
+    " SET LOCAL default_transaction_read_only = on;"
+    " CREATE TEMP TABLE IF NOT EXISTS oncely_lent (n int, CONSTRAINT oncely_lent_is_not_yours_to"
+    "_commit UNIQUE (n) DEFERRABLE INITIALLY DEFERRED) ON COMMIT DELETE ROWS;"
+    " INSERT INTO pg_temp.oncely_lent VALUES (1), (1);"
+    " SELECT current_setting('search_path'), current_setting('role')"
+)
+_END = (
+    "SELECT set_config('search_path', {path}, false), set_config('role', {role}, false);"
+    " DELETE FROM pg_temp.oncely_lent; SET CONSTRAINTS ALL IMMEDIATE;"
+    " SET CONSTRAINTS ALL DEFERRED; RELEASE SAVEPOINT oncely_lent"
+)
+
+
+class LentTransaction(WatchedSession):
+    """The connection that the function gets: an open transaction of another session.
+
+    Attributes:
+        failure: the last error of a statement.
+    """
+
+    def __init__(self, owner: WatchedSession, seconds: float) -> None:
+        handlers = owner.pgconn.notice_handler, owner.pgconn.notify_handler
+        super().__init__(owner.pgconn)
+        owner.pgconn.notice_handler, owner.pgconn.notify_handler = handlers
+        self.url, self.connect_timeout_seconds = owner.url, owner.connect_timeout_seconds
+        self.prepare_threshold = None
+        self.failure: psycopg.Error | None = None
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self._returned = False
+        self._reports = self.pgconn.parameter_status(_REPORTED) == b"on"
+
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        """Wait for the server, within the transaction and the time limit."""
+        if self._returned:
+            raise psycopg.InterfaceError("the transaction was given back when the function ended")
+        self.refuse_late()
+        if self.is_ended:
+            raise psycopg.ProgrammingError("the function has ended its transaction")
+        try:
+            return super().wait(gen, *args, **kwargs)
+        except psycopg.Error as error:
+            if not isinstance(error, psycopg.errors.InFailedSqlTransaction):
+                self.failure = error
+            raise
+
+    @property
+    def is_ended(self) -> bool:
+        """True if the session is known to be outside of the transaction, or in another one."""
+        status = self.pgconn.transaction_status
+        if status != pq.TransactionStatus.INTRANS:  # after an error, settings are reverted, too
+            return status == pq.TransactionStatus.IDLE
+        return self._reports and self.pgconn.parameter_status(_REPORTED) != b"on"
+
+    @property
+    def is_late(self) -> bool:
+        """True if the time limit is exceeded."""
+        return time.monotonic() > self._until
+
+    def refuse_late(self) -> None:
+        """Check the time limit.
+
+        Raises:
+            QueryCanceled: it is exceeded.
+        """
+        if self.is_late:
+            raise psycopg.errors.QueryCanceled(f"it takes longer than {self._seconds:g} s")
+
+    def forget_recovered(self) -> None:
+        """Forget the last error if the transaction goes on: a savepoint was rolled back."""
+        if self.pgconn.transaction_status == pq.TransactionStatus.INTRANS:
+            self.failure = None
+
+    def give_back(self) -> None:
+        """Nothing more is sent through this object."""
+        self._returned = True
+
+    def commit(self) -> None:
+        """Refused."""
+        self._not_yours("commit")
+
+    def rollback(self) -> None:
+        """Refused."""
+        self._not_yours("roll back")
+
+    def close(self) -> None:
+        """Refused."""
+        self._not_yours("close")
+
+    def set_autocommit(self, value: bool) -> None:  # noqa: ARG002
+        """Refused."""
+        self._not_yours("switch autocommit of")
+
+    def _not_yours(self, verb: str) -> NoReturn:
+        raise psycopg.ProgrammingError(
+            f"a function can't {verb} its transaction: it is committed with the positions"
+            " (use tx.transaction() for a part that may be rolled back)"
+        )
+
+    def __del__(self, *_: object) -> None:
+        """The session goes on."""
+
+
+@contextmanager
+def lent(session: WatchedSession, seconds: float) -> Iterator[LentTransaction]:
+    """Lend the open transaction; if the block raises, it is as before.
+
+    Raises:
+        LoanBroken: the transaction was ended by the block, or a statement of it is not finished.
+        psycopg.Error: a statement has failed, also one whose error the block has caught.
+    """
+    path, role = _begin(session, seconds)
+    tx = LentTransaction(session, seconds)
+    try:
+        yield tx
+        tx.refuse_late()
+        _require_usable(tx)
+        if tx.is_ended:
+            raise LoanBroken(_ENDED)
+        _end(session, path, role)
+    except BaseException as error:
+        tx.forget_recovered()
+        _undo(session, tx, error)
+        if tx.is_late and session.closed:
+            raise LoanBroken(f"it has blocked for longer than {seconds:g} s") from error
+        raise
+    finally:
+        tx.give_back()
+
+
+def _begin(session: WatchedSession, seconds: float) -> tuple[str, str]:
+    limit, idle = int(seconds * 1000), int((seconds + _IDLE_SECONDS) * 1000)
+    cursor = session.execute(_BEGIN.format(limit=limit, idle=idle).encode())
+    while cursor.nextset():
+        pass
+    path, role = cursor.fetchone() or ("", "")
+    return path, role
+
+
+def _require_usable(tx: LentTransaction) -> None:
+    """Raise the error of a statement if the block has caught it: the transaction has failed."""
+    if tx.pgconn.transaction_status != pq.TransactionStatus.INERROR:
+        return
+    said = tx.failure.diag.message_primary if tx.failure else None
+    caught = type(tx.failure) if tx.failure is not None else psycopg.errors.InFailedSqlTransaction
+    raise caught(
+        f"an SQL error was caught, and its transaction has failed: {said or 'unknown'}; use"
+        " tx.transaction() for statements that may fail"
+    )
+
+
+def _end(session: WatchedSession, path: str, role: str) -> None:
+    """Check deferred constraints and the loan, and put the session's settings back."""
+    _require_finished(session)
+    end = sql.SQL(_END).format(path=sql.Literal(path), role=sql.Literal(role))
+    try:
+        cursor = session.execute(end)
+    except psycopg.ProgrammingError as error:
+        if "oncely_lent" not in str(error):  # of a deferred trigger
+            raise
+        raise LoanBroken(_ENDED) from None
+    cursor.nextset()
+    if cursor.rowcount != 2:
+        raise LoanBroken(_ENDED)
+
+
+def _require_finished(session: WatchedSession) -> None:
+    pipelined = session.pgconn.pipeline_status != pq.PipelineStatus.OFF
+    if pipelined or session.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+        raise LoanBroken("it has left a statement (COPY, stream or pipeline) unfinished")
+
+
+def _undo(session: WatchedSession, tx: LentTransaction, error: BaseException) -> None:
+    """Roll back to the begin of the loan."""
+    if isinstance(error, LoanBroken):
+        return
+    if tx.is_ended:
+        raise LoanBroken(_ENDED) from error
+    if session.pgconn.status != pq.ConnStatus.OK:
+        return
+    _require_finished(session)
+    try:
+        session.execute("ROLLBACK TO SAVEPOINT oncely_lent; RELEASE SAVEPOINT oncely_lent")
+    except psycopg.errors.InvalidSavepointSpecification:
+        raise LoanBroken(_ENDED) from error
+    except psycopg.OperationalError:
+        with suppress(Exception):
+            session.close()

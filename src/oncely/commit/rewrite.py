@@ -1,0 +1,203 @@
+"""Repair and backfill: records below the position are processed again, beside a running pipeline.
+
+As every commit, a rewrite reads the ledger, decides, and acts in a transaction that compares the
+ledger with that of the decision. It moves no position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import attempts
+from oncely.core.batch import Chunk
+from oncely.core.claim import NO_RECORDS
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.rewrite import Produce, Rewrite, RewriteKind, Rewritten, Together
+from oncely.core.topics import TopicPartition
+from oncely.errors import Stopped, WrongInput
+from oncely.sinks.base import RewritesRecords, RewritesTogether
+
+NOTHING = Rewritten(0, 0, NO_RECORDS)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Damaged records of one topic-partition, to repair in one transaction.
+
+    Attributes:
+        partition: the topic-partition.
+        offsets: ascending. What they have produced is removed.
+        surplus: those whose rows must not be there, unless the record is committed meanwhile.
+        chunk: the present outcome of the records that the topic has.
+    """
+
+    partition: TopicPartition
+    offsets: Sequence[int]
+    surplus: Set[int]
+    chunk: Chunk
+
+
+def repair(sink: RewritesRecords, damage: Damage, patience: Backoff) -> Rewritten:
+    """Replace what damaged records have produced.
+
+    Raises:
+        WrongInput: a record that was committed when its damage was found is not committed now.
+        Unavailable: the store did not answer within ``patience``.
+    """
+    done = NOTHING
+    for attempt in attempts(patience):
+        with attempt:
+            done = _repair_once(sink, damage)
+    patience.reset()
+    return done
+
+
+def _repair_once(sink: RewritesRecords, damage: Damage) -> Rewritten:
+    tp = damage.partition
+    expected = entry_of(sink, tp)
+    below = [one for one in damage.offsets if one < expected.position]
+    beyond = [one for one in damage.offsets if one >= expected.position]
+    uncommitted = set(beyond) - damage.surplus
+    if uncommitted:
+        raise WrongInput(
+            f"{tp}: offset {min(uncommitted)} is not committed, the position is"
+            f" {expected.position}: the pipeline was reset since the audit",
+            way_out="audit it again, when it has read these records",
+        )
+    done = NOTHING
+    if below:
+        ours = _committed(sink, tp, below)
+        foreign = [one for one in below if one not in damage.surplus and not _inside(one, ours)]
+        if foreign:
+            raise WrongInput(
+                f"{tp}: offset {foreign[0]} was never read by this pipeline, says its history",
+                way_out="audit it again; `oncely offsets reset` reads earlier records",
+            )
+        chunk = damage.chunk.keep({tp: ours})
+        done = sink.rewrite(Rewrite("repair", tp, spans(below), expected, chunk))
+    if beyond:
+        more = sink.remove_beyond(tp, spans(beyond), expected)
+        done = Rewritten(
+            done.removed_rows + more.removed_rows,
+            done.removed_rejects + more.removed_rejects,
+            done.counts,
+        )
+    return done
+
+
+def rewrite(
+    sink: RewritesRecords,
+    kind: RewriteKind,
+    partition: TopicPartition,
+    offsets: Sequence[OffsetRange],
+    chunk: Chunk,
+    patience: Backoff,
+) -> Rewritten:
+    """Replace what offsets have produced.
+
+    Raises:
+        Stopped: they are not committed any more.
+        Unavailable: the store did not answer within ``patience``.
+    """
+    done = NOTHING
+    for attempt in attempts(patience):
+        with attempt:
+            expected = entry_of(sink, partition)
+            if offsets[-1].end > expected.position:
+                raise _went_back(partition, offsets[-1], expected.position)
+            done = sink.rewrite(Rewrite(kind, partition, offsets, expected, chunk))
+    patience.reset()
+    return done
+
+
+def rewrite_together(
+    sink: RewritesTogether,
+    kind: RewriteKind,
+    group: Together,
+    produce: Produce,
+    patience: Backoff,
+) -> Rewritten:
+    """Replace what a group of offsets has produced, in one transaction.
+
+    Raises:
+        WrongInput: it can't be rewritten any more.
+        Stopped: its offsets are not committed any more.
+        Unavailable: the store did not answer within ``patience``.
+    """
+    done = NOTHING
+    for attempt in attempts(patience, stages=True):
+        with attempt:
+            entries, now = sink.entries(), together(sink.groups(group.spans))
+            for tp, own in group.spans.items():
+                if tp not in entries or own[-1].end > entries[tp].position:
+                    raise _went_back(tp, own[-1], entries[tp].position if tp in entries else 0)
+            if now.problem:
+                raise WrongInput(now.problem, way_out="audit it again")
+            done = sink.rewrite_together(kind, now, entries, produce) if now.spans else NOTHING
+    patience.reset()
+    return done
+
+
+def remove_unexpected(sink: RewritesTogether, names: Sequence[str], patience: Backoff) -> Rewritten:
+    """Remove what must not be there, if it still must not.
+
+    Raises:
+        Unavailable: the store did not answer within ``patience``.
+    """
+    done = NOTHING
+    for attempt in attempts(patience):
+        with attempt:
+            done = sink.remove_unexpected(names)
+    patience.reset()
+    return done
+
+
+def together(groups: Sequence[Together]) -> Together:
+    """Groups as one, for one transaction."""
+    spans = {
+        tp: normalize(one for group in groups for one in group.spans.get(tp, ()))
+        for tp in sorted({tp for group in groups for tp in group.spans})
+    }
+    names = tuple(name for group in groups for name in group.names)
+    return Together(spans, names, next((one.problem for one in groups if one.problem), ""))
+
+
+def _went_back(partition: TopicPartition, last: OffsetRange, position: int) -> Stopped:
+    return Stopped(
+        f"{partition}: the position went back to {position}, before the end of"
+        f" {last}: the pipeline was reset meanwhile",
+        way_out="it reads these records again; nothing beyond was changed",
+    )
+
+
+def entry_of(sink: RewritesRecords, partition: TopicPartition) -> Entry:
+    """The ledger's entry of a partition.
+
+    Raises:
+        WrongInput: it has none.
+    """
+    entry = sink.entries().get(partition)
+    if entry is None:
+        raise WrongInput(
+            f"{partition} has no position in the ledger: nothing of it was committed",
+            way_out="run the pipeline first",
+        )
+    return entry
+
+
+def spans(offsets: Iterable[int]) -> tuple[OffsetRange, ...]:
+    """Single offsets as few ranges."""
+    return normalize(OffsetRange(one, one + 1) for one in offsets)
+
+
+def _committed(
+    sink: RewritesRecords, partition: TopicPartition, offsets: Sequence[int]
+) -> tuple[OffsetRange, ...]:
+    return normalize(sink.committed(partition, OffsetRange(offsets[0], offsets[-1] + 1)))
+
+
+def _inside(offset: int, ranges: Sequence[OffsetRange]) -> bool:
+    return any(offset in one for one in ranges)

@@ -1,0 +1,54 @@
+"""``[sink]`` with ``kind = "delta"``: a Delta table, and the way of writing rows to it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, model_validator
+
+from oncely.config.base import as_tuple
+from oncely.config.errors import Problem, all_invalid
+from oncely.config.files_sink import RootSettings, partition_columns
+from oncely.config.sink import upsert_problems
+from oncely.lake.partitions import parse_partition_by
+
+_LONGEST = 86_400  # seconds: well below the retention of a table's VACUUM, a week by default
+
+
+class DeltaSinkSettings(RootSettings):
+    """``[sink]`` with ``kind = "delta"``.
+
+    Attributes:
+        kind: the kind of the destination.
+        mode: append rows, or upsert them by ``keys``.
+        keys: the columns that identify a row in an upsert.
+        version: a column that grows with each change: an older row never replaces a newer one.
+        keep_source: also write topic, partition and offset of each row; by default in a table that
+            Oncely creates, or that has these columns.
+        partition_by: the columns that make up the directories.
+    """
+
+    kind: Literal["delta"]
+    mode: Literal["append", "upsert"] = "append"
+    keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
+    version: str | None = None
+    keep_source: bool | None = None
+    partition_by: Annotated[
+        tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(partition_columns)
+    ] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        found = upsert_problems(self)
+        if any(one.kind != "column" for one in parse_partition_by(self.partition_by)):
+            found.append(Problem("partition_by", "Delta has no partitions by date(…) or hour(…)",
+                                 "make a column of it in the transform"))  # fmt: skip
+        if self.max_staging_age > _LONGEST:
+            found.append(Problem("max_staging_age", "allowed: up to a day, well below the retention"
+                                 " of the table's VACUUM", 'write "1 hour"'))  # fmt: skip
+        if not self.url.startswith(("file:", "s3:")):
+            found.append(Problem("url", "a Delta table lies below file:// or s3://",
+                                 "write s3://bucket/prefix"))  # fmt: skip
+        if found := [*found, *self._store_problems()]:
+            raise all_invalid(found)
+        return self

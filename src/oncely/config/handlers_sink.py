@@ -1,0 +1,105 @@
+"""``[sink]`` with ``kind = "handlers"``: functions of the user, in the database of the ledger."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    SecretStr,
+    model_validator,
+)
+
+from oncely.clients.sql.connection import TableName
+from oncely.config import urls
+from oncely.config.base import Section, as_tuple
+from oncely.config.errors import invalid, shown
+from oncely.config.values import RejectBudget, parse_budget, parse_seconds
+from oncely.config.written import TIME, written
+from oncely.ledgers.sql.tables import POSITIONS
+
+LONGEST_CALL = 240.0
+"""Seconds; members of a group must poll every 300 s (``max.poll.interval.ms``)."""
+
+
+@written(TIME, "100 ms to 4 minutes")
+def _time_limit(value: object) -> float:
+    seconds = parse_seconds(value)
+    if not 0.1 <= seconds <= LONGEST_CALL:
+        raise invalid(
+            f"found {shown(value)}; allowed: 100 ms to {LONGEST_CALL:g} seconds, less than the time"
+            " after which the group takes partitions away (max.poll.interval.ms)",
+            'write "60 seconds"; let the handler do less at once',
+        )
+    return seconds
+
+
+def _schema(value: str) -> str:
+    if not value.strip():
+        raise invalid("is empty", "name a schema, or remove it")
+    return value
+
+
+def _header_names(value: tuple[str, ...]) -> tuple[str, ...]:
+    if any(not name.strip() for name in value):
+        raise invalid("has an empty name", "name the headers, or remove it")
+    return value
+
+
+class HandlersSinkSettings(Section):
+    """``[sink]`` with ``kind = "handlers"``: what they write is theirs; the ledger is in ``url``.
+
+    Attributes:
+        kind: the kind of the destination.
+        url: URL of the PostgreSQL database; its password is never shown.
+        ledger_schema: the schema of the ledger's tables; by default the connection's first one.
+        create: create the ledger's tables if they are missing.
+        retries: the number of times that a transaction is repeated after an error of a handler.
+        on_error: after the retries: ``reject`` the records at fault, or ``stop``.
+        time_limit: the time that a call of a handler may take.
+        max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
+            ``"100%"`` never stops it.
+        context: headers that are a record's context, beside those of W3C Trace Context and Baggage.
+        connect_timeout: the time to wait for a connection.
+    """
+
+    kind: Literal["handlers"]
+    url: SecretStr
+    ledger_schema: Annotated[str, AfterValidator(_schema)] | None = None
+    create: bool = True
+    retries: Annotated[int, Field(ge=0, le=100)] = 3
+    on_error: Literal["reject", "stop"] = "reject"
+    time_limit: Annotated[float, BeforeValidator(_time_limit)] = 60.0
+    max_rejects: Annotated[
+        InstanceOf[RejectBudget],
+        BeforeValidator(parse_budget),
+        PlainSerializer(str, when_used="json"),
+    ] = parse_budget("1%")
+    context: Annotated[
+        tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(_header_names)
+    ] = ()
+    connect_timeout: Annotated[float, BeforeValidator(parse_seconds)] = 10.0
+
+    @property
+    def table(self) -> TableName:
+        """The ledger's own table, which stands for a table of rows."""
+        return TableName(self.ledger_schema, POSITIONS)
+
+    @property
+    def url_for_display(self) -> str:
+        """The URL with its password, and other secrets of the file, replaced by ``***``."""
+        return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not self.url.get_secret_value().lower().startswith(("postgresql://", "postgres://")):
+            raise invalid(
+                "is not the URL of a PostgreSQL database, which handlers need",
+                "postgresql://user:password@host:port/database",
+                below="url",
+            )
+        return self

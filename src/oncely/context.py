@@ -1,0 +1,87 @@
+"""Values that travel with a record: the trace, and others that its producer has put into headers.
+
+    from oncely import context
+
+    with context.using({"traceparent": span, "user": "7"}):     # in the service that produces
+        producer.produce("orders", order, headers=context.headers())
+
+    @worker.handle("orders")
+    def bill(batch, tx):
+        for record in batch:                                    # `current` is the record's own
+            producer.produce("mails", mail(record), headers=context.headers())
+
+A context is a mapping of names to texts. In Kafka each value is a header of its name, as W3C Trace
+Context has it for messages. A worker takes the headers ``traceparent``, ``tracestate`` and
+``baggage``, and those that ``sink.context`` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import TypeVar
+
+TRACE = ("traceparent", "tracestate", "baggage")
+"""The headers of W3C Trace Context and W3C Baggage."""
+
+T = TypeVar("T")
+Context = Mapping[str, str]
+Header = tuple[str, bytes | None]
+
+_NOTHING: Context = {}
+_current: ContextVar[Callable[[], Context]] = ContextVar("context", default=lambda: _NOTHING)
+
+
+def current() -> Context:
+    """The context here: of the record or the batch that is handled, or of :func:`using`."""
+    return _current.get()()
+
+
+def headers(more: Iterable[Header] = ()) -> list[Header]:
+    """The current context as headers of a message, before ``more``, whose names win."""
+    others = list(more)
+    taken = {name for name, _ in others}
+    own = ((name, value) for name, value in current().items() if name not in taken)
+    return [*((name, value.encode(errors="surrogateescape")) for name, value in own), *others]
+
+
+@contextmanager
+def using(values: Context | Callable[[], Context]) -> Iterator[None]:
+    """Within the block the current context is this one, also in coroutines that it starts.
+
+    Args:
+        values: the context; or computes it, when it is asked for.
+    """
+    token = _current.set(values if callable(values) else lambda: values)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def following(found: Iterable[T], context_of: Callable[[T], Context]) -> Iterator[T]:
+    """Iterate; while a loop is at an item, its context is the current one.
+
+    At the end of the loop the one before it is current again. After a ``break`` it stays until
+    the end of the :func:`using` around: an iterator that is closed late, by the garbage collector,
+    would put it back in a wrong place.
+    """
+    before = _current.get()
+    for one in found:
+        _current.set(partial(context_of, one))
+        yield one
+    _current.set(before)
+
+
+def of_headers(found: Iterable[Header], names: Collection[str]) -> dict[str, str]:
+    """The context that headers contain; of a name that occurs several times the last one counts.
+
+    Bytes that are no UTF-8 travel unchanged, as :func:`headers` encodes them again.
+    """
+    return {
+        name: value.decode(errors="surrogateescape")
+        for name, value in found
+        if value is not None and name in names
+    }

@@ -1,0 +1,147 @@
+"""A Delta table as a pipeline's destination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from oncely.clients.delta import DeltaConnect, connect
+from oncely.clients.files.filesystem import Connect as FilesConnect
+from oncely.clients.files.filesystem import connect as connect_files
+from oncely.config import DeltaSinkSettings, PipelineSettings
+from oncely.core.batch import Reject
+from oncely.core.digest import kind_of
+from oncely.core.topics import from_tree
+from oncely.decode.avro_names import storable
+from oncely.errors import ConfigError
+from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
+from oncely.pipeline.problems import Inspection
+from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
+from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
+from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.rewrite import DeltaRewrites
+from oncely.sinks.delta.sink import DeltaSink
+from oncely.sinks.delta.task import DeltaFormat
+
+
+@dataclass(frozen=True)
+class DeltaDestination:
+    """A Delta table and its ledger.
+
+    Attributes:
+        settings: the pipeline's.
+        given: its ``[sink]``.
+        files_connect: opens the root; tests inject faults here.
+        connect: opens the table; tests inject faults here.
+    """
+
+    settings: PipelineSettings
+    given: DeltaSinkSettings
+    files_connect: FilesConnect = connect_files
+    connect: DeltaConnect = connect
+
+    def row_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the rows, and of their origin if it is kept."""
+        return with_source(schema, self.given.keep_source, lambda: self._columns_there)
+
+    @cached_property
+    def _columns_there(self) -> frozenset[str]:
+        """The columns of the table, read once; none if it does not exist."""
+        table = self.bare_sink.tables.load()
+        fields = () if table is None else table.schema().fields
+        return frozenset(one.name for one in fields)
+
+    def sink(self, schema: pa.Schema) -> DeltaSink:
+        """The sink for rows of these columns."""
+        given = self.given
+        form = DeltaFormat(
+            storable(schema), given.partition_by, given.keys, given.version,
+            given.target_file_size, keeps_source(schema),
+        )  # fmt: skip
+        store = replace(given.store, connect=self.files_connect)
+        age = given.max_staging_age
+        return DeltaSink(self.settings.name, store, form, given.create, age, self.connect)
+
+    @property
+    def bare_sink(self) -> DeltaSink:
+        """The sink for work on the ledger alone."""
+        return self.sink(pa.schema([]))
+
+    def look(self) -> LedgerState:
+        """Read the ledger; empty for a table that was never created."""
+        now = self.bare_sink.ledger.read().document
+        return LedgerState(
+            now.epoch,
+            now.cluster_id or None,
+            from_tree(now.positions),
+            now.topic_ids,
+            sum(count for _, count in now.rejects),
+            from_tree(now.leader_epochs),
+        )
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse a root, columns or a table that do not fit."""
+        self.sink(schema).check()
+
+    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+        """The first dead letters, and their total number."""
+        ledger = self.bare_sink.ledger
+        named = ledger.read().document.rejects
+        letters = [one for path, _ in named for one in ledger.letters(path)]
+        letters.sort(key=lambda one: (one.partition, one.offset))
+        return letters[:limit], len(letters)
+
+    @property
+    def late_delete(self) -> str | None:
+        """The reason: append mode deletes no rows."""
+        return NO_LATE_DELETES if self.given.mode == "upsert" else None
+
+    def check_replay(self) -> None:
+        """Refuse to upsert old records without a version."""
+        refuse_unversioned(self.given)
+
+    def replaying(self, schema: pa.Schema) -> nullcontext[DeltaReplay]:
+        """Begin a replay into the table."""
+        sink = self.sink(schema)
+        sink.prepare()
+        return nullcontext(DeltaReplay(sink))
+
+    def rewriting(self, schema: pa.Schema) -> nullcontext[DeltaRewrites]:
+        """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
+        refuse_unversioned(self.given)
+        sink = self.sink(schema)
+        if not sink.form.keep_source:
+            raise ConfigError(
+                "sink.keep_source",
+                "is false: nothing tells which rows a record has produced",
+                way_out="the rows of a table without offsets can't be repaired; for a new table set"
+                " sink.keep_source = true",
+            )
+        return nullcontext(DeltaRewrites(sink))
+
+    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+        """Inspect root, columns and table."""
+        facts = None
+        with inspection.about("sink.url"):
+            sink = self.bare_sink if schema is None else self.sink(schema)
+            table = sink.tables.load()
+            columns = tuple((one.name, str(one.type), "parquet") for one in sink.form.schema)
+            facts = SinkFacts("table", self.given.url, self.given.url, table is not None, columns)
+            if schema is not None:
+                sink.check()
+                inspection.notes += self._audit_notes(sink.form)
+        if self.given.url.startswith("file:") and not self.settings.spark.is_local:
+            inspection.notes.append(f"{self.given.url} must be one folder that all machines share")
+        return SinkPlan(facts)
+
+    def _audit_notes(self, form: DeltaFormat) -> Iterator[str]:
+        """The limits of an audit of the table."""
+        kinds = {one.name: kind_of(one.type) for one in form.schema}
+        transform = self.settings.transform
+        rows = transform is None or transform.spark is None
+        why = "no digest covers lists, structs and maps"
+        return audit_notes(self.given.url, self.given, kinds, why, kept=form.keep_source, rows=rows)

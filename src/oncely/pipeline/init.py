@@ -1,0 +1,148 @@
+"""``oncely init``: a pipeline file for a topic, from a sample of its records. Writes no record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from oncely.clients.kafka.keys import SECRET
+from oncely.config import parse
+from oncely.config.urls import passwords
+from oncely.errors import ConfigError, WrongInput
+from oncely.pipeline.pipeline import Pipeline
+from oncely.pipeline.proposal import Proposal, Records, propose, sink_of, table_of
+from oncely.pipeline.proposed_file import written
+from oncely.secrets import scope
+from oncely.sources.sample import sample
+
+_FILLED = re.compile(r"\$\{[^{}]+\}")
+_PASSWORD = "PASSWORD"  # noqa: S105 - the name of a variable
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The arguments of ``oncely init``.
+
+    Attributes:
+        brokers: ``host:port``, separated by commas.
+        topic: the topic.
+        to: the destination; None: a file of SQLite.
+        registry: URL of a schema registry, or None.
+        kafka: librdkafka's properties, ``${NAME}`` not filled in.
+        sample: the number of records to read.
+    """
+
+    brokers: str
+    topic: str
+    to: str | None = None
+    registry: str | None = None
+    kafka: Mapping[str, str] = field(default_factory=dict)
+    sample: int = 1000
+
+
+def given_pipeline(wanted: Wanted) -> Pipeline:
+    """A pipeline with source and sink of the arguments, for its secrets and its source.
+
+    Raises:
+        ConfigError: an argument is invalid.
+    """
+    return Pipeline(parse(_settings(wanted) | {"decode": {"format": "raw"}}, of="the arguments"))
+
+
+def pipeline_file(wanted: Wanted, given: Pipeline, name: str) -> str:
+    """The text of a pipeline file that ``oncely plan`` accepts.
+
+    Args:
+        wanted: the arguments.
+        given: the result of :func:`given_pipeline`.
+        name: the name of the file, for its comments.
+
+    Raises:
+        TopicMissing: the topic is missing.
+        WrongInput: it has no records.
+        Unavailable: no answer from the broker, or from the registry.
+    """
+    with scope(given.secrets):
+        records = _records(given, wanted)
+        made = propose(_settings(wanted), records, wanted.registry)
+        if made.raw["decode"]["format"] == "avro":
+            _avro_columns(made)
+    made.raw["sink"] = _without_password(made)
+    return written(made.raw, _head(wanted, records, name), made.above, made.behind)
+
+
+def _settings(wanted: Wanted) -> dict[str, Any]:
+    source: dict[str, Any] = {
+        "brokers": wanted.brokers,
+        "topics": [wanted.topic],
+        "start": "earliest",
+    }
+    for key, value in wanted.kafka.items():
+        if key in SECRET and not _FILLED.search(value):
+            raise ConfigError(
+                "--kafka",
+                f"the value of {key} is a secret, and would be in the file and in this command",
+                way_out=f"write --kafka '{key}=${{{_variable(key)}}}', and export the variable",
+            )
+    if wanted.kafka:
+        source["kafka"] = dict(wanted.kafka)
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", wanted.topic)[:100] or "pipeline"
+    return {"name": name, "source": source, "sink": sink_of(wanted.to, wanted.topic)}
+
+
+def _variable(key: str) -> str:
+    return re.sub(r"\W", "_", key).upper()
+
+
+def _records(pipeline: Pipeline, wanted: Wanted) -> Records:
+    found = list(chain.from_iterable(sample(pipeline.source, wanted.sample).values()))
+    if not found:
+        raise WrongInput(
+            f"topic {wanted.topic!r} has no committed records: there is nothing to propose from",
+            way_out="produce some records first",
+        )
+    keys, values = [one.key() for one in found], [one.value() for one in found]
+    return Records(keys, values, compacted=bool(pipeline.source.compacted()))
+
+
+def _avro_columns(made: Proposal) -> None:
+    """Partitioning by the schema's first time, and no key if the registry has no schema of it."""
+    decode = made.raw["decode"]
+    if decode.get("key", {}).get("format") == "avro":
+        try:
+            _ = Pipeline(parse(made.raw)).decoder
+        except ConfigError as error:
+            del decode["key"]
+            made.remark("decode.format", f"The key is left out: {error.message}")
+    schema = Pipeline(parse(made.raw)).decoder.schema
+    times = [one.name for one in schema if str(one.type).startswith(("timestamp", "date"))]
+    if made.raw["sink"]["kind"] == "files" and times:
+        made.raw["sink"]["partition_by"] = [f"date({times[0]})"]
+
+
+def _without_password(made: Proposal) -> dict[str, Any]:
+    """The sink with a variable in place of the password of its URL."""
+    sink = dict(made.raw["sink"])
+    for one in passwords(sink.get("url", "")):
+        if not _FILLED.search(one):
+            sink["url"] = sink["url"].replace(f":{one}@", f":${{{_PASSWORD}}}@")
+            made.behind["sink.url"] = f"export {_PASSWORD}=… before"
+    return sink
+
+
+def _head(wanted: Wanted, records: Records, name: str) -> list[str]:
+    return [
+        f"Proposed by `oncely init` from {len(records.values):,} records of {wanted.topic}.",
+        "Read it, then:",
+        f"  oncely plan {name} --sample {wanted.sample}   (writes nothing)",
+        f"  oncely run {name} --until latest",
+    ]
+
+
+def default_file(topic: str) -> Path:
+    """The file that is written unless another one is named."""
+    return Path(f"{table_of(topic)}.toml")

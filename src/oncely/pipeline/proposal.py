@@ -1,0 +1,308 @@
+"""A pipeline proposed from a sample of a topic's records: formats, schema, key, mode, partitioning.
+
+The proposal is the content of a pipeline file and remarks on its keys, for a person who reads and
+changes it. Nothing here reads or writes; :mod:`oncely.pipeline.init` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from oncely.decode.base import InvalidRecord
+from oncely.decode.observe import VARIES, Seen, columns, ddl
+from oncely.decode.reference import Whole, parse_object
+from oncely.errors import ConfigError
+from oncely.pipeline.proposed_file import toml
+
+_LONGEST_NAME = 63  # bytes, of PostgreSQL
+_NAMED = 8  # columns that a remark names
+_DATABASES = ("sqlite", "postgresql", "postgres")
+
+
+@dataclass(frozen=True)
+class Records:
+    """The sample.
+
+    Attributes:
+        keys, values: of each record.
+        compacted: the topic keeps the last record of each key.
+    """
+
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    compacted: bool = False
+
+    @cached_property
+    def present(self) -> list[bytes]:
+        """The values that are not null."""
+        return [one for one in self.values if one is not None]
+
+    @cached_property
+    def tombstones(self) -> int:
+        """The number of records with a key and without a value."""
+        both = zip(self.keys, self.values, strict=True)
+        return sum(value is None and key is not None for key, value in both)
+
+    @cached_property
+    def present_keys(self) -> list[bytes]:
+        """The keys that are not null."""
+        return [one for one in self.keys if one is not None]
+
+    @cached_property
+    def objects(self) -> list[dict[str, Any] | None]:
+        """The value of each record as a JSON object, or None."""
+        return [_object(one) for one in self.values]
+
+
+@dataclass
+class Proposal:
+    """A pipeline file: its content, and remarks by dotted key, above the key or behind it.
+
+    Attributes:
+        keys: the columns of the record's key, if it is decoded.
+    """
+
+    raw: dict[str, Any]
+    above: dict[str, list[str]] = field(default_factory=dict)
+    behind: dict[str, str] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+
+    def remark(self, key: str, *lines: str) -> None:
+        """Add lines above a key."""
+        self.above.setdefault(key, []).extend(lines)
+
+
+def propose(raw: dict[str, Any], records: Records, registry: str | None) -> Proposal:
+    """The proposal for a topic.
+
+    Args:
+        raw: name, source and sink.
+        records: the sample.
+        registry: URL of a schema registry, or None.
+    """
+    made = Proposal({**raw, "decode": {}})
+    _decode(made, records, registry)
+    _key(made, records, registry)
+    _mode(made, records)
+    made.raw = {name: made.raw[name] for name in ("name", "source", "decode", "transform", "sink")
+                if name in made.raw}  # fmt: skip
+    return made
+
+
+# -- the value ---------------------------------------------------------------------------------
+
+
+def _decode(made: Proposal, records: Records, registry: str | None) -> None:
+    present, objects = records.present, [one for one in records.objects if one is not None]
+    framed = sum(map(_is_framed, present))
+    if objects and 2 * len(objects) >= len(present):
+        return _json(made, objects, len(present))
+    if registry is not None and 2 * framed > len(present):
+        made.raw["decode"] = {"format": "avro", "schema_registry": registry}
+        return None
+    made.raw["decode"] = {"format": "raw"}
+    if 2 * framed > len(present):
+        made.remark(
+            "decode.format",
+            f"{framed:,} of {len(present):,} values begin as those of a schema registry do:"
+            " `oncely init --registry URL` proposes their columns.",
+        )
+    elif present and all(map(_is_text, present)):
+        made.raw["transform"] = {"sql": "SELECT * REPLACE (decode(value) AS value) FROM input"}
+        made.behind["decode.format"] = f"{len(present):,} of {len(present):,} values are text"
+    return None
+
+
+def _json(made: Proposal, objects: Sequence[dict[str, Any]], values: int) -> None:
+    seen, bad = _seen(objects), values - len(objects)
+    found = dict(_one_of_each_name(columns(seen.members)))
+    made.raw["decode"] = {"format": "json", "schema": _schema(found.items())}
+    made.behind["decode.format"] = f"{len(objects):,} of {values:,} values are JSON objects"
+    if bad:
+        made.behind["decode.format"] += "; the others become rejects"
+    made.remark(
+        "decode.schema", "The types hold all values seen. Widen what may grow; NOT NULL is allowed."
+    )
+    varied = [name for name, one in seen.members.items() if one.varies]
+    for name in varied[:_NAMED]:
+        made.remark("decode.schema", f"{name!r} varies: {seen.members[name].told()}.")
+    left_out = [name for name in seen.members if name not in found]
+    if left_out:
+        more = f" and {len(left_out) - _NAMED:,} more" if len(left_out) > _NAMED else ""
+        names = ", ".join(map(repr, left_out[:_NAMED])) + more
+        made.remark("decode.schema", f"Left out, always null or another name in capitals: {names}.")
+    if not found:
+        made.raw["decode"] = {"format": "raw"}
+    elif _is_files(made):
+        _partitioning(made, found)
+        made.remark("decode.schema", 'schema = "infer" lets the columns grow with the records.')
+
+
+def _seen(objects: Iterable[dict[str, Any]]) -> Seen:
+    seen = Seen()
+    for one in objects:
+        seen.add(one)
+    return seen
+
+
+def _one_of_each_name(found: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    """Without names that differ from an earlier one in capitals alone: no database has both."""
+    taken: set[str] = set()
+    for name, kind in found:
+        if name.lower() not in taken:
+            taken.add(name.lower())
+            yield name, kind
+
+
+def _schema(found: Iterable[tuple[str, str]]) -> str:
+    text = ",\n".join(ddl(name, kind) for name, kind in found) + "\n"
+    return text.replace("$$", "$$$$").replace("${", "$${")
+
+
+def _partitioning(made: Proposal, found: dict[str, str]) -> None:
+    times = [name for name, kind in found.items() if kind in ("TIMESTAMP", "TIMESTAMP_NTZ", "DATE")]
+    if times:
+        made.raw["sink"]["partition_by"] = [f"date({times[0]})"]
+        made.behind["sink.partition_by"] = "event time, UTC"
+
+
+# -- the key -----------------------------------------------------------------------------------
+
+
+def _key(made: Proposal, records: Records, registry: str | None) -> None:
+    keys = records.present_keys
+    if not keys:
+        return
+    if registry is not None and all(map(_is_framed, keys)):
+        made.raw["decode"]["key"] = {"format": "avro", "schema_registry": registry}
+        return
+    objects = [_object(one) for one in keys]
+    whole = [one for one in objects if one is not None]
+    found = dict(columns(_seen(whole).members))
+    if found and len(whole) == len(records.keys) and VARIES not in found.values():
+        made.raw["decode"]["key"] = {"format": "json", "schema": _schema(found.items())}
+        made.keys = tuple(found)
+    elif all(map(_is_text, keys)):
+        _text_key(made, records)
+
+
+def _text_key(made: Proposal, records: Records) -> None:
+    decode = made.raw["decode"]
+    members = _seen([one for one in records.objects if one is not None]).members
+    if decode["format"] == "raw":
+        decode["columns"], members = ["value", "timestamp"], {}
+    same = [name for name, one in members.items() if _is_key(name, one, records)]
+    taken = {name.lower() for name in members}
+    free = [name for name in ("key", "record_key", "kafka_key", "_key") if name not in taken]
+    made.keys = ((same or free)[0],)
+    decode["key"] = {"format": "string", "column": made.keys[0]}
+    if same and members[same[0]].ddl_type == "BIGINT":
+        decode["key"]["type"] = "BIGINT"
+    if same:
+        made.behind["decode.key.column"] = "the key and this column of the value are the same"
+
+
+def _is_key(name: str, member: Seen, records: Records) -> bool:
+    """True if a text or whole number of every value is also its record's key."""
+    if member.ddl_type not in ("STRING", "BIGINT") or {*member.kinds} - {str, Whole}:
+        return False
+    pairs = zip(records.keys, records.objects, strict=True)
+    return all(
+        key is not None and str(value.get(name)).encode() == key
+        for key, value in pairs
+        if value is not None
+    )
+
+
+# -- the sink ----------------------------------------------------------------------------------
+
+
+def _mode(made: Proposal, records: Records) -> None:
+    sink, names = made.raw["sink"], made.keys
+    repeated = len(records.present_keys) - len({*records.present_keys})
+    if sink["kind"] == "kafka":
+        if len(names) == 1:
+            sink["key"] = names[0]
+        elif made.raw["decode"]["format"] == "raw":
+            sink["key"] = "key"
+        return
+    if sink["kind"] != "sql" or not names:
+        return
+    replaces = [f"{records.tombstones:,} records without a value"] if records.tombstones else []
+    replaces += ["a compacted topic"] if records.compacted else []
+    if replaces and len(records.present_keys) == len(records.keys):
+        sink["mode"], sink["keys"] = "upsert", names
+        made.remark("sink.mode", f"The last record of a key counts: {' in '.join(replaces)}.",
+                    'mode = "append" keeps every record instead.')  # fmt: skip
+    elif repeated:
+        made.remark(
+            "sink.mode",
+            f"{repeated:,} of {len(records.keys):,} records repeat a key. If a record replaces the"
+            " earlier ones of its key:",
+            'mode = "upsert"',
+            f"keys = {toml(names)}",
+        )
+
+
+def _is_files(made: Proposal) -> bool:
+    return bool(made.raw["sink"]["kind"] == "files")
+
+
+def sink_of(to: str | None, topic: str) -> dict[str, Any]:
+    """The sink that ``--to`` names; by default a file of SQLite.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    to = f"sqlite:///{table_of(topic)}.db" if to is None else to
+    scheme, separator, _ = to.partition("://")
+    if separator and scheme in _DATABASES:
+        return {"kind": "sql", "url": to, "table": table_of(topic), "mode": "append"}
+    if to.startswith("topic:"):
+        return {"kind": "kafka", "topic": to.removeprefix("topic:")}
+    if separator or "/" in to or to.startswith("."):
+        url = to if separator else Path(to).resolve().as_uri()
+        return {
+            "kind": "files",
+            "url": url,
+            "format": "parquet",
+            "manifest_topic": f"{topic}.manifest",
+        }
+    raise ConfigError(
+        "--to",
+        f"found {to!r}; allowed: sqlite:///FILE, postgresql://…, topic:NAME, a folder",
+        way_out="write ./folder for files, topic:name for a topic",
+    )
+
+
+def table_of(topic: str) -> str:
+    """A table's name that needs no quotes."""
+    name = re.sub(r"[^a-z0-9_]", "_", topic.lower())
+    return (f"t_{name}" if name[0].isdigit() else name)[:_LONGEST_NAME]
+
+
+# -- bytes -------------------------------------------------------------------------------------
+
+
+def _object(data: bytes | None) -> dict[str, Any] | None:
+    try:
+        return parse_object(data)
+    except InvalidRecord:
+        return None
+
+
+def _is_framed(data: bytes) -> bool:
+    """True for Confluent's wire format: a zero, and the schema's id in four bytes."""
+    return len(data) > 5 and data[0] == 0
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,203 @@
+"""Repair of what an audit has found, and backfill of a range, with the pipeline's present settings.
+
+Records are read again from the topic, decoded and transformed as by a run, and written through the
+commit path. The pipeline may run meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oncely.commit import rewrite as commit
+from oncely.commit.backoff import Backoff
+from oncely.commit.rewrite import Damage, entry_of, spans
+from oncely.core.batch import Reject
+from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.rewrite import Rewritten
+from oncely.core.topics import TopicPartition
+from oncely.errors import ConfigError, WrongInput
+from oncely.pipeline.repair_together import backfill_together, repair_together
+from oncely.pipeline.repaired import LOST_FOR_GOOD, NO_OFFSET, Found, Impossible, Repaired, add_up
+from oncely.pipeline.reread import Work, records_gone, rewriting
+from oncely.sinks.base import RewritesRecords, RewritesTogether
+
+if TYPE_CHECKING:
+    from oncely.pipeline.pipeline import Pipeline
+
+OFFSETS_A_TRANSACTION = 500
+"""Damaged records that are repaired together: each is a condition of a DELETE."""
+BACKFILL_A_TRANSACTION = 20_000
+
+
+# -- repair -------------------------------------------------------------------------------------
+
+
+def repair(
+    pipeline: Pipeline,
+    found: Sequence[Found],
+    *,
+    execute: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+    events: str | Path | None = None,
+) -> Repaired:
+    """See :meth:`oncely.pipeline.Pipeline.repair`."""
+    with rewriting(pipeline, events if execute else None) as work:
+        if isinstance(work.sink, RewritesTogether):
+            return repair_together(work, found, execute=execute, progress=progress)
+        return _repair_records(work, found, execute=execute, progress=progress)
+
+
+def _repair_records(
+    work: Work[RewritesRecords],
+    found: Sequence[Found],
+    *,
+    execute: bool,
+    progress: Callable[[int], None],
+) -> Repaired:
+    known = [one for one in found if one.partition is not None and one.offset is not None]
+    impossible = [Impossible(one, NO_OFFSET) for one in found if one not in known]
+    total, counted = commit.NOTHING, Counter[str]()
+    for portion in _portions(known):
+        damage, left = _damage(work, portion)
+        impossible += left
+        gone = {one.found for one in left}
+        counted.update(one.kind for one in portion if one not in gone)
+        if execute and damage is not None:
+            total = add_up(total, commit.repair(work.sink, damage, Backoff()))
+            progress(len(damage.offsets))
+    return Repaired(execute, dict(counted), impossible=tuple(impossible), done=total)
+
+
+def _portions(found: Sequence[Found]) -> Iterator[list[Found]]:
+    """Findings for one transaction each: of one partition, by offset."""
+    by_partition: dict[TopicPartition, list[Found]] = {}
+    for one in found:
+        if one.partition is not None:
+            by_partition.setdefault(one.partition, []).append(one)
+    for _, own in sorted(by_partition.items()):
+        own.sort(key=lambda one: one.offset or 0)
+        for at in range(0, len(own), OFFSETS_A_TRANSACTION):
+            yield own[at : at + OFFSETS_A_TRANSACTION]
+
+
+def _damage(
+    work: Work[RewritesRecords], portion: Sequence[Found]
+) -> tuple[Damage | None, list[Impossible]]:
+    """The damage of a portion, and the findings that can't be repaired."""
+    tp = portion[0].partition
+    assert tp is not None  # noqa: S101 - for mypy
+    wanted_offsets = sorted({one.offset or 0 for one in portion})
+    records = work.fetch(tp, wanted_offsets) if tp in work.lows else {}
+    reasons = {one: _impossible(work, one, records) for one in portion}
+    left = [Impossible(one, reason) for one, reason in reasons.items() if reason]
+    offsets = sorted({one.offset or 0 for one, reason in reasons.items() if not reason})
+    if not offsets:
+        return None, left
+    surplus = {one.offset or 0 for one in portion if one.kind == "unexpected"}
+    wanted = [records[one] for one in offsets if one in records]
+    standing = work.standing(tp, wanted, entry_of(work.sink, tp).position)
+    return Damage(tp, offsets, surplus & set(offsets), work.chunk(tp, standing)), left
+
+
+def _impossible(work: Work[RewritesRecords], one: Found, records: Mapping[int, Reject]) -> str:
+    """The reason why a finding can't be repaired; empty if it can."""
+    tp, offset = one.partition, one.offset
+    assert tp is not None  # noqa: S101 - for mypy
+    assert offset is not None  # noqa: S101
+    if reason := work.sink.lacks(one.kind):
+        return reason
+    if tp not in work.positions:
+        return "the pipeline has no position in this partition: the rows may be of another pipeline"
+    record = records.get(offset)
+    if record is not None:
+        return (work.late_delete or "") if record.value is None else ""
+    if one.kind != "unexpected":
+        return LOST_FOR_GOOD
+    may_be_deleted = tp not in work.lows or offset < work.lows[tp] or tp.topic in work.compacted
+    if may_be_deleted and work.sink.committed(tp, OffsetRange(offset, offset + 1)):
+        return "the topic no longer tells whether there was a record"
+    return ""
+
+
+# -- backfill -----------------------------------------------------------------------------------
+
+
+def backfill(
+    pipeline: Pipeline,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    *,
+    execute: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+    events: str | Path | None = None,
+) -> Repaired:
+    """See :meth:`oncely.pipeline.Pipeline.backfill`."""
+    with rewriting(pipeline, events if execute else None) as work:
+        if isinstance(work.sink, RewritesTogether):
+            return backfill_together(work, ranges, execute=execute, progress=progress)
+        return _backfill_records(work, ranges, execute=execute, progress=progress)
+
+
+def _backfill_records(
+    work: Work[RewritesRecords],
+    ranges: Mapping[TopicPartition, OffsetRange],
+    *,
+    execute: bool,
+    progress: Callable[[int], None],
+) -> Repaired:
+    if reason := work.sink.lacks("backfill"):
+        raise ConfigError("sink.kind", reason, way_out="write into a new topic")
+    total = commit.NOTHING
+    planned = {tp: _committed_part(work, tp, one) for tp, one in sorted(ranges.items())}
+    planned = {tp: one for tp, one in planned.items() if not one.is_empty}
+    for tp, whole in planned.items() if execute else ():
+        for part in _parts(whole, work.sink.committed(tp, whole)):
+            total = add_up(total, _backfill_part(work, tp, part))
+            progress(part.end - part.start)
+    return Repaired(execute, ranges=planned, done=total)
+
+
+def _parts(whole: OffsetRange, committed: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
+    """Offsets of one transaction each: of one committed range, whose history it amends."""
+    for one in committed:
+        end = min(one.end, whole.end)
+        for start in range(max(one.start, whole.start), end, BACKFILL_A_TRANSACTION):
+            yield OffsetRange(start, min(end, start + BACKFILL_A_TRANSACTION))
+
+
+def _committed_part(
+    work: Work[RewritesRecords], tp: TopicPartition, wanted: OffsetRange
+) -> OffsetRange:
+    """The part of a range that the pipeline has committed.
+
+    Raises:
+        DataLost: the topic no longer has the first of its records.
+    """
+    if tp not in work.lows:
+        raise WrongInput(f"{tp}: the pipeline's topics have no such partition")
+    entry = entry_of(work.sink, tp)
+    ours = normalize(work.sink.committed(tp, wanted)) if not wanted.is_empty else ()
+    end = min(wanted.end, entry.position)
+    start = max(wanted.start, ours[0].start) if ours else end
+    if start >= end:
+        return OffsetRange(min(wanted.start, end), min(wanted.start, end))
+    if start < work.lows[tp]:
+        raise records_gone(tp, OffsetRange(start, min(end, work.lows[tp])))
+    return OffsetRange(start, end)
+
+
+def _backfill_part(work: Work[RewritesRecords], tp: TopicPartition, part: OffsetRange) -> Rewritten:
+    records = work.fetch(tp, range(part.start, part.end))
+    low = work.pipeline.source.watermarks()[tp].low
+    if low > part.start:  # read after the records: nothing was deleted before they were read
+        raise records_gone(tp, OffsetRange(part.start, min(part.end, low)))
+    late = work.late_delete
+    kept = [one for _, one in sorted(records.items()) if one.value is not None or not late]
+    # Rows of records that compaction has deleted can't be made again.
+    offsets = spans(one.offset for one in kept) if tp.topic in work.compacted else (part,)
+    if not offsets:
+        return commit.NOTHING
+    standing = work.standing(tp, kept, entry_of(work.sink, tp).position)
+    return commit.rewrite(work.sink, "backfill", tp, offsets, work.chunk(tp, standing), Backoff())

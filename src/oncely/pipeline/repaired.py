@@ -1,0 +1,94 @@
+"""The input and the result of repairs and backfills."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from oncely.commit.rewrite import NOTHING
+from oncely.core.ranges import OffsetRange
+from oncely.core.rewrite import Rewritten
+from oncely.core.topics import TopicPartition
+
+NO_OFFSET = "the audit does not know the offset: the rows do not contain it (sink.keep_source)"
+LOST_FOR_GOOD = "lost for good: the topic no longer has the record"
+
+
+class Found(NamedTuple):
+    """A finding of an audit.
+
+    Attributes:
+        partition, offset: the record; None if it is not known.
+        kind: lost, duplicated, altered or unexpected.
+        within: where it is, if the offset is not known: offsets by partition.
+        file: the file that must not be there.
+    """
+
+    partition: TopicPartition | None
+    offset: int | None
+    kind: str
+    within: tuple[tuple[TopicPartition, OffsetRange], ...] = ()
+    file: str = ""
+
+
+class Impossible(NamedTuple):
+    """A finding that can't be repaired, and the reason."""
+
+    found: Found
+    reason: str
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """The effect of a repair or backfill; of a dry run, what it would process.
+
+    Attributes:
+        executed: False for a dry run.
+        offsets: the number of offsets, by kind of damage.
+        ranges: the offsets of a backfill.
+        impossible: findings that were left as they are.
+        done: the sums of the transactions.
+        files: files that are replaced or removed, if rows do not contain their offsets.
+    """
+
+    executed: bool
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    ranges: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict)
+    impossible: Sequence[Impossible] = ()
+    done: Rewritten = NOTHING
+    files: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-able values."""
+        return {
+            "executed": self.executed,
+            "offsets": dict(self.offsets),
+            "ranges": [
+                {"topic": tp.topic, "partition": tp.partition, "start": one.start, "end": one.end}
+                for tp, one in sorted(self.ranges.items())
+            ],
+            "impossible": [
+                {
+                    "topic": one.found.partition and one.found.partition.topic,
+                    "partition": one.found.partition and one.found.partition.partition,
+                    "offset": one.found.offset,
+                    "kind": one.found.kind,
+                    "reason": one.reason,
+                }
+                for one in self.impossible
+            ],
+            "removed_rows": self.done.removed_rows,
+            "removed_rejects": self.done.removed_rejects,
+            "rows": self.done.counts.rows,
+            "rejects": self.done.counts.rejects,
+            "filtered": self.done.counts.filtered,
+            "files": self.files,
+        }
+
+
+def add_up(a: Rewritten, b: Rewritten) -> Rewritten:
+    """The sum of two effects."""
+    return Rewritten(
+        a.removed_rows + b.removed_rows, a.removed_rejects + b.removed_rejects, a.counts + b.counts
+    )

@@ -1,0 +1,80 @@
+"""``sink.keep_source``: the columns of a table that tell from which record each row comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import pyarrow as pa
+
+from oncely.config.sink import Upserts
+from oncely.core.digest import Kind
+from oncely.errors import ConfigError
+from oncely.sinks.sql.target import SOURCE_COLUMNS
+
+_KEPT = {b"oncely": b"keep_source"}
+
+
+def with_source(
+    schema: pa.Schema, setting: bool | None, table: Callable[[], Collection[str]]
+) -> pa.Schema:
+    """The columns of the rows, and those of their origin if they are kept.
+
+    Args:
+        schema: the columns of the rows.
+        setting: ``sink.keep_source``. If it is unset, they are kept in a table that has them, and
+            in one that does not exist, which the first start creates.
+        table: returns the columns of the table; none if it does not exist.
+
+    Raises:
+        ConfigError: ``sink.keep_source`` is set, and the rows have columns of these names.
+    """
+    own = set(SOURCE_COLUMNS.names)
+    clash = own & set(schema.names)
+    if setting and clash:
+        raise ConfigError(
+            "sink.keep_source",
+            f"the rows have columns {', '.join(sorted(clash))} already",
+            way_out="rename them in a transform",
+        )
+    if setting is None and not clash:
+        there = table()
+        setting = not there or own <= set(there)
+    return pa.schema([*schema, *SOURCE_COLUMNS], metadata=_KEPT) if setting else schema
+
+
+def keeps_source(schema: pa.Schema) -> bool:
+    """True if :func:`with_source` has added columns."""
+    return (schema.metadata or {}) == _KEPT
+
+
+def audit_notes(
+    table: str,
+    given: Upserts,
+    kinds: Mapping[str, Kind | None],
+    why: str,
+    *,
+    kept: bool,
+    rows: bool,
+) -> Iterator[str]:
+    """The notes of ``oncely plan`` about what an audit can't prove.
+
+    Args:
+        table: its name.
+        given: the section of the pipeline file.
+        kinds: the kind of each column's digest; None if its values are not covered.
+        why: values that have no kind are not compared, because of this.
+        kept: rows contain the offset of their record.
+        rows: each row comes from one record.
+    """
+    names = ", ".join(SOURCE_COLUMNS.names)
+    if not kept and given.mode == "upsert":
+        yield f"{table} has no columns {names}: an audit compares such an upsert by --id only"
+    elif not kept and rows and given.keep_source is None:
+        yield (
+            f"{table} has no columns {names}: its rows don't name their records, and an audit"
+            " compares ranges of them only"
+        )
+    if given.mode == "upsert" and given.version is None:
+        yield "`oncely repair` and `oncely backfill` of an upsert need sink.version, which is unset"
+    if others := [name for name, kind in kinds.items() if kind is None]:
+        yield f"an audit does not compare the values of {', '.join(others)}: {why}"

@@ -1,0 +1,215 @@
+"""A destination with positions and dead letters in topics of the source's cluster."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import pyarrow as pa
+
+from oncely.clients.kafka import limits, topics
+from oncely.clients.kafka.client import KafkaAdmin, make
+from oncely.config import FilesSinkSettings, KafkaSinkSettings, PipelineSettings
+from oncely.core.batch import Reject
+from oncely.errors import OncelyError
+from oncely.ledgers.topic.cluster import Connect, PipelineTopics
+from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan, TopicPlan
+from oncely.pipeline.problems import Check, Inspection
+from oncely.pipeline.topic_ledger import TopicLedger
+from oncely.sinks.files.sink import FilesSink
+from oncely.sinks.kafka.sink import KafkaSink
+from oncely.sources.kafka import KafkaSource
+
+S = TypeVar("S", bound=KafkaSink | FilesSink)
+_UNKNOWN = topics.Layout(None, None, None)
+
+
+def _default_layout(admin: KafkaAdmin) -> topics.Layout:
+    """The cluster's defaults, if this user may read them."""
+    try:
+        return topics.default_layout(admin)
+    except OncelyError:
+        return _UNKNOWN
+
+
+def lost_with_a_broker(plans: Iterable[TopicPlan], state: Collection[str]) -> Iterator[str]:
+    """Notes on topics with positions that do not survive the loss of a broker.
+
+    Args:
+        plans: the topics.
+        state: the names of those that hold positions, or name the files.
+    """
+    for one in plans:
+        if one.name not in state:
+            continue
+        if one.replicas == 1:
+            yield f"topic {one.name} has one replica: with its broker all that it holds is lost"
+        elif one.min_insync == 1:
+            yield (
+                f"topic {one.name} has min.insync.replicas 1: a commit may be on one broker alone,"
+                " and is lost with it"
+            )
+
+
+@dataclass(frozen=True)
+class TopicDestination(Generic[S]):
+    """Base of the destinations with a ledger topic.
+
+    Attributes:
+        settings: the settings of the pipeline.
+        given: its ``[sink]``.
+        source: the source of the records; the topics are on the same cluster.
+        connect: creates Kafka's clients; tests inject faults here.
+    """
+
+    settings: PipelineSettings
+    given: KafkaSinkSettings | FilesSinkSettings
+    source: KafkaSource
+    connect: Connect = make
+
+    output_key: ClassVar[str]
+    """The key of the output topics."""
+    target_key: ClassVar[str]
+    """The key of the destination."""
+
+    @abstractmethod
+    def sink(self, schema: pa.Schema) -> S:
+        """The sink for rows of these columns."""
+
+    @abstractmethod
+    def facts(self, sink: S, schema: pa.Schema | None, absent: Collection[str]) -> SinkFacts:
+        """The present state of the destination."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> Sequence[str]:
+        """Output topics other than ledger and dead letters, if their names are known."""
+
+    @property
+    @abstractmethod
+    def compacted(self) -> Sequence[str]:
+        """Topics that keep the last record of a key."""
+
+    @property
+    @abstractmethod
+    def read_back(self) -> Sequence[str]:
+        """Topics, other than the ledger's, that are read as well as written."""
+
+    @property
+    def brokers(self) -> str:
+        """The brokers of the source's cluster."""
+        return self.source.brokers
+
+    def refuse_cluster(self) -> None:
+        """Refuse brokers of another cluster."""
+
+    def check_sink(self, sink: S) -> None:
+        """Refuse unsuitable settings, columns and topics."""
+        sink.check()
+
+    @property
+    def pipeline_topics(self) -> PipelineTopics:
+        """Cluster, group and ledger topic."""
+        given = self.given
+        return PipelineTopics(
+            brokers=self.brokers,
+            pipeline=self.settings.name,
+            group=self.settings.mirror_group or f"oncely-{self.settings.name}",
+            ledger_topic=given.ledger_topic,
+            kafka=self.source.kafka,
+            producer=given.kafka,
+            transaction_timeout=given.transaction_timeout,
+            connect=self.connect,
+        )
+
+    def row_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the rows."""
+        return schema
+
+    @property
+    def bare_sink(self) -> S:
+        """The sink for operations on the ledger only."""
+        return self.sink(pa.schema([]))
+
+    def look(self) -> LedgerState:
+        """Read the ledger topic; empty if it was never created."""
+        self.refuse_cluster()
+        return self._topics.look()
+
+    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+        """The first dead letters, and their total number."""
+        self.refuse_cluster()
+        return self._topics.rejects(limit)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse another cluster, and unsuitable columns, topics or root."""
+        with closing(self.sink(schema)) as sink:
+            for _, check in self._checks(sink):
+                check()
+
+    def _checks(self, sink: S) -> Iterator[Check]:
+        """The checks of a run; without columns only the checks that need none."""
+        yield "sink.brokers", self.refuse_cluster
+        yield "sink", lambda: self.check_sink(sink)
+        if not self._has_ledger:
+            return
+        yield "sink.ledger_topic", self._check_ledger
+        yield self.target_key, lambda: self._topics.check_target(sink.ledger.target)
+        timeout = self.given.transaction_timeout
+        yield "sink.transaction_timeout", lambda: limits.check_timeout(sink.cluster.admin, timeout)
+
+    def _check_ledger(self) -> None:
+        """Refuse a ledger topic, a group or an output with which this pipeline cannot continue."""
+        partitions = self.source.partitions()
+        self._topics.check(partitions, self.outputs, create=self.given.create)
+
+    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+        """Inspect cluster, topics and columns."""
+        facts, absent, plans = None, [], []
+        with closing(self.bare_sink if schema is None else self.sink(schema)) as sink:
+            inspection.collect(self._checks(sink))
+            with inspection.about(self.output_key):
+                absent = topics.missing(sink.cluster.admin, self._written)
+                facts = self.facts(sink, schema, absent)
+                plans = self._topic_plans(sink)
+        inspection.notes += lost_with_a_broker(plans, self.compacted)
+        made = {one.name: one.partitions for one in plans if one.partitions is not None}
+        commands = self._topics.commands(absent, self.compacted, made)
+        written = [name for name in (*self.outputs, self.given.rejects) if name]
+        acls = self._topics.acls(written, self.read_back, transactions=self._has_ledger)
+        return SinkPlan(facts, None, tuple(commands), tuple(acls), tuple(plans))
+
+    def new_partitions(self, sink: S) -> Mapping[str, int]:
+        """The partitions of topics that are created with another number than the default."""
+        del sink
+        return {}
+
+    def _topic_plans(self, sink: S) -> list[TopicPlan]:
+        """The present topics, and those that the first start creates, with their layouts."""
+        admin, names = sink.cluster.admin, sorted({*self._written})
+        there = topics.layouts(admin, names)
+        absent = [name for name in names if name not in there]
+        if not self.given.create:
+            absent = []
+        usual = _default_layout(admin) if absent else _UNKNOWN
+        own = {**self.new_partitions(sink), **dict.fromkeys(self.compacted, 1)} if absent else {}
+        made = {name: usual._replace(partitions=own.get(name, usual.partitions)) for name in absent}
+        found = {**there, **made}
+        return [TopicPlan(name, name in there, *found[name]) for name in names if name in found]
+
+    @property
+    def _topics(self) -> TopicLedger:
+        return TopicLedger(self.pipeline_topics, self.given.rejects)
+
+    @property
+    def _has_ledger(self) -> bool:
+        """True if positions are in the ledger topic, moved by transactions."""
+        return self.settings.offsets.store == "ledger"
+
+    @property
+    def _written(self) -> list[str]:
+        """The topics that the sink writes to."""
+        return [t for t in self.given.topics if self._has_ledger or t != self.given.ledger_topic]

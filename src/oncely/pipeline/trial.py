@@ -1,0 +1,199 @@
+"""``oncely plan --sample N``: what decode and transform make of real records. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.config import JsonDecode
+from oncely.core.batch import Chunk, Rejection
+from oncely.decode.base import InvalidRecord
+from oncely.decode.isolate_crashes import isolate_crashes
+from oncely.decode.observe import Seen
+from oncely.decode.reference import parse_object
+from oncely.decode.schema import type_name
+from oncely.reject_summary import RejectSample, RejectSummary
+from oncely.runtimes.messages import table_of
+from oncely.runtimes.reprocess import Reprocessing
+from oncely.runtimes.row_transform import Unchanged
+from oncely.sinks.files.sink import FilesSink
+from oncely.sources.sample import sample
+
+if TYPE_CHECKING:
+    from oncely.pipeline.pipeline import Pipeline
+
+_ROWS = 3
+
+
+@dataclass(frozen=True)
+class Unnamed:
+    """A member of JSON objects that the schema does not name.
+
+    Attributes:
+        path: names joined by points, ``[]`` for the items of an array.
+        values: the number of values.
+        type: the type that would hold the values, or their kinds.
+    """
+
+    path: str
+    values: int
+    type: str
+
+
+@dataclass(frozen=True)
+class SampledColumn:
+    """A column of the rows: name, type, and the texts of the first rows."""
+
+    name: str
+    type: str
+    values: Sequence[str | None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The outcome of a sample of records.
+
+    Attributes:
+        records: the number of records.
+        rows: the number of rows.
+        tombstones: the number of records that delete.
+        filtered: the number of records of which no row is left.
+        rejected: the number of rejects.
+        reasons: the most frequent reasons of rejects, with their numbers.
+        examples: a rejected record of each reason.
+        columns: the columns of the rows.
+        unnamed: members that the schema does not name, the most frequent first.
+        note: a remark on what was not tried, or empty.
+    """
+
+    records: int
+    rows: int
+    tombstones: int
+    filtered: int
+    rejected: int
+    reasons: Sequence[tuple[str, int]] = ()
+    examples: Sequence[str] = ()
+    columns: Sequence[SampledColumn] = ()
+    unnamed: Sequence[Unnamed] = ()
+    note: str = ""
+
+
+def trial(pipeline: Pipeline, count: int) -> Trial:
+    """Decode and transform a sample of the source's records.
+
+    Raises:
+        ConfigError: the broker or the registry refuses the client.
+        Unavailable: a server does not answer.
+    """
+    messages = list(chain.from_iterable(sample(pipeline.source, count).values()))
+    if not messages:
+        return Trial(0, 0, 0, 0, 0, note="the topics have no committed records")
+    records = table_of(messages, pipeline.decoder.needs | {"key"})
+    by_spark = pipeline.spark_path is not None
+    transform = Unchanged() if by_spark else pipeline.row_transform
+    again = Reprocessing(partial(isolate_crashes, pipeline.decoder), transform)
+    found = outcome(_inferred(pipeline, again.chunk(records)), records["value"].to_pylist())
+    note = "decoded only: a Spark transform sees whole batches" if by_spark else ""
+    values = [one.value() for one in messages]
+    return replace(found, unnamed=tuple(unnamed(pipeline, values)), note=note)
+
+
+def outcome(chunk: Chunk, values: Sequence[bytes | None]) -> Trial:
+    """What a chunk's records have become.
+
+    Args:
+        chunk: all records of the sample.
+        values: their values.
+    """
+    rejected = {one.record for one in chunk.rejections}
+    made = {*chunk.row_record.tolist(), *chunk.delete_record.tolist()} - rejected
+    summary = RejectSummary.of(
+        [one.reason for one in chunk.rejections],
+        partial(_samples, chunk, chunk.rejections, values),
+    )
+    return Trial(
+        records=chunk.records,
+        rows=len(chunk.row_record),
+        tombstones=len(chunk.delete_record),
+        filtered=chunk.records - len(made) - len(rejected),
+        rejected=len(rejected),
+        reasons=summary.reasons,
+        examples=tuple(map(str, summary.records[: len(summary.reasons)])),
+        columns=tuple(_columns(chunk.rows)),
+    )
+
+
+def _samples(
+    chunk: Chunk, of: Sequence[Rejection], values: Sequence[bytes | None], at: Sequence[int]
+) -> Iterator[RejectSample]:
+    for one in (of[index] for index in at):
+        tp = chunk.partitions[int(chunk.partition[one.record])]
+        offset = int(chunk.offset[one.record])
+        yield RejectSample(*tp, offset, one.stage, one.reason, values[one.record])
+
+
+def _columns(rows: pa.Table) -> Iterator[SampledColumn]:
+    first = rows.slice(0, _ROWS)
+    for field, column in zip(first.schema, first.columns, strict=True):
+        texts = [None if one is None else _text(one) for one in column.to_pylist()]
+        yield SampledColumn(field.name, type_name(field.type), texts)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _inferred(pipeline: Pipeline, chunk: Chunk) -> Chunk:
+    """The chunk with inferred columns, if the sink infers them; its rows are those of one scope."""
+    sink: Any = pipeline.sink(pipeline.row_schema()) if _infers(pipeline) else None
+    if not isinstance(sink, FilesSink):
+        return chunk
+    found = sink.form.inferring().infer(chunk.rows.column(0), {})
+    refused = [
+        Rejection(int(chunk.row_record[i]), stage, why) for i, stage, why in found.rejections
+    ]
+    kept = [int(chunk.row_record[i]) for part in found.parts for i in part.row_record.to_pylist()]
+    rows = found.parts[0].rows if found.parts else chunk.rows.slice(0, 0)
+    record = np.array(kept, dtype=np.int64)
+    return replace(chunk, rows=rows, row_record=record, rejections=(*chunk.rejections, *refused))
+
+
+def _infers(pipeline: Pipeline) -> bool:
+    decode = pipeline.settings.decode
+    return isinstance(decode, JsonDecode) and decode.inferred
+
+
+def unnamed(pipeline: Pipeline, values: Sequence[bytes | None]) -> list[Unnamed]:
+    """The members of JSON values that the schema does not name, the most frequent first."""
+    if not isinstance(pipeline.settings.decode, JsonDecode) or _infers(pipeline):
+        return []
+    seen = Seen()
+    for one in values:
+        try:
+            seen.add(parse_object(one))
+        except InvalidRecord:
+            continue
+    found = _unnamed(seen, pa.struct(list(pipeline.decoder.schema)), "")
+    return sorted(found, key=lambda one: (-one.values, one.path))
+
+
+def _unnamed(seen: Seen, arrow: pa.DataType, path: str) -> Iterator[Unnamed]:
+    if pa.types.is_list(arrow) and seen.items is not None:
+        yield from _unnamed(seen.items, arrow.value_type, f"{path}[]")
+    elif pa.types.is_map(arrow):
+        for one in seen.members.values():
+            yield from _unnamed(one, arrow.item_type, f"{path}[]")
+    elif pa.types.is_struct(arrow):
+        types = {field.name: field.type for field in arrow}
+        for name, one in seen.members.items():
+            below = f"{path}.{name}" if path else name
+            if name in types:
+                yield from _unnamed(one, types[name], below)
+            elif one.present:
+                yield Unnamed(below, one.present, one.ddl_type or one.told())

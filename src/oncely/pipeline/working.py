@@ -1,0 +1,208 @@
+"""Runs a pipeline as a member of a consumer group, without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from oncely.clients.kafka.group_consumer import GroupConsumer, Membership
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import attempts
+from oncely.config import (
+    FilterSettings,
+    HandlersSinkSettings,
+    KafkaSinkSettings,
+    SqlSinkSettings,
+)
+from oncely.core import events
+from oncely.errors import ConfigError
+from oncely.pipeline.probes import Http, probed
+from oncely.pipeline.running import logged, telling_the_end
+from oncely.pipeline.standby import OnFenced, work_when_alone
+from oncely.runtimes.dead_letters import dead_letters
+from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.worker.assignment import Limits
+from oncely.runtimes.worker.filters import Gates, Waits
+from oncely.runtimes.worker.member import Member
+from oncely.runtimes.worker.run import WorkerRun
+from oncely.sinks.base import CommitsChunks
+from oncely.sinks.kafka.sink import KafkaSink
+
+if TYPE_CHECKING:
+    from oncely.pipeline.pipeline import Pipeline
+
+
+_AHEAD = 10_000  # records that threads have in hand: they finish fewer ranges beyond a position
+
+
+def work(
+    pipeline: Pipeline,
+    until: Literal["latest"] | None,
+    stop: StopSignal,
+    listener: events.Listener,
+    path: str | Path | None = None,
+    http: Http | None = None,
+    on_fenced: OnFenced = "end",
+) -> bool:
+    """See :meth:`oncely.pipeline.Pipeline.work`."""
+    with (
+        logged(pipeline, path, listener) as told,
+        probed(pipeline, http, told, group_of(pipeline)) as heard,
+    ):
+        return telling_the_end(heard, lambda: _started(pipeline, until, stop, heard, on_fenced))
+
+
+def group_of(pipeline: Pipeline) -> str:
+    """The consumer group of the members."""
+    settings = pipeline.settings
+    return settings.worker.group or settings.mirror_group or f"oncely-{settings.name}"
+
+
+def refuse_unfit(pipeline: Pipeline) -> None:
+    """Refuse what only Spark can run.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    settings = pipeline.settings
+    if settings.by_spark:
+        raise ConfigError(
+            "transform.spark",
+            "a worker has no Spark",
+            way_out="use transform.sql or .python, or start it by `oncely run`",
+        )
+    accepted = SqlSinkSettings | KafkaSinkSettings | HandlersSinkSettings
+    if not isinstance(settings.sink, accepted):
+        raise ConfigError(
+            "sink.kind",
+            f"a worker does not write into {settings.sink.kind} yet",
+            way_out="start it by `oncely run`",
+        )
+    _refuse_group(pipeline)
+    if settings.delivery != "exactly_once":
+        raise ConfigError(
+            "delivery",
+            f"found {settings.delivery!r}; a worker delivers exactly once",
+            way_out='write delivery = "exactly_once", or start it by `oncely run`',
+        )
+
+
+def _refuse_group(pipeline: Pipeline) -> None:
+    """Into Kafka the members' group is the ledger's, so that offsets in a transaction name it."""
+    settings = pipeline.settings
+    stored = settings.mirror_group or f"oncely-{settings.name}"
+    if isinstance(settings.sink, KafkaSinkSettings) and group_of(pipeline) != stored:
+        raise ConfigError(
+            "worker.group",
+            f"found {settings.worker.group!r}; the positions are in group {stored!r}",
+            way_out="remove it; source.group names the group for positions and members",
+        )
+
+
+def _started(
+    pipeline: Pipeline,
+    until: Literal["latest"] | None,
+    stop: StopSignal,
+    listener: events.Listener,
+    on_fenced: OnFenced,
+) -> bool:
+    refuse_unfit(pipeline)
+    pipeline.preflight()
+    once = partial(_work, pipeline, until, stop, listener)
+    if on_fenced == "wait":
+        return work_when_alone(pipeline, once, stop, listener)
+    return once()
+
+
+def _work(
+    pipeline: Pipeline,
+    until: Literal["latest"] | None,
+    stop: StopSignal,
+    listener: events.Listener,
+) -> bool:
+    """Be a member of the group until stopped, fenced, or done."""
+    run = _run_of(pipeline, listener)
+    source, given = pipeline.source, pipeline.settings.worker
+    membership = Membership(
+        group_of(pipeline), given.protocol, given.instance, given.session_timeout,
+        marks=not isinstance(run.sink, KafkaSink),
+    )  # fmt: skip
+    member = Member(
+        run,
+        lambda rebalances: _joined(
+            run,
+            GroupConsumer(source.brokers, source.kafka, source.topics, membership, rebalances),
+        ),
+        limits=Limits(records=min(given.max_records, _AHEAD) if run.by_key else given.max_records),
+        revoke_seconds=given.revoke_timeout,
+        restarts=given.on_rebalance == "restart",
+        stop=stop,
+        listener=listener,
+        gates=Gates(_waits(pipeline.settings.filter)),
+    )
+    try:
+        if not _begun(run, stop):
+            return False
+        done = member.work(source.stable_end() if until == "latest" else None)
+        run.finish()
+        return done
+    finally:
+        run.close()
+
+
+def _begun(run: WorkerRun, stop: StopSignal) -> bool:
+    """Begin; False when asked to stop. Into Kafka also while another member, which may have died,
+    is in a transaction: that hides the end of the ledger topic, until the broker aborts it."""
+    sink = run.sink
+    seconds = sink.pipeline_topics.transaction_timeout if isinstance(sink, KafkaSink) else 0.0
+    for attempt in attempts(Backoff(first=1.0, total=seconds, wait=stop.wait)):
+        if stop.draining:
+            return False
+        with attempt:
+            run.begin()
+    return True
+
+
+def _joined(run: WorkerRun, group: GroupConsumer) -> GroupConsumer:
+    """Offsets in a transaction name the member that sends them."""
+    if isinstance(run.sink, KafkaSink):
+        run.sink.cluster.group_metadata = group.metadata
+    return group
+
+
+def _sink_of(pipeline: Pipeline) -> CommitsChunks:
+    """The sink; into Kafka positions are moved by two ids in turn, as commits follow closely."""
+    sink = pipeline.sink(pipeline.row_schema())
+    if isinstance(sink, KafkaSink):
+        return replace(sink, turns=True)
+    return sink  # type: ignore[return-value]  # a SQL sink: `refuse_unfit`
+
+
+def _waits(given: FilterSettings) -> Waits:
+    rate, delay = given.throttle, given.delay
+    return Waits(
+        None if delay is None else round(delay * 1000),
+        None if rate is None else (rate.records, round(rate.seconds * 1000)),
+    )
+
+
+def _run_of(pipeline: Pipeline, listener: events.Listener) -> WorkerRun:
+    settings, budget = pipeline.settings, pipeline.settings.sink.max_rejects
+    fetching = replace(pipeline.source)  # its readers are not shared between threads
+    return WorkerRun(
+        sink=_sink_of(pipeline),
+        source=fetching,
+        decoder=pipeline.expiring_decoder,
+        transform=pipeline.row_transform,
+        topics=tuple(settings.source.topics),
+        max_rejects_share=budget.share,
+        max_rejects_count=budget.count,
+        name=settings.name,
+        kafka=pipeline.source,
+        letters=partial(dead_letters, fetching),
+        start=settings.source.start,
+        on_gap=settings.source.on_gap,
+        listener=listener,
+    )

@@ -1,0 +1,224 @@
+"""The health of a run from its events: for the probes of a supervisor.
+
+A run is alive if it polls and consumes, as in other consumers' probes:
+
+- *polling*: it has looked for records, or has taken a batch, within a time to live;
+- *consuming*: positions have moved within a shorter one, or there is nothing to read.
+
+A run that is not alive any more does not recover by itself in many cases (a client that never
+reconnects, a thread that is blocked). It never ends a run: the supervisor does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncely.core import events
+from oncely.core.prometheus import exposition
+from oncely.core.topics import Position, TopicPartition
+from oncely.runtimes.metrics import PartitionGauges, RunMetrics
+from oncely.secrets import Secrets
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times to live in seconds.
+
+    Attributes:
+        polling: without a look for records.
+        consuming: without a commit though there are records.
+    """
+
+    polling: float = 300.0
+    consuming: float = 60.0
+
+
+@dataclass
+class Health:
+    """A listener of a run's events; called from several threads.
+
+    Attributes:
+        pipeline: its name.
+        group: the consumer group whose lag is shown.
+        limits: the times to live.
+        secrets: redacted in error texts.
+        clock: monotonic seconds.
+        wall_clock: seconds since 1970.
+    """
+
+    pipeline: str
+    group: str
+    limits: Limits = field(default_factory=Limits)
+    secrets: Secrets = field(default_factory=Secrets)
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._polled = self.clock()
+        self._behind_since: float | None = None
+        self._state, self._epoch, self._error = "starting", 0, ""
+        self._metrics = RunMetrics(self.pipeline, self.clock, self.wall_clock)
+        self._positions: dict[TopicPartition, Position] = {}
+        self._ends: Mapping[TopicPartition, Position] = {}
+        self._ages: Mapping[TopicPartition, float] = {}
+
+    # -- what is observed ------------------------------------------------------------------
+
+    def __call__(self, event: events.Event) -> None:
+        """Take an event."""
+        with self._lock:
+            self._metrics.take(event)
+            self._take(event)
+
+    def _take(self, event: events.Event) -> None:
+        match event:
+            case events.PipelineOpened():
+                self._state, self._epoch, self._error = "running", event.epoch, ""
+                self._moved(event.positions)
+            case events.RangeCommitted():
+                self._moved({event.partition: event.range.end})
+            case events.BatchCommitted():
+                self._error = ""
+                self._moved(event.positions)
+            case events.PartitionAdded():
+                self._moved({event.partition: event.position})
+            case events.BatchPlanned() | events.Polled():
+                self._polled = self.clock()
+            case _:
+                self._of_the_run(event)
+
+    def _of_the_run(self, event: events.Event) -> None:
+        match event:
+            case events.PartitionsChanged(change="assigned"):
+                self._state = "running"  # a member of a group, even without partitions
+            case events.PartitionsChanged():
+                self._lost(event.partitions)
+            case events.BatchFailed():
+                self._error = self.secrets.redact(event.error)
+            case events.FencedOut():
+                self._lost(event.partitions or set(self._positions))
+                if not event.partitions:
+                    self._state = "fenced"
+            case events.StandingBy():
+                self._state = "standing by"
+            case events.Draining():
+                self._state = "draining"
+            case events.RunClosed():
+                self._state = "ended"
+
+    def _lost(self, partitions: Collection[TopicPartition]) -> None:
+        kept = {tp: at for tp, at in self._positions.items() if tp not in partitions}
+        self._positions = kept
+        if not self._lag:
+            self._behind_since = None
+
+    def _moved(self, positions: Mapping[TopicPartition, Position]) -> None:
+        self._positions |= positions
+        self._polled = self.clock()
+        self._behind_since = self.clock() if self._lag else None
+
+    def ends(self, ends: Mapping[TopicPartition, Position]) -> None:
+        """Take the present last stable offsets."""
+        with self._lock:
+            self._ends = ends
+            if not self._lag:
+                self._behind_since = None
+            elif self._behind_since is None:
+                self._behind_since = self.clock()
+
+    def stored(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Take positions of the ledger: the tasks of a long batch move them before its end."""
+        with self._lock:
+            known = {tp: at for tp, at in positions.items() if tp in self._positions}
+            if any(at > self._positions[tp] for tp, at in known.items()):
+                self._moved(known)
+
+    def unread(self) -> dict[TopicPartition, Position]:
+        """The position of each partition that has offsets left to read."""
+        with self._lock:
+            return {tp: self._positions[tp] for tp in self._lag}
+
+    def aged(self, timestamps: Mapping[TopicPartition, int | None]) -> None:
+        """Take the timestamps, in ms since 1970, of the next records to read."""
+        now = self.wall_clock()
+        with self._lock:
+            known = {tp: at for tp, at in timestamps.items() if at is not None}
+            self._ages = {tp: max(0.0, now - at / 1000) for tp, at in known.items()}
+
+    def rejected(self, pending: int) -> None:
+        """Take the present number of dead letters."""
+        with self._lock:
+            self._metrics.rejects_pending = pending
+
+    # -- what is answered ------------------------------------------------------------------
+
+    @property
+    def suspicious(self) -> bool:
+        """No event tells of progress for half of the time to live: worth a look at the ledger."""
+        with self._lock:
+            since = self._behind_since
+            return since is not None and self.clock() - since > self.limits.consuming / 2
+
+    def liveness(self) -> tuple[bool, dict[str, Any]]:
+        """Alive, and the JSON document that tells why not."""
+        with self._lock:
+            now, since = self.clock(), self._behind_since
+            idle = now - self._polled
+            behind = 0.0 if since is None else now - since
+            polling, consuming = idle <= self.limits.polling, behind <= self.limits.consuming
+            reasons = []
+            if not polling:
+                reasons.append(
+                    f"polling: it has not looked for records for {idle:.0f} s (ttl"
+                    f" {self.limits.polling:g} s)"
+                )
+            if not consuming:
+                reasons.append(
+                    f"consuming: no commit for {behind:.0f} s (ttl {self.limits.consuming:g} s),"
+                    f" and {sum(self._lag.values()):,} offsets are left to read"
+                )
+            if reasons and self._error:
+                reasons.append(f"the last error: {self._error}")
+            return not reasons, self._document(not reasons, reasons) | {
+                "errors": {"polling_ttl_exceeded": not polling,
+                           "consuming_ttl_exceeded": not consuming},
+            }  # fmt: skip
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Ready once the ledger was taken over, or while standing by for that."""
+        with self._lock:
+            ready = self._state in ("running", "standing by")
+            return ready, self._document(ready, [] if ready else [f"the run is {self._state}"])
+
+    def _document(self, good: bool, reasons: list[str]) -> dict[str, Any]:
+        return {
+            "status": "healthy" if good else "unhealthy",
+            "pipeline": self.pipeline,
+            "state": self._state,
+            "epoch": self._epoch or None,
+            "reasons": reasons,
+        }
+
+    @property
+    def _lag(self) -> dict[TopicPartition, int]:
+        """Offsets that are left to read, by partition; only of those with any."""
+        ends = self._ends
+        lag = {tp: ends[tp] - at for tp, at in self._positions.items() if tp in ends}
+        return {tp: one for tp, one in lag.items() if one > 0}
+
+    def metrics(self) -> str:
+        """The metrics in Prometheus' format."""
+        with self._lock:
+            running = self._state in ("running", "draining")
+            partitions = PartitionGauges(self._positions, self._ends, self._lag, self._ages)
+            return exposition(
+                [
+                    *partitions.metrics(self.pipeline, self.group),
+                    *self._metrics.metrics(self._epoch, running=running),
+                ]
+            )

@@ -1,0 +1,137 @@
+"""Pipelining: a chunk is committed in a thread while the next one is read and decoded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Self
+
+from oncely.commit.backoff import Backoff
+from oncely.commit.by_key import ByKey
+from oncely.commit.delivery import Delivery
+from oncely.commit.path import Outcome, commit
+from oncely.core.batch import Chunk
+from oncely.core.budget import Budget
+from oncely.core.claim import Fence
+from oncely.errors import check
+from oncely.sinks.base import CommitsChunks
+
+_SWITCH = 0.0005  # seconds; Python's default is ten times as long
+
+
+class PipelinedCommit:
+    """Commits one chunk in a thread while the caller reads and decodes the next one.
+
+    One at a time and in order: a chunk's commit begins when the preceding one has ended. So the
+    ledger has the same states as without the thread, and the task does not wait for the database.
+    The ranges of a chunk were read before it is handed over; the end of the input in the meantime
+    adds nothing to them.
+
+    The committing thread waits for the interpreter's lock after each answer of the store, hundreds
+    of times a chunk, and each time for as long as the decoding one may keep it.
+
+    Args:
+        budget: the reject budget of all chunks together.
+        overlap: False: a chunk is committed at once, in the caller's thread.
+    """
+
+    def __init__(self, budget: Budget, *, overlap: bool) -> None:
+        self._budget = budget
+        self._records = self._rejects = 0
+        self._thread = ThreadPoolExecutor(1, "oncely-commit") if overlap else None
+        self._running: Future[list[Outcome]] | None = None
+        self._by_key: ByKey | None = None
+        self._interval = sys.getswitchinterval()
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            sys.setswitchinterval(min(_SWITCH, self._interval))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Also when the task is cancelled: the running commit ends before the task does."""
+        self._give_up()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+            sys.setswitchinterval(self._interval)
+
+    @property
+    def busy(self) -> bool:
+        """True from the begin of a commit until :meth:`finish`."""
+        return self._running is not None
+
+    @property
+    def ended(self) -> bool:
+        """True if :meth:`finish` would not wait."""
+        return self._running is None or self._running.done()
+
+    def begin(
+        self,
+        delivery: Delivery[CommitsChunks],
+        fence: Fence,
+        chunk: Chunk,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Begin to commit; :meth:`finish` must have been called since the last commit began.
+
+        Args:
+            delivery: sink, ledger and order.
+            fence: the run that writes.
+            chunk: the chunk.
+            before: called in the thread before the commit.
+        """
+        self._records += chunk.records
+        limit = self._budget.left(self._records, self._rejects)
+
+        if chunk.keys is not None:
+            self._by_key = ByKey(delivery, chunk, fence, limit)  # type: ignore[arg-type]
+        by_key = self._by_key
+
+        def work() -> list[Outcome]:
+            before()
+            if by_key is not None:
+                return by_key.run()
+            return list(commit(delivery, chunk, fence, limit, Backoff()))
+
+        self.begin_work(work)
+
+    def begin_work(self, work: Callable[[], list[Outcome]]) -> None:
+        """Begin work of another kind in the place of a commit."""
+        check(self._running is None, "two chunks of a task would be committed at once")
+        if self._thread is not None:
+            self._running = self._thread.submit(copy_context().run, work)
+        else:
+            self._running = Future()
+            self._running.set_result(work())
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the running work; False if it has not ended in time.
+
+        Then threads that have divided it by key begin nothing more of it.
+        """
+        if self._running is not None:
+            with suppress(Exception):  # finish raises it
+                self._running.exception(seconds)
+        if not self.ended:
+            self._give_up()
+        return self.ended
+
+    def _give_up(self) -> None:
+        if self._by_key is not None:
+            self._by_key.give_up()
+
+    def finish(self) -> list[Outcome]:
+        """Wait for the running commit, if there is one, and return its outcomes.
+
+        Raises:
+            OncelyError: see :func:`oncely.commit.path.commit`.
+        """
+        if self._running is None:
+            return []
+        running, self._running, self._by_key = self._running, None, None
+        outcomes = running.result()
+        self._rejects += sum(one.counts.rejects for one in outcomes)
+        return outcomes

@@ -1,0 +1,313 @@
+"""The partitions of a member, each in one of four stages. Pure: no I/O, no clock, no threads.
+
+    (absent) --assigned--> TAKING --taken--> OWNED --revoked--> (absent)
+                             ^                 | fenced
+                             +--- still ours - ASKING <-- not ours --> LEFT
+
+TAKING: the group has assigned the partition, and the ledger has not given a fence yet. OWNED: its
+records are buffered and committed under that fence. ASKING: another process has taken it over; the
+group is asked whether it is still assigned to this member (docs/decisions/0036). LEFT: it is not,
+and the group's message about that is awaited; the group is asked again from time to time, because
+it describes no assignments during a rebalance, and an assignment that a rebalance has not changed
+is not told again.
+
+Only an owned partition accepts records and gives them out. Every other transition drops what was
+buffered: it is read again from the ledger's position, by whoever takes the partition over next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from oncely.core.claim import Fence
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import Position, TopicPartition
+from oncely.errors import check
+
+
+class Stage(Enum):
+    """The stage of an assigned partition."""
+
+    TAKING = "taking"
+    OWNED = "owned"
+    ASKING = "asking"
+    LEFT = "left"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds of memory, and of a commit.
+
+    Attributes:
+        records, bytes: of a commit. It contains whole pieces, and exceeds the bytes by one at most.
+        buffered_records, buffered_bytes: of a partition's buffer; when one is reached, the
+            partition is paused until half of it is left.
+    """
+
+    records: int = 100_000
+    bytes: int = 32 << 20
+    buffered_records: int = 100_000
+    buffered_bytes: int = 32 << 20
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Consecutive records of a partition.
+
+    Attributes:
+        first, last: the offsets of the first and the last one.
+        records: their number.
+        bytes: their size.
+        payload: the records.
+        leader_epoch: that of the last one; -1 if it is unknown.
+    """
+
+    first: int
+    last: int
+    records: int
+    bytes: int
+    payload: Any = None
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is committed next, under one fence.
+
+    Attributes:
+        fence: the fence of all of its partitions.
+        ranges: from each partition's position to the offset after its last record.
+        pieces: the records, ascending.
+        leader_epochs: those that the ledger must know before the commit.
+    """
+
+    fence: Fence
+    ranges: Mapping[TopicPartition, OffsetRange]
+    pieces: Mapping[TopicPartition, tuple[Fetched, ...]]
+    leader_epochs: Mapping[TopicPartition, int]
+
+
+@dataclass
+class _Partition:
+    stage: Stage = Stage.TAKING
+    fence: Fence | None = None
+    position: Position = 0  # of the ledger, after the commits that have ended
+    given: Position = 0  # the end of what was given out
+    next: Position = 0  # the offset after the last buffered record
+    end: Position = 0  # a last stable offset that was reached
+    leader_epoch: int = -1  # that the ledger knows
+    buffer: list[Fetched] = field(default_factory=list)
+    paused: bool = False
+
+    def drop(self, stage: Stage) -> int:
+        dropped = self.records
+        self.stage, self.fence, self.buffer = stage, None, []
+        return dropped
+
+    @property
+    def records(self) -> int:
+        return sum(one.records for one in self.buffer)
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.buffer)
+
+
+class Assignment:
+    """The partitions of one member."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._all: dict[TopicPartition, _Partition] = {}
+        self._turn = 0
+
+    # -- the group -------------------------------------------------------------------------
+
+    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """The group has assigned partitions; also one that it had assigned before."""
+        for tp in partitions:
+            self._all[tp] = _Partition()
+
+    def revoked(self, partitions: Iterable[TopicPartition]) -> int:
+        """The group takes partitions away; returns the number of dropped records."""
+        gone = [self._all.pop(tp) for tp in partitions if tp in self._all]
+        return sum(one.records for one in gone)
+
+    def answered(self, ours: Collection[TopicPartition]) -> None:
+        """The group has said which partitions are assigned to this member."""
+        for tp in self.staged(Stage.ASKING) | self.staged(Stage.LEFT):
+            self._all[tp].stage = Stage.TAKING if tp in ours else Stage.LEFT
+
+    # -- the ledger ------------------------------------------------------------------------
+
+    def taken(
+        self,
+        fence: Fence,
+        positions: Mapping[TopicPartition, Position],
+        leader_epochs: Mapping[TopicPartition, int],
+    ) -> None:
+        """The ledger has given a fence; its partitions are read from these positions on."""
+        for tp, at in positions.items():
+            if tp in self._all:
+                paused, known = self._all[tp].paused, leader_epochs.get(tp, -1)
+                owned = _Partition(Stage.OWNED, fence, at, at, at, at, known, paused=paused)
+                self._all[tp] = owned
+
+    def lost(self, partitions: Iterable[TopicPartition], *, ask: bool) -> int:
+        """A takeover or commit has failed; ``ask``: because another process has taken over.
+
+        Returns the number of dropped records.
+        """
+        stage = Stage.ASKING if ask else Stage.TAKING
+        return sum(self._all[tp].drop(stage) for tp in partitions if tp in self._all)
+
+    def of(self, fence: Fence) -> frozenset[TopicPartition]:
+        """The partitions that are owned under a fence."""
+        return frozenset(tp for tp, one in self._all.items() if one.fence == fence)
+
+    def committed(self, fence: Fence, ends: Mapping[TopicPartition, Position]) -> None:
+        """A commit has ended; positions of a fence that is no longer ours are ignored."""
+        for tp in self.of(fence) & ends.keys():
+            one = self._all[tp]
+            one.position = max(one.position, ends[tp])
+
+    # -- records ---------------------------------------------------------------------------
+
+    def fetched(self, tp: TopicPartition, piece: Fetched) -> bool:
+        """Buffer records; False if they are not of an owned partition, and are dropped."""
+        one = self._all.get(tp)
+        if one is None or one.stage is not Stage.OWNED:
+            return False
+        check(piece.first >= one.next, f"{tp}: offset {piece.first} came after {one.next - 1}")
+        one.buffer.append(piece)
+        one.next = piece.last + 1
+        return True
+
+    def ended(self, tp: TopicPartition, end: Position) -> None:
+        """All records before a last stable offset were fetched."""
+        one = self._all.get(tp)
+        if one is not None and one.stage is Stage.OWNED:
+            one.end = max(one.end, end)
+
+    def work(self, at_least: int = 1) -> Work | None:
+        """The records to commit next, of the fences in turn; None if no fence has so many."""
+        buffered: Counter[Fence] = Counter()
+        for one in self._all.values():
+            if one.fence is not None:
+                buffered[one.fence] += one.records
+        enough = [fence for fence, records in buffered.items() if records >= max(1, at_least)]
+        fences = sorted(enough, key=lambda fence: fence.epoch)
+        if not fences:
+            return None
+        self._turn += 1
+        fence = fences[self._turn % len(fences)]
+        pieces: dict[TopicPartition, tuple[Fetched, ...]] = {}
+        records = size = 0
+        full = [tp for tp in sorted(self.of(fence)) if self._all[tp].buffer]
+        for tp in full[self._turn % len(full) :] + full[: self._turn % len(full)]:
+            taken: list[Fetched] = []
+            one = self._all[tp]
+            while one.buffer and size < self._limits.bytes:
+                if records and records + one.buffer[0].records > self._limits.records:
+                    break
+                taken.append(one.buffer.pop(0))
+                records, size = records + taken[-1].records, size + taken[-1].bytes
+            if taken:
+                pieces[tp] = tuple(taken)
+        return self._given_out(fence, pieces)
+
+    def _given_out(
+        self, fence: Fence, pieces: Mapping[TopicPartition, tuple[Fetched, ...]]
+    ) -> Work:
+        ranges, epochs = {}, {}
+        for tp, taken in pieces.items():
+            one = self._all[tp]
+            ranges[tp] = OffsetRange(one.given, taken[-1].last + 1)
+            one.given = ranges[tp].end
+            if taken[-1].leader_epoch > one.leader_epoch:
+                epochs[tp] = one.leader_epoch = taken[-1].leader_epoch
+        return Work(fence, ranges, pieces, epochs)
+
+    def put_back(self, work: Work) -> None:
+        """Work that was given out is not done; what is still owned under its fence is buffered
+        again, before the rest."""
+        for tp in self.of(work.fence) & work.ranges.keys():
+            one = self._all[tp]
+            one.buffer[:0] = work.pieces[tp]
+            one.given, one.leader_epoch = work.ranges[tp].start, -1  # noted again
+
+    def holes(self) -> tuple[Fence, dict[TopicPartition, OffsetRange]] | None:
+        """Ranges without records at the ends of logs, under one fence; while nothing is given out
+        or buffered of their partitions."""
+        found: dict[TopicPartition, OffsetRange] = {}
+        fence: Fence | None = None
+        for tp, one in sorted(self._all.items()):
+            idle = one.stage is Stage.OWNED and not one.buffer and one.position == one.given
+            if idle and one.end > one.position and fence in (None, one.fence):
+                fence = one.fence
+                found[tp] = OffsetRange(one.position, one.end)
+        return (fence, found) if fence is not None else None
+
+    def pass_over(self, holes: Mapping[TopicPartition, OffsetRange]) -> None:
+        """Holes are being committed."""
+        for tp, hole in holes.items():
+            self._all[tp].given = hole.end
+
+    def restart(self) -> dict[TopicPartition, Position]:
+        """Owned partitions drop what is buffered; returns where those that had some go on.
+
+        Neither do they know the ends of their logs any more: what was dropped is before these.
+        """
+        found = {}
+        for tp, one in self._all.items():
+            if one.buffer:
+                one.buffer, one.next, one.end = [], one.given, one.given
+                found[tp] = one.given
+        return found
+
+    # -- flow ------------------------------------------------------------------------------
+
+    def flow(
+        self, held: Collection[TopicPartition] = ()
+    ) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """The partitions to pause and to resume now; those in ``held`` stay paused."""
+        pausing: list[TopicPartition] = []
+        resuming: list[TopicPartition] = []
+        for tp, one in sorted(self._all.items()):
+            wanted = one.stage is not Stage.OWNED or tp in held or self._is_full(one)
+            if wanted != one.paused:
+                (pausing if wanted else resuming).append(tp)
+                one.paused = wanted
+        return pausing, resuming
+
+    def _is_full(self, one: _Partition) -> bool:
+        half = 2 if one.paused else 1
+        return (
+            one.records * half >= self._limits.buffered_records
+            or one.bytes * half >= self._limits.buffered_bytes
+        )
+
+    # -- questions -------------------------------------------------------------------------
+
+    def staged(self, stage: Stage) -> frozenset[TopicPartition]:
+        """The partitions in a stage."""
+        return frozenset(tp for tp, one in self._all.items() if one.stage is stage)
+
+    @property
+    def fences(self) -> frozenset[Fence]:
+        """The fences under which partitions are owned."""
+        return frozenset(one.fence for one in self._all.values() if one.fence is not None)
+
+    @property
+    def positions(self) -> dict[TopicPartition, Position]:
+        """The ledger's positions of the owned partitions."""
+        return {tp: o.position for tp, o in self._all.items() if o.stage is Stage.OWNED}
+
+    @property
+    def buffered(self) -> int:
+        """The number of records in memory that were not given out."""
+        return sum(one.records for one in self._all.values())

@@ -1,0 +1,87 @@
+"""Filters that make records wait: a delay, and a throttle. Pure: they never sleep.
+
+A partition whose next record must wait is paused, and read again from that record on when its time
+has come. Its order is kept, nothing is held in memory, and other partitions go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from oncely.core.topics import TopicPartition
+
+
+class Admitted(NamedTuple):
+    """The records that need not wait.
+
+    Attributes:
+        number: of the first ones.
+        wait_ms: the time after which the next one may follow; 0 if all are admitted.
+    """
+
+    number: int
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The settings of the filters; None: there is no such filter.
+
+    Attributes:
+        delay_ms: the age that a record must have.
+        rate: the records of a partition in a number of milliseconds.
+    """
+
+    delay_ms: int | None = None
+    rate: tuple[int, int] | None = None
+
+    def __bool__(self) -> bool:
+        return self.delay_ms is not None or self.rate is not None
+
+
+@dataclass
+class _Window:
+    began: int
+    used: int = 0
+
+
+@dataclass
+class Gates:
+    """The state of the filters of each partition.
+
+    A partition's window of the throttle begins with the first record after the last window's end.
+    """
+
+    waits: Waits = field(default_factory=Waits)
+    _windows: dict[TopicPartition, _Window] = field(default_factory=dict)
+
+    def admit(self, tp: TopicPartition, timestamps: Sequence[int | None], now: int) -> Admitted:
+        """How many of these records need not wait.
+
+        Args:
+            tp: their partition.
+            timestamps: of consecutive records, in ms since 1970; None: the record has none.
+            now: the present, in the same form.
+        """
+        count, wait = self._old_enough(timestamps, now)
+        if self.waits.rate is None or not count:
+            return Admitted(count, wait)
+        most, length = self.waits.rate
+        window = self._windows.get(tp)
+        if window is None or not window.began <= now < window.began + length:
+            window = self._windows[tp] = _Window(now)
+        admitted = min(count, most - window.used)
+        window.used += admitted
+        if admitted < count:
+            wait = max(1, window.began + length - now)
+        return Admitted(admitted, wait)
+
+    def _old_enough(self, timestamps: Sequence[int | None], now: int) -> Admitted:
+        if self.waits.delay_ms is None:
+            return Admitted(len(timestamps))
+        for count, at in enumerate(timestamps):
+            if at is not None and at + self.waits.delay_ms > now:
+                return Admitted(count, at + self.waits.delay_ms - now)
+        return Admitted(len(timestamps))

@@ -1,0 +1,430 @@
+"""A member of a consumer group: polls, buffers, commits, and follows the group's assignments.
+
+One thread owns the consumer, and decodes; a second one commits (docs/decisions/0008). The callbacks
+of a rebalance run in the first one:
+
+- Partitions were assigned: they are taken over at once, and reading begins at the ledger's
+  positions. If the ledger does not answer, they are assigned paused, and it is tried again.
+- Partitions are revoked: the commit in hand is awaited, up to a deadline. The ledger fences what
+  did not end in time.
+- A member that restarts commits at each of both what it has in memory of all partitions, up to that
+  deadline; what is left is dropped, and partitions that stay are read again from there.
+
+A failed commit drops what is in memory of its fence's partitions; they are taken over again, with a
+new fence. If it was fenced, the group is asked first (docs/decisions/0036).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from oncely.clients.kafka.group_consumer import Polled, Rebalances
+from oncely.commit.backoff import Backoff
+from oncely.core import events
+from oncely.core.batch import Chunk
+from oncely.core.claim import NO_RECORDS, Fence
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import Position, TopicPartition
+from oncely.errors import Fenced, OncelyError, TopicMissing, Unavailable
+from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.worker.assignment import Assignment, Fetched, Limits, Stage, Work
+from oncely.runtimes.worker.filters import Gates
+from oncely.runtimes.worker.run import WorkerRun
+
+log = logging.getLogger(__name__)
+
+_IDLE, _BUSY = 0.1, 0.005  # seconds that a poll may take
+_ASK_AGAIN = 3.0  # seconds between two questions about partitions that are not ours
+_WATCH = 5.0  # seconds between two looks at topics and ledger while there is nothing to do
+_AHEAD = 4  # a chunk of this part of the limit is decoded while another one is committed
+_LOOK = 1.0  # seconds between two looks at positions
+_TELL = 5.0  # seconds between two signs of life
+_MISSING_TOPIC_TRIES = 4  # a broker that has just restarted lacks some topics for a moment
+_RETRIED = (Unavailable, TopicMissing)
+
+
+class Group(Protocol):
+    """The group's side: :class:`oncely.clients.kafka.group_consumer.GroupConsumer`."""
+
+    def poll(self, seconds: float) -> Polled:
+        """Messages, as many as have arrived."""
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch nothing more of these partitions."""
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch these partitions again."""
+
+    def seek(self, tp: TopicPartition, position: Position) -> None:
+        """Fetch a partition from a position on."""
+
+    def mark(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Show positions as the group's offsets."""
+
+    def assigned_now(self) -> frozenset[TopicPartition]:
+        """The partitions that the coordinator has assigned to this member."""
+
+    def close(self) -> None:
+        """Return the partitions, and leave the group."""
+
+
+@dataclass
+class Member(Rebalances):
+    """One member, from its first poll to its last.
+
+    Attributes:
+        run: the ledger's side.
+        join: joins the group; called once.
+        limits: bounds of memory and of commits.
+        revoke_seconds: the deadline for the commit in hand when partitions are revoked.
+        restarts: all partitions end at each rebalance, and those that stay begin again.
+        stop: ends it.
+        listener: called with its events.
+        overlap: commit in a second thread.
+        gates: the filters that make records wait.
+        clock: seconds.
+        now: milliseconds since 1970, to which timestamps of records are compared.
+    """
+
+    run: WorkerRun
+    join: Callable[[Rebalances], Group]
+    limits: Limits = field(default_factory=Limits)
+    revoke_seconds: float = 10.0
+    restarts: bool = False
+    stop: StopSignal = field(default_factory=StopSignal)
+    listener: events.Listener = lambda _: None
+    overlap: bool = True
+    gates: Gates = field(default_factory=Gates)
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+
+    def __post_init__(self) -> None:
+        self.assignment = Assignment(self.limits)
+        self._group: Group
+        self._hand: PipelinedCommit
+        self._in_hand: tuple[Fence, dict[TopicPartition, OffsetRange], float] | None = None
+        self._marks: dict[TopicPartition, Position] = {}
+        self._ready: tuple[Work, Chunk] | None = None
+        self._held: dict[TopicPartition, tuple[Position, float]] = {}
+        self._batch = 0
+        self._not_before = self._look_at = self._ask_at = self._tell_at = self._watch_at = 0.0
+        self._patience = Backoff(first=0.5, longest=30.0, total=300.0)
+        self._missing = 0
+        self._closing = False
+
+    def work(self, ends: Mapping[TopicPartition, Position] | None = None) -> bool:
+        """Work until stopped, or until the ledger has reached ``ends``; True if it has.
+
+        Raises:
+            OncelyError: why it ended otherwise.
+        """
+        with PipelinedCommit(self.run.budget(), overlap=self.overlap) as self._hand:
+            self._group = self.join(self)
+            try:
+                while not self.stop.draining:
+                    self.turn()
+                    if ends is not None and self._reached(ends):
+                        return True
+                self.listener(events.Draining())
+                return False
+            finally:
+                self._leave()
+
+    def turn(self) -> None:
+        """One round: poll, and act on what has happened."""
+        waiting = self._hand.busy and (self.assignment.buffered or self._ready)
+        self._receive(self._group.poll(_BUSY if waiting else _IDLE))
+        if self.clock() >= self._tell_at:
+            self._tell_at = self.clock() + _TELL
+            self.listener(events.Polled())
+        if self._hand.busy and self._hand.ended:
+            self._finish()
+        if self.clock() >= self._not_before:
+            self._ask()
+            self._take_again()
+        if not self._hand.busy:
+            self._begin()
+        elif self._ready is None:
+            self._ready = self._decoded(self.assignment.work(self.limits.records // _AHEAD))
+        self._release()
+        pausing, resuming = self.assignment.flow(self._held)
+        if pausing:
+            self._group.pause(pausing)
+        if resuming:
+            self._group.resume(resuming)
+
+    def _leave(self) -> None:
+        """Finish the commit in hand, and return the partitions."""
+        try:
+            if not self.stop.now and self._hand.wait(self.revoke_seconds):
+                self._finish()
+        finally:
+            self._closing = True
+            self._group.close()
+
+    # -- the group -------------------------------------------------------------------------
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> Mapping[TopicPartition, Position]:
+        """Take over at once; what can't be taken over is left out, and paused."""
+        self.listener(events.PartitionsChanged("assigned", partitions))
+        if self.restarts:
+            self._flush()
+            self._restart()
+        self._put_back(partitions)
+        self.assignment.assigned(partitions)
+        return self._take(partitions)
+
+    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        """Finish the commit in hand; what is buffered is dropped."""
+        working = self._in_hand is not None and partitions & self._in_hand[1].keys()
+        try:
+            if self.restarts and not self._closing:
+                self._flush()
+            elif working and self._hand.wait(self.revoke_seconds):
+                self._finish()
+        finally:
+            self._put_back(partitions)
+            dropped = self.assignment.revoked(partitions)
+            for tp in partitions:
+                self._marks.pop(tp, None)
+                self._held.pop(tp, None)
+            self.listener(events.PartitionsChanged("lost" if lost else "revoked", partitions))
+            log.debug("dropped %d records of revoked partitions", dropped)
+            if self.restarts:
+                self._restart()
+
+    def _flush(self) -> None:
+        """Commit what is in memory of all partitions, up to the deadline."""
+        until = self.clock() + self.revoke_seconds
+        while self._hand.wait(max(0.0, until - self.clock())):
+            self._finish()
+            if self.clock() >= until or not self._begin_records():
+                return
+
+    def _restart(self) -> None:
+        """Drop what could not be committed; it is fetched again."""
+        self._put_back(self.assignment.positions.keys())
+        for tp, at in self.assignment.restart().items():
+            self._held.pop(tp, None)
+            self._group.seek(tp, at)
+
+    def _ask(self) -> None:
+        """Ask the group for the partitions that were taken over by others."""
+        left = self.assignment.staged(Stage.LEFT) and self.clock() >= self._ask_at
+        if not (left or self.assignment.staged(Stage.ASKING)):
+            return
+        self._ask_at = self.clock() + _ASK_AGAIN
+        try:
+            self.run.look()
+            self.assignment.answered(self._group.assigned_now())
+        except _RETRIED as error:
+            self._failed(error)
+
+    # -- the ledger ------------------------------------------------------------------------
+
+    def _take(self, partitions: frozenset[TopicPartition]) -> Mapping[TopicPartition, Position]:
+        """The positions of the partitions that were taken over: all, or none."""
+        try:
+            taken = self.run.take(partitions)
+        except Fenced as error:
+            if not error.lost:
+                raise
+            self._lost(partitions, ask=True)
+        except _RETRIED as error:
+            self._failed(error)
+        else:
+            self._missing = 0
+            self.assignment.taken(taken.fence, taken.positions, taken.leader_epochs)
+            for tp in taken.positions:  # it is fetched from the ledger's position
+                self._held.pop(tp, None)
+            self._marks |= taken.positions
+            return taken.positions
+        return {}
+
+    def _take_again(self) -> None:
+        waiting = self.assignment.staged(Stage.TAKING)
+        if waiting:
+            for tp, at in self._take(waiting).items():
+                self._group.seek(tp, at)
+
+    def _failed(self, error: OncelyError) -> None:
+        """Try again after a pause.
+
+        Raises:
+            OncelyError: the time for that is up.
+        """
+        pause = self._patience.pause()
+        self._missing = self._missing + 1 if isinstance(error, TopicMissing) else 0
+        if pause is None or self._missing > _MISSING_TOPIC_TRIES:
+            raise error
+        log.warning("%s", error.message)
+        self._not_before = self.clock() + pause
+        self._watch_at = min(self._watch_at, self._not_before)
+        self.listener(events.BatchFailed(error.message, 1, pause))
+
+    # -- records ---------------------------------------------------------------------------
+
+    def _receive(self, polled: Polled) -> None:
+        for tp, messages in polled.messages.items():
+            if tp not in self._held:
+                self._admit(tp, messages)
+        for tp, end in polled.ends.items():
+            if tp not in self._held:
+                self.assignment.ended(tp, end)
+        for tp, reason in polled.failed.items():
+            log.warning("%s: %s", tp, reason)
+            self._lost([tp], ask=False)
+
+    def _admit(self, tp: TopicPartition, messages: list[Any]) -> None:
+        """Buffer the records that need not wait; the others are fetched again when they may."""
+        count, wait_ms = len(messages), 0
+        if self.gates.waits:
+            timestamps = [one.timestamp()[1] if one.timestamp()[0] else None for one in messages]
+            count, wait_ms = self.gates.admit(tp, timestamps, self.now())
+        most = self.limits.records  # of a piece, as a commit contains whole ones
+        for at in range(0, count, most):
+            self.assignment.fetched(tp, _piece(messages[at : min(at + most, count)]))
+        if wait_ms:
+            self._held[tp] = messages[count].offset(), self.clock() + wait_ms / 1000
+
+    def _release(self) -> None:
+        """Fetch records whose time has come."""
+        for tp, (position, until) in list(self._held.items()):
+            if self.clock() >= until:
+                del self._held[tp]
+                self._group.seek(tp, position)
+
+    def _begin(self) -> None:
+        """Begin the next commit, or what there is to do without one."""
+        if self._begin_records():
+            return
+        if found := self.assignment.holes():
+            fence, holes = found
+            self.assignment.pass_over(holes)
+            self._planned(fence, holes)
+            self._hand.begin_work(self.run.close_holes(fence, holes))
+        elif self.clock() >= self._watch_at:
+            self._watch()
+
+    def _begin_records(self) -> bool:
+        """Begin to commit records; False if there are none."""
+        ready, self._ready = self._ready or self._decoded(self.assignment.work()), None
+        if ready is not None:
+            self._commit(*ready)
+        return ready is not None
+
+    def _watch(self) -> None:
+        """While there is nothing to commit: are topics and ledger still ours?"""
+        self._watch_at = self.clock() + _WATCH
+        fences = self.assignment.fences
+        fence = max(fences, key=lambda one: one.epoch, default=self.run.fence)
+        self._in_hand = fence, {}, self.clock()
+        self._hand.begin_work(partial(self.run.watch, fence if fences else None))
+
+    def _decoded(self, work: Work | None) -> tuple[Work, Chunk] | None:
+        """Work with its chunk; None if there is none, or it can't be decoded now."""
+        if work is None:
+            return None
+        try:
+            return work, self.run.chunk(work)
+        except Unavailable as error:  # of a schema registry
+            self._lost(self.assignment.of(work.fence), ask=False)
+            self._failed(error)
+            return None
+
+    def _commit(self, work: Work, chunk: Chunk) -> None:
+        run = self.run
+        self._planned(work.fence, dict(work.ranges))
+        self._hand.begin(run.delivery, work.fence, chunk, lambda: run.before(work))
+
+    def _put_back(self, partitions: Collection[TopicPartition]) -> None:
+        """These partitions are about to change hands: what was decoded ahead of them is not
+        committed. The others' records are buffered again."""
+        if self._ready is not None and not self._ready[0].ranges.keys().isdisjoint(partitions):
+            self.assignment.put_back(self._ready[0])
+            self._ready = None
+
+    def _lost(self, partitions: Collection[TopicPartition], *, ask: bool) -> None:
+        self._put_back(partitions)
+        self.assignment.lost(partitions, ask=ask)
+
+    def _planned(self, fence: Fence, ranges: dict[TopicPartition, OffsetRange]) -> None:
+        self._in_hand = fence, ranges, self.clock()
+        self.listener(events.BatchPlanned(self._batch, ranges, fence.epoch))
+
+    def _finish(self) -> None:
+        """Act on the end of the commit in hand."""
+        if self._in_hand is None:
+            return
+        (fence, ranges, began), self._in_hand = self._in_hand, None
+        batch, self._batch = self._batch, self._batch + 1
+        try:
+            outcomes = self._hand.finish()
+        except Fenced as error:
+            lost = frozenset(self.assignment.of(fence))
+            self.listener(events.FencedOut(fence.epoch, error.theirs, lost))
+            self._lost(lost, ask=True)
+            return
+        except _RETRIED as error:
+            self._lost(self.assignment.of(fence), ask=False)
+            self._failed(error)
+            return
+        self._patience.reset()
+        self._missing = 0
+        if not ranges:
+            return
+        self.run.tell(outcomes, fence)
+        ends = {tp: range_.end for tp, range_ in ranges.items()}
+        done = sum((one.counts for one in outcomes), NO_RECORDS)
+        self.assignment.committed(fence, ends)
+        self.listener(
+            events.BatchCommitted(
+                batch, done.records, done.rows, done.rejects, self.clock() - began, ends,
+                fence.epoch, done.filtered,
+            )
+        )  # fmt: skip
+        self._mark({tp: at for tp, at in ends.items() if tp in self.assignment.positions})
+        self.run.keep_house(self.assignment.fences, len(outcomes))
+
+    def _mark(self, ends: Mapping[TopicPartition, Position]) -> None:
+        """Mark positions in the group, forward only."""
+        ahead = {tp: at for tp, at in ends.items() if at > self._marks.get(tp, at)}
+        self._marks |= ahead
+        if ahead and not self._closing:
+            self._group.mark(ahead)
+
+    def _reached(self, ends: Mapping[TopicPartition, Position]) -> bool:
+        """True if the positions of all partitions, also those of other members, are at the ends."""
+        own = self.assignment.positions
+        if self._hand.busy or any(at < ends.get(tp, 0) for tp, at in own.items()):
+            return False
+        if own.keys() >= ends.keys():
+            return True
+        if self.clock() < self._look_at:
+            return False
+        self._look_at = self.clock() + _LOOK
+        try:
+            everywhere = self.run.everywhere()
+        except Unavailable as error:
+            log.debug("the ledger did not answer: %s", error.message)
+            return False
+        return all(everywhere.get(tp, -1) >= end for tp, end in ends.items())
+
+
+def _piece(messages: list[Any]) -> Fetched:
+    last = messages[-1]
+    epoch = last.leader_epoch()
+    return Fetched(
+        messages[0].offset(),
+        last.offset(),
+        len(messages),
+        sum(map(len, messages)),
+        messages,
+        -1 if epoch is None else epoch,
+    )

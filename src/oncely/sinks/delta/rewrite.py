@@ -1,0 +1,369 @@
+"""Repair and backfill of a Delta table: files that contain rows of some offsets are replaced.
+
+In one commit of the table, on the handle on which it was decided: the files are removed, and files
+of their other rows and of the rewritten records are added, with the ledger's document and the
+amendment in the commit's metadata. The commit is refused if any version came in between, from any
+writer, so epochs, positions, dead letters and files are those of the decision. Repeating a rewrite
+changes nothing: a crash or a lost answer is settled by doing it again.
+
+In an upsert the rows of these offsets are deleted, and those of the rewritten records are merged: a
+key that has a newer row keeps it.
+
+A file that the table names and the store does not have, or that was cut, is removed from the table,
+too.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncely.clients.delta import Merge
+from oncely.clients.files.store import NoSuchFile
+from oncely.core.amendments import changed
+from oncely.core.batch import Chunk, Reject, Rejection, Staged
+from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
+from oncely.core.digest import digest_sum, row_digests
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.rewrite import Rewrite, Rewritten
+from oncely.core.topics import TopicPartition, by_topic, from_tree
+from oncely.errors import WrongInput
+from oncely.ledgers.delta import State
+from oncely.sinks.delta.sink import DeltaSink
+from oncely.sinks.delta.task import CLEARED, DELETED, ORDER, accepted, newest, ordered
+from oncely.sinks.files.task import FilesTask
+from oncely.sinks.sql.target import SOURCE_COLUMNS
+
+_TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names
+_UNIQUE = 96
+_PARQUET = b"PAR1"  # at both ends of a file
+
+
+@dataclass(frozen=True)
+class DeltaRewrites:
+    """Rewrites rows that contain their record's offset.
+
+    Attributes:
+        sink: prepared.
+    """
+
+    sink: DeltaSink
+
+    def check(self) -> None:
+        """Refuse a table whose rows can't be removed by replacing files.
+
+        Raises:
+            WrongInput: it is append-only, or has deletion vectors.
+        """
+        table = self.sink.tables.load()
+        if table is None:
+            return
+        if table.metadata().configuration.get("delta.appendOnly") == "true":
+            raise WrongInput(
+                "sink.url: delta.appendOnly is set, and a repair removes rows",
+                way_out="unset the property for the repair",
+            )
+        if "deletionVectors" in (table.protocol().writer_features or ()):
+            raise WrongInput(
+                "sink.url: the table has deletion vectors, which a rewrite would lose",
+                way_out="purge and disable them for the repair (REORG TABLE … APPLY (PURGE))",
+            )
+
+    def lacks(self, kind: str) -> str:
+        """Nothing: files are replaced."""
+        del kind
+        return ""
+
+    def entries(self) -> dict[TopicPartition, Entry]:
+        """The present entries of the ledger."""
+        return self.sink.ledger.positions(Fence(self.sink.pipeline, 0))
+
+    def committed(self, partition: TopicPartition, within: OffsetRange) -> list[OffsetRange]:
+        """The offsets of the totals, and of the commits that the table's log still contains."""
+        state = self.sink.ledger.read()
+        end = from_tree(state.document.positions).get(partition, 0)
+        totals = from_tree(state.document.totals).get(partition)
+        known = [] if totals is None else [OffsetRange(min(totals.since, end), end)]
+        for commit in state.table.history() if state.table is not None else ():
+            told = commit.get("oncely") or {}
+            if told.get("pipeline") == self.sink.pipeline:
+                ranges = (told.get("ranges") or {}).get(partition.topic, {})
+                start, last = ranges.get(str(partition.partition), (0, 0))
+                known.append(OffsetRange(min(start, end), min(last, end)))
+        return [one for one in normalize(known) if one.overlaps(within)]
+
+    def rewrite(self, work: Rewrite) -> Rewritten:
+        """Replace the files that contain rows of the offsets."""
+        state = self._compared(work.partition, work.expected, work.upto)
+        self.sink.begin_batch()
+        found = self._found(state, work.partition, work.offsets)
+        if self._upserts:
+            return self._merge(state, work, found)
+        staged, letters, counts = self._stage(state, work, found)
+        change = NO_RECORDS
+        if work.kind == "backfill":
+            change = changed(counts, self._there(found, counts))
+        load = {**self.sink.load(staged), "gone": found.files}
+        self._commit(state, work.kind, found, load, letters, change)
+        return Rewritten(found.rows.num_rows, len(found.letters), counts)
+
+    def remove_beyond(
+        self, partition: TopicPartition, offsets: Sequence[OffsetRange], expected: Entry
+    ) -> Rewritten:
+        """Remove rows and dead letters of records that are not committed."""
+        state = self._compared(partition, expected, 0)
+        if from_tree(state.document.positions)[partition] > offsets[0].start:
+            raise PositionMoved(str(partition))
+        self.sink.begin_batch()
+        found = self._found(state, partition, offsets)
+        if self._upserts:
+            self._drop(state, found)
+            load, _ = self._merging(found, Chunk.of_nothing({partition: OffsetRange(0, 0)}))
+        else:
+            load = {**self.sink.load(self._kept(state, found)), "gone": found.files}
+        self._commit(state, "repair", found, load, [], NO_RECORDS)
+        return Rewritten(found.rows.num_rows, len(found.letters), NO_RECORDS)
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def _compared(self, partition: TopicPartition, expected: Entry, upto: int) -> State:
+        """The ledger, if the position is held by the same run, and is not before the offsets.
+
+        Raises:
+            PositionMoved: it is not.
+        """
+        state = self.sink.ledger.read()
+        position = from_tree(state.document.positions).get(partition, -1)
+        held = state.document.epoch, state.document.run
+        if held != (expected.epoch, expected.run or state.document.run) or position < upto:
+            raise PositionMoved(str(partition))
+        return state
+
+    def _found(
+        self, state: State, partition: TopicPartition, offsets: Sequence[OffsetRange]
+    ) -> _Found:
+        condition = _condition(partition, offsets)
+        first, end = offsets[0].start, offsets[-1].end
+        between = (pc.field(_OFFSET) >= first) & (pc.field(_OFFSET) < end)
+        near_by = None if self._upserts else between  # a merge needs all files readable
+        there = {one.path for one in self.sink.store.list()}
+        found = _Found(partition, offsets, state.table.to_pyarrow_dataset().schema)
+        for fragment in state.table.to_pyarrow_dataset().get_fragments():
+            path = fragment.path
+            if path not in there and "://" not in path:
+                found.gone.append(path)
+                continue
+            try:
+                # By the offset alone: other writers may have stored texts as a type of their own.
+                near = fragment.to_table(found.schema, list(SOURCE_COLUMNS.names), near_by)
+                if near.filter(condition).num_rows:
+                    found.take(path, fragment.to_table(found.schema), condition)
+            except (pa.ArrowException, OSError) as error:
+                self._require_cut(path, error)
+                found.gone.append(path)
+        for path, _ in state.document.rejects:
+            own = self.sink.ledger.letters(path)
+            hit = [one for one in own if found.contains(one)]
+            if hit:
+                found.files_of_letters.append(path)
+                found.letters += hit
+                found.other_letters += [one for one in own if not found.contains(one)]
+        return found
+
+    def _require_cut(self, path: str, error: Exception) -> None:
+        """Refuse to remove a file from the table that was not cut: its rows may be readable.
+
+        Raises:
+            WrongInput: it begins and ends as Parquet.
+        """
+        try:
+            data = self.sink.store.read(path)
+        except NoSuchFile:
+            return
+        if data[:4] == data[-4:] == _PARQUET:
+            raise WrongInput(
+                f"sink.url: {path} can't be read: {' '.join(str(error).split())[:300]}",
+                way_out="restore it from a backup; or remove it from the store, and a repair writes"
+                " its records again",
+            )
+
+    def _there(self, found: _Found, counts: Counts) -> Counts:
+        """What the table contains of the offsets."""
+        rows, digest, recipe = found.rows, None, self.sink.form.recipe
+        if recipe is not None:
+            offsets = rows[_OFFSET].to_numpy().astype(np.int64) if recipe.offset else None
+            digest = digest_sum(row_digests(rows, offsets, recipe))
+        distinct = pc.count_distinct(rows[_OFFSET]).as_py()
+        rejects = len(found.letters)
+        filtered = max(0, counts.records - distinct - rejects)
+        known = "" if digest is None else str(recipe)
+        return Counts(counts.records, rows.num_rows, rejects, filtered, digest, known)
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def _kept(self, state: State, found: _Found) -> list[Staged]:
+        """The other rows of the files that are replaced, with all columns of the table."""
+        sink, staged = self.sink, []
+        for rows in found.others():
+            unique = uuid.uuid4().int >> _UNIQUE
+            task = FilesTask(
+                sink.store, sink.form.staged, {(): rows.schema}, self._fence(state), 0, unique
+            )
+            task.add_rows(rows)
+            staged.append(task.finish())
+        return staged
+
+    def _stage(
+        self, state: State, work: Rewrite, found: _Found
+    ) -> tuple[list[Staged], list[Reject], Counts]:
+        task = self.sink.staging(self._fence(state), 0, uuid.uuid4().int >> _UNIQUE)
+        refused = sorted([*work.chunk.rejections, *task.add(work.chunk)])
+        done = task.finish()
+        letters, counts = _outcome(work, refused)
+        counts = done.of_range(work.partition, counts)
+        return [done, *self._kept(state, found)], letters, counts
+
+    def _commit(
+        self,
+        state: State,
+        kind: str,
+        found: _Found,
+        load: dict[str, Any],
+        letters: Sequence[Reject],
+        change: Counts,
+    ) -> None:
+        ledger = self.sink.ledger
+        others = [one for one in state.document.rejects if one[0] not in found.files_of_letters]
+        kept = ledger.keep(state, [*found.other_letters, *letters])
+        document = msgspec.structs.replace(state.document, rejects=[*others, *kept])
+        whole = OffsetRange(found.offsets[0].start, found.offsets[-1].end)
+        if change != NO_RECORDS:
+            own = Amendment(found.partition, whole, "backfill", change)
+            document = ledger.amended(document, lambda _: [own])
+        spans = [(one.start, one.end) for one in found.offsets]
+        metadata = {"kind": kind, "rewritten": by_topic({found.partition: spans})}
+        self.sink.commit(state, document, metadata, load)
+
+    def _fence(self, state: State) -> Fence:
+        return Fence(self.sink.pipeline, state.document.epoch)
+
+    # -- upserts -----------------------------------------------------------------------------
+
+    @property
+    def _upserts(self) -> bool:
+        return bool(self.sink.form.keys)
+
+    def _merge(self, state: State, work: Rewrite, found: _Found) -> Rewritten:
+        """Delete the rows of the offsets, and merge those of the records."""
+        self._drop(state, found)
+        load, refused = self._merging(found, work.chunk)
+        letters, counts = _outcome(work, refused)
+        self._commit(state, work.kind, found, load, letters, NO_RECORDS)
+        return Rewritten(found.rows.num_rows, len(found.letters), counts)
+
+    def _drop(self, state: State, found: _Found) -> None:
+        """Remove unreadable files by a commit of its own: a merge reads all files.
+
+        Raises:
+            PositionMoved: there were some; decide again.
+        """
+        if found.gone:
+            only = _Found(found.partition, found.offsets, found.schema)
+            self._commit(state, "repair", only, {"gone": found.gone}, [], NO_RECORDS)
+            raise PositionMoved(str(found.partition))
+
+    def _merging(self, found: _Found, chunk: Chunk) -> tuple[dict[str, Any], list[Rejection]]:
+        """The rows of records, and the rows of the table that go; and the refused records."""
+        form = self.sink.form
+        rows, refused = pa.schema([*form.schema, *ORDER]).empty_table(), list(chunk.rejections)
+        if chunk.rows.num_rows:
+            made = accepted(form, chunk)
+            refused = sorted([*refused, *made.refused])
+            good = pa.array(~np.isin(made.record, [one.record for one in refused]))
+            rows = ordered(made.rows, chunk, made.record, made.deleted).filter(good)
+        newer = newest(rows, form.keys, form.version)
+        gone = _in_sql(found.partition, found.offsets)
+        return {"merge": Merge(newer, form.keys, form.version, DELETED, CLEARED, gone)}, refused
+
+
+@dataclass
+class _Found:
+    """What a table contains of some offsets.
+
+    Attributes:
+        partition, offsets: the offsets.
+        schema: the columns of the table.
+        gone: files that the table names, and that the store does not have or that were cut.
+        letters: the dead letters of the offsets.
+        files_of_letters, other_letters: their files, and the other dead letters in these.
+    """
+
+    partition: TopicPartition
+    offsets: Sequence[OffsetRange]
+    schema: pa.Schema
+    gone: list[str] = field(default_factory=list)
+    letters: list[Reject] = field(default_factory=list)
+    files_of_letters: list[str] = field(default_factory=list)
+    other_letters: list[Reject] = field(default_factory=list)
+    _hit: list[pa.Table] = field(default_factory=list)
+    _others: dict[str, pa.Table] = field(default_factory=dict)
+
+    def take(self, path: str, rows: pa.Table, condition: pc.Expression) -> None:
+        """A file that contains rows of the offsets."""
+        self._hit.append(rows.filter(condition))
+        self._others[path] = rows.filter(~condition)
+
+    @property
+    def rows(self) -> pa.Table:
+        """The rows of the offsets."""
+        return pa.concat_tables([self.schema.empty_table(), *self._hit])
+
+    @property
+    def files(self) -> list[str]:
+        """The files to be removed from the table."""
+        return [*self.gone, *self._others]
+
+    def others(self) -> Iterator[pa.Table]:
+        """Their rows of other offsets, by file."""
+        yield from (rows for rows in self._others.values() if rows.num_rows)
+
+    def contains(self, letter: Reject) -> bool:
+        """True for a dead letter of the offsets."""
+        inside = any(letter.offset in one for one in self.offsets)
+        return letter.partition == self.partition and inside
+
+
+def _outcome(work: Rewrite, refused: Sequence[Rejection]) -> tuple[list[Reject], Counts]:
+    """The dead letters of a rewrite, and the counts of its records."""
+    chunk = work.chunk
+    letters = chunk.dead_letters(refused) if refused else []
+    bad = np.isin(chunk.row_record, [one.record for one in refused])
+    counts = chunk.counts(chunk.row_record[~bad], refused)
+    return letters, counts.get(work.partition, NO_RECORDS)
+
+
+def _in_sql(partition: TopicPartition, offsets: Sequence[OffsetRange]) -> str:
+    """The condition of :func:`_condition` on rows of a merge's target."""
+    topic = partition.topic.replace("'", "''")
+    inside = " OR ".join(
+        f't."{_OFFSET}" >= {one.start} AND t."{_OFFSET}" < {one.end}' for one in normalize(offsets)
+    )
+    of = f't."{_TOPIC}" = \'{topic}\' AND t."{_PARTITION}" = {partition.partition}'
+    return f"{of} AND ({inside})"
+
+
+def _condition(partition: TopicPartition, offsets: Sequence[OffsetRange]) -> pc.Expression:
+    inside = pc.scalar(False)
+    for one in normalize(offsets):
+        inside |= (pc.field(_OFFSET) >= one.start) & (pc.field(_OFFSET) < one.end)
+    topic = (pc.field(_TOPIC) == partition.topic) & (pc.field(_PARTITION) == partition.partition)
+    # A row without an offset is another writer's, and stays.
+    return pc.coalesce(topic & inside, pc.scalar(False))

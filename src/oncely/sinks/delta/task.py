@@ -1,0 +1,213 @@
+"""A task's rows for a Delta table: Parquet files that are not committed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncely.core.batch import Chunk, IntArray, Rejection, Staged
+from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of, row_digests
+from oncely.core.topics import TopicPartition
+from oncely.lake.conform import conform
+from oncely.lake.file_format import FileFormat
+from oncely.lake.partitions import parse_partition_by
+from oncely.lake.paths import NO_VALUE
+from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
+from oncely.sinks.files.task import FilesTask
+from oncely.sinks.sql.prepare import (
+    refuse_missing_keys,
+    rejections_of,
+    with_source,
+    with_tombstones,
+)
+from oncely.sinks.sql.target import SOURCE_COLUMNS
+
+TOPIC, PARTITION, OFFSET, DELETED, CLEARED = (
+    f"_oncely_{name}" for name in ("topic", "partition", "offset", "deleted", "cleared")
+)
+ORDER = pa.schema(
+    [(TOPIC, pa.string()), (PARTITION, pa.int32()), (OFFSET, pa.int64()), (DELETED, pa.bool_())]
+)
+"""Additional columns of staged upserts: the driver sorts by them and merges."""
+
+SOURCE_NAMES = frozenset(SOURCE_COLUMNS.names)
+_NULLS = pa.array(["", NO_VALUE])
+_NULL = f"an empty text, or {NO_VALUE}, is no partition: readers take it for no value"
+
+
+@dataclass(frozen=True)
+class DeltaFormat:
+    """The rows of a table.
+
+    Attributes:
+        schema: their columns, of types that files support.
+        partition_by: the partition columns.
+        keys, version: the columns of an upsert; no keys in append mode.
+        target_bytes: the target size of a file, in bytes.
+        keep_source: add topic, partition and offset to each row; they are in the schema.
+    """
+
+    schema: pa.Schema
+    partition_by: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    version: str | None = None
+    target_bytes: int = 64 << 20
+    keep_source: bool = False
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of digests; None for an upsert, which replaces rows of earlier ranges."""
+        return None if self.keys else self.recipe_of_rows
+
+    @property
+    def recipe_of_rows(self) -> Recipe:
+        """The recipe of single rows."""
+        own = [one for one in self.schema if not self.keep_source or one.name not in SOURCE_NAMES]
+        return Recipe.of({one.name: kind_of(one.type) for one in own}, offset=self.keep_source)
+
+    def digests(self, chunk: Chunk, rows: pa.Table, record: IntArray) -> Digests | None:
+        """The digests of rows that have the table's types; ``record`` is the record of each."""
+        if self.recipe is None:
+            return None
+        offsets = chunk.offset[record] if self.recipe.offset else None
+        return Digests(row_digests(rows, offsets, self.recipe), str(self.recipe))
+
+    @property
+    def staged(self) -> FileFormat:
+        """The files that tasks write: those of the table, or those to be merged into it."""
+        if self.keys:
+            whole = pa.schema([*self.schema, *ORDER])
+            return FileFormat("parquet", (), whole, self.target_bytes)
+        columns = parse_partition_by(self.partition_by)
+        return FileFormat("parquet", columns, self.schema, self.target_bytes)
+
+
+class DeltaTask(FilesTask):
+    """Files of plain rows, or of an upsert's rows and tombstones.
+
+    Args:
+        form: the format of the table.
+        inner: the other arguments of :class:`FilesTask`.
+    """
+
+    def __init__(self, form: DeltaFormat, *inner: Any) -> None:
+        super().__init__(*inner)
+        self._table, self._keys = form, form.keys
+        self._tombstones = 0
+        self._digests: dict[TopicPartition, int] = {}
+        self._whole = 0
+
+    def add(self, chunk: Chunk) -> list[Rejection]:
+        """Write the rows of a chunk, and return the records that cannot be written."""
+        if not chunk.rows.num_rows and not (self._keys and len(chunk.delete_record)):
+            return []
+        rows, record, deleted, refused = accepted(self._table, chunk)
+        good = ~np.isin(record, [one.record for one in refused])
+        if self._keys:
+            rows = ordered(rows, chunk, record, deleted)
+            self._tombstones += int(deleted[good].sum())
+        kept = replace(chunk, rows=rows.filter(pa.array(good)), row_record=record[good])
+        more = super().add(kept)
+        self._add_digests(kept, [one.record for one in more])
+        return sorted([*refused, *more])
+
+    def _add_digests(self, chunk: Chunk, refused: Sequence[int]) -> None:
+        digests = self._table.digests(chunk, chunk.rows, chunk.row_record)
+        if digests is None:
+            return
+        written = ~np.isin(chunk.row_record, refused)
+        group = chunk.partition[chunk.row_record[written]]
+        sums = digest_sums(digests.of_row[written], group, len(chunk.partitions))
+        for tp, digest in zip(chunk.partitions, sums, strict=True):
+            self._digests[tp] = (self._digests.get(tp, 0) + digest) % (1 << 64)
+
+    def add_rows(self, rows: pa.Table) -> None:
+        """Write rows that belong to no single record."""
+        rows = conform(rows, self._table.schema)
+        if _without_partition(self._table, rows):
+            raise row_refused(_NULL, NO_SINGLE_RECORD)
+        super().add_rows(rows)
+        if self._table.recipe is not None:
+            self._whole += digest_sum(row_digests(rows, None, self._table.recipe))
+
+    def finish(self) -> Staged:
+        """Write the remaining rows; tombstones are not counted as rows."""
+        done = super().finish()
+        done = replace(done, rows=done.rows - self._tombstones)
+        if self._table.recipe is None:
+            return done
+        whole = (self._whole + sum(self._digests.values())) % (1 << 64)
+        return replace(
+            done, digest=whole, recipe=str(self._table.recipe), digests=dict(self._digests)
+        )
+
+
+class Accepted(NamedTuple):
+    """The rows that records become in the table, and tombstones.
+
+    Attributes:
+        rows: with the table's types, those of refused records, too.
+        record: of each row.
+        deleted: true for a tombstone, which has its key only.
+        refused: records that cannot be written.
+    """
+
+    rows: pa.Table
+    record: IntArray
+    deleted: npt.NDArray[np.bool_]
+    refused: list[Rejection]
+
+
+def accepted(form: DeltaFormat, chunk: Chunk) -> Accepted:
+    """Rows and tombstones of a chunk, in the order of their records."""
+    rows = with_source(chunk) if form.keep_source else chunk.rows
+    rows, record, deleted, bad = with_tombstones(chunk, rows, form.keys)
+    rows = conform(rows, form.schema)
+    refuse_missing_keys(rows, deleted, form.keys, form.version, bad)
+    for row in _without_partition(form, rows):
+        bad.setdefault(row, _NULL)
+    return Accepted(rows, record, deleted == 1, rejections_of(record, bad))
+
+
+def _without_partition(form: DeltaFormat, rows: pa.Table) -> list[int]:
+    columns = [rows[name] for name in form.partition_by]
+    texts = [one for one in columns if pa.types.is_string(one.type)]
+    return [i for text in texts for i in pc.indices_nonzero(pc.is_in(text, _NULLS)).to_pylist()]
+
+
+def ordered(rows: pa.Table, chunk: Chunk, record: IntArray, deleted: Any) -> pa.Table:
+    """Rows with the columns of :data:`ORDER`."""
+    index = pa.array(chunk.partition[record])
+    topics = pa.array([tp.topic for tp in chunk.partitions], pa.string()).take(index)
+    numbers = pa.array([tp.partition for tp in chunk.partitions], pa.int32()).take(index)
+    offsets = pa.array(chunk.offset[record], pa.int64())
+    for name, values in zip(ORDER.names, (topics, numbers, offsets, deleted), strict=True):
+        rows = rows.append_column(name, pa.array(values))
+    return rows
+
+
+def newest(rows: pa.Table, keys: Sequence[str], version: str | None) -> pa.Table:
+    """For each key the result of applying all rows and tombstones separately, in order.
+
+    Of the rows after the key's last tombstone the highest version counts, of those the last; the
+    tombstone itself if no row follows it.
+    """
+    by = [*keys, *([version] if version else []), TOPIC, PARTITION, OFFSET, DELETED]
+    frame = pl.DataFrame(pl.from_arrow(rows.select(dict.fromkeys(by))))
+    frame = frame.with_row_index("_oncely_row").sort(TOPIC, PARTITION, OFFSET, maintain_order=True)
+    frame = frame.drop("index", strict=False).with_row_index("_oncely_at")
+    at = pl.col("_oncely_at").cast(pl.Int64)
+    gone = pl.when(pl.col(DELETED)).then(at).otherwise(-1).max().over(list(keys))
+    live = frame.with_columns(gone.alias("_oncely_gone")).filter(at >= pl.col("_oncely_gone"))
+    order = [pl.col(DELETED).not_(), *([pl.col(version)] if version else []), at]
+    last = live.sort(order).unique(list(keys), keep="last", maintain_order=True)
+    kept = rows.take(last["_oncely_row"].to_arrow())
+    kept = kept.append_column(CLEARED, (last["_oncely_gone"] >= 0).to_arrow())
+    return kept.drop_columns([TOPIC, PARTITION, OFFSET])

@@ -1,0 +1,1 @@
+"""Handlers: functions of the user inside the transaction of a commit."""

@@ -1,0 +1,190 @@
+"""The records that a handler gets: those of one partition, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from oncely.context import TRACE, Context, Header, following, of_headers
+from oncely.core.batch import Chunk, IntArray, Rejection
+from oncely.core.topics import TopicPartition
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A record, as decoded and transformed.
+
+    Attributes:
+        topic, partition, offset: where it was read.
+        row: the columns by name. With ``decode.format = "raw"``: ``key``, ``value`` (bytes or
+            None) and ``timestamp``.
+        headers: names and values, in order.
+        deleted: it is a tombstone; its row has the columns of the key only.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    row: Mapping[str, Any]
+    headers: Sequence[tuple[str, bytes | None]]
+    deleted: bool
+    number: int = field(repr=False)
+    """Its index in the chunk."""
+    context: Context = field(default_factory=dict, repr=False)
+    """The values that travel with it; current while a loop over the batch is here."""
+
+    def __getitem__(self, column: str) -> Any:
+        return self.row[column]
+
+    @property
+    def key(self) -> Any:
+        """The column ``key``."""
+        return self._column("key")
+
+    @property
+    def value(self) -> Any:
+        """The column ``value``."""
+        return self._column("value")
+
+    @property
+    def timestamp(self) -> Any:
+        """The column ``timestamp``."""
+        return self._column("timestamp")
+
+    def _column(self, name: str) -> Any:
+        if name not in self.row:
+            raise AttributeError(
+                f"the decoded record has no column {name!r}, but {', '.join(self.row)}"
+            )
+        return self.row[name]
+
+
+class Batch:
+    """Records of one partition, in order, for one call of a handler.
+
+    Iterating gives a :class:`Record` for each row. A record that was filtered has none, and one
+    that a transform has split has several.
+    """
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        partition: TopicPartition,
+        numbers: IntArray,
+        names: Collection[str] = TRACE,
+    ) -> None:
+        self.topic, self.partition = partition
+        self._chunk, self._numbers, self._names = chunk, numbers, names
+        self._rejected: dict[int, Rejection] = {}
+
+    @classmethod
+    def of(
+        cls, chunk: Chunk, without: Collection[int], names: Collection[str] = TRACE
+    ) -> Iterator[Batch]:
+        """A batch for each partition of a chunk that has records, without some of them.
+
+        ``names``: of the headers that are the records' context.
+        """
+        numbers = np.union1d(chunk.row_record, chunk.delete_record)
+        numbers = numbers[~np.isin(numbers, sorted(without))]
+        for index, tp in enumerate(chunk.partitions):
+            own = numbers[chunk.partition[numbers] == index]
+            if len(own):
+                yield cls(chunk, tp, own, names)
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """The first records, and the rest."""
+        tp, middle = TopicPartition(self.topic, self.partition), len(self._numbers) // 2
+        parts = self._numbers[:middle], self._numbers[middle:]
+        first, rest = (type(self)(self._chunk, tp, one, self._names) for one in parts)
+        return first, rest
+
+    def one_by_one(self) -> Iterator[Batch]:
+        """A batch for each record."""
+        tp = TopicPartition(self.topic, self.partition)
+        for index in range(len(self._numbers)):
+            yield type(self)(self._chunk, tp, self._numbers[index : index + 1], self._names)
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The rows as an Arrow table, without tombstones."""
+        return self._chunk.rows.filter(pa.array(np.isin(self._chunk.row_record, self._numbers)))
+
+    @cached_property
+    def records(self) -> Sequence[Record]:
+        """The records, in order."""
+        chunk, found = self._chunk, []
+        for table, record, deleted in (
+            (chunk.rows, chunk.row_record, False),
+            (chunk.deletes, chunk.delete_record, True),
+        ):
+            mine = np.isin(record, self._numbers)
+            if table is not None and mine.any():
+                rows = table.filter(pa.array(mine)).to_pylist()
+                found += [
+                    self._record(int(number), row, deleted=deleted)
+                    for number, row in zip(record[mine], rows, strict=True)
+                ]
+        return sorted(found, key=lambda one: one.number)
+
+    def _record(self, number: int, row: Mapping[str, Any], *, deleted: bool) -> Record:
+        pairs = self._headers(number)
+        offset, values = int(self._chunk.offset[number]), of_headers(pairs, self._names)
+        return Record(self.topic, self.partition, offset, row, pairs, deleted, number, values)
+
+    def _headers(self, number: int) -> list[Header]:
+        headers = None if self._chunk.headers is None else self._chunk.headers[number].as_py()
+        return [(one["key"], one["value"]) for one in headers or ()]
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records; while a loop is at one of them, its context is the current one."""
+        return following(self.records, lambda record: record.context)
+
+    @cached_property
+    def context(self) -> Context:
+        """The values that travel with all of the records: those that they have in common."""
+        common: set[tuple[str, str]] | None = None
+        for number in self._numbers.tolist():
+            own = set(of_headers(self._headers(number), self._names).items())
+            common = own if common is None else common & own
+            if not common:
+                break
+        return dict(common or ())
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def offsets(self) -> tuple[int, int]:
+        """The offsets of the first and the last record."""
+        first, last = self._chunk.offset[self._numbers[[0, -1]]]
+        return int(first), int(last)
+
+    @property
+    def only(self) -> int | None:
+        """The index of the record, if there is only one."""
+        return int(self._numbers[0]) if len(self._numbers) == 1 else None
+
+    def reject(self, record: Record, reason: str) -> None:
+        """Make a record a dead letter.
+
+        The handler is called again for the batch without it, in a new transaction, which contains
+        the dead letter.
+        """
+        if record.number not in self._numbers or record.offset != self._chunk.offset[record.number]:
+            raise ValueError(f"offset {record.offset} is not a record of this batch")
+        self._rejected.setdefault(record.number, Rejection(record.number, "handle", str(reason)))
+
+    @property
+    def rejections(self) -> list[Rejection]:
+        """The rejected records, in order."""
+        return [self._rejected[number] for number in sorted(self._rejected)]
+
+    def forget_rejections(self) -> None:
+        """Before another call of the handler."""
+        self._rejected.clear()

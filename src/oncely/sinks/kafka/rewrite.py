@@ -1,0 +1,269 @@
+"""Repair of lost records in an output topic: they are sent again, in one transaction.
+
+A message can't be removed from a topic or replaced in it, so only what is missing can be repaired,
+and a repair that is repeated must send nothing twice. Each transaction takes the id of replays
+(docs/decisions/0043): its ``init`` ends an earlier repair and a replay, and a reset takes the same
+id before it puts a position back. What is read after ``init`` thus holds until the commit:
+
+1. The ledger: the records are below the position, no run has taken that since the decision, and no
+   reset is about to put it back.
+2. The output, up to its high watermark: records whose source it names are there.
+3. The dead letters that wait: their records are not lost.
+
+What is left is sent with its source's header, or as a dead letter if it is refused today. The
+position does not move, and the ledger topic gets an entry of the repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import confluent_kafka as ck
+import msgspec
+from confluent_kafka.admin import OffsetSpec
+
+from oncely.clients.kafka import topics
+from oncely.clients.kafka.transaction import Message
+from oncely.core.batch import Chunk, Reject
+from oncely.core.claim import NO_RECORDS, Fence, PositionMoved
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.rewrite import Rewrite, Rewritten
+from oncely.core.topics import Position, TopicPartition
+from oncely.errors import InvariantViolation, Stopped, WrongInput
+from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
+from oncely.ledgers.topic.compare_and_set import compare_and_set
+from oncely.ledgers.topic.records import RewriteRecord, View
+from oncely.ledgers.topic.records import encode as ledger_value
+from oncely.ledgers.topic.same_outputs import same_outputs
+from oncely.sinks.kafka import dead_letter_messages
+from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, committed_messages, replaying
+from oncely.sinks.kafka.messages import Encoded, encode
+from oncely.sinks.kafka.record_format import SOURCE_HEADER
+from oncely.sinks.kafka.replay import refuse_compacted
+from oncely.sinks.kafka.sink import KafkaSink
+
+_LACKS: Mapping[str, str] = {
+    "lost": "",
+    "duplicated": "a surplus copy can't be removed from a topic: let its readers keep one record of"
+    " each oncely.source, or write all of it into a new topic after `oncely offsets reset`",
+    "altered": "a record can't be replaced in a topic: send a corrected one from the source, or"
+    " write all of it into a new topic after `oncely offsets reset`",
+    "unexpected": "a record can't be removed from a topic: let its readers skip it, or write all of"
+    " it into a new topic after `oncely offsets reset`",
+    "backfill": "a record can't be replaced in a topic",
+}
+_PAGE = 1 << 16  # offsets
+
+
+class Sources:
+    """The sources that an output topic names, one bit for each.
+
+    Args:
+        pipeline_topics: the cluster.
+        topic: the output.
+    """
+
+    def __init__(self, pipeline_topics: PipelineTopics, topic: str) -> None:
+        self._pipeline_topics, self._topic = pipeline_topics, topic
+        self._next: dict[TopicPartition, Position] = {}
+        self._pages: dict[tuple[TopicPartition, int], bytearray] = {}
+        self._decode = msgspec.json.Decoder(tuple[str, int, int]).decode
+
+    def __contains__(self, of: tuple[TopicPartition, int]) -> bool:
+        tp, offset = of
+        page = self._pages.get((tp, offset // _PAGE))
+        return page is not None and bool(page[offset % _PAGE >> 3] & 1 << (offset & 7))
+
+    def read(self, ends: Mapping[TopicPartition, Position]) -> None:
+        """Read on to these ends.
+
+        Raises:
+            Unavailable: a transaction stayed open, or no answer.
+        """
+        ranges = {tp: OffsetRange(min(self._next.get(tp, 0), end), end) for tp, end in ends.items()}
+        for message in committed_messages(
+            self._pipeline_topics, ranges, f"read topic {self._topic!r}"
+        ):
+            self._take(message)
+        self._next.update(ends)
+
+    def _take(self, message: Any) -> None:
+        for name, value in reversed(message.headers() or ()):
+            if name == SOURCE_HEADER:
+                try:
+                    topic, partition, offset = self._decode(value or b"")
+                except msgspec.MsgspecError:
+                    return  # another program's
+                at = TopicPartition(topic, partition), offset // _PAGE
+                page = self._pages.setdefault(at, bytearray(_PAGE >> 3))
+                page[offset % _PAGE >> 3] |= 1 << (offset & 7)
+                return
+
+
+class _Sent(NamedTuple):
+    """What a transaction sends."""
+
+    encoded: Encoded
+    rejects: Sequence[Reject]
+    chunk: Chunk
+
+
+@dataclass
+class KafkaRewrites:
+    """Sends lost records of an output topic whose records name their sources.
+
+    Attributes:
+        sink: bound to its topic.
+    """
+
+    sink: KafkaSink
+    _cluster: Cluster = field(init=False)
+    _sources: Sources = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._cluster = Cluster(replaying(self.sink.pipeline_topics))
+        self._sources = Sources(self.sink.pipeline_topics, self._topic)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._cluster.close()
+        self.sink.close()
+
+    def check(self) -> None:
+        """Refuse a topic that does not have all records, or that keeps the last one of a key."""
+        topic, known = self._topic, self._cluster.look().pipeline
+        refuse_compacted(self.sink, [topic])
+        if known is not None:
+            same_outputs(
+                known, topics.ids(self._cluster.admin, [topic]), self.sink.pipeline_topics.pipeline
+            )
+        first = self._offsets(topic, OffsetSpec.earliest())
+        if gone := [str(tp) for tp, at in sorted(first.items()) if at]:
+            raise WrongInput(
+                f"{', '.join(gone)}: the first records were deleted: whether a record was among"
+                " them, or is lost, can't be told",
+                way_out="a topic without retention can be repaired",
+            )
+
+    def lacks(self, kind: str) -> str:
+        """All but lost records."""
+        return _LACKS[kind]
+
+    def entries(self) -> dict[TopicPartition, Entry]:
+        """The present positions."""
+        return self.sink.cluster.committed()
+
+    def committed(self, partition: TopicPartition, within: OffsetRange) -> list[OffsetRange]:
+        """All below the position: a ledger topic has no history."""
+        entry = self.entries().get(partition)
+        end = min(within.end, entry.position) if entry is not None else within.start
+        return [OffsetRange(within.start, end)] if end > within.start else []
+
+    def rewrite(self, work: Rewrite) -> Rewritten:
+        """Send the records that are lost still."""
+        if work.kind != "repair":
+            raise InvariantViolation(_LACKS["backfill"])
+        names = [self._topic, self.sink.rejects_topic]
+        sizes = self.sink.largest(names)
+        identity = self._cluster.keys.replayer
+
+        def compare() -> tuple[View, list[int]]:
+            view = self._cluster.settled()
+            self._refuse_moved(view, work)
+            return view, self._lost(work)
+
+        with compare_and_set(self._cluster, identity, compare, sizes.values()) as (writer, now):
+            view, lost = now
+            if not lost:
+                return Rewritten(0, 0, NO_RECORDS)
+            sent = self._encoded(work, lost)
+            entry = work.expected
+            fence = Fence(self.sink.pipeline_topics.pipeline, entry.epoch, entry.run)
+            letters = dead_letter_messages.dead_letters(
+                sent.rejects, sizes[self.sink.rejects_topic], fence
+            )
+            writer.begin()
+            for topic, wanted in sent.encoded.all.items():
+                writer.send(topic, sent.encoded.messages(wanted))
+            writer.send(self.sink.rejects_topic, letters)
+            writer.send(
+                self._cluster.pipeline_topics.ledger_topic, [self._amendment(view, work, lost)]
+            )
+            writer.commit()
+        counts = sent.chunk.counts(sent.encoded.written, sent.encoded.rejections)
+        return Rewritten(0, 0, counts.get(work.partition, NO_RECORDS))
+
+    def remove_beyond(
+        self, partition: TopicPartition, offsets: Sequence[OffsetRange], expected: Entry
+    ) -> NoReturn:
+        """Never asked for."""
+        raise InvariantViolation(f"{partition} {offsets} {expected}: {_LACKS['unexpected']}")
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    @property
+    def _topic(self) -> str:
+        if self.sink.form.topic is None:
+            raise InvariantViolation("a repair of unknown topics")
+        return self.sink.form.topic
+
+    def _refuse_moved(self, view: View, work: Rewrite) -> None:
+        tp, now = work.partition, view.positions.get(work.partition)
+        if now is None or now.epoch != work.expected.epoch or now.position < work.upto:
+            raise PositionMoved(str(tp))
+        if view.begins[tp] < work.upto:
+            raise Stopped(
+                f"{tp}: a reset is under way that puts the position back to {view.begins[tp]}",
+                way_out="the next run completes it, and reads these records again; then audit",
+            )
+
+    def _lost(self, work: Rewrite) -> list[int]:
+        """The offsets that have neither a record in the output nor a dead letter that waits."""
+        tp, letters = work.partition, DeadLetters(self._cluster, self.sink.rejects_topic)
+        self._sources.read(self._offsets(self._topic, OffsetSpec.latest()))
+        wanted = [at for one in work.offsets for at in range(one.start, one.end)]
+        wanted = [at for at in wanted if (tp, at) not in self._sources]
+        position = letters.position(certain=True)
+        if position is None or not wanted:
+            return wanted
+        ends = self._offsets(self.sink.rejects_topic, OffsetSpec.latest())
+        with closing(Reading(self._cluster.pipeline_topics, position, ends).letters()) as waiting:
+            kept = {one.origin for one in waiting}
+        return [at for at in wanted if (tp, at) not in kept]
+
+    def _encoded(self, work: Rewrite, lost: Collection[int]) -> _Sent:
+        ranges = normalize(OffsetRange(at, at + 1) for at in lost)
+        chunk = work.chunk.keep({work.partition: ranges})
+        encoded = encode(chunk, self.sink.form, self.sink.largest)
+        rejects = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
+        return _Sent(encoded, rejects, chunk)
+
+    def _amendment(self, view: View, work: Rewrite, lost: Sequence[int]) -> Message:
+        before = view.rewritten.get(work.partition)
+        record = RewriteRecord(
+            work.kind, lost[0], lost[-1] + 1, work.expected.epoch,
+            [] if before is None else before.backfilled,
+        )  # fmt: skip
+        return Message(ledger_value(record), self._cluster.keys.rewritten_key(work.partition))
+
+    def _offsets(self, topic: str, spec: Any) -> dict[TopicPartition, Position]:
+        """An offset of each partition; the latest one is the high watermark."""
+        known = topics.identified(self._cluster.admin, topic)
+        here = [ck.TopicPartition(topic, number) for number in range(known[1] if known else 0)]
+        if not here:
+            return {}
+        answer = self._cluster.admin.one(
+            f"read the ends of {topic!r}",
+            lambda client, wait: client.list_offsets(
+                dict.fromkeys(here, spec),
+                isolation_level=ck.IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=wait,
+            ),
+        )
+        return {
+            TopicPartition(one.topic, one.partition): found.offset for one, found in answer.items()
+        }

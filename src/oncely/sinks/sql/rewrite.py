@@ -1,0 +1,214 @@
+"""Repair and backfill: rows of records below the position are replaced, in one transaction.
+
+What the records have produced is deleted, what they produce today is written, and the history gets
+an amendment. The end state does not depend on what was there before, so repeating a rewrite changes
+nothing: a crash or a lost answer is settled by doing it again.
+
+Statement by statement, and why in this order (docs/decisions/0043):
+
+1. The lock of rewrites: two of them would both see no row of a lost record, and both write it.
+2. The dead letters are deleted. A replay that has locked one ends first, so that the next statement
+   sees its row; a replay that comes later finds no dead letter.
+3. The rows are deleted, and the new rows are sent.
+4. The position is compared and locked to COMMIT: no run and no reset has taken it since the
+   decision, and it is not before the end of the offsets. After a reset the records are read again,
+   and their rows would be doubled.
+
+Rows of records beyond the position are removed with the position's lock from the beginning, so that
+no commit of the same offsets can come between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oncely.clients.sql.connection import Connection, Params
+from oncely.core.amendments import changed
+from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange
+from oncely.core.rewrite import Rewrite, Rewritten
+from oncely.core.topics import TopicPartition
+from oncely.errors import InvariantViolation, WrongInput
+from oncely.ledgers.sql.statements import within
+from oncely.sinks.sql.prepare import Prepared, prepare
+from oncely.sinks.sql.sink import Contents, Refused, SqlSink
+from oncely.sinks.sql.target import SOURCE_COLUMNS, Target
+from oncely.sinks.sql.write import quoted, write_rows
+
+_TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names
+
+
+@dataclass(frozen=True)
+class SqlRewrites:
+    """Rewrites rows that contain their record's offset, and rows of an upsert.
+
+    Attributes:
+        sink: bound to its table.
+    """
+
+    sink: SqlSink
+
+    def check(self) -> None:
+        """Refuse a table in which a deletion would not do what it says.
+
+        Raises:
+            WrongInput: rows may be hidden from this user, or others would be deleted with them.
+        """
+        dialect, table = self.sink.dialect, self.sink.wanted.table
+        with self.sink.ledger.looking() as look:
+            if dialect.hides_rows(look, table):
+                raise WrongInput(
+                    f"sink.table: row-level security of {table} may hide rows from the role in"
+                    " sink.url: a row that is not deleted would be there twice",
+                    way_out="use a role with BYPASSRLS",
+                )
+            others = dialect.cascades(look, table)
+        if others:
+            raise WrongInput(
+                f"sink.table: rows of {', '.join(others)} refer to {table}, and would be deleted"
+                " or changed with its rows (ON DELETE)",
+                way_out="drop the foreign key, or declare it without an action, for the repair",
+            )
+
+    def lacks(self, kind: str) -> str:
+        """Nothing: rows can be deleted."""
+        del kind
+        return ""
+
+    def entries(self) -> dict[TopicPartition, Entry]:
+        """The present entries of the ledger."""
+        return self.sink.ledger.entries()
+
+    def committed(self, partition: TopicPartition, within: OffsetRange) -> list[OffsetRange]:
+        """The present history, where it overlaps a range."""
+        return self.sink.ledger.committed(partition, within)
+
+    def rewrite(self, work: Rewrite) -> Rewritten:
+        """Replace what the offsets have produced, in one transaction."""
+        prepared = prepare(work.chunk, self._target, self.sink.keep_source)
+        contents = Contents.of(work.chunk, prepared)
+        while True:
+            try:
+                return self._rewrite_once(work, contents)
+            except Refused as refused:
+                contents = contents.without(refused)
+
+    def _rewrite_once(self, work: Rewrite, contents: Contents) -> Rewritten:
+        ledger, tp = self.sink.ledger, work.partition
+        _, prepared, letters = contents
+        counts = self.sink.counts(contents).get(tp, NO_RECORDS)
+        with ledger.transaction(self._fence(work.expected)) as ours:
+            self.sink.dialect.lock_for_rewrite(ours, self.sink.pipeline)
+            rejects = ledger.dead_letters.remove_within(ours, tp, work.offsets)
+            change = self._change(ours, work, counts, rejects)
+            rows = self._remove_rows(ours, tp, work.offsets)
+            done = self._write(ours, work, prepared)
+            if refused := done.rejections[len(prepared.rejections) :]:
+                raise Refused(refused)
+            ledger.dead_letters.add(ours, letters, work.expected.epoch)
+            self._amend(ours, work, change)
+            ledger.keep(ours, tp, work.expected, work.upto)
+        return Rewritten(rows, rejects, counts)
+
+    def remove_beyond(
+        self, partition: TopicPartition, offsets: Sequence[OffsetRange], expected: Entry
+    ) -> Rewritten:
+        """Delete rows and dead letters of records that are not committed, in one transaction.
+
+        Raises:
+            PositionMoved: nothing was deleted; the position is no longer that of ``expected``.
+        """
+        ledger = self.sink.ledger
+        with ledger.transaction(self._fence(expected)) as ours:
+            self.sink.dialect.lock_for_rewrite(ours, self.sink.pipeline)
+            ledger.keep(ours, partition, expected, expected.position)
+            now = ledger.statements.entries(ours)[partition].position
+            if now > offsets[0].start:
+                raise PositionMoved(str(partition))
+            rejects = ledger.dead_letters.remove_within(ours, partition, offsets)
+            rows = self._remove_rows(ours, partition, offsets)
+        return Rewritten(rows, rejects, NO_RECORDS)
+
+    def _amend(self, ours: Connection, work: Rewrite, change: Counts) -> None:
+        """Amend each committed range that is rewritten; a repair changes none of its counts."""
+        history, tp = self.sink.ledger.history, work.partition
+        ranges: dict[OffsetRange, list[OffsetRange]] = {}
+        containing = history.containing(ours, tp, [one.start for one in work.offsets])
+        for one in work.offsets:
+            if one.start in containing:
+                ranges.setdefault(containing[one.start], []).append(one)
+        amendments = [
+            Amendment(tp, OffsetRange(own[0].start, own[-1].end), work.kind, change)
+            for own in ranges.values()
+        ]
+        history.amend(ours, amendments, work.expected.epoch)
+
+    def _change(self, ours: Connection, work: Rewrite, counts: Counts, rejects: int) -> Counts:
+        """What a rewrite changes in the history; the rows are not deleted yet."""
+        if work.kind == "repair":
+            return NO_RECORDS
+        old = self.sink.ledger.history.content(ours, work.partition, work.whole)
+        if old is None and self._target.keys:
+            return NO_RECORDS  # rows of an upsert are replaced by later records
+        return changed(counts, old or self._there(ours, work, counts, rejects))
+
+    def _there(self, ours: Connection, work: Rewrite, counts: Counts, rejects: int) -> Counts:
+        """What the table contains of a part of a committed range."""
+        dialect, target = self.sink.dialect, self._target
+        recipe = target.recipe(self.sink.keep_source)
+        condition, params = self._condition(work.partition, work.offsets)
+        ((rows, offsets),) = ours.query(
+            f"SELECT COUNT(*), COUNT(DISTINCT {dialect.quote(_OFFSET)})"
+            f" FROM {quoted(dialect, target.table)} WHERE {condition}",
+            params,
+        )
+        digest = None
+        if recipe is not None and rows:
+            digest = dialect.digest(ours, target.table, recipe, _OFFSET, (condition, params))
+        filtered = max(0, counts.records - offsets - rejects)
+        known = "" if digest is None else str(recipe)
+        return Counts(counts.records, rows, rejects, filtered, digest, known)
+
+    def _write(self, ours: Connection, work: Rewrite, prepared: Prepared) -> Prepared:
+        def still_ours() -> None:
+            now = self.sink.ledger.statements.entries(ours).get(work.partition)
+            if now is None or (now.epoch, now.run) != (work.expected.epoch, work.expected.run):
+                raise PositionMoved(str(work.partition))
+
+        if not prepared.rows.num_rows:
+            return prepared
+        return write_rows(
+            ours, self.sink.dialect, self._target, prepared, still_ours, lambda _: None
+        )
+
+    def _remove_rows(
+        self, ours: Connection, partition: TopicPartition, offsets: Sequence[OffsetRange]
+    ) -> int:
+        """Delete the rows of these offsets, and return their number; none of an upsert whose rows
+        do not contain them: they are replaced."""
+        if not self.sink.keep_source:
+            return 0
+        condition, params = self._condition(partition, offsets)
+        table = quoted(self.sink.dialect, self._target.table)
+        return ours.execute(f"DELETE FROM {table} WHERE {condition}", params)
+
+    def _condition(
+        self, partition: TopicPartition, offsets: Sequence[OffsetRange]
+    ) -> tuple[str, Params]:
+        """The condition that a row is of these offsets, and its parameters."""
+        q = self.sink.dialect.quote
+        condition, bounds = within(q(_OFFSET), offsets)
+        whole = f"{q(_TOPIC)} = %s AND {q(_PARTITION)} = %s AND {condition}"
+        return whole, (*partition, *bounds)
+
+    def _fence(self, expected: Entry) -> Fence:
+        """The fence of the run that holds the position: a takeover ends its sessions, ours too."""
+        return Fence(self.sink.pipeline, expected.epoch, expected.run)
+
+    @property
+    def _target(self) -> Target:
+        if self.sink.target is None:
+            raise InvariantViolation("rewrite before bind")
+        return self.sink.target

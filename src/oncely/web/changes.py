@@ -1,0 +1,168 @@
+"""Changes that a page asks for: the replay of dead letters, and a reset of positions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+from oncely.audit.wording import plural
+from oncely.errors import OncelyError, WrongInput
+from oncely.pipeline import Pipeline
+from oncely.sources.reset import (
+    ShiftBy,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    Verb,
+    by_duration,
+    to_datetime,
+)
+from oncely.web.model import Problem
+
+VERBS = {
+    "to-earliest": "to the first record",
+    "to-latest": "to the end",
+    "to-offset": "to an offset",
+    "to-datetime": "to a time (ISO 8601)",
+    "shift-by": "by a number of offsets",
+    "by-duration": "back by a duration (PT1H30M)",
+}
+"""The verbs of ``oncely offsets reset``, and their meanings."""
+
+
+def verb_of(name: str, value: str) -> Verb:
+    """The verb of a form.
+
+    Raises:
+        WrongInput: there is no such verb, or its value is invalid.
+    """
+    if name == "to-earliest":
+        return ToEarliest()
+    if name == "to-latest":
+        return ToLatest()
+    if name == "to-datetime":
+        return to_datetime(value)
+    if name == "by-duration":
+        return by_duration(value)
+    if name not in VERBS:
+        raise WrongInput(f"{name!r} is no kind of reset", way_out=", ".join(VERBS))
+    try:
+        number = int(value)
+    except ValueError:
+        raise WrongInput(
+            f"{value!r} is no whole number", way_out=f"{VERBS[name]}: a whole number"
+        ) from None
+    return ToOffset(number) if name == "to-offset" else ShiftBy(number)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A change, and its result.
+
+    Attributes:
+        title: what was asked for.
+        state: running, done or failed.
+        text: the progress, or the result.
+        problem: why it failed.
+        at: the time of its begin.
+    """
+
+    title: str
+    state: Literal["running", "done", "failed"]
+    text: str = ""
+    problem: Problem | None = None
+    at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
+
+
+class Changes:
+    """The last change of each pipeline; one at a time of each, in a thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        self._threads: dict[str, threading.Thread] = {}
+
+    def of(self, name: str) -> Job | None:
+        """The last change of a pipeline."""
+        with self._lock:
+            return self._jobs.get(name)
+
+    def replay(self, name: str, pipeline: Pipeline, after: Callable[[], None]) -> bool:
+        """Begin a replay of all dead letters; False while another change goes on.
+
+        Args:
+            name: the pipeline's name.
+            pipeline: the pipeline.
+            after: called when it has ended.
+        """
+
+        def told(moved: int, kept: int) -> None:
+            self._set(name, Job(title, "running", f"{moved:,} written, {kept:,} kept so far"))
+
+        def work() -> str:
+            moved, kept = pipeline.replay(progress=told)
+            return f"written: {plural(moved, 'dead letter')}; kept: {kept:,}"
+
+        title = "Replay of dead letters"
+        return self._start(name, title, pipeline, work, after)
+
+    def reset(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        verb: Verb,
+        topics: list[str],
+        after: Callable[[], None],
+    ) -> bool:
+        """Begin a reset; as :meth:`replay`."""
+
+        def work() -> str:
+            done = pipeline.reset(verb, topics, execute=True)
+            return f"positions were reset with epoch {done.epoch}; a running pipeline is fenced"
+
+        return self._start(name, "Reset of positions", pipeline, work, after)
+
+    def wait(self, name: str, timeout: float) -> None:
+        """Wait for the end of a pipeline's change."""
+        with self._lock:
+            thread = self._threads.get(name)
+        if thread is not None:
+            thread.join(timeout)
+
+    def _start(
+        self,
+        name: str,
+        title: str,
+        pipeline: Pipeline,
+        work: Callable[[], str],
+        after: Callable[[], None],
+    ) -> bool:
+        def go() -> None:
+            try:
+                self._set(name, Job(title, "done", work()))
+            except OncelyError as error:
+                error.hide(pipeline.secrets)
+                problem = Problem(" ".join([error.message, *error.details]), error.way_out)
+                self._set(name, Job(title, "failed", problem=problem))
+            except Exception as error:  # code of the user, in a thread
+                text = f"unexpected {type(error).__name__}: {error}"
+                problem = Problem(pipeline.secrets.redact(text))
+                self._set(name, Job(title, "failed", problem=problem))
+            after()
+
+        with self._lock:
+            last = self._jobs.get(name)
+            if last is not None and last.state == "running":
+                return False
+            self._jobs[name] = Job(title, "running")
+            thread = threading.Thread(target=go, name="change", daemon=True)
+            self._threads[name] = thread
+        thread.start()
+        return True
+
+    def _set(self, name: str, job: Job) -> None:
+        with self._lock:
+            self._jobs[name] = job

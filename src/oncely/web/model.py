@@ -1,0 +1,569 @@
+"""What the page and ``oncely top`` show of a pipeline: plain values, read from its own functions.
+
+Every text that comes from a server, a record or an error is without the pipeline's secrets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from oncely.config import FilesSinkSettings, PipelineSettings
+from oncely.core.claim import NO_RECORDS, Counts
+from oncely.core.topics import TopicPartition
+from oncely.decode.avro_names import arrow_schema_of
+from oncely.decode.schema import type_name
+from oncely.errors import OncelyError
+from oncely.files.table import table_of
+from oncely.lake.manifest import Contents
+from oncely.pipeline import Pipeline
+from oncely.pipeline.guarantee import Guarantee, guarantee_of
+from oncely.pipeline.rejects import as_json
+from oncely.pipeline.status import Status
+from oncely.secrets import Secrets, scope
+from oncely.verify.reading import read_ledger
+from oncely.verify.state import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger
+
+T = TypeVar("T")
+
+Level = Literal["fine", "busy", "warn", "bad", "unknown"]
+STALLED_SECONDS = 60.0
+_LETTERS = 500  # dead letters that are read
+_SAMPLES = 20  # of them for each reason
+_LONGEST = 2_000  # characters of a value
+_DIRECTORIES = 50
+_SCOPES = 20
+
+
+class Problem(NamedTuple):
+    """Why something can't be read, and the way out."""
+
+    message: str
+    way_out: str = ""
+
+
+class Verdict(NamedTuple):
+    """The state of a pipeline in words."""
+
+    level: Level
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A pipeline file.
+
+    Attributes:
+        name: the pipeline's name; of a file that can't be read, the file's name.
+        file: the file.
+        pipeline: None if the file can't be read.
+        problem: why it can't be read.
+    """
+
+    name: str
+    file: Path
+    pipeline: Pipeline | None = None
+    problem: Problem | None = None
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """The guarantee, from the settings alone."""
+        return None if self.pipeline is None else guarantee_of(self.pipeline.settings)
+
+    @property
+    def route(self) -> str:
+        """Source and destination in a few words."""
+        if self.pipeline is None:
+            return str(self.file)
+        settings = self.pipeline.settings
+        text = f"{', '.join(settings.source.topics)} → {_target(settings)}"
+        return self.pipeline.secrets.redact(text)
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The progress of a pipeline.
+
+    Attributes:
+        verdict: in words.
+        status: None if it can't be read.
+        problem: why it can't be read.
+        per_second: offsets that positions moved between the last two readings, per second.
+        still: seconds since a position was seen to move.
+        at: the time of the reading.
+    """
+
+    verdict: Verdict
+    status: Status | None = None
+    problem: Problem | None = None
+    per_second: float | None = None
+    still: float = field(default=0.0, compare=False)
+    at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
+    clock: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets that are not committed yet, of all partitions."""
+        return None if self.status is None else sum(one.lag for one in self.status.partitions)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """The age of the oldest record that waits; None if it is not known."""
+        ages = [] if self.status is None else [one.lag_seconds for one in self.status.partitions]
+        known = [age for age in ages if age is not None]
+        return max(known, default=None)
+
+
+class Span(NamedTuple):
+    """Adjacent committed ranges of one epoch.
+
+    Attributes:
+        start, end: their offsets.
+        kind: ``data``, ``hole``, ``gap``, ``undone`` or an amendment.
+        epoch: the epoch that committed them.
+        ranges: their number.
+        counts: their counts.
+    """
+
+    start: int
+    end: int
+    kind: str
+    epoch: int
+    ranges: int = 1
+    counts: Counts = NO_RECORDS
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The committed ranges of one topic-partition."""
+
+    partition: TopicPartition
+    position: int
+    epoch: int
+    spans: Sequence[Span]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one run has done, as far as the history tells.
+
+    Attributes:
+        number: the epoch.
+        first, last: the times of its first and last commit; None if they are not stored.
+        counts: of the ranges in force.
+        ranges: their number.
+        partitions: those that it has committed to.
+        holds: the partitions that it holds now.
+        events: other steps: resets, gaps, replays, by name.
+    """
+
+    number: int
+    first: datetime | None
+    last: datetime | None
+    counts: Counts
+    ranges: int
+    partitions: int
+    holds: Sequence[TopicPartition]
+    events: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class History:
+    """The committed ranges by partition and by epoch."""
+
+    lanes: Sequence[Lane]
+    epochs: Sequence[Epoch]
+    notes: Sequence[str] = ()
+
+    @property
+    def holder(self) -> str:
+        """Who holds the positions, in words."""
+        held = [(one.number, one.holds) for one in self.epochs if one.holds]
+        if not held:
+            return "No epoch holds a position."
+        if len(held) == 1:
+            return f"Epoch {held[0][0]} holds every partition."
+        parts = (f"epoch {number} holds {', '.join(map(str, tps))}" for number, tps in held)
+        return f"{'; '.join(parts)}.".capitalize()
+
+    @property
+    def last_commit(self) -> datetime | None:
+        """The time of the last commit; None if it is not stored."""
+        return max((one.last for one in self.epochs if one.last), default=None)
+
+
+class Letter(NamedTuple):
+    """A dead letter, as text."""
+
+    place: str
+    time: datetime | None
+    key: str | None
+    value: str | None
+    headers: Sequence[tuple[str, str | None]]
+
+
+class Reason(NamedTuple):
+    """Dead letters with the same reason."""
+
+    stage: str
+    reason: str
+    number: int
+    letters: Sequence[Letter]
+
+
+@dataclass(frozen=True)
+class Letters:
+    """The dead letters by reason, the most frequent first; ``read`` of ``total`` are grouped."""
+
+    reasons: Sequence[Reason]
+    read: int
+    total: int
+
+
+class ScopeColumns(NamedTuple):
+    """The inferred columns of a scope.
+
+    Attributes:
+        scope: the values of the scope; empty: the whole table.
+        files: the number of its files.
+        versions: the number of schemas that its files were published with.
+        columns: name and type.
+    """
+
+    scope: str
+    files: int
+    versions: int
+    columns: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The files of a table.
+
+    Attributes:
+        files, rows, bytes: of the whole table.
+        directories: directory, files and rows; the first ones.
+        more: the number of directories that are left out.
+        scopes: the columns of the first scopes.
+        more_scopes: the number of scopes that are left out.
+    """
+
+    files: int
+    rows: int
+    bytes: int
+    directories: Sequence[tuple[str, int, int]] = ()
+    more: int = 0
+    scopes: Sequence[ScopeColumns] = ()
+    more_scopes: int = 0
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What only the page of one pipeline shows; each part is read by itself."""
+
+    history: History | Problem
+    letters: Letters | Problem
+    files: TableFiles | Problem | None = None
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def overview(subject: Subject, before: Overview | None = None) -> Overview:
+    """Read the progress; never raises.
+
+    Args:
+        subject: the pipeline.
+        before: the reading before, for the speed.
+    """
+    if subject.pipeline is None:
+        problem = subject.problem or Problem("the file can't be read")
+        return Overview(Verdict("bad", problem.message), problem=problem)
+    found = _tried(subject.pipeline, subject.pipeline.status)
+    if isinstance(found, Problem):
+        return Overview(Verdict("bad", f"Can't be read: {found.message}"), problem=found)
+    return judged(Overview(Verdict("unknown", ""), found), before)
+
+
+def judged(now: Overview, before: Overview | None) -> Overview:
+    """The reading with its speed and its verdict."""
+    if now.status is None:
+        return now
+    per_second, still = None, 0.0
+    if before is not None and before.status is not None:
+        passed = max(now.clock - before.clock, 1e-9)
+        moved = _moved(before.status, now.status)
+        per_second = moved / passed
+        still = 0.0 if moved or now.status.epoch != before.status.epoch else before.still + passed
+    return replace(
+        now, per_second=per_second, still=still, verdict=_verdict(now, now.status, still)
+    )
+
+
+def _moved(before: Status, now: Status) -> int:
+    old = {(one.topic, one.partition): one.position for one in before.partitions}
+    pairs = ((old.get((one.topic, one.partition)), one.position) for one in now.partitions)
+    return sum(abs(new - at) for at, new in pairs if at is not None and new is not None)
+
+
+def _verdict(now: Overview, status: Status, still: float) -> Verdict:
+    if status.warnings:
+        return Verdict("bad", f"The next start would be refused: {'; '.join(status.warnings)}")
+    if not status.epoch and all(one.position is None for one in status.partitions):
+        return Verdict("unknown", "It has never run")
+    lag, letters = now.lag or 0, ""
+    if status.rejects:
+        letters = f"; {_number(status.rejects, 'dead letter')}"
+    if lag and still >= STALLED_SECONDS:
+        return Verdict(
+            "bad",
+            f"Stalled: {_number(lag, 'offset')} wait, and no position has moved for"
+            f" {duration(still)}{letters}",
+        )
+    if lag:
+        age = now.lag_seconds
+        oldest = f"; the oldest record waits for {duration(age)}" if age else ""
+        return Verdict("busy", f"Behind by {_number(lag, 'offset')}{oldest}{letters}")
+    return Verdict("warn" if letters else "fine", f"All records are committed{letters}")
+
+
+def detail(subject: Subject) -> Detail:
+    """Read history, dead letters and files; never raises."""
+    pipeline = subject.pipeline
+    if pipeline is None:
+        problem = subject.problem or Problem("the file can't be read")
+        return Detail(problem, problem)
+    redact = pipeline.secrets.redact
+    return Detail(
+        _tried(pipeline, lambda: history_of(read_ledger(pipeline.settings), redact)),
+        _tried(pipeline, lambda: _letters(pipeline)),
+        _tried(pipeline, lambda: files_of(table_of(pipeline).look(), redact))
+        if isinstance(pipeline.settings.sink, FilesSinkSettings)
+        else None,
+    )
+
+
+def _tried(pipeline: Pipeline, read: Callable[[], T]) -> T | Problem:
+    """The value, or why it can't be read, without secrets."""
+    secrets = pipeline.secrets
+    with scope(secrets):
+        try:
+            return read()
+        except OncelyError as error:
+            error.hide(secrets)
+            return Problem(" ".join([error.message, *error.details]), error.way_out)
+        except Exception as error:  # a page shows the other parts and pipelines
+            return Problem(secrets.redact(f"unexpected {type(error).__name__}: {error}"))
+
+
+# -- the history -----------------------------------------------------------------------------------
+
+
+def history_of(ledger: Ledger, redact: Callable[[str], str] = str) -> History:
+    """The history of a ledger by partition and by epoch."""
+    partitions = sorted({*ledger.positions, *(one.partition for one in ledger.history)})
+    notes = [redact(text) for text in (*ledger.problems, *ledger.unknown)]
+    return History(
+        [_lane(tp, ledger) for tp in partitions], _epochs(ledger), tuple(notes)
+    )  # fmt: skip
+
+
+def _lane(tp: TopicPartition, ledger: Ledger) -> Lane:
+    held = ledger.positions.get(tp)
+    entries = [one for one in ledger.of(tp) if one.kind in COMMITS | AMENDMENTS]
+    position = held.position if held else max((one.end for one in entries), default=0)
+    cut = _cut_by_resets(ledger, tp, position)
+    parts = [part for one in entries for part in _parts(one, cut(one)) if part.end > part.start]
+    drawn: list[Span] = []
+    last: dict[tuple[str, int], int] = {}  # of each kind and epoch: where it is in the list
+    for one in sorted(parts, key=_order):
+        at = last.get((one.kind, one.epoch))
+        if at is not None and drawn[at].end == one.start:
+            ranges, counts = drawn[at].ranges + 1, drawn[at].counts + one.counts
+            drawn[at] = drawn[at]._replace(end=one.end, ranges=ranges, counts=counts)
+        else:
+            last[one.kind, one.epoch] = len(drawn)
+            drawn.append(one)
+    drawn.sort(key=_order)
+    return Lane(tp, position, held.epoch if held else 0, drawn)
+
+
+def _order(one: Span) -> tuple[int, int, str, int]:
+    return one[:4]
+
+
+def _parts(one: Entry, cut: int) -> list[Span]:
+    """The part that counts, and the part from ``cut`` on, which a reset has undone."""
+    counts = one.counts or NO_RECORDS
+    if cut >= one.end:
+        return [Span(one.start, one.end, _kind(one), one.epoch, 1, counts)]
+    at = max(cut, one.start)
+    kept = Span(one.start, at, _kind(one), one.epoch)
+    return [kept, Span(at, one.end, "undone", one.epoch, 1, counts)]
+
+
+def _kind(one: Entry) -> str:
+    return one.kind if one.kind in (HOLE, GAP) or one.kind in AMENDMENTS else "data"
+
+
+def _cut_by_resets(ledger: Ledger, tp: TopicPartition, position: int) -> Callable[[Entry], int]:
+    """The offset from which on a reset has undone an entry; its end if none has.
+
+    A range that a reset has marked counts up to the reset's position. That is not stored in tables:
+    it is where later epochs have begun. In a log of moves nothing is marked, and resets are stored.
+    """
+    entries = ledger.of(tp)
+    resets = dict(ledger.resets.get(tp, {}))
+    resets |= {one.epoch: one.start for one in entries if one.kind == RESET}
+
+    def cut(one: Entry) -> int:
+        if one.superseded:
+            later = (e.start for e in entries if e.epoch > one.superseded and e.kind in COMMITS)
+            return min(later, default=position)
+        return min((at for epoch, at in resets.items() if epoch > one.epoch), default=one.end)
+
+    return cut
+
+
+def _epochs(ledger: Ledger) -> list[Epoch]:
+    holds: dict[int, list[TopicPartition]] = {}
+    for tp, held in sorted(ledger.positions.items()):
+        holds.setdefault(held.epoch, []).append(tp)
+    by_epoch: dict[int, list[Entry]] = {number: [] for number in holds}
+    for one in ledger.history:
+        by_epoch.setdefault(one.epoch, []).append(one)
+    resets = {one.superseded for one in ledger.history if one.superseded}
+    resets |= {epoch for own in ledger.resets.values() for epoch in own}
+    numbers = sorted({*by_epoch, *resets}, reverse=True)
+    return [_epoch(n, by_epoch.get(n, ()), holds, reset=n in resets) for n in numbers]
+
+
+def _epoch(
+    number: int,
+    entries: Sequence[Entry],
+    holds: Mapping[int, Sequence[TopicPartition]],
+    *,
+    reset: bool,
+) -> Epoch:
+    times = sorted(one.at for one in entries if one.at is not None)
+    commits = [one for one in entries if one.kind in COMMITS and not one.superseded]
+    events = Counter(one.kind for one in entries if one.kind in {GAP, *AMENDMENTS})
+    if reset or any(one.kind == RESET for one in entries):
+        events["reset"] = 1
+    events["undone range"] = sum(1 for one in entries if one.superseded)
+    return Epoch(
+        number,
+        times[0] if times else None,
+        times[-1] if times else None,
+        sum((one.counts for one in commits if one.counts), NO_RECORDS),
+        len(commits),
+        len({one.partition for one in commits}),
+        tuple(holds.get(number, ())),
+        +events,
+    )
+
+
+# -- dead letters and files ------------------------------------------------------------------------
+
+
+def _letters(pipeline: Pipeline) -> Letters:
+    found = as_json(pipeline.rejects(_LETTERS))
+    return grouped(found["rejects"], found["total"], pipeline.secrets)
+
+
+def grouped(found: Iterable[Mapping[str, Any]], total: int, secrets: Secrets) -> Letters:
+    """Dead letters, in the form of ``oncely rejects list --json``, by reason."""
+    listed = sorted(found, key=lambda one: (str(one["stage"]), str(one["reason"])))
+    reasons = []
+    for (stage, reason), same in groupby(listed, key=lambda one: (one["stage"], one["reason"])):
+        letters = list(same)
+        shown = [_letter(one, secrets) for one in letters[:_SAMPLES]]
+        reasons.append(Reason(stage, secrets.redact(reason), len(letters), shown))
+    reasons.sort(key=lambda one: -one.number)
+    return Letters(reasons, len(listed), total)
+
+
+def _letter(one: Mapping[str, Any], secrets: Secrets) -> Letter:
+    def text(value: Any) -> str | None:
+        if value is None:
+            return None
+        shown = f"base64: {value['base64']}" if isinstance(value, dict) else str(value)
+        shown = secrets.redact(shown)  # before it is cut: a part of a secret is not recognised
+        return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
+
+    at = one["timestamp_ms"]
+    return Letter(
+        f"{one['topic']}-{one['partition']}@{one['offset']}",
+        None if at is None else _time(at),
+        text(one["key"]),
+        text(one["value"]),
+        [(str(text(name)), text(value)) for name, value in one["headers"]],
+    )
+
+
+def _time(timestamp_ms: int) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # any 64 bits may be a timestamp
+        return None
+
+
+def files_of(contents: Contents, redact: Callable[[str], str] = str) -> TableFiles:
+    """The files of a table, and the columns of its scopes."""
+    files = contents.files.values()
+    number, rows = Counter[str](), Counter[str]()
+    for one in files:
+        directory = one.path.rpartition("/")[0] or "."
+        number[directory] += 1
+        rows[directory] += one.rows
+    of_scope = Counter(one.scope for one in files)
+    versions = {(one.scope, one.schema) for one in files}
+    scopes = [
+        ScopeColumns(
+            redact(", ".join("no value" if part is None else part for part in scope)),
+            of_scope[scope],
+            sum(1 for other, _ in versions if other == scope),
+            [(redact(one.name), type_name(one.type)) for one in arrow_schema_of(published.avro)],
+        )
+        for scope, published in list(contents.schemas.items())[:_SCOPES]
+    ]
+    names = sorted(number)
+    return TableFiles(
+        len(files),
+        sum(one.rows for one in files),
+        sum(one.bytes for one in files),
+        [(redact(name), number[name], rows[name]) for name in names[:_DIRECTORIES]],
+        max(0, len(names) - _DIRECTORIES),
+        scopes,
+        max(0, len(contents.schemas) - _SCOPES),
+    )
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def _target(settings: PipelineSettings) -> str:
+    sink = settings.sink
+    for name in ("table", "topic", "topic_column", "url"):
+        value = getattr(sink, name, None)
+        if value is not None:
+            return f"{sink.kind} {value}"
+    return sink.kind
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time in a readable form."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:,.0f} s" if seconds >= 1 else f"{seconds:.1f} s"

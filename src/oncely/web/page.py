@@ -1,0 +1,597 @@
+"""The model as HTML. Every text is escaped: records are written by others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from urllib.parse import quote
+
+from oncely.audit.page import picture
+from oncely.audit.report import Report
+from oncely.audit.wording import plural, verdict_sentence, visible
+from oncely.core.topics import TopicPartition
+from oncely.html import document
+from oncely.pipeline.offsets import Reset
+from oncely.sources.lag import PartitionLag
+from oncely.verify.state import AMENDMENTS
+from oncely.web.changes import VERBS, Job
+from oncely.web.model import (
+    Detail,
+    Epoch,
+    History,
+    Lane,
+    Letter,
+    Letters,
+    Overview,
+    Problem,
+    Reason,
+    Span,
+    Subject,
+    TableFiles,
+    Verdict,
+    duration,
+)
+from oncely.web.style import STYLE
+
+_WIDTH = 1000.0
+_LEAST = 2.0
+_LANES = 200  # partitions that are drawn
+_EPOCHS = 100
+_LONGEST = 4_000
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who looks at a page.
+
+    Attributes:
+        form_token: what forms contain; None: nobody is logged in.
+        can_log_in: True if the server has a token.
+    """
+
+    form_token: str | None = None
+    can_log_in: bool = False
+
+
+def pipelines(found: Sequence[tuple[Subject, Overview | None]], visitor: Visitor) -> str:
+    """The page of all pipelines."""
+    items = "".join(_item(subject, overview) for subject, overview in found)
+    levels = [one.verdict.level for _, one in found if one is not None]
+    bad = sum(level == "bad" for level in levels)
+    told = f"{plural(len(found), 'pipeline')}"
+    told += f", {bad} of them with a problem" if bad else ", none of them with a problem"
+    live = f'<p class="verdict">{told}</p><ul class="pipelines">{items}</ul>'
+    return _page("Pipelines", "<h1>Pipelines</h1>", live, "/events", visitor)
+
+
+def pipeline(
+    subject: Subject,
+    overview: Overview | None,
+    detail: Detail | None,
+    audit: Report | None,
+    job: Job | None,
+    visitor: Visitor,
+) -> str:
+    """The page of one pipeline."""
+    verdict = overview.verdict if overview is not None else _READING
+    parts = [
+        f'<div class="{verdict.level}">{_verdict(verdict)}</div>',
+        _problem(overview.problem) if overview and overview.problem else "",
+        _job(job),
+        _facts(overview, detail, audit),
+        _positions(overview),
+        _history(detail, overview),
+        _letters(detail, subject, visitor),
+        _files(detail),
+        _audit(audit),
+    ]
+    head = f"<h1>{_text(subject.name)}</h1><p>{_text(subject.route)}</p>"
+    after = _reset_form(subject, visitor) + _guarantee(subject)
+    events = f"/p/{quote(subject.name, safe='')}/events"
+    return _page(subject.name, head, "\n".join(filter(None, parts)), events, visitor, after)
+
+
+def reset_plan(
+    subject: Subject, asked: Mapping[str, str], plan: Reset | Problem, visitor: Visitor
+) -> str:
+    """The dry run of a reset, with the form that executes it."""
+    head = f"<h1>Reset of {_text(subject.name)}</h1>"
+    back = f'<p><a href="{_path(subject)}">Back to the pipeline</a></p>'
+    if isinstance(plan, Problem):
+        return _page("Reset", head, _problem(plan) + back, None, visitor)
+    rows = (
+        (_text(tp), _n(plan.before.get(tp)), _n(at), escape(_effect(plan.before.get(tp), at)))
+        for tp, at in sorted(plan.positions.items())
+    )
+    table = _table("New positions", ["Partition", "#Position", "#New position", "Effect"], rows)
+    notes = "".join(f"<p>{_text(one)}</p>" for one in plan.notes)
+    again = f"<p>{escape(plan.warning)}</p>" if plan.warning else ""
+    told = "<p>This is a dry run: nothing was written.</p>"
+    if visitor.form_token is None:
+        told += "<p>Log in with the token to execute it.</p>" if visitor.can_log_in else ""
+        form = ""
+    else:
+        form = (
+            f'<form class="ask" method="post" action="{_path(subject)}/reset">{_hidden(visitor)}'
+            + "".join(
+                f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
+                for name, value in asked.items()
+            )
+            + '<button class="change-it">Reset; a running pipeline is fenced</button></form>'
+        )
+    return _page("Reset", head, f"{told}{table}{notes}{again}{form}{back}", None, visitor)
+
+
+def login(wrong: bool) -> str:
+    """The form for the token."""
+    failed = '<p class="problem" role="alert">That is not the token.</p>' if wrong else ""
+    body = (
+        f"{failed}<form class='ask' method='post' action='/login'><label>Token"
+        "<input name='token' type='password' autocomplete='current-password' required></label>"
+        "<button>Log in</button></form>"
+    )
+    return _page("Log in", "<h1>Log in</h1>", body, None, Visitor())
+
+
+def message(title: str, text: str) -> str:
+    """A page with one sentence."""
+    return _page(title, f"<h1>{escape(title)}</h1>", f"<p>{escape(text)}</p>", None, Visitor())
+
+
+# -- frame -----------------------------------------------------------------------------------------
+
+
+def _page(
+    title: str, head: str, live: str, events: str | None, visitor: Visitor, after: str = ""
+) -> str:
+    log = ""
+    if visitor.form_token is not None:
+        log = (
+            f'<form method="post" action="/logout">{_hidden(visitor)}'
+            "<button>Log out</button></form>"
+        )
+    elif visitor.can_log_in:
+        log = '<a href="/login">Log in</a>'
+    watched = "" if events is None else f' data-events="{escape(events)}"'
+    body = (
+        '<a class="skip" href="#live">To the content</a>'
+        f'<nav class="top" aria-label="Oncely"><a href="/">Oncely: all pipelines</a>{log}</nav>'
+        f'{head}<div id="said" class="said" role="status"></div>'
+        f'<div id="live" tabindex="-1"{watched}>{live}</div>{after}'
+    )
+    script = '<script src="/live.js" defer></script>\n' if events is not None else ""
+    return document(f"{visible(title)} · Oncely", STYLE, body, script)
+
+
+def _hidden(visitor: Visitor) -> str:
+    return f'<input type="hidden" name="form_token" value="{escape(visitor.form_token or "")}">'
+
+
+def _path(subject: Subject) -> str:
+    return f"/p/{quote(subject.name, safe='')}"
+
+
+# -- overview --------------------------------------------------------------------------------------
+
+_READING = Verdict("unknown", "Reading; a server has not answered yet")
+_LEVELS = {
+    "fine": "Good", "busy": "Working", "warn": "Attention", "bad": "Problem",
+    "unknown": "Unknown",
+}  # fmt: skip
+
+
+def _item(subject: Subject, overview: Overview | None) -> str:
+    verdict = overview.verdict if overview is not None else _READING
+    numbers = []
+    if overview is not None and overview.status is not None:
+        numbers += [
+            plural(len(overview.status.partitions), "partition"),
+            f"lag {overview.lag:,}",
+            _speed(overview.per_second),
+            f"epoch {overview.status.epoch}",
+        ]
+    if overview is not None:
+        numbers.append(f"read at {_clock(overview.at)}")
+    return (
+        f'<li class="{verdict.level}"><h2><a href="{_path(subject)}">{_text(subject.name)}</a></h2>'
+        f"{_verdict(verdict)}<p>{_text(subject.route)}</p>"
+        f'<p class="numbers">{" · ".join(filter(None, numbers))}</p></li>'
+    )
+
+
+def _verdict(verdict: Verdict) -> str:
+    dot = f'<span class="dot" role="img" aria-label="{_LEVELS[verdict.level]}"></span>'
+    return f'<p class="verdict">{dot}<span>{_text(verdict.sentence)}</span></p>'
+
+
+def _problem(problem: Problem) -> str:
+    way = f'<p class="way-out">Way out: {_text(problem.way_out)}</p>' if problem.way_out else ""
+    return f'<div class="problem"><p>{_text(problem.message)}</p>{way}</div>'
+
+
+def _speed(per_second: float | None) -> str:
+    return "" if not per_second else f"{per_second:,.0f} offsets/s"
+
+
+# -- one pipeline ----------------------------------------------------------------------------------
+
+
+def _job(job: Job | None) -> str:
+    if job is None:
+        return ""
+    states = {"running": "is going on", "done": "is done", "failed": "has failed"}
+    told = f": {_text(job.text)}" if job.text else ""
+    failed = _problem(job.problem) if job.problem else ""
+    return (
+        f"<section><h2>Last change</h2><p><strong>{escape(job.title)}</strong>"
+        f" {states[job.state]}{told} ({_clock(job.at)})</p>{failed}</section>"
+    )
+
+
+def _facts(overview: Overview | None, detail: Detail | None, audit: Report | None) -> str:
+    facts: list[tuple[str, str]] = []
+    if overview is not None and overview.status is not None:
+        status = overview.status
+        age = overview.lag_seconds
+        facts += [
+            ("lag, in offsets", _n(overview.lag)),
+            ("oldest record waits", duration(age) if age else "–"),
+            ("offsets per second", _n(round(overview.per_second or 0))),
+            ("dead letters", _n(status.rejects)),
+            ("last epoch", str(status.epoch or "none")),
+        ]
+    history = detail.history if detail is not None else None
+    if isinstance(history, History) and history.last_commit:
+        facts.append(("last commit", _time(history.last_commit)))
+    if audit is not None:
+        until = audit.complete_until.event_time or audit.complete_until.wall_time
+        facts.append(("complete until, by the last audit", _time(until) if until else "not known"))
+    if overview is not None:
+        facts.append(("read at", _clock(overview.at)))
+    cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
+    return f'<dl class="facts">{cells}</dl>' if facts else ""
+
+
+def _positions(overview: Overview | None) -> str:
+    if overview is None or overview.status is None:
+        return ""
+    partitions = overview.status.partitions
+    rows = (
+        (
+            _text(f"{one.topic}-{one.partition}"),
+            _n(one.position),
+            _n(one.end),
+            _n(one.lag),
+            _age(one),
+        )
+        for one in partitions
+    )
+    head = ["Partition", "#Next offset", "#End", "#Lag", "#Oldest waits"]
+    return f"<section><h2>Positions and lag</h2>{_table('Positions', head, rows)}</section>"
+
+
+def _age(one: PartitionLag) -> str:
+    if not one.lag:
+        return "–"
+    return "not known" if one.lag_seconds is None else duration(one.lag_seconds)
+
+
+# -- history ---------------------------------------------------------------------------------------
+
+
+_KEY = (
+    ("hole", "offsets without a record"),
+    ("gap", "deleted before they were read"),
+    ("undone", "undone by a reset"),
+    ("change", "replayed or repaired"),
+    ("base", "not committed yet"),
+)
+
+
+def _history(detail: Detail | None, overview: Overview | None) -> str:
+    title = "<h2>Committed ranges and takeovers</h2>"
+    if detail is None:
+        return f"<section>{title}<p>The ledger is being read.</p></section>"
+    history = detail.history
+    if isinstance(history, Problem):
+        return f"<section>{title}{_problem(history)}</section>"
+    status = overview.status if overview is not None else None
+    ends = (
+        {TopicPartition(p.topic, p.partition): p.end for p in status.partitions} if status else {}
+    )
+    numbers = sorted(one.number for one in history.epochs if one.ranges)
+    colours = {number: f"e{at % 3}" for at, number in enumerate(numbers)}
+    lanes = "".join(_lane(one, ends.get(one.partition), colours) for one in history.lanes[:_LANES])
+    cut = len(history.lanes) - _LANES
+    more = f"<p class='note'>{cut:,} more partitions are not drawn.</p>" if cut > 0 else ""
+    notes = "".join(f"<p class='note'>{_text(one)}</p>" for one in history.notes)
+    key = (
+        '<ul class="key"><li><i class="e0"></i><i class="e1"></i><i class="e2"></i>committed;'
+        " another colour is another epoch</li>"
+        + "".join(f'<li><i class="{style}"></i>{told}</li>' for style, told in _KEY)
+        + "</ul>"
+    )
+    drawn = f'<ul class="lanes-of">{lanes}</ul>{more}{key}' if lanes else ""
+    return (
+        f"<section>{title}<p>{escape(history.holder)}</p>{notes}{drawn}"
+        f"{_epochs(history.epochs)}</section>"
+    )
+
+
+def _lane(lane: Lane, end: int | None, colours: Mapping[int, str]) -> str:
+    spans = lane.spans
+    start = min((one.start for one in spans), default=lane.position)
+    last = max([lane.position, start + 1, end or 0, *(one.end for one in spans)])
+    scale = _WIDTH / (last - start)
+    drawn = [_rect("base", 0, _WIDTH, "not committed yet")]
+    # What a reset has undone is a strip over what was committed again.
+    for one in sorted(spans, key=lambda span: span.kind == "undone"):
+        left = min((one.start - start) * scale, _WIDTH - _LEAST)
+        width = max(_LEAST, (one.end - one.start) * scale)
+        drawn.append(_rect(_style(one, colours), left, width, _told(one)))
+    epochs = sorted({one.epoch for one in spans})
+    wait = f"; {end - lane.position:,} offsets wait" if end and end > lane.position else ""
+    about = (
+        f"{lane.partition}: offsets {start:,} to {lane.position:,} are committed, by"
+        f" {plural(len(epochs), 'epoch')}{wait}"
+    )
+    return (
+        f"<li><b>{_text(lane.partition)}</b> <small>epoch {lane.epoch}</small>"
+        f'<svg viewBox="0 0 {_WIDTH:g} 10" preserveAspectRatio="none" role="img"'
+        f' aria-label="{escape(visible(about))}">{"".join(drawn)}</svg>'
+        f"<small>offsets {start:,} to {lane.position:,}{wait}</small></li>"
+    )
+
+
+def _style(one: Span, colours: Mapping[int, str]) -> str:
+    if one.kind in AMENDMENTS:
+        return "change"
+    return colours.get(one.epoch, "e0") if one.kind == "data" else one.kind
+
+
+def _told(one: Span) -> str:
+    kinds = {
+        "data": "committed", "hole": "without a record", "gap": "deleted before they were read",
+        "undone": "undone by a reset",
+    }  # fmt: skip
+    counts = one.counts
+    return (
+        f"epoch {one.epoch}: offsets {one.start:,} to {one.end:,} {kinds.get(one.kind, one.kind)},"
+        f" {plural(one.ranges, 'range')}, {counts.records:,} records, {counts.rejects:,} rejects"
+    )
+
+
+def _rect(style: str, left: float, width: float, told: str) -> str:
+    top = 7 if style == "undone" else 0
+    return (
+        f'<rect class="{style}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{10 - top}">'
+        f"<title>{escape(told)}</title></rect>"
+    )
+
+
+def _epochs(epochs: Sequence[Epoch]) -> str:
+    if not epochs:
+        return ""
+    rows = (
+        (
+            f"{one.number}",
+            _time(one.first) if one.first else "–",
+            _time(one.last) if one.last else "–",
+            _n(one.counts.records),
+            _n(one.counts.rows),
+            _n(one.counts.rejects),
+            escape(_doings(one)) or "–",
+        )
+        for one in epochs[:_EPOCHS]
+    )
+    head = ["Epoch", "First commit", "Last commit", "#Records", "#Rows", "#Rejects", "Notes"]
+    more = len(epochs) - _EPOCHS
+    cut = f"<p class='note'>{more:,} older epochs are not listed.</p>" if more > 0 else ""
+    about = "<p class='note'>Each start of the pipeline takes an epoch; an older one can't commit"
+    return f"<h3>Takeovers</h3>{about} any more.</p>{_table('Takeovers', head, rows)}{cut}"
+
+
+def _doings(one: Epoch) -> str:
+    held = [f"holds {plural(len(one.holds), 'partition')}"] if one.holds else []
+    return "; ".join([*held, *(plural(number, name) for name, number in one.events.items())])
+
+
+# -- dead letters ----------------------------------------------------------------------------------
+
+
+def _letters(detail: Detail | None, subject: Subject, visitor: Visitor) -> str:
+    if detail is None:
+        return ""
+    letters, title = detail.letters, "<h2>Dead letters</h2>"
+    if isinstance(letters, Problem):
+        return f"<section>{title}{_problem(letters)}</section>"
+    if not letters.total:
+        return f"<section>{title}<p>There are none.</p></section>"
+    told = plural(letters.total, "record") + " could not be written"
+    if letters.read < letters.total:
+        told += f"; the first {letters.read:,} are grouped here"
+    groups = "".join(_reason(at, one) for at, one in enumerate(letters.reasons))
+    return f"<section>{title}<p>{told}.</p>{groups}{_replay(letters, subject, visitor)}</section>"
+
+
+def _reason(at: int, one: Reason) -> str:
+    rows = "".join(_letter(letter) for letter in one.letters)
+    more = one.number - len(one.letters)
+    cut = f"<p class='note'>{more:,} more with this reason are not listed.</p>" if more else ""
+    return (
+        f'<details id="reason-{at}"><summary><b>{one.number:,}</b> {_text(one.reason)}'
+        f" <small>({escape(one.stage)})</small></summary>{rows}{cut}</details>"
+    )
+
+
+def _letter(one: Letter) -> str:
+    parts = [f"<b>{_text(one.place)}</b>"]
+    if one.time is not None:
+        parts.append(_time(one.time))
+    fields = [("key", one.key), ("value", one.value)]
+    fields += [(f"header {name}", value) for name, value in one.headers]
+    shown = "".join(
+        f"<div><dt>{_text(name)}</dt><dd><pre>{'null' if value is None else _lines(value)}</pre>"
+        "</dd></div>"
+        for name, value in fields
+    )
+    return f'<div class="letter"><p>{" · ".join(parts)}</p><dl>{shown}</dl></div>'
+
+
+def _replay(letters: Letters, subject: Subject, visitor: Visitor) -> str:
+    if subject.pipeline is not None and subject.pipeline.spark_path is not None:
+        return "<p>A replay needs Spark: run <code>oncely rejects replay</code>.</p>"
+    if visitor.form_token is None:
+        how = "Log in with the token to replay them." if visitor.can_log_in else (
+            "This page is read-only; <code>oncely rejects replay</code> decodes them again."
+        )  # fmt: skip
+        return f"<p>{how}</p>"
+    return (
+        f'<form class="ask" method="post" action="{_path(subject)}/replay">{_hidden(visitor)}'
+        f'<button id="replay" class="change-it">Replay {letters.total:,}, each exactly once'
+        "</button></form>"
+    )
+
+
+# -- reset, files, audit, guarantee ----------------------------------------------------------------
+
+
+def _reset_form(subject: Subject, visitor: Visitor) -> str:
+    if subject.pipeline is None:
+        return ""
+    options = "".join(
+        f'<option value="{name}">{escape(meaning)}</option>' for name, meaning in VERBS.items()
+    )
+    needs = "" if visitor.form_token else " Executing it needs the token."
+    return (
+        "<section><h2>Reset of positions</h2><p>The dry run shows the new positions and writes"
+        f" nothing.{needs}</p>"
+        f'<form class="ask" method="get" action="{_path(subject)}/reset">'
+        f'<label>Move<select name="verb">{options}</select></label>'
+        '<label>Offset, time or duration<input name="value" size="20"></label>'
+        '<label>Only topic[:0,1]<input name="topic" size="16"></label>'
+        "<button>Dry run</button></form></section>"
+    )
+
+
+def _effect(before: int | None, after: int) -> str:
+    if before is None:
+        return "begins here"
+    if after == before:
+        return "stays"
+    if after < before:
+        return f"{before - after:,} are read again"
+    return f"{after - before:,} are skipped"
+
+
+def _files(detail: Detail | None) -> str:
+    if detail is None or detail.files is None:
+        return ""
+    files, title = detail.files, "<h2>Files and columns</h2>"
+    if isinstance(files, Problem):
+        return f"<section>{title}{_problem(files)}</section>"
+    told = f"{plural(files.files, 'file')}, {plural(files.rows, 'row')}, {_bytes(files.bytes)}."
+    rows = ((_text(name), _n(number), _n(count)) for name, number, count in files.directories)
+    table = _table("Directories", ["Directory", "#Files", "#Rows"], rows)
+    if files.more:
+        table += f"<p class='note'>{files.more:,} more directories are not listed.</p>"
+    return f"<section>{title}<p>{told}</p>{table}{_scopes(files)}</section>"
+
+
+def _scopes(files: TableFiles) -> str:
+    shown = []
+    for at, one in enumerate(files.scopes):
+        columns = "".join(f"<li>{_text(name)} {_text(kind)}</li>" for name, kind in one.columns)
+        shown.append(
+            f'<details id="scope-{at}"><summary>{_text(one.scope or "the whole table")}: '
+            f"{plural(len(one.columns), 'column')}, {plural(one.files, 'file')} with"
+            f" {plural(one.versions, 'version')} of the schema</summary>"
+            f"<ul>{columns}</ul></details>"
+        )
+    more = files.more_scopes
+    cut = f"<p class='note'>{more:,} more scopes are not listed.</p>" if more else ""
+    return f"<h3>Columns</h3>{''.join(shown)}{cut}" if shown else ""
+
+
+def _bytes(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+
+
+def _audit(report: Report | None) -> str:
+    if report is None:
+        return ""
+    told = f"{verdict_sentence(report)}. The audit was made at {_time(report.at)}"
+    return (
+        f'<section class="{report.verdict}"><h2>Last audit</h2><p>{told}.</p></section>'
+        f"{picture(report)}"
+    )
+
+
+def _guarantee(subject: Subject) -> str:
+    found = subject.guarantee
+    if found is None:
+        return ""
+    limits = "".join(f"<li>{_text(one)}</li>" for one in found.ends)
+    return (
+        f"<section><h2>Guarantee: {escape(found.delivery.replace('_', ' '))}</h2>"
+        f"<p>{_text(_sentence(found.means))}</p><p>{_text(_sentence(found.rejects))}</p>"
+        f"<details><summary>Limits and reasons</summary><p>{_text(_sentence(found.why))}</p>"
+        f"<ul>{limits}</ul></details></section>"
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def _text(text: object) -> str:
+    return f"<bdi>{escape(visible(str(text), _LONGEST))}</bdi>"
+
+
+def _lines(text: str) -> str:
+    """A text of several lines."""
+    return "\n".join(_text(line) for line in text.splitlines()) if text else "(empty)"
+
+
+def _n(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"
+
+
+def _time(at: datetime) -> str:
+    shown = f"{at:%Y-%m-%d %H:%M:%S}"
+    return f'<time datetime="{escape(at.isoformat())}">{shown} UTC</time>'
+
+
+def _clock(at: datetime) -> str:
+    return f'<time datetime="{escape(at.isoformat())}">{at:%H:%M:%S} UTC</time>'
+
+
+def _table(label: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML; a heading with ``#`` stands over numbers."""
+    right = [one.startswith("#") for one in head]
+    named = "".join(
+        f'<th scope="col"{_right(n)}>{escape(one.removeprefix("#"))}</th>'
+        for one, n in zip(head, right, strict=True)
+    )
+    body = "".join(
+        "<tr>" + "".join(f"<td{_right(n)}>{cell}</td>" for cell, n in zip(row, right, strict=True))
+        + "</tr>"
+        for row in rows
+    )  # fmt: skip
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>'
+        f"<thead><tr>{named}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _right(number: bool) -> str:
+    return ' class="n"' if number else ""

@@ -1,0 +1,315 @@
+"""The application: routes, the guard before them, and the event stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import parse_qs, quote
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oncely.audit.wording import redacted
+from oncely.errors import OncelyError
+from oncely.html import style_hash
+from oncely.pipeline.offsets import Reset
+from oncely.web import page
+from oncely.web.access import Access
+from oncely.web.audits import newest
+from oncely.web.changes import Changes, verb_of
+from oncely.web.model import Problem
+from oncely.web.style import SCRIPT, STYLE
+from oncely.web.watch import Watched
+
+_WAIT = 2.0  # seconds that a page waits for a reading
+_LONGEST_FORM = 10_000
+_ASKED = ("verb", "value", "topic")
+_BEAT = 15.0  # seconds between comments in an event stream
+
+HEADERS = {
+    "Content-Security-Policy": (
+        f"default-src 'none'; style-src {style_hash(STYLE)}; script-src 'self';"
+        " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # Not "no-referrer": a form would then be sent with the origin "null".
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Refuses foreign hosts, foreign origins and visitors without a session; adds the headers."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refused = self._refused(Request(scope))
+        await (refused or self._app)(scope, receive, sent)
+
+    def _refused(self, request: Request) -> Response | None:
+        access, headers = self._access, Headers(scope=request.scope)
+        if not access.is_known_host(headers.get("host", "")):
+            return _said(421, "Unknown host", "This server is not known by that name; --allow-host"
+                         " names others.")  # fmt: skip
+        if request.method not in ("GET", "HEAD") and not access.is_same_origin(headers):
+            return _said(403, "Refused", "The request was sent by another site.")
+        logged_in = access.form_token(request.cookies.get(access.cookie, "")) is not None
+        if access.private and not logged_in and request.url.path != "/login":
+            return RedirectResponse("/login", 303)
+        return None
+
+
+@dataclass(frozen=True)
+class Site:
+    """The pages.
+
+    Attributes:
+        watched: the pipelines.
+        access: who may do what.
+        audits: a folder of audit reports.
+        changes: what was asked for.
+        ended: true when the server ends, with which the event streams end.
+    """
+
+    watched: Sequence[Watched]
+    access: Access
+    audits: Path | None = None
+    changes: Changes = field(default_factory=Changes)
+    ended: Callable[[], bool] = lambda: False
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/", self.index),
+            Route("/events", self.events),
+            Route("/live.js", _script),
+            Route("/login", self.login, methods=["GET", "POST"]),
+            Route("/logout", self.logout, methods=["POST"]),
+            Route("/p/{name}", self.pipeline),
+            Route("/p/{name}/events", self.events),
+            Route("/p/{name}/reset", self.plan_reset, methods=["GET"]),
+            Route("/p/{name}/reset", self.reset, methods=["POST"]),
+            Route("/p/{name}/replay", self.replay, methods=["POST"]),
+        ]
+        app = Starlette(routes=routes)
+        app.add_middleware(Guard, access=self.access)
+        return app
+
+    def close(self) -> None:
+        """End the readings."""
+        for one in self.watched:
+            one.close()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def index(self, request: Request) -> Response:
+        """All pipelines."""
+        until = time.monotonic() + _WAIT
+        for one in self.watched:
+            one.overview.get()  # all readings begin before one is waited for
+        found = [
+            (one.subject, one.overview.get(max(0.0, until - time.monotonic())))
+            for one in self.watched
+        ]
+        return HTMLResponse(page.pipelines(found, self._visitor(request)))
+
+    def pipeline(self, request: Request) -> Response:
+        """One pipeline."""
+        one = self._named(request)
+        if one is None:
+            return _said(404, "Not found", "There is no such pipeline.")
+        one.overview.get()
+        until = time.monotonic() + _WAIT
+        detail = one.detail.get(_WAIT)
+        overview = one.overview.get(max(0.0, until - time.monotonic()))
+        name, report = one.subject.name, None
+        if self.audits is not None:
+            report = newest(self.audits, name)
+        if report is not None and one.subject.pipeline is not None:
+            report = redacted(report, one.subject.pipeline.secrets.redact)
+        job, visitor = self.changes.of(name), self._visitor(request)
+        text = page.pipeline(one.subject, overview, detail, report, job, visitor)
+        return HTMLResponse(text)
+
+    async def events(self, request: Request) -> Response:
+        """An event when something else was read."""
+        named = await run_in_threadpool(self._named, request)
+        chosen = [named] if named is not None else list(self.watched)
+        if named is None and "name" in request.path_params:
+            return _said(404, "Not found", "There is no such pipeline.")
+        return StreamingResponse(
+            self.changed(chosen, details=named is not None), media_type="text/event-stream"
+        )
+
+    async def changed(self, chosen: Sequence[Watched], *, details: bool) -> AsyncIterator[str]:
+        """The lines of the event stream."""
+        seen, beat = self._versions(chosen, details=details), time.monotonic()
+        yield "retry: 3000\n\n"
+        while not self.ended():  # a client that goes away cancels it
+            await asyncio.sleep(0.5)
+            now = await run_in_threadpool(self._versions, chosen, details=details)
+            if now != seen:
+                seen = now
+                yield f"event: changed\ndata: {datetime.now(UTC):%H:%M:%S}\n\n"
+            elif time.monotonic() - beat > _BEAT:
+                beat = time.monotonic()
+                yield ": still here\n\n"
+
+    def _versions(self, chosen: Sequence[Watched], *, details: bool) -> list[object]:
+        found: list[object] = []
+        for one in chosen:
+            one.overview.get()
+            found += [one.overview.version, self.changes.of(one.subject.name)]
+            if details:
+                one.detail.get()
+                found.append(one.detail.version)
+        return found
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def plan_reset(self, request: Request) -> Response:
+        """The dry run of a reset."""
+        one = self._named(request)
+        if one is None or one.subject.pipeline is None:
+            return _said(404, "Not found", "There is no such pipeline.")
+        asked = {name: request.query_params.get(name, "") for name in _ASKED}
+        plan: Reset | Problem
+        try:
+            verb = verb_of(asked["verb"], asked["value"])
+            plan = one.subject.pipeline.reset(verb, _topics(asked))
+        except OncelyError as error:
+            plan = Problem(" ".join([error.message, *error.details]), error.way_out)
+        status = 400 if isinstance(plan, Problem) else 200
+        text = page.reset_plan(one.subject, asked, plan, self._visitor(request))
+        return HTMLResponse(text, status)
+
+    async def reset(self, request: Request) -> Response:
+        """Execute a reset."""
+        form = await _form(request)
+        one = self._named(request)
+        refused = self._refused(request, form, one)
+        if refused is not None or one is None or one.subject.pipeline is None:
+            return refused or _said(404, "Not found", "There is no such pipeline.")
+        try:
+            verb = verb_of(form.get("verb", ""), form.get("value", ""))
+        except OncelyError as error:
+            return _said(400, "Refused", error.message)
+        name, topics = one.subject.name, _topics(form)
+        begun = self.changes.reset(name, one.subject.pipeline, verb, topics, one.hurry)
+        return _back(name) if begun else _busy()
+
+    async def replay(self, request: Request) -> Response:
+        """Replay the dead letters."""
+        form = await _form(request)
+        one = self._named(request)
+        refused = self._refused(request, form, one)
+        if refused is not None or one is None or one.subject.pipeline is None:
+            return refused or _said(404, "Not found", "There is no such pipeline.")
+        if one.subject.pipeline.spark_path is not None:
+            return _said(400, "Refused", "A replay needs Spark: run `oncely rejects replay`.")
+        name = one.subject.name
+        begun = self.changes.replay(name, one.subject.pipeline, one.hurry)
+        return _back(name) if begun else _busy()
+
+    def _refused(
+        self, request: Request, form: Mapping[str, str], one: Watched | None
+    ) -> Response | None:
+        session = request.cookies.get(self.access.cookie, "")
+        if not self.access.accepts(session, form.get("form_token", "")):
+            return _said(403, "Refused", "Log in with the token, and send the form again.")
+        if one is None:
+            return _said(404, "Not found", "There is no such pipeline.")
+        return None
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    async def login(self, request: Request) -> Response:
+        """Log in with the token."""
+        if request.method != "POST":
+            return HTMLResponse(page.login(wrong=False))
+        session = self.access.log_in((await _form(request)).get("token", ""))
+        if session is None:
+            await asyncio.sleep(0.5)  # guesses are slow
+            return HTMLResponse(page.login(wrong=True), 403)
+        done = RedirectResponse("/", 303)
+        done.set_cookie(
+            self.access.cookie, session, httponly=True, samesite="strict", path="/",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
+        return done
+
+    async def logout(self, request: Request) -> Response:
+        """End the session."""
+        session = request.cookies.get(self.access.cookie, "")
+        if not self.access.accepts(session, (await _form(request)).get("form_token", "")):
+            return _said(403, "Refused", "Send the form again.")
+        self.access.log_out(session)
+        done = RedirectResponse("/", 303)
+        done.delete_cookie(self.access.cookie, path="/", httponly=True, samesite="strict")
+        return done
+
+    def _visitor(self, request: Request) -> page.Visitor:
+        token = self.access.form_token(request.cookies.get(self.access.cookie, ""))
+        return page.Visitor(token, self.access.token is not None)
+
+    def _named(self, request: Request) -> Watched | None:
+        name = request.path_params.get("name")
+        return next((one for one in self.watched if one.subject.name == name), None)
+
+
+def _topics(asked: Mapping[str, str]) -> list[str]:
+    topic = asked.get("topic", "").strip()
+    return [topic] if topic else []
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form; empty if it is too long."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LONGEST_FORM:
+            return {}
+    found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+    return {name: values[0] for name, values in found.items()}
+
+
+def _script(_: Request) -> Response:
+    return Response(SCRIPT, media_type="text/javascript")
+
+
+def _said(status: int, title: str, text: str) -> Response:
+    return HTMLResponse(page.message(title, text), status)
+
+
+def _busy() -> Response:
+    return _said(409, "Busy", "Another change of this pipeline is going on.")
+
+
+def _back(name: str) -> Response:
+    return RedirectResponse(f"/p/{quote(name, safe='')}", 303)

@@ -1,0 +1,94 @@
+"""The style of the pages, after those of reports."""
+
+from oncely.audit import page as audit_page
+
+STYLE = (
+    audit_page.STYLE
+    + """
+.warn .dot { --dot: var(--twice); } .bad .dot { --dot: var(--lost); }
+.fine .dot { --dot: var(--fine); } .busy .dot { --dot: var(--other); }
+.unknown .dot { --dot: var(--unsure); }
+.top { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; align-items: center;
+  font-size: .875rem; color: var(--soft); margin-bottom: 1.5rem; }
+.top > :first-child { margin-right: auto; }
+.top form { margin: 0; }
+a { color: rgb(var(--other)); text-underline-offset: .15em; }
+a:focus-visible, button:focus-visible, input:focus-visible, select:focus-visible {
+  outline: 2px solid rgb(var(--other)); outline-offset: 2px; }
+.skip { position: absolute; left: -99rem; } .skip:focus { left: 1rem; top: .5rem; }
+.said { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+.pipelines { list-style: none; padding: 0; margin: 1.5rem 0 0; display: grid; gap: .75rem; }
+.pipelines li { background: var(--card); border: 1px solid var(--rule); border-radius: 10px;
+  padding: 1rem 1.1rem; }
+.pipelines h2 { margin: 0; font-size: 1.1rem; overflow-wrap: anywhere; }
+.pipelines p { margin: .25rem 0 0; overflow-wrap: anywhere; }
+.pipelines .numbers { font-variant-numeric: tabular-nums; font-size: .875rem; }
+.verdict { display: flex; gap: .6rem; align-items: baseline; color: var(--ink); }
+.dot { flex: none; width: .7rem; height: .7rem; border-radius: 50%; background: rgb(var(--dot)); }
+.dot { position: relative; top: .05rem; }
+.bad .dot { border-radius: 2px; } .warn .dot { border-radius: 2px; transform: rotate(45deg); }
+h1 + .verdict { font-size: 1.15rem; margin-bottom: .25rem; }
+.way-out { font-size: .9375rem; }
+.problem { border-left: 3px solid rgb(var(--lost)); padding: .1rem 0 .1rem .9rem; }
+.lanes-of { list-style: none; padding: 0; margin: 0; }
+.lanes-of li { padding: .6rem 0; border-top: 1px solid var(--rule); }
+.lanes-of svg { height: 1.2rem; margin: .35rem 0; border-radius: 4px; }
+.lanes-of small { color: var(--soft); font-variant-numeric: tabular-nums; }
+.e0 { --colour: rgba(var(--fine), .7); } .e1 { --colour: rgba(var(--other), .6); }
+.e2 { --colour: rgba(var(--twice), .7); } .hole { --colour: rgba(var(--unsure), .5); }
+.gap { --colour: rgb(var(--lost)); } .undone { --colour: rgb(var(--unsure)); }
+.change { --colour: var(--ink); }
+pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: .8125rem/1.5 ui-monospace,
+  "SF Mono", Consolas, monospace; }
+td time { white-space: nowrap; } td:last-child:not(.n) { min-width: 11rem; }
+.letter { margin: .25rem 0 1rem; padding-left: 1rem; border-left: 3px solid var(--rule); }
+.letter p { margin: 0; font-size: .9375rem; }
+.letter dl { margin: .25rem 0 0; }
+.letter dl div { display: grid; grid-template-columns: minmax(4rem, 8rem) 1fr; gap: 0 .75rem; }
+.letter dt { color: var(--soft); font-size: .8125rem; overflow-wrap: anywhere; }
+.letter dd { margin: 0; min-width: 0; }
+details { border-top: 1px solid var(--rule); }
+details > summary { color: var(--ink); overflow-wrap: anywhere; }
+summary small { color: var(--soft); }
+form.ask { display: flex; flex-wrap: wrap; gap: .6rem 1rem; align-items: end;
+  margin: .5rem 0 1rem; }
+form.ask label { display: grid; gap: .15rem; font-size: .875rem; color: var(--soft); }
+input, select, button { font: inherit; color: var(--ink); background: var(--card);
+  border: 1px solid var(--soft); border-radius: 6px; padding: .4rem .6rem; min-height: 2.75rem;
+  max-width: 100%; }
+button { cursor: pointer; font-weight: 600; }
+button.change-it { background: rgb(var(--other)); border-color: transparent; color: var(--page); }
+.top button { min-height: 0; padding: .1rem .5rem; font-weight: 400; }
+@media (max-width: 34rem) { .lanes-of svg { height: 1.4rem; } }
+"""
+)
+
+SCRIPT = """\
+// Replaces the live part of the page when the server has read something else.
+const live = document.getElementById("live");
+const said = document.getElementById("said");
+const verdict = () => live.querySelector(".verdict")?.textContent.trim();
+const busy = () => live.contains(document.activeElement) && document.activeElement.matches("input");
+async function renew() {
+  if (busy() || !getSelection().isCollapsed) return;
+  const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+  if (!answer.ok || answer.redirected) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const fresh = page.getElementById("live");
+  if (!fresh) return;
+  for (const one of live.querySelectorAll("details[open][id]"))
+    fresh.querySelector("#" + CSS.escape(one.id))?.setAttribute("open", "");
+  const before = verdict(), focused = live.contains(document.activeElement)
+    ? document.activeElement.closest("[id]")?.id : null;
+  live.replaceChildren(...fresh.childNodes);
+  if (focused) {
+    const at = document.getElementById(focused);
+    (at?.matches("details") ? at.querySelector("summary") : at)?.focus({ preventScroll: true });
+  }
+  if (verdict() !== before) said.textContent = verdict() ?? "";
+}
+const events = new EventSource(live.dataset.events);
+events.addEventListener("changed", renew);
+events.onopen = () => { document.documentElement.dataset.live = "yes"; };
+events.onerror = () => { document.documentElement.dataset.live = "no"; };
+"""

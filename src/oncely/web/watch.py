@@ -1,0 +1,108 @@
+"""Readings that go on while somebody looks, each in a thread of its own.
+
+A page never waits long for a server: it shows the last reading, and its time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from oncely.web.model import Detail, Overview, Subject, detail, overview
+
+T = TypeVar("T")
+_KEEP = 30.0  # seconds without a look after which the reading ends
+
+
+class Reading(Generic[T]):
+    """A value that is read again at an interval, until nobody has looked at it for some time.
+
+    Args:
+        read: reads; gets the value before.
+        every: seconds between two readings.
+
+    Attributes:
+        version: grows with each reading that has another value.
+    """
+
+    def __init__(self, read: Callable[[T | None], T], every: float) -> None:
+        self._read, self._every = read, every
+        self._changed = threading.Condition()
+        self._value: T | None = None
+        self._at = self._looked = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._hurry = self._closed = False
+        self.version = 0
+
+    def get(self, wait: float = 0.0) -> T | None:
+        """The last value; None if there is none after ``wait`` seconds."""
+        with self._changed:
+            self._looked = time.monotonic()
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._go, name="reading", daemon=True)
+                self._thread.start()
+            oldest = self._looked - 3 * self._every
+            self._changed.wait_for(lambda: self._at >= oldest or self._closed, wait)
+            return self._value
+
+    def hurry(self) -> None:
+        """Read again now."""
+        with self._changed:
+            self._hurry, self._at = True, float("-inf")
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End after the reading in hand."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _go(self) -> None:
+        while True:
+            value = self._read(self._value)
+            with self._changed:
+                self.version += value != self._value
+                self._value, self._at = value, time.monotonic()
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._hurry or self._closed, self._every)
+                self._hurry = False
+                if self._closed or time.monotonic() - self._looked > max(_KEEP, 3 * self._every):
+                    self._thread = None
+                    return
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A pipeline and its readings.
+
+    Attributes:
+        subject: the pipeline.
+        every: seconds between two readings of the overview; the rest is read half as often.
+    """
+
+    subject: Subject
+    every: float = 5.0
+    overview: Reading[Overview] = field(init=False)
+    detail: Reading[Detail] = field(init=False)
+
+    def __post_init__(self) -> None:
+        subject = self.subject
+        readings: tuple[tuple[str, object], ...] = (
+            ("overview", Reading[Overview](lambda old: overview(subject, old), self.every)),
+            ("detail", Reading[Detail](lambda _: detail(subject), 2 * self.every)),
+        )
+        for name, value in readings:
+            object.__setattr__(self, name, value)
+
+    def hurry(self) -> None:
+        """Read again now: something was changed."""
+        self.overview.hurry()
+        self.detail.hurry()
+
+    def close(self) -> None:
+        """End the readings."""
+        self.overview.close()
+        self.detail.close()
