@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 import psycopg
 from rich.console import Console
-from rich.table import Table
 
-from bench import contenders, latency, memory
+from bench import audit, contenders, latency, memory, worker
 from bench.contenders import Contest
 from bench.files import match as files
 from bench.kafka import match
-from bench.measure import Series, fetch_settings, measured, ratio
+from bench.measure import Goal, Series, fetch_settings, measured, ratio, show
 from bench.workload import TABLE, publish
 from oncely.artifacts import POSTGRES_JDBC, SPARK_AVRO, resolve
 from oncely.runtimes.spark import session
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OUT = Path("build/bench/sql.json")
-ONLY = ("sql", "memory", "latency", "kafka", "files")
-GOALS = (
+ONLY = ("sql", "memory", "latency", "kafka", "files", "audit", "worker")
+GOALS: tuple[Goal, ...] = (
     ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.6),
     ("oncely / jdbc_rewrite + fetch", "oncely", "jdbc_rewrite + fetch", 1.5),
     ("oncely / jdbc", "oncely", "jdbc", 4.0),
@@ -55,7 +54,7 @@ def main() -> int:
             jars, settings = [*jars, *more], dict(bucket.spark_settings())
         settings["spark.jars"] = ",".join(map(str, jars))
         spark = session.start("bench", "local[2,4]", settings)
-        if given.only not in ("kafka", "files"):
+        if given.only in (None, "sql", "memory", "latency"):
             with Postgres() as postgres:
                 _to_sql(given, spark, broker, postgres)
         if given.only in (None, "kafka"):
@@ -78,14 +77,24 @@ def main() -> int:
                 batch=given.batch,
                 bucket=bucket,
             )
+        if given.only in (None, "audit"):
+            with Postgres() as postgres:
+                _audit(given, spark, broker, postgres)
+        if given.only in (None, "worker"):
+            with Postgres() as postgres:
+                _worker(given, spark, broker, postgres)
         spark.stop()
     return 0
 
 
 def _options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="bench", description=__doc__)
-    options.add_argument("--records", type=int, help="SQL and files: 3,000,000; Kafka: 1,000,000")
-    options.add_argument("--rounds", type=int, help="SQL: 5; Kafka and files: 3")
+    options.add_argument(
+        "--records",
+        type=int,
+        help="SQL, files: 3,000,000; Kafka: 1,000,000; audit: 10,000,000; worker: 2,000,000",
+    )
+    options.add_argument("--rounds", type=int, help="SQL: 5; others: 3")
     options.add_argument("--batch", type=int, default=3_000_000, help="records of a micro-batch")
     options.add_argument("--range", type=int, default=5_000_000, help="records of the memory test")
     options.add_argument("--only", choices=ONLY, default=None)
@@ -113,6 +122,30 @@ def _to_sql(
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(result, indent=2) + "\n")
     console.print(f"written: {OUT}")
+
+
+def _audit(
+    given: argparse.Namespace, spark: SparkSession, broker: Broker, postgres: Postgres
+) -> None:
+    """The audit of a table, against a full outer join."""
+    records = given.records or 10_000_000
+    with console.status(f"publishing {records:,} records"):
+        workload = publish(broker, "audit", records)
+    url = postgres.create_database("audit")
+    contest = Contest(spark, broker.bootstrap, url, workload, audit.BATCH)
+    audit.measure(contest, (broker.pid, postgres.pid), console, given.rounds or 3)
+
+
+def _worker(
+    given: argparse.Namespace, spark: SparkSession, broker: Broker, postgres: Postgres
+) -> None:
+    """The worker, against the consumer alone and Spark's JDBC sink."""
+    records = given.records or 2_000_000
+    with console.status(f"publishing {records:,} records"):
+        workload = publish(broker, "worker", records)
+    url = postgres.create_database("worker")
+    contest = Contest(spark, broker.bootstrap, url, workload, given.batch)
+    worker.measure(contest, broker, (broker.pid, postgres.pid), console, given.rounds or 3)
 
 
 def sql(contest: Contest, servers: tuple[int, int], rounds: int) -> dict[str, object]:
@@ -144,7 +177,8 @@ def sql(contest: Contest, servers: tuple[int, int], rounds: int) -> dict[str, ob
             console.print(f"round {number + 1} {name}: {rate:,.0f}/s")
             if number >= 0:
                 series[name].samples.append(one)
-    _show(series)
+    show(console, "Kafka to PostgreSQL, records per second", series, GOALS)
+    console.print(fetch_settings(IN_BULK))
     return {
         **{name: round(one.rate) for name, one in series.items()},
         "ratios": {label: round(ratio(series[a], series[b]), 3) for label, a, b, _ in GOALS},
@@ -173,22 +207,6 @@ def _fresh(url: str, table: str) -> None:
 def _drop(url: str, table: str) -> None:
     with psycopg.connect(url, autocommit=True) as database:
         database.execute(f"DROP TABLE {table}".encode())
-
-
-def _show(series: dict[str, Series]) -> None:
-    table = Table(title="Kafka to PostgreSQL, records per second")
-    for column in ("", "median", "lowest", "highest", "CPU s per million"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, one in series.items():
-        low, high = min(one.rates), max(one.rates)
-        rates = [f"{rate:,.0f}" for rate in (one.rate, low, high)]
-        table.add_row(name, *rates, f"{one.cpu_per_million:.2f}")
-    console.print(table)
-    for label, ours, theirs, goal in GOALS:
-        found = ratio(series[ours], series[theirs])
-        verdict = "[green]reached" if found >= goal else "[red]missed"
-        console.print(f"{label:30} {found:5.2f}   goal {goal:.2f}   {verdict}")
-    console.print(fetch_settings(IN_BULK))
 
 
 if __name__ == "__main__":

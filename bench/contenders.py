@@ -15,7 +15,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
@@ -24,6 +23,7 @@ from bench.counting import CountingSink
 from bench.measure import NO_OPTIONS
 from bench.workload import SCHEMA, Workload
 from oncely.commit.delivery import Delivery
+from oncely.commit.path import Outcome
 from oncely.config import parse
 from oncely.core.budget import Budget
 from oncely.core.claim import Fence
@@ -31,7 +31,8 @@ from oncely.pipeline import Pipeline
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.offset_log import batch_ranges
 from oncely.runtimes.spark.options import IN_BULK
-from oncely.runtimes.spark.task import OUTCOME_DDL, TaskPlan, read_outcomes, run
+from oncely.runtimes.spark.reading import Reading
+from oncely.runtimes.spark.task import CommitPlan, collect_all, commit_chunks
 from oncely.sinks.base import CommitsChunks
 
 if TYPE_CHECKING:
@@ -109,17 +110,9 @@ def jdbc(
     """
     from pyspark.sql import functions as F
 
-    parts = urlsplit(contest.url)
-    address = f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}"
+    options = jdbc_options(contest.url) | {"dbtable": table}
     if rewrite:
-        address += "?reWriteBatchedInserts=true"
-    options = {
-        "url": address,
-        "dbtable": table,
-        "user": parts.username or "",
-        "password": parts.password or "",
-        "driver": "org.postgresql.Driver",
-    }
+        options["url"] += "?reWriteBatchedInserts=true"
 
     def write(frame: DataFrame, _: int, __: Path) -> None:
         value = F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")
@@ -127,6 +120,17 @@ def jdbc(
         rows.write.format("jdbc").options(**options).mode("append").save()
 
     contest.drain(["value"], write, more=fetch)
+
+
+def jdbc_options(url: str) -> dict[str, str]:
+    """Options of Spark's JDBC reader and writer for a PostgreSQL database."""
+    parts = urlsplit(url)
+    return {
+        "url": f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}",
+        "user": parts.username or "",
+        "password": parts.password or "",
+        "driver": "org.postgresql.Driver",
+    }
 
 
 def limit(contest: Contest) -> int:
@@ -140,21 +144,11 @@ def limit(contest: Contest) -> int:
         ranges = batch_ranges(checkpoint, number, beginning)
         starts = {tp: range_.start for tp, range_ in ranges.items()}
         counting = CountingSink(f"{checkpoint.name}/{number}", starts)
-        plan = TaskPlan(
-            delivery=Delivery(cast("CommitsChunks", counting), counting),
-            fence=Fence("limit", 1),
-            source=pipeline.source,
-            decoder=pipeline.decoder,
-            transform=Unchanged(),
-            starts=starts,
-            budget=Budget(),
-            only_topic=contest.workload.topic,
-        )
-        rows = frame.mapInArrow(partial(run, plan), OUTCOME_DDL).collect()
-        outcomes, error = read_outcomes(tuple(row) for row in rows)
-        if error is not None:
-            raise error
-        counted += sum(one.counts.rows for one in outcomes)
+        delivery = Delivery(cast("CommitsChunks", counting), counting)
+        topic = contest.workload.topic
+        reading = Reading(pipeline.source, pipeline.decoder, Unchanged(), starts, topic)
+        plan = CommitPlan(delivery, Fence("limit", 1), Budget(), reading)
+        counted += sum(one.counts.rows for one in collect_all(frame, commit_chunks, plan, Outcome))
 
     # The same plan, so it also reads as ours does.
     contest.drain(["partition", "offset", "value"], count, more=IN_BULK)

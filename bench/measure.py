@@ -11,6 +11,11 @@ from threading import Event, Thread
 from types import MappingProxyType
 
 import psutil
+from rich.console import Console
+from rich.table import Table
+
+Goal = tuple[str, str, str, float]
+"""A label, the names of two series, and the least ratio of their rates."""
 
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 """A Kafka reader as Spark's users have it."""
@@ -61,6 +66,21 @@ def fetch_settings(ours: Mapping[str, str]) -> str:
 def ratio(ours: Series, theirs: Series) -> float:
     """The median of the ratios round by round: both met the same noise."""
     return statistics.median(a / b for a, b in zip(ours.rates, theirs.rates, strict=True))
+
+
+def show(console: Console, title: str, series: Mapping[str, Series], goals: Sequence[Goal]) -> None:
+    """Print the rates, and whether the goals were reached."""
+    table = Table(title=title)
+    for column in ("", "median", "lowest", "highest", "CPU s per million"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, one in series.items():
+        rates = [f"{rate:,.0f}" for rate in (one.rate, min(one.rates), max(one.rates))]
+        table.add_row(name, *rates, f"{one.cpu_per_million:.2f}")
+    console.print(table)
+    for label, ours, theirs, goal in goals:
+        found = ratio(series[ours], series[theirs])
+        verdict = "[green]reached" if found >= goal else "[red]missed"
+        console.print(f"{label:30} {found:5.2f}   goal {goal:.2f}   {verdict}")
 
 
 @contextmanager

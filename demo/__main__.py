@@ -27,7 +27,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from demo import control, lake, reader, records, report
+from demo import audit, control, lake, reader, records, report
 from demo.faults import KINDS, Fault, Servers, fire
 from demo.job import ROOT, Job, JobFailed, JobPlan
 from demo.moment import Condition, Database, JobEnded, Missed
@@ -80,11 +80,13 @@ def main() -> int:
         theirs = _run(plan, look, end, servers, progress, damage)
         watching.close()
         answer = _read(servers, {"oncely": ours, "control": theirs}, progress)
+        audited = _audit(servers, progress)
         in_files = _finish_files(files, into_files, progress)
     found = {
         "oncely": _told(ours, answer["oncely"]),
         "control": _told(theirs, answer["control"]),
         "files": in_files,
+        "audit": audited,
         "published": asdict(published) | {"offsets": end},
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -167,6 +169,21 @@ def _finish_files(files: lake.Lake, run: lake.Run, progress: Progress) -> dict[s
     task = progress.add_task("", total=1)
     found = lake.finish(files, run, lambda words: progress.update(task, description=words))
     progress.update(task, description="Files verified, counted and vacuumed", completed=1)
+    return found
+
+
+def _audit(servers: Servers, progress: Progress) -> dict[str, Any]:
+    """Damage Oncely's table on purpose, when it has been counted; find and repair the damage."""
+    task = progress.add_task("", total=1)
+    url = servers.postgres.url("oncely")
+    found = audit.run(
+        _PIPELINE_FILE,
+        _flights(servers, url),
+        url,
+        BUILD,
+        lambda words: progress.update(task, description=words),
+    )
+    progress.update(task, description="Table damaged, audited and repaired", completed=1)
     return found
 
 

@@ -15,6 +15,7 @@ import psutil
 
 from demo.job import Job
 from demo.moment import Caught, Condition, Database, Transaction, caught
+from oncely.testing.processes import name_of
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
 
@@ -72,7 +73,7 @@ def kill_driver(job: Job, processes: list[psutil.Process]) -> str:
     driver = job.driver
     # The Python workers are not killed: they wake up with their open transactions and find the
     # JVM gone, as after a crash of the JVM.
-    machines = [p for p in _standing(processes) if p.name() == "java"]
+    machines = [p for p in _standing(processes) if name_of(p) == "java"]
     for process in (driver, *machines):
         process.kill()
     pids = ", ".join(str(process.pid) for process in machines)

@@ -88,7 +88,7 @@ def read_source(
         start: seconds since 1970; in each partition the first record that is not older begins it.
 
     Raises:
-        ValueError: an id is there twice, so rows could not be told apart.
+        ValueError: an id is repeated, so rows could not be told apart.
     """
     good: dict[int, Row] = {}
     broken: dict[Place, bytes | None] = {}

@@ -20,6 +20,7 @@ import psutil
 import psycopg
 
 from demo.job import Job
+from oncely.testing.processes import owner_of, send_all
 
 _POLL = 0.003
 _TREE_AGE = 0.25  # seconds that a list of the job's processes is good for
@@ -182,33 +183,24 @@ def _certain(
     time.sleep(_SETTLE)
     before = {(one.session, one.began) for one in seen}
     for one in open_transactions(database, job):
-        owner = _owner(one.client_port, tree)
-        if owner is not None and (one.session, one.began) in before:
+        owner = owner_of(one.client_port, tree)
+        if owner is not None and _stopped(owner) and (one.session, one.began) in before:
             return Caught(one, owner, tree)
     return None
 
 
-def _owner(port: int, tree: list[psutil.Process]) -> psutil.Process | None:
-    for process in tree:
-        with contextlib.suppress(psutil.Error):
-            if process.status() == psutil.STATUS_STOPPED and any(
-                connection.laddr.port == port for connection in process.net_connections("tcp")
-            ):
-                return process
-    return None
+def _stopped(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager
 def standing_still(processes: list[psutil.Process]) -> Iterator[None]:
     """SIGSTOP for all, SIGCONT at the end for those that are still there."""
     try:
-        _signal(processes, signal.SIGSTOP)
+        send_all(processes, signal.SIGSTOP)
         yield
     finally:
-        _signal(processes, signal.SIGCONT)
-
-
-def _signal(processes: list[psutil.Process], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
+        send_all(processes, signal.SIGCONT)

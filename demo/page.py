@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from demo import lake_page
+from demo import audit_page, lake_page
 from demo.picture import picture
 
 _TITLES = {"oncely": "Oncely", "control": "foreachBatch + JDBC append"}
@@ -97,6 +97,7 @@ def page(found: Mapping[str, Any], kinds: Mapping[str, str], of_files: Mapping[s
         "<h2>How it was checked</h2>",
         f"<p>{_how(found)}</p>",
         lake_page.section(found["files"], of_files),
+        audit_page.section(found["audit"]),
         f"<footer>{_footer(found)}</footer>",
     ]
     return (

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from demo import lake
+from demo import audit, lake
 from demo.faults import KINDS
 from demo.page import page
 
@@ -19,6 +19,7 @@ _FILES = (
     *("records", "manifest_rows", "rejects", "lost", "duplicated"),
     *("files", "orphans_before_vacuum", "orphans_after"),
 )
+_DAMAGE = ("lost", "duplicated", "altered")
 _NAMES = {"oncely": "Oncely", "control": "foreachBatch + JDBC"}
 
 
@@ -48,6 +49,7 @@ def judge(found: Mapping[str, Any], answer: Mapping[str, Any]) -> list[str]:
         problems += _unfired(name, run["faults"])
     if not control["lost"] + control["duplicated"]:
         problems.append("control: no damage, though a fault was placed to do some")
+    problems += audit.judge(found["audit"], ours["records"])
     return problems + _judge_files(found["files"])
 
 
@@ -126,9 +128,27 @@ def show(found: Mapping[str, Any], console: Console, directory: Path) -> None:
         " of broken records with holes in them."
     )
     console.print(_files_table(found["files"]))
+    console.print(_audit_table(found["audit"]))
+    console.print(f"the page of the damage is {found['audit']['page']}", soft_wrap=True)
     for problem in found["problems"]:
         console.print(f"[red]not as it must be:[/red] {problem}")
     console.print(f"{found['seconds']:.0f} s; the report is {directory / 'report.html'}")
+
+
+def _audit_table(audited: Mapping[str, Any]) -> Table:
+    table = Table(title="\nThe table, damaged on purpose and repaired", title_justify="left")
+    table.add_column("oncely audit")
+    for name in ("verdict", "records", "accounted", *_DAMAGE):
+        table.add_column(name, justify="right")
+    for name, words in audit.AUDITS.items():
+        one = audited[name]
+        counts = (
+            *(one[what] for what in ("records", "accounted")),
+            *map(one["found"].get, _DAMAGE),
+        )
+        style = "green" if one["verdict"] == "clean" else "red"
+        table.add_row(words, one["verdict"], *(f"{n:,}" for n in counts), style=style)
+    return table
 
 
 def _files_table(files: Mapping[str, Any]) -> Table:

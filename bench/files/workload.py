@@ -64,7 +64,7 @@ class Events:
             if directory != self.directory(i):
                 return f"record {i} lies in {directory}"
             if seen[i]:
-                return f"record {i} is there twice"
+                return f"record {i} is repeated"
             seen[i] = 1
         missing = self.records - sum(seen)
         return f"{missing} records are missing" if missing else None

@@ -12,15 +12,14 @@ import numpy.typing as npt
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bench.kafka.workload import Job, key, outputs
 from bench.workload import PARTITIONS, flight, record
+from oncely.testing.readers import held_back
 
 Records = Sequence[tuple[bytes | None, bytes | None]]
 """Keys and values of one partition, in its order."""
@@ -104,18 +103,9 @@ def settle(brokers: str, topic: str, seconds: float = 30.0) -> None:
     A commit is answered when it is decided, and its markers are written a moment later (KIP-98).
     Whatever is open after that time hides records, which are then missing.
     """
-    admin = AdminClient({"bootstrap.servers": brokers, "log_level": 2})
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        stable = _ends(admin, topic, IsolationLevel.READ_COMMITTED)
-        if stable == _ends(admin, topic, IsolationLevel.READ_UNCOMMITTED):
-            return
-
-
-def _ends(admin: AdminClient, topic: str, level: IsolationLevel) -> list[int]:
-    wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(PARTITIONS)}
-    answers = admin.list_offsets(wanted, isolation_level=level)
-    return [answer.result(30).offset for answer in answers.values()]
+    while held_back(brokers, topic) and time.monotonic() < deadline:
+        pass
 
 
 def committed(brokers: str, topic: str) -> dict[int, Records]:

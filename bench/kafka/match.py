@@ -216,7 +216,7 @@ def _show(results: Results, console: Console) -> None:
 
 
 def _ratios(results: Results) -> dict[str, tuple[float, float]]:
-    """What was found and what is meant to be, by a label, as far as both were measured."""
+    """Measured and expected values by label, if both exist."""
     return {
         f"{job}: oncely / {peer}": (ratio(runs["oncely"].series, runs[peer].series), goal)
         for job, peer, goal in GOALS

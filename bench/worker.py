@@ -1,0 +1,248 @@
+"""The worker: Kafka to PostgreSQL with a primary key in one process, and its latency.
+
+``consume`` is what one process can take from the broker at most: ``consume()`` and ``value()`` of
+the same client, into nothing, with the worker's pause when its queue is full (librdkafka's default
+of a second makes it half as fast). ``jdbc_rewrite`` is Spark's JDBC sink with batched
+inserts into the same table, on all cores.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+
+import psycopg
+from confluent_kafka import Consumer, Producer, TopicPartition
+from rich.console import Console
+
+from bench.contenders import Contest, jdbc
+from bench.measure import Goal, Series, measured, ratio, show
+from bench.workload import PARTITIONS, SCHEMA, TABLE, record
+from oncely.testing.processes import await_that, child
+from oncely.testing.readers import ends
+from oncely.testing.servers.kafka import Broker
+
+OUT = Path("build/bench/worker.json")
+TOPIC = "worker-latency"
+GOALS: tuple[Goal, ...] = (
+    ("oncely / consume", "oncely", "consume", 0.5),
+    ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.5),
+)
+_FILE = """
+name = "worker-latency"
+
+[source]
+brokers = "{brokers}"
+topics = ["{topic}"]
+
+[decode]
+format = "json"
+schema = "{schema}"
+
+[sink]
+kind = "sql"
+url = "{url}"
+table = "{table}"
+keep_source = false
+"""
+_SECONDS = 30.0  # of the latency's load
+_WARM = 5.0
+_PROBES = 10_000_000  # ids of the records whose time is taken
+_EVERY = 0.01  # seconds between two of them
+_P50, _P99 = 20.0, 100.0  # milliseconds
+
+
+def measure(
+    contest: Contest, broker: Broker, servers: tuple[int, int], console: Console, rounds: int
+) -> None:
+    """Rates, then the latency at half of our rate; written to :data:`OUT`."""
+    series = _rates(contest, servers, console, rounds)
+    rate = series["oncely"].rate
+    result = {
+        **{name: round(one.rate) for name, one in series.items()},
+        "ratios": {label: round(ratio(series[a], series[b]), 3) for label, a, b, _ in GOALS},
+        "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
+        "rounds": {name: [round(one) for one in s.rates] for name, s in series.items()},
+        "records": contest.workload.records,
+        "latency_ms": _latency(contest, broker, rate / 2, console),
+        "latency_load": round(rate / 2),
+    }
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(result, indent=2) + "\n")
+    console.print(f"written: {OUT}")
+
+
+def _rates(
+    contest: Contest, servers: tuple[int, int], console: Console, rounds: int
+) -> dict[str, Series]:
+    runs: dict[str, Callable[[str], int | None]] = {
+        "oncely": lambda table: _work(contest, table),
+        "consume": lambda _: _consume(contest),
+        "jdbc_rewrite": lambda table: jdbc(contest, table, rewrite=True),
+    }
+    series = {name: Series(contest.workload.records) for name in runs}
+    for number in range(-1, rounds):  # the first round warms up and is not counted
+        for name, run in runs.items():
+            table = f"w_{uuid.uuid4().hex[:8]}"
+            _execute(contest.url, TABLE.format(table), f"ALTER TABLE {table} ADD PRIMARY KEY (id)",
+                     "CHECKPOINT")  # fmt: skip
+            status = console.status(f"round {number + 1} of {rounds}: {name}")
+            with status, measured(servers) as one:
+                counted = run(table)
+            wrong = _wrong(contest, table, counted)
+            _execute(contest.url, f"DROP TABLE {table}")
+            if wrong:
+                console.print(f"[bold red]{name}: a wrong result scores nothing: {wrong}")
+                sys.exit(1)
+            console.print(
+                f"round {number + 1} {name}: {contest.workload.records / one.seconds:,.0f}/s"
+            )
+            if number >= 0:
+                series[name].samples.append(one)
+    show(console, "Worker, one process: Kafka to PostgreSQL with a primary key", series, GOALS)
+    return series
+
+
+def _work(contest: Contest, table: str) -> None:
+    """As `oncely work --until latest` does it."""
+    contest.pipeline(table, table).work("latest")
+
+
+def _consume(contest: Contest) -> int:
+    """The number of records that were taken, and thrown away."""
+    reader = Consumer(
+        {
+            "bootstrap.servers": contest.brokers,
+            "group.id": f"bench-{uuid.uuid4().hex}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.queue.backoff.ms": 5,
+        }
+    )
+    left = ends(contest.brokers, contest.workload.topic)
+    reader.assign([TopicPartition(contest.workload.topic, number, 0) for number in left])
+    seen = 0
+    while seen < sum(left.values()):
+        seen += sum(one.value() is not None for one in reader.consume(10_000, 1.0))
+    reader.close()
+    return seen
+
+
+def _wrong(contest: Contest, table: str, counted: int | None) -> str | None:
+    if counted is None:
+        return contest.workload.wrong(contest.url, table)
+    expected = contest.workload.records
+    return None if counted == expected else f"{counted} records of {expected}"
+
+
+def _execute(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as database:
+        for statement in statements:
+            database.execute(statement.encode())
+
+
+# -- latency -------------------------------------------------------------------------------
+
+
+def _latency(contest: Contest, broker: Broker, rate: float, console: Console) -> dict[str, float]:
+    """Milliseconds from produce to visible in the table, of one record each hundredth of a second
+    under a steady load."""
+    broker.create_topic(TOPIC, PARTITIONS)
+    table = "worker_latency"
+    _execute(contest.url, TABLE.format(table), f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+    done, load = Event(), _Load(broker.bootstrap, rate)
+    looker = Thread(target=load.look, args=(contest.url, table, done))
+    with tempfile.TemporaryDirectory() as folder, console.status(f"latency at {rate:,.0f}/s"):
+        file = Path(folder) / "latency.toml"
+        file.touch(mode=0o600)  # it contains a URL with a password
+        file.write_text(_FILE.format(brokers=contest.brokers, url=contest.url, schema=SCHEMA,
+                                     topic=TOPIC, table=table))  # fmt: skip
+        with child(["oncely.cli", "work", str(file)], file.with_suffix(".log")):
+            sys.setswitchinterval(0.0005)  # producing must not delay looking
+            looker.start()
+            load.begin()
+            load.run()
+            end = time.monotonic() + 60
+            while load.waiting and time.monotonic() < end:
+                time.sleep(0.05)
+            done.set()
+            looker.join()
+    if load.waiting:
+        console.print(f"[bold red]latency: {len(load.waiting)} records did not appear in a minute")
+        sys.exit(1)
+    return _shown(load, rate, console)
+
+
+def _shown(load: _Load, rate: float, console: Console) -> dict[str, float]:
+    seen = sorted(load.milliseconds)
+    found = {
+        "p50": round(statistics.median(seen), 1),
+        "p99": round(seen[int(len(seen) * 0.99)], 1),
+        "max": round(seen[-1], 1),
+    }
+    verdict = found["p50"] < _P50 and found["p99"] < _P99
+    console.print(
+        f"latency at {load.sent / _SECONDS:,.0f} records/s ({rate:,.0f} wanted), {len(seen):,}"
+        f" probes: {found}   goals p50 {_P50:.0f}, p99 {_P99:.0f}  "
+        f" {'[green]reached' if verdict else '[red]missed'}"
+    )
+    return found
+
+
+class _Load:
+    """A steady load, and the time of each probe from its call of produce to its row."""
+
+    def __init__(self, brokers: str, rate: float) -> None:
+        self._producer = Producer(
+            {"bootstrap.servers": brokers, "linger.ms": 1, "queue.buffering.max.messages": 500_000}
+        )
+        self._rate = rate
+        self.waiting: dict[int, float] = {}
+        self.milliseconds: list[float] = []
+        self.sent = 0
+
+    def begin(self) -> None:
+        """Wait until the worker has written a record."""
+        self.waiting[_PROBES - 1] = time.monotonic()
+        self._producer.produce(TOPIC, record(_PROBES - 1), partition=0)
+        self._producer.flush()
+        await_that(lambda: not self.waiting, "the first row", 120.0)
+        self.milliseconds.clear()
+
+    def run(self) -> None:
+        """Produce for so many seconds, of which the first ones are not counted."""
+        began = time.monotonic()
+        probe, next_probe = _PROBES, began + _WARM
+        while (now := time.monotonic()) < began + _WARM + _SECONDS:
+            wanted = int((now - began) * self._rate)
+            for number in range(self.sent, wanted):
+                self._producer.produce(TOPIC, record(number), partition=number % PARTITIONS)
+            self.sent = wanted
+            if now >= next_probe:
+                self.waiting[probe] = time.monotonic()
+                self._producer.produce(TOPIC, record(probe), partition=probe % PARTITIONS)
+                probe, next_probe = probe + 1, next_probe + _EVERY
+            self._producer.poll(0)
+            time.sleep(0.001)
+        self._producer.flush()
+        self.sent = int(self.sent * _SECONDS / (_WARM + _SECONDS))
+
+    def look(self, url: str, table: str, done: Event) -> None:
+        """Look for probes in the table again and again."""
+        with psycopg.connect(url, autocommit=True) as database:
+            wanted = f"SELECT id FROM {table} WHERE id >= %s".encode()
+            while not done.is_set():
+                oldest = min(list(self.waiting), default=2 * _PROBES)
+                found = database.execute(wanted, (oldest,)).fetchall()
+                now = time.monotonic()
+                for (id_,) in found:
+                    if (sent := self.waiting.pop(id_, None)) is not None:
+                        self.milliseconds.append((now - sent) * 1000)
+                time.sleep(0.001)
