@@ -21,15 +21,18 @@ from oncely import artifacts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """What lives for seconds and is compiled best is compiled in vain."""
+_ROOMY = "-XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m -Xmn300m"
+"""A Spark of many tests: with one compiler the code cache is 48 MB by default, and what is thrown
+out of a full one is compiled again; by default a metaspace of 21 MB starts a full collection."""
 _SILENT = "-Xlog:disable -Xlog:all=error:stderr"
 _SPARK, _KAFKA = "SPARK_SUBMIT_OPTS", "ONCELY_KAFKA_OPTS"
 
 
 def options() -> dict[str, str]:
     """Environment variables for Spark's JVM and Kafka's."""
-    return {_SPARK: _using(_spark_archive()), _KAFKA: _using(_kafka_archive())}
+    return {_SPARK: f"{_using(_spark_archive())} {_ROOMY}", _KAFKA: _using(_kafka_archive())}
 
 
 def _using(archive: Path) -> str:

@@ -1,4 +1,4 @@
-"""What all tests share: one broker and one PostgreSQL for the whole run, names of one's own."""
+"""What all tests share: one broker and one PostgreSQL for the whole run; names are their own."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hypothesis
 import psutil
+import psycopg
 import pytest
 from confluent_kafka import Producer
 
 from oncely import artifacts
 from oncely.clients.sql.session import close_all
 from oncely.ledgers.stores.base import OffsetStore
+from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
-from tests import class_archives, s3tools, storetools
+from tests import class_archives, s3tools, sharing, storetools
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 
 for _name, _options in class_archives.options().items():  # children inherit them
@@ -29,18 +32,57 @@ for _name, _options in class_archives.options().items():  # children inherit the
 
 # Files that take minutes begin first, or one process would end them alone.
 _LONGEST = (
-    "test_kills_and_restarts.py",
     "test_semantics.py",
-    "test_file_store.py",  # it builds a server, once
-    "test_write_stream.py",
-    "test_files_pipeline_kills.py",
     "test_cluster.py",
-    "test_two_drivers.py",
+    "test_kills_and_restarts.py",
+    "test_audit_pairs.py",
+    "test_cli_run.py",
+    "test_write_stream.py",
+    "test_audit_by_identity.py",
+    "test_audit.py",
+    "test_topic_ledger_traces.py",
+    "test_file_store.py",  # it builds a server, once
+    "test_files_pipeline_kills.py",
     "test_kafka_pipeline_kills.py",
     "test_secrets_and_encryption.py",
-    "test_cli_run.py",
-    "test_local_spark_cluster.py",
+    "test_two_drivers.py",
 )
+
+
+# Files of long tests that share no fixture of the module: their tests are spread over processes.
+_SPREAD = frozenset(
+    {
+        "test_semantics.py",
+        "test_commit_crash_points.py",
+        "test_delta_crash_points.py",
+        "test_files_crash_points.py",
+        "test_kafka_batch_crash_points.py",
+        "test_kafka_crash_points.py",
+        "test_kafka_reset_crash_points.py",
+        "test_opening_crash_points.py",
+    }
+)
+
+_NEEDS_A_SERVER = frozenset(
+    {
+        "shared_server",
+        "own_server",
+        "broker",
+        "postgres",
+        "redis_server",
+        "zookeeper_server",
+        "s3_server",
+        "spark",
+    }
+)
+_SERVER_KINDS = {"postgresql", "kafka", "redis", "zookeeper", "files", "s3", "whole bucket"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the suite adds to pytest's options."""
+    parser.addoption(
+        "--no-servers", action="store_true", help="only tests that need no server: `make quick`"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,9 +96,35 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests are shuffled, but `random` is left alone: processes side by side would draw the same.
     if hasattr(config.option, "randomly_reset_seed"):
         config.option.randomly_reset_seed = False
+    config.stash[_KEEPER] = sharing.Keeper(SHARED)
+    if config.getoption("--no-servers"):
+        ChildServer.start = _refuse_a_server  # type: ignore[method-assign]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _refuse_a_server(_: object) -> NoReturn:
+    raise AssertionError("this test starts a server of its own: mark it `servers`")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist's workers ask this process for the servers that they share."""
+    node.workerinput["servers"] = node.config.stash[_KEEPER].listen()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A process runs a file at a time; of :data:`_SPREAD` a test at a time."""
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return nodeid if Path(file).name in _SPREAD else file
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first. pytest-randomly has shuffled files, and the tests of each file.
 
     The first lines of the output show the seed; ``--randomly-seed=N`` repeats an order, and
@@ -64,6 +132,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     place = {name: at for at, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    if config.getoption("--no-servers"):
+        left_out = [item for item in items if _needs_a_server(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _needs_a_server(item)]
+
+
+def _needs_a_server(item: pytest.Item) -> bool:
+    """By its fixtures, and by the kind of store that a parameter names."""
+    if item.get_closest_marker("servers"):
+        return True
+    fixtures = {*item.fixturenames}
+    params = getattr(getattr(item, "callspec", None), "params", {}).values()
+    asked = "request" in fixtures and any(
+        one.removesuffix("-member") in _SERVER_KINDS for one in params if type(one) is str
+    )
+    return asked or bool(_NEEDS_A_SERVER & fixtures)
 
 
 # `make test` tries the same examples every time: its verdict is about the code. `make long` goes on
@@ -77,23 +161,58 @@ hypothesis.settings.register_profile("same", derandomize=True, **_PATIENT)
 hypothesis.settings.register_profile("search", max_examples=1_000, **_PATIENT)
 hypothesis.settings.load_profile("same")
 
+
+def examples(usual: int) -> int:
+    """The number of examples where one is costly: so many, but all when examples are searched."""
+    wanted = hypothesis.settings.default.max_examples
+    return wanted if wanted > 100 else usual
+
+
 Record = Sequence[object]  # (partition, key, value[, headers]); bytes, str or None
 MakeTopic = Callable[..., str]
 
 
-@pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
-    """A plain Kafka broker. Do not stop it: other tests use it. Start your own for that."""
-    with Broker() as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """A plain PostgreSQL. Do not stop it: other tests use it. Start your own for that."""
+SHARED: sharing.Makers = {
+    # Many records have timestamps of years ago; by default the broker removes them after a while.
+    "broker": partial(Broker, properties={"log.retention.ms": "-1"}),
     # Without vacuum no space is used again, and a table's rows stand in the order of insertion.
-    with Postgres(settings={"autovacuum": "off"}) as running:
-        yield running
+    # Without fsync databases come and go in milliseconds; processes die here, not machines.
+    # Test processes, their Spark workers and killed children keep sessions at the same time.
+    "postgres": partial(
+        Postgres,
+        settings={
+            "autovacuum": "off",
+            "fsync": "off",
+            "full_page_writes": "off",
+            "wal_level": "minimal",
+            "max_wal_senders": "0",
+            "max_connections": "300",
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def shared_server(pytestconfig: pytest.Config) -> Callable[[str], Any]:
+    """A server of the whole run, by its name in :data:`SHARED`."""
+    worker = getattr(pytestconfig, "workerinput", None)
+    if worker is not None:
+        return partial(sharing.ask, worker["servers"])
+    return pytestconfig.stash[_KEEPER].server
+
+
+@pytest.fixture(scope="session")
+def broker(shared_server: Callable[[str], Any]) -> Broker:
+    """The run's Kafka broker; other processes use it, too. Start your own to stop one."""
+    running: Broker = shared_server("broker")
+    return running
+
+
+@pytest.fixture(scope="session")
+def postgres(shared_server: Callable[[str], Any]) -> Postgres:
+    """The run's PostgreSQL; other processes use it, too. Start your own to stop one."""
+    running: Postgres = shared_server("postgres")
+    return running
 
 
 @pytest.fixture(scope="session")
@@ -133,7 +252,10 @@ def topic_name() -> str:
 def database(postgres: Postgres) -> Iterator[str]:
     """The URL of an empty database, dropped after the test with whoever is still connected."""
     name = f"test_{uuid.uuid4().hex[:12]}"
-    yield postgres.create_database(name)
+    with psycopg.connect(postgres.url(), autocommit=True) as session:
+        # By default the template's pages go through the log, which takes six times as long.
+        session.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY".encode())
+    yield postgres.url(name)
     with contextlib.suppress(Exception):
         postgres.drop_database(name)
 
@@ -141,7 +263,7 @@ def database(postgres: Postgres) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def shared_database(postgres: Postgres) -> str:
     """The URL of one database, in which each test that uses a :class:`Place` has a schema."""
-    return postgres.create_database("places")
+    return postgres.create_database(f"places_{uuid.uuid4().hex[:12]}")
 
 
 @pytest.fixture(params=KINDS)
@@ -252,6 +374,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run when a child process has outlived the tests that started it."""
+    session.config.stash[_KEEPER].close()
     before = session.config.stash[_BEFORE]
     children = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     _, left = psutil.wait_procs(children, timeout=10)
@@ -276,6 +399,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 _BEFORE: pytest.StashKey[set[int]] = pytest.StashKey()
+_KEEPER: pytest.StashKey[sharing.Keeper] = pytest.StashKey()
 
 
 def repository() -> Path:

@@ -15,10 +15,11 @@ from oncely.core.topics import TopicPartition
 from oncely.ledgers.stores.base import OffsetStore
 from oncely.ledgers.stores.ledger import StoreLedger
 from oncely.testing.servers.kafka import Broker
+from tests.deltatools import Committing, make_place
 from tests.kafkatools import make_topics
 from tests.sinktools import SOURCE, T0, Place, postgres_place, sink_to, sqlite_place
 
-KINDS = ("postgresql", "sqlite", "kafka")
+KINDS = ("postgresql", "sqlite", "kafka", "delta")
 
 
 class Crash(Exception):
@@ -46,6 +47,14 @@ def target(kind: str, fixture: Callable[[str], Any]) -> Iterator[Target]:
     """A new destination; servers come from the fixtures of conftest."""
     if kind == "kafka":
         yield _topics(fixture("broker"))
+    elif kind == "delta":
+        place = make_place(fixture("tmp_path"))
+        yield Target(
+            "delta",
+            lambda: Committing(place.sink()),
+            place.ids,
+            lambda: len(place.letters()),
+        )
     elif kind == "sqlite":
         with sqlite_place() as place:
             yield _table(place)
@@ -143,7 +152,7 @@ def ready(run: Any, at: Mapping[TopicPartition, int] | None = None) -> tuple[Any
     return (run if isinstance(run, OpenRun) else run.bind()), fence
 
 
-def standing(of: Any, fence: Fence) -> dict[TopicPartition, int]:
+def positions_in(of: Any, fence: Fence) -> dict[TopicPartition, int]:
     """Positions as they are."""
     return {tp: entry.position for tp, entry in of.ledger.positions(fence).items()}
 

@@ -28,6 +28,7 @@ from oncely.ledgers.topic.cluster import PipelineTopics
 from oncely.sinks.files.publication import Topics
 from oncely.sinks.files.sink import FilesSink
 from oncely.testing.servers.kafka import Broker
+from tests.kafkatools import ensure_once
 from tests.scenarios.files_world import FilesWorld
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, Rec, chunk, rec, together
 
@@ -77,7 +78,7 @@ class FilesPlace:
         """The same as the commands for tables see it."""
         sink = self.sink(**{k: more.pop(k) for k in TIMES if k in more})
         names = sink.topics.manifest, sink.topics.schema
-        return Table(sink.place, sink.store, *names, partition_by=("name",), **more)
+        return Table(sink.pipeline_topics, sink.store, *names, partition_by=("name",), **more)
 
     @property
     def world(self) -> FilesWorld:
@@ -91,10 +92,8 @@ class FilesPlace:
 
 def make_place(broker: Broker, folder: Path) -> FilesPlace:
     """New topics, made by the sink, and an empty folder."""
-    there = broker.admin().list_topics(timeout=20).topics
     for source in SOURCE.topic_ids:  # the broker takes offsets of topics that exist only
-        if source not in there:
-            broker.create_topic(source, 4)
+        ensure_once(broker, source, 4)
     name = uuid.uuid4().hex[:12]
     return FilesPlace(broker.bootstrap, name, folder / name)
 

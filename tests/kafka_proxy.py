@@ -30,7 +30,8 @@ NAMES = {
     TXN_OFFSET_COMMIT: "TxnOffsetCommit",
 }
 
-Kind = Literal["lose request", "lose response", "hold request"]
+Kind = Literal["lose request", "lose response", "hold request", "lose broker"]
+_OF_REQUESTS: tuple[Kind, ...] = ("lose request", "hold request", "lose broker")
 
 
 @dataclass
@@ -38,7 +39,8 @@ class Fault:
     """What happens once to a frame of one api, after ``skip`` that pass.
 
     The client's connection is cut then: a client that waits for its timeout learns nothing
-    more, only later. A held request stays in flight on its own connection until released.
+    more, only later. A held request stays in flight on its own connection until released. With
+    the broker lost, every connection is cut, and no other is made before the fault is over.
     """
 
     api: int
@@ -66,6 +68,7 @@ class KafkaProxy:
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
+        self._away = False
 
     @property
     def bootstrap(self) -> str:
@@ -93,11 +96,22 @@ class KafkaProxy:
         finally:
             with self._lock:
                 self._faults.remove(fault)
+                self._away = False
+
+    def leave(self) -> None:
+        """Cut every connection, and each new one until the fault is over."""
+        with self._lock:
+            self._away, cut, self._open = True, self._open, []
+        for one in cut:
+            _cut(one)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                if self._away:
+                    _cut(client)
+                    continue
                 upstream = socket.create_connection((HOST, self._upstream))
                 with self._lock:
                     self._open += [client, upstream]
@@ -131,7 +145,7 @@ class _Connection:
             while True:
                 frame = _frame(self._client)
                 api, _, correlation = struct.unpack(">hhi", frame[4:12])
-                fault = self._proxy.meet(api, ("lose request", "hold request"))
+                fault = self._proxy.meet(api, _OF_REQUESTS)
                 self._asked[correlation] = (api, fault)
                 if fault is None:
                     self._upstream.sendall(frame)
@@ -139,6 +153,8 @@ class _Connection:
                 if fault.kind == "hold request":
                     self._held = True
                     fault._held = (self._upstream, frame)
+                if fault.kind == "lose broker":
+                    self._proxy.leave()
                 break
         _cut(self._client)
         if not self._held:

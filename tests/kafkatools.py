@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from oncely.clients.kafka.client import make
 from oncely.core import topics as own
-from oncely.core.claim import Fence, Opened, Takeover
-from oncely.core.topics import SourceIdentity
+from oncely.core.claim import Fence
 from oncely.ledgers.topic.cluster import PipelineTopics
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.testing.readers import Isolation, messages
 from oncely.testing.servers.kafka import Broker
-from tests.sinktools import SCHEMA, SOURCE, T0
+from tests.sinktools import SCHEMA, SOURCE, T1, open_sink
 
 _READER = {
     "enable.auto.commit": False,
@@ -41,6 +43,7 @@ class Topics:
     ledger: str
     brokers: str = ""  # what the sink is told, when it goes through a proxy
     group: str = ""  # the pipeline's own by default
+    turns: bool = False  # the sink moves positions by two ids in turn
 
     def sink(
         self, form: RecordFormat | None = None, run: str | None = None, **more: Any
@@ -50,9 +53,8 @@ class Topics:
             self.brokers or self.bootstrap, self.pipeline, self.group or self.pipeline,
             self.ledger, **{"timeout": 20.0, **more},
         )  # fmt: skip
-        sink = KafkaSink(
-            place, form or RecordFormat(SCHEMA, topic=self.output, key=None), self.rejects
-        )
+        form = form or RecordFormat(SCHEMA, topic=self.output, key=None)
+        sink = KafkaSink(place, form, self.rejects, turns=self.turns)
         return replace(sink, run=run) if run else sink
 
     def ids(self) -> list[int]:
@@ -63,9 +65,9 @@ class Topics:
         """The JSON values in the output, in order, as a reader of committed records sees them."""
         return [json.loads(m.value()) for m in self.records(self.output)]
 
-    def records(self, topic: str, level: str = "read_committed") -> list[Any]:
+    def records(self, topic: str, level: Isolation = "read_committed") -> list[Any]:
         """All messages of a topic up to its end, partition by partition."""
-        return read_all(self.bootstrap, topic, level)
+        return messages(self.bootstrap, topic, level)
 
     def committed(self) -> dict[own.TopicPartition, int]:
         """The group's offsets, through a plain consumer."""
@@ -107,29 +109,28 @@ class Topics:
         ]
 
 
+_there: set[tuple[int, str]] = set()
+"""Topics that this process has seen, by the broker's pid."""
+
+
+def ensure_once(broker: Broker, topic: str, partitions: int) -> None:
+    """Create a topic that many tests share, and that none deletes."""
+    if (broker.pid, topic) not in _there:
+        broker.ensure_topic(topic, partitions)
+        _there.add((broker.pid, topic))
+
+
 def make_topics(
     broker: Broker, partitions: int = 1, config: Mapping[str, str] | None = None
 ) -> Topics:
     """New topics for one test; the ledger is left to the sink."""
     name = uuid.uuid4().hex[:12]
     # The broker takes offsets of topics that exist only.
-    there = broker.admin().list_topics(timeout=20).topics
     for source in SOURCE.topic_ids:
-        if source not in there:
-            broker.create_topic(source, 4)
+        ensure_once(broker, source, 4)
     output = broker.create_topic(f"out-{name}", partitions, config)
     rejects = broker.create_topic(f"rejects-{name}")
     return Topics(broker.bootstrap, f"p-{name}", output, rejects, f"ledger-{name}")
-
-
-def open_sink(
-    sink: KafkaSink,
-    start: Mapping[own.TopicPartition, int] | None = None,
-    source: SourceIdentity = SOURCE,
-    expected: int | None = None,
-) -> Opened:
-    at = {T0: 0} if start is None else start
-    return sink.open(Takeover(source, lambda: at, at, expected))
 
 
 def ready(
@@ -137,27 +138,6 @@ def ready(
 ) -> tuple[KafkaSink, Fence]:
     """The sink opened and bound, and its fence."""
     return sink, open_sink(sink, start).fence
-
-
-def read_all(bootstrap: str, topic: str, level: str = "read_committed") -> list[Any]:
-    """All messages of a topic up to its (stable) end."""
-    consumer = Consumer(
-        {**_READER, "isolation.level": level, "bootstrap.servers": bootstrap, "group.id": "tests"}
-    )
-    try:
-        numbers = sorted(consumer.list_topics(topic, timeout=20).topics[topic].partitions)
-        consumer.assign([TopicPartition(topic, n, 0) for n in numbers])
-        found: dict[int, list[Any]] = {n: [] for n in numbers}
-        ended: set[int] = set()
-        while len(ended) < len(numbers):
-            for message in consumer.consume(1000, 0.1):
-                if message.error():
-                    ended.add(message.partition())
-                else:
-                    found[message.partition()].append(message)
-        return [message for n in numbers for message in found[n]]
-    finally:
-        consumer.close()
 
 
 def put(topics: Topics, key: bytes, value: bytes | None) -> None:
@@ -174,6 +154,25 @@ def put(topics: Topics, key: bytes, value: bytes | None) -> None:
     assert not refused
 
 
+def lose_position(broker: Broker, topics: Topics) -> None:
+    """A tombstone in the ledger topic, and an offset that has expired: neither knows where t-1
+    was."""
+    put(topics, topics.sink().pipeline_topics.keys.position_key(T1), None)
+    forget_group(broker, topics)
+
+
+def lose_record_and_position(broker: Broker, topics: Topics) -> None:
+    """Nor is there a record of the pipeline."""
+    put(topics, topics.sink().pipeline_topics.keys.pipeline_key(), None)
+    lose_position(broker, topics)
+
+
+def lose_all(broker: Broker, topics: Topics) -> None:
+    """Nothing is left but the emptied ledger topic."""
+    forget_group(broker, topics)
+    empty_ledger(broker, topics)
+
+
 def forget_group(broker: Broker, topics: Topics) -> None:
     """What expiry does."""
     admin = broker.admin()  # by name: its answers die with it
@@ -188,8 +187,16 @@ def empty_ledger(broker: Broker, topics: Topics) -> None:
 
 
 def _set_policy(broker: Broker, topics: Topics, policy: str) -> None:
-    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topics.ledger, incremental_configs=[entry])
+    set_config(broker, topics.ledger, {"cleanup.policy": policy})
+
+
+def set_config(broker: Broker, topic: str, config: Mapping[str, str]) -> None:
+    """Set configuration of a topic."""
+    entries = [
+        ConfigEntry(name, one, incremental_operation=AlterConfigOpType.SET)
+        for name, one in config.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     admin = broker.admin()
     admin.incremental_alter_configs([resource])[resource].result(20)
 
@@ -201,3 +208,30 @@ def _end_of(topics: Topics) -> int:
         return end
     finally:
         reader.close()
+
+
+class _Replaced:
+    """A client of which some methods are others; each gets the client before its arguments."""
+
+    def __init__(self, inner: Any, methods: Mapping[str, Callable[..., Any]]) -> None:
+        self._inner, self._methods = inner, methods
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._methods:
+            return partial(self._methods[name], self._inner)
+        return getattr(self._inner, name)
+
+
+def producing_by(**methods: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``connect`` whose producers have these methods instead of their own."""
+
+    def connect(kind: Any, *args: Any, **own: Any) -> Any:
+        made = make(kind, *args, **own)
+        return _Replaced(made, methods) if issubclass(kind, Producer) else made
+
+    return connect
+
+
+def connected(sink: KafkaSink, connect: Callable[..., Any]) -> KafkaSink:
+    """The sink with other clients."""
+    return replace(sink, pipeline_topics=replace(sink.pipeline_topics, connect=connect))

@@ -119,7 +119,7 @@ class Lake:
 
     def register(self, resets: Mapping[int, int] | None = None) -> None:
         """What a sink writes at its start: ledger and owner. Resets of partition 0 by epoch."""
-        words = self.table.place.words
+        words = self.table.pipeline_topics.keys
         registered = PipelineRecord(
             self.epoch,
             "run",
@@ -136,11 +136,11 @@ class Lake:
         for epoch, at in (resets or {}).items():
             key = words.reset_key(TopicPartition("events", 0), epoch)
             messages.append(Message(encode(ResetRecord(at)), key))
-        cluster = Cluster(self.table.place)
+        cluster = Cluster(self.table.pipeline_topics)
         with cluster.transaction(words.opener) as opener:
             opener.init()
             opener.begin()
-            opener.send(self.table.place.ledger_topic, messages)
+            opener.send(self.table.pipeline_topics.ledger_topic, messages)
             opener.commit()
         cluster.close()
         known = owner.Owner(self.topics.name, self.topics.manifest, self.topic_id)
@@ -155,10 +155,14 @@ def lake(broker: Broker, root: Path, **more: Any) -> Lake:
     """Empty topics, an empty root, partitioned by user and date; registered and claimed."""
     topics = manifesttools.topics(broker)
     ids = topics.make()
-    broker.create_topic(topics.place.ledger_topic, 1, {"cleanup.policy": "compact"})
+    broker.create_topic(topics.pipeline_topics.ledger_topic, 1, {"cleanup.policy": "compact"})
     given: dict[str, Any] = {"partition_by": ("user", "date(ts)"), "max_staging_age": 600.0}
     table = Table(
-        topics.place, Store(f"file://{root}"), topics.manifest, topics.schema, **{**given, **more}
+        topics.pipeline_topics,
+        Store(f"file://{root}"),
+        topics.manifest,
+        topics.schema,
+        **{**given, **more},
     )
     made = Lake(topics, table, root, ids.manifest)
     made.register()

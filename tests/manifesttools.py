@@ -35,17 +35,17 @@ class Topics:
         return f"schema-{self.name}"
 
     @property
-    def place(self) -> PipelineTopics:
+    def pipeline_topics(self) -> PipelineTopics:
         return PipelineTopics(
             self.bootstrap, self.name, self.name, f"ledger-{self.name}", timeout=15.0
         )
 
     def reader(self) -> Manifest:
-        return Manifest(self.place, self.manifest, self.schema)
+        return Manifest(self.pipeline_topics, self.manifest, self.schema)
 
     def make(self, *, create: bool = True) -> TopicIds:
-        asker = KafkaAdmin(self.bootstrap, {}, 10.0)
-        return require_topics(asker, self.manifest, self.schema, create=create)
+        admin = KafkaAdmin(self.bootstrap, {}, 10.0)
+        return require_topics(admin, self.manifest, self.schema, create=create)
 
     def publish(
         self,

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.commit.backoff import Backoff
+from oncely.commit.replay import replay
 from oncely.core.batch import Reject
-from oncely.errors import Unavailable
 from oncely.ledgers.topic.cluster import Cluster
+from oncely.sinks.base import Judge, Judged
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
-from oncely.sinks.kafka.replay import Replay, ToTopics
+from oncely.sinks.kafka.replay import replay_into_topics
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sinks.replaying import Judge, Judged
 from tests.kafkatools import Topics
 from tests.sinktools import SCHEMA, Rec, chunk
 
@@ -59,24 +59,15 @@ def mixing(row: Callable[[int], dict[str, object]]) -> Judge:
 def replayed(
     sink: KafkaSink, judge: Judge | None = None, at_once: int = 500, patience: Backoff | None = None
 ) -> tuple[int, int]:
-    """A whole replay, which asks again as the pipeline's does."""
+    """A whole replay, as the pipeline's."""
     patience = patience or Backoff(0.01, 0.2, 30)
-    moved = kept = 0
-    with closing(Replay(ToTopics(sink.bind()))) as under_way:
-        while True:
-            try:
-                done = under_way.step(at_once, judge or judging())
-            except Unavailable:
-                patience.wait_or_raise()
-                continue
-            if done is None:
-                return moved, kept
-            moved, kept = moved + done.moved, kept + done.kept
+    with closing(replay_into_topics(sink.bind())) as letters:
+        return replay(letters, judge or judging(), patience, at_once)
 
 
 def waiting(topics: Topics, limit: int = 1000) -> tuple[list[Reject], int]:
     """The letters that wait, as the pipeline lists them."""
-    place = replaying(topics.sink().place)
+    place = replaying(topics.sink().pipeline_topics)
     with closing(Cluster(place)) as cluster:
         letters = DeadLetters(cluster, topics.rejects)
         found = letters.survey(limit)

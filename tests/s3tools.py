@@ -131,7 +131,7 @@ class S3Server(ChildServer):
 
 def begin_upload(bucket: str, key: str, options: S3Options) -> None:
     """Begin a multipart upload that nobody completes."""
-    s3_uploads._Bucket(bucket, options)._send(
+    s3_uploads._Bucket(bucket, options).send(
         "POST", "/" + quote(key, safe="/-_.~"), {"uploads": ""}
     )
 
@@ -149,7 +149,7 @@ def server_or_skip() -> S3Server:
         pytest.skip(f"no S3 server to test with: {error}")
 
 
-Kind = Literal["refuse", "hold", "cut request", "lose response"]
+Kind = Literal["refuse", "hold", "cut request", "lose response", "no condition"]
 
 
 @dataclass
@@ -157,7 +157,8 @@ class Fault:
     """What happens to requests that match.
 
     refuse: 503 SlowDown. hold: no answer until released. cut request: the connection ends in
-    the middle of the body. lose response: the server does it, the client is not told.
+    the middle of the body. lose response: the server does it, the client is not told. no
+    condition: the server hears nothing of If-None-Match, as one that does not know it.
 
     Attributes:
         method: of the request.
@@ -184,6 +185,8 @@ class S3Proxy:
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self.requests: list[tuple[str, str]] = []
+        self.conditional: list[str] = []
+        """Targets of requests that came with If-None-Match."""
         self.open: list[socket.socket] = []
         proxy = self
 
@@ -249,6 +252,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         fault = self.owner.meet(self.command, self.path)
+        if "If-None-Match" in self.headers:
+            self.owner.conditional.append(self.path)
         if fault is not None and fault.kind == "cut request":
             length = int(self.headers.get("Content-Length") or 2)
             self.rfile.read(length // 2)
@@ -262,6 +267,9 @@ class _Handler(BaseHTTPRequestHandler):
             fault.released.wait(60)
             self._cut()
             return
+        if fault is not None and fault.kind == "no condition":
+            fault = None
+            del self.headers["If-None-Match"]
         answer, data = self._ask(body)
         if fault is not None:
             self._cut()

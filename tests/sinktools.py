@@ -33,6 +33,7 @@ from oncely.errors import Unavailable
 from oncely.sinks.base import Sink
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
+from tests import plain_sql
 
 KINDS = ("postgresql", "sqlite")
 SOURCE = SourceIdentity("cluster-1", {"t": "id-of-t", "u": "id-of-u"})
@@ -68,12 +69,11 @@ class Place:
 
     def sql(self, text: str, *params: object) -> list[tuple[Any, ...]]:
         """Run one statement (``?`` for a parameter), unqualified names meaning this place."""
-        with closing(self.session()) as session:
-            if isinstance(session, sqlite3.Connection):
-                return session.execute(text, params).fetchall()
-            statement = text.replace("?", "%s") if params else text
-            cursor = session.execute(statement.encode(), params or None)
-            return cursor.fetchall() if cursor.description else []
+        if not self.is_postgres:
+            with closing(self.session()) as session:
+                return list(session.execute(text, params))
+        path = f"-c search_path={self.schema}" if self.schema else None
+        return plain_sql.ask(self.url, text.replace("?", "%s") if params else text, params, path)
 
     def session(self) -> Any:
         """A plain session of the driver, in autocommit."""
@@ -90,8 +90,7 @@ class Place:
 def postgres_place(url: str) -> Place:
     """A new schema in the database."""
     schema = f"s{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(url, autocommit=True) as session:
-        session.execute(f"CREATE SCHEMA {schema}".encode())
+    plain_sql.ask(url, f"CREATE SCHEMA {schema}")
     return Place(url, schema)
 
 
@@ -138,7 +137,7 @@ def sink_to(
 
 
 def open_sink(
-    sink: SqlSink,
+    sink: Sink,
     start: Mapping[TopicPartition, int] | None = None,
     source: SourceIdentity = SOURCE,
     expected: int | None = None,
@@ -318,3 +317,28 @@ def batches_of(records: Sequence[Rec], size: int) -> Iterator[Sequence[Rec]]:
 
 def offsets(found: Iterable[tuple[Any, ...]]) -> list[int]:
     return [int(one[0]) for one in found]
+
+
+def kept_values(
+    records: pa.Table, origins: Sequence[tuple[TopicPartition, int]], why: Sequence[Rejection]
+) -> list[Reject]:
+    """Dead letters with the values of their records only."""
+    return [
+        Reject(tp, offset, None, None, value, (), one.stage, one.reason)
+        for (tp, offset), value, one in zip(
+            origins, records.column("value").to_pylist(), why, strict=True
+        )
+    ]
+
+
+def losing_first_commit(lost: list[str]) -> Callable[[str, Callable[[], Any]], Any]:
+    """A fault: the answer to the first COMMIT is lost, and noted."""
+
+    def losing(name: str, call: Callable[[], Any]) -> Any:
+        answer = call()
+        if name == "commit" and not lost:
+            lost.append(name)
+            raise Unavailable("the answer was lost")
+        return answer
+
+    return losing

@@ -41,6 +41,7 @@ from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.ports import HOST, free_port
 from oncely.testing.servers.process import Process, wait_until
+from tests.kafkatools import ensure_once
 
 KINDS = ("file", "sqlite", "postgresql", "kafka", "redis", "zookeeper")
 TOPICS = ("t", "u.v-w_x")
@@ -309,10 +310,8 @@ def _tables(url: str) -> Shelf:
 
 
 def _groups(broker: Broker) -> Shelf:
-    there = broker.admin().list_topics(timeout=20).topics
     for topic in TOPICS:
-        if topic not in there:
-            broker.create_topic(topic, PARTITIONS)
+        ensure_once(broker, topic, PARTITIONS)
     mine = uuid.uuid4().hex[:12]
 
     def spoil(pipeline: str) -> None:

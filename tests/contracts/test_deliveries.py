@@ -30,9 +30,9 @@ from tests.deliverytools import (
     Hurt,
     Target,
     opened,
+    positions_in,
     ready,
     run_of,
-    standing,
     target,
     twice,
 )
@@ -79,13 +79,15 @@ def test_exactly_once_shows_nothing_of_a_crash(to: Target, monkeypatch: pytest.M
     with monkeypatch.context() as broken:  # between the records and the commit
         if to.kind == "kafka":
             broken.setattr("oncely.sinks.kafka.sink.write_positions", die)
+        elif to.kind == "delta":
+            broken.setattr("oncely.clients.delta.DeltaTables.commit", die)
         else:
             broken.setattr(SqlLedger, "compare_and_set", die)
         with pytest.raises(Crash):
             commit_all(run, at_t0(0, numbered(0, 5)), fence)
     assert to.ids() == []
     again, fence = ready(to.make())
-    assert standing(again, fence) == {T0: 0}
+    assert positions_in(again, fence) == {T0: 0}
     commit_all(again, at_t0(0, numbered(0, 5)), fence)
     assert to.ids() == [*range(5)]
 
@@ -99,11 +101,11 @@ def test_at_least_once_writes_the_records_first(to: Target, where: Where) -> Non
     assert to.ids() == [*range(4)]
     assert to.rejects() == 1
     again, fence = restarted(to, where, position_first=False)
-    assert standing(again, fence) == {T0: 0}, "the position is where it was"
+    assert positions_in(again, fence) == {T0: 0}, "the position is where it was"
     (outcome,) = commit_all(again, what, fence)
     assert outcome.counts == Counts(5, 4, 1, 0)
     assert to.ids() == twice(range(4)), "nothing lost, and written again"
-    assert standing(again, fence) == {T0: 5}
+    assert positions_in(again, fence) == {T0: 5}
 
 
 def test_at_most_once_moves_the_position_first(to: Target, where: Where) -> None:
@@ -114,7 +116,7 @@ def test_at_most_once_moves_the_position_first(to: Target, where: Where) -> None
         commit_all(run, what, fence)
     assert to.ids() == []
     again, fence = restarted(to, where, position_first=True)
-    assert standing(again, fence) == {T0: 5}, "the position is ahead of the records"
+    assert positions_in(again, fence) == {T0: 5}, "the position is ahead of the records"
     (outcome,) = commit_all(again, what, fence)
     assert outcome.replayed
     assert to.ids() == [], "lost, and nobody tries again"
@@ -131,14 +133,14 @@ def test_without_a_crash_both_are_exact(to: Target, where: Where, position_first
         assert all(one.replayed for one in commit_all(run, what, fence))
     assert to.ids() == [0, 1, 3, 4, 6, 7]
     assert to.rejects() == 3
-    assert standing(run, fence) == {T0: 9}
+    assert positions_in(run, fence) == {T0: 9}
 
 
 @pytest.mark.parametrize("position_first", [False, True])
 def test_holes_move_positions_alone(to: Target, where: Where, position_first: bool) -> None:
     run, fence = restarted(to, where, position_first=position_first)
     pass_over(run.delivery, {T0: OffsetRange(0, 7)}, fence, "hole")
-    assert standing(run, fence) == {T0: 7}
+    assert positions_in(run, fence) == {T0: 7}
     assert to.ids() == []
 
 
@@ -155,11 +157,11 @@ def test_at_least_once_with_every_store(shelf: Shelf, on_sqlite: Place) -> None:
         commit_all(run, at_t0(3, numbered(3, 5)), fence)
     again, fence = process()
     assert fence.epoch == 2
-    assert standing(again, fence) == {T0: 3, T1: 3}
+    assert positions_in(again, fence) == {T0: 3, T1: 3}
     commit_all(pickle.loads(pickle.dumps(again.delivery)), at_t0(3, numbered(3, 5)), fence)
-    assert standing(again, fence) == {T0: 5, T1: 3}
+    assert positions_in(again, fence) == {T0: 5, T1: 3}
     again.close()
-    assert standing(again, fence) == {T0: 5, T1: 3}, "closed, and connected anew"
+    assert positions_in(again, fence) == {T0: 5, T1: 3}, "closed, and connected anew"
     rows = [i for (i,) in on_sqlite.sql("SELECT id FROM rows ORDER BY id")]
     assert rows == [0, 1, 2, 3, 3, 4, 4]
 
@@ -222,7 +224,7 @@ def test_too_many_rejects_lose_nothing(to: Target, where: Where, position_first:
     what = at_t0(0, [*numbered(0, 2), Rec(2, bad="a"), Rec(3, bad="b")])
     with pytest.raises(TooManyRejects, match=r"sink\.max_rejects"):
         commit_all(run, what, fence, max_rejects=1)
-    assert standing(run, fence) == {T0: 0}
+    assert positions_in(run, fence) == {T0: 0}
     assert (to.ids(), to.rejects()) == ([], 0)
     commit_all(run, what, fence, max_rejects=2)
     assert (to.ids(), to.rejects()) == ([0, 1], 2)
@@ -261,7 +263,7 @@ def never() -> Any:
     ("source", "word"),
     [
         (SourceIdentity("another", SOURCE.topic_ids), "another"),
-        (SourceIdentity("cluster-1", {"t": "made-again", "u": "id-of-u"}), "made again"),
+        (SourceIdentity("cluster-1", {"t": "another-id", "u": "id-of-u"}), "recreated"),
     ],
 )
 def test_another_cluster_or_topic_is_refused(
@@ -292,7 +294,7 @@ def test_of_two_runs_the_older_is_stopped(
     with pytest.raises(Fenced):
         opened(old, expected=fence.epoch)
     commit_all(new, at_t0(3, numbered(3, 5)), newer)
-    assert standing(new, newer) == {T0: 5}
+    assert positions_in(new, newer) == {T0: 5}
     assert on_sqlite.sql("SELECT id FROM rows ORDER BY id") == [(i,) for i in range(5)]
 
 
@@ -306,7 +308,7 @@ def test_a_newer_run_that_comes_between_the_steps_keeps_its_position(
     newer = opened(run_of(sink_to(on_sqlite), shelf.make("p"))).fence
     with pytest.raises(Fenced):
         commit_chunk(old.delivery, chunk, claim, None)
-    assert standing(old, newer) == {T0: 0}
+    assert positions_in(old, newer) == {T0: 0}
 
 
 def test_a_run_finds_itself_when_the_answer_to_its_takeover_was_lost(
@@ -320,7 +322,7 @@ def test_a_run_finds_itself_when_the_answer_to_its_takeover_was_lost(
         opened(run, expected=fence.epoch)
     again = opened(run, expected=fence.epoch)
     commit_all(run, at_t0(0, numbered(0, 3)), again.fence)
-    assert standing(run, again.fence) == {T0: 3}
+    assert positions_in(run, again.fence) == {T0: 3}
 
 
 def test_a_partition_that_is_added_keeps_what_it_has(shelf: Shelf) -> None:

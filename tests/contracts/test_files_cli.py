@@ -105,7 +105,7 @@ def test_compact_then_vacuum(own: Lake) -> None:
     assert orphan.path not in own.paths()
 
 
-@pytest.mark.parametrize(("given", "said"), [("=x", "names no column"), ("a", "given before")])
+@pytest.mark.parametrize(("given", "said"), [("=x", "has no column name"), ("a", "repeated")])
 def test_a_where_that_says_nothing(own: Lake, given: str, said: str) -> None:
     done = oncely("list", "--where", "a=1", "--where", given)
     assert isinstance(done.exception, WrongInput)

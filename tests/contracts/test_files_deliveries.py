@@ -11,7 +11,7 @@ from oncely.commit.timer import Interval
 from oncely.core.claim import Fence
 from oncely.errors import Unavailable
 from oncely.testing.servers.kafka import Broker
-from tests.deliverytools import Crash, Hurt, ready, run_of, standing
+from tests.deliverytools import Crash, Hurt, positions_in, ready, run_of
 from tests.filestools import ENDS, IDS, START, FilesPlace, make_place, publish_all, stage, what
 
 _LONG_AGO = 10_000.0  # seconds; more than sink.max_staging_age
@@ -41,10 +41,10 @@ def test_at_least_once_names_files_first(place: FilesPlace) -> None:
         batch(sink, fence)
     assert place.ids() == IDS
     again, fence = started(place, position_first=False)
-    assert standing(again, fence) == START
+    assert positions_in(again, fence) == START
     assert not batch(again, fence)
     assert place.ids() == sorted(2 * IDS), "nothing lost, and named again in files of their own"
-    assert standing(again, fence) == ENDS
+    assert positions_in(again, fence) == ENDS
 
 
 def test_at_most_once_moves_the_position_first(
@@ -59,7 +59,7 @@ def test_at_most_once_moves_the_position_first(
     with pytest.raises(Crash):
         batch(sink, fence)
     again, fence = started(place, position_first=True)
-    assert standing(again, fence) == ENDS
+    assert positions_in(again, fence) == ENDS
     assert batch(again, fence), "taken for written"
     assert place.ids() == [], "lost, and nobody tries again"
 
@@ -71,7 +71,7 @@ def test_files_are_no_older_than_their_batch(place: FilesPlace, position_first: 
     sink.sink._began -= _LONG_AGO
     assert not batch(sink, fence)
     assert place.ids() == IDS
-    assert standing(sink, fence) == ENDS
+    assert positions_in(sink, fence) == ENDS
 
 
 def test_without_a_guarantee_neither(place: FilesPlace) -> None:
@@ -81,10 +81,10 @@ def test_without_a_guarantee_neither(place: FilesPlace) -> None:
     try:
         assert not batch(sink, fence)
         assert place.ids() == IDS
-        assert standing(sink, fence) == START, "named, and no position was moved"
+        assert positions_in(sink, fence) == START, "named, and no position was moved"
     finally:
         sink.close()
-    assert standing(sink, fence) == ENDS
+    assert positions_in(sink, fence) == ENDS
 
 
 def test_files_that_may_have_been_vacuumed_are_not_named(place: FilesPlace) -> None:
@@ -95,4 +95,4 @@ def test_files_that_may_have_been_vacuumed_are_not_named(place: FilesPlace) -> N
     with pytest.raises(Unavailable, match="max_staging_age"):
         publish_all(sink.delivery, what(staged), fence)
     assert place.ids() == []
-    assert standing(sink, fence) == START
+    assert positions_in(sink, fence) == START

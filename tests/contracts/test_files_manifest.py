@@ -13,6 +13,7 @@ from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.clients.kafka.topics import configured, identified
 from oncely.errors import ConfigError, DataLost, InvariantViolation, SourceMismatch, Unavailable
 from oncely.lake.manifest import Contents, Manifest
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.manifesttools import Topics, a_file, a_schema, topics
@@ -27,16 +28,16 @@ def own(broker: Broker) -> Topics:
 
 def shown(reader: Manifest, path: str) -> Contents:
     """What is there once a file can be seen: the marker follows the commit's answer."""
-    deadline = time.monotonic() + 15
-    while path not in (found := reader.look()).files:
-        assert time.monotonic() < deadline
+    found: Contents = await_that(
+        lambda: found if path in (found := reader.look()).files else None, f"file {path}"
+    )
     return found
 
 
 def test_topics_are_made_with_one_partition_and_compacted(own: Topics) -> None:
     ids = own.make()
-    asker = KafkaAdmin(own.bootstrap, {}, 10.0)
-    found = configured(asker, [own.manifest, own.schema])
+    admin = KafkaAdmin(own.bootstrap, {}, 10.0)
+    found = configured(admin, [own.manifest, own.schema])
     assert [found[name]["cleanup.policy"] for name in (own.manifest, own.schema)] == ["compact"] * 2
     assert found[own.manifest]["delete.retention.ms"] == "604800000"
     assert own.make(create=False) == ids
@@ -63,7 +64,7 @@ def test_a_topic_of_another_form_is_refused(
 def test_a_missing_topic_is_refused_where_it_may_not_be_made(own: Topics) -> None:
     with pytest.raises(ConfigError, match=r"sink.manifest_topic.*missing"):
         own.make(create=False)
-    with own.reader() as reader, pytest.raises(ConfigError, match="nothing was ever published"):
+    with own.reader() as reader, pytest.raises(ConfigError, match="nothing was published yet"):
         reader.require()
 
 
@@ -138,7 +139,7 @@ def test_settled_gives_up_in_time(own: Topics) -> None:
     own.make()
     with own.transaction() as producer:
         own.send(producer, [a_file("b")])
-        brief = replace(own.place, timeout=1.0)
+        brief = replace(own.pipeline_topics, timeout=1.0)
         with (
             Manifest(brief, own.manifest, own.schema) as reader,
             pytest.raises(Unavailable, match="open transaction"),
@@ -195,7 +196,7 @@ def test_another_topic_by_the_same_name(broker: Broker, own: Topics) -> None:
 def test_a_log_that_lost_its_beginning(broker: Broker, own: Topics) -> None:
     own.make()
     broker.create_topic(f"cut-{own.name}", 1, {"cleanup.policy": "delete"})
-    cut = Manifest(own.place, f"cut-{own.name}", own.schema)
+    cut = Manifest(own.pipeline_topics, f"cut-{own.name}", own.schema)
     produce(broker, f"cut-{own.name}", [(0, b"k", None)] * 3)
     here = TopicPartition(f"cut-{own.name}", 0, 2)
     admin = broker.admin()  # lives until it has its answer
@@ -221,5 +222,6 @@ def test_what_was_read_of_tens_of_thousands_of_files_is_not_read_again(
         own.publish([a_file(f"user=x/date=d/{batch}-{i}") for i in range(10_000)], [a_schema()])
     with own.reader() as reader:
         assert len(reader.settled().files) == 50_000
+        reader.look()  # passes over the marker of the last transaction, which may come late
         monkeypatch.setattr(TopicLog, "_read_to", None)  # nothing can be read from here on
         assert len(reader.look().files) == 50_000

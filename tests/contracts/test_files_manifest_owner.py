@@ -57,8 +57,8 @@ def refused(sink: FilesSink, said: str) -> None:
         with pytest.raises(ConfigError, match=said):
             call()
     assert owner.owner_of(sink.store) is None
-    ledger = sink.place.ledger_topic
-    assert topics.missing(sink.cluster.asker, [ledger]) == [ledger]
+    ledger = sink.pipeline_topics.ledger_topic
+    assert topics.missing(sink.cluster.admin, [ledger]) == [ledger]
 
 
 def test_a_second_root_on_a_manifest_is_refused(place: FilesPlace, copied: FilesSink) -> None:
@@ -87,9 +87,9 @@ def test_of_two_first_runs_at_the_same_moment_one_owns_the_manifest(
     def start(sink: FilesSink) -> None:
         try:
             open_sink(sink)
-            came[sink.place.pipeline] = "opened"
+            came[sink.pipeline_topics.pipeline] = "opened"
         except ConfigError as error:
-            came[sink.place.pipeline] = error.key
+            came[sink.pipeline_topics.pipeline] = error.key
 
     sinks = (place.sink(), copied)
     threads = [threading.Thread(target=start, args=(sink,)) for sink in sinks]
@@ -107,7 +107,7 @@ def test_a_claim_that_came_second_and_died_is_no_owner(
 ) -> None:
     ours = place.sink()
     open_sink(ours)
-    left = ManifestOwner(copied.place.pipeline, copied.store.url)
+    left = ManifestOwner(copied.pipeline_topics.pipeline, copied.store.url)
     produce(broker, ours.topics.manifest, [(0, owner_key(left.pipeline), encode(left))])
     refused(copied, "belongs to pipeline")
     publish(place.sink())
@@ -147,9 +147,9 @@ def old(broker: Broker, tmp_path: Path) -> Lake:
 def sink_of(own: Lake, place: FilesPlace, pipeline: str = "") -> FilesSink:
     """A sink that goes on with a table."""
     made, table = place.sink(), own.table
-    at = replace(made.place, pipeline=pipeline or table.place.pipeline)
+    at = replace(made.pipeline_topics, pipeline=pipeline or table.pipeline_topics.pipeline)
     names = replace(made.topics, manifest=table.manifest_topic, schema=table.schema_topic)
-    return replace(made, place=at, store=table.store, topics=names)
+    return replace(made, pipeline_topics=at, store=table.store, topics=names)
 
 
 def test_a_manifest_without_an_owner_is_adopted_at_the_next_start(
@@ -173,7 +173,9 @@ def test_a_manifest_that_two_roots_have_written_to_goes_to_one_of_them(
     ours = sink_of(old, place)
     open_sink(ours)
     assert contents(ours).owner is not None
-    other = replace(copied, topics=ours.topics, place=replace(copied.place, pipeline="b"))
+    other = replace(
+        copied, topics=ours.topics, pipeline_topics=replace(copied.pipeline_topics, pipeline="b")
+    )
     refused(other, "belongs to pipeline")
 
 
@@ -201,7 +203,7 @@ def test_entries_of_another_root_are_passed_over(
     own.batch_of(events("ann", 2, 2))
     _, parts = rows(own.table)
     assert sorted(r["id"] for part in parts for r in part.to_pylist()) == [0, 1, 2, 3]
-    assert "passed over" in caplog.text
+    assert "ignored" in caplog.text
     found = verify(own.table)
     assert (found.problems, found.files) == ((), 2)
     done = compact(own.table)
@@ -213,7 +215,7 @@ def test_entries_of_another_root_are_passed_over(
 def test_files_of_an_earlier_name_below_the_same_root_count(own: Lake) -> None:
     """Versions without an owner let a pipeline be renamed and go on with its root."""
     own.batch_of(events("ann", 0, 2))
-    renamed = own.with_(place=replace(own.table.place, pipeline="renamed"))
+    renamed = own.with_(pipeline_topics=replace(own.table.pipeline_topics, pipeline="renamed"))
     _, parts = rows(renamed.table)
     assert sum(part.num_rows for part in parts) == 2
 

@@ -128,7 +128,7 @@ def test_a_file_that_was_changed_or_is_gone(own: Lake) -> None:
 
 
 def test_a_pipeline_that_never_wrote(own: Lake) -> None:
-    with pytest.raises(ConfigError, match=r"sink\.manifest_topic: .*nothing was ever published"):
+    with pytest.raises(ConfigError, match=r"sink\.manifest_topic: .*nothing was published yet"):
         listing(own.with_(manifest_topic="no-such-topic").table)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.clients.kafka.client import make
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import attempts
 from oncely.core.batch import Batch, Chunk
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
@@ -123,58 +124,16 @@ def test_a_run_that_opens_meanwhile_wins(place: FilesPlace, at: str) -> None:
             open_sink(run)
         return ANEW
 
+    def settled() -> None:
+        for attempt in attempts(Backoff()):
+            with attempt:
+                command.replace_schema(ANN, learned, fence)
+
     with pytest.raises(Fenced):
-        command.replace_schema(ANN, learned, fence)
+        settled()
     assert "amount" in (published(place) or {})
     run.close()
     command.close()
-
-
-class Killed(BaseException):
-    """Nobody catches it."""
-
-
-CALLS = ["init_transactions", "begin_transaction", "produce", "commit_transaction"]
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("after", [False, True])
-def test_killed_it_has_taken_effect_or_not(place: FilesPlace, call: str, after: bool) -> None:
-    polluted(place).close()
-    armed: list[bool] = []
-
-    class Dying:
-        def __init__(self, producer: Any) -> None:
-            self._producer = producer
-
-        def __getattr__(self, name: str) -> Any:
-            inner = getattr(self._producer, name)
-            if name != call or not armed:
-                return inner
-
-            def dies(*given: Any, **named: Any) -> Any:
-                if after:
-                    inner(*given, **named)
-                raise Killed
-
-            return dies
-
-    def connect(kind: Any, *given: Any, **config: Any) -> Any:
-        made = make(kind, *given, **config)
-        return Dying(made) if "transactional.id" in config else made
-
-    command = place.sink(None, kafka=connect)
-    fence = open_sink(command).fence
-    armed.append(True)
-    with pytest.raises(Killed):
-        command.replace_schema(ANN, lambda _: ANEW, fence)
-    armed.clear()
-    run = place.sink(None)
-    fence = open_sink(run).fence  # which ends what was left open
-    done = call == "commit_transaction" and after
-    assert ("amount" in (published(place) or {})) is not done
-    assert write(run, fence, 1, {"id": 2, "amount": 5}) == ([] if done else [0])
-    run.close()
 
 
 def test_a_scope_without_files_begins_anew(place: FilesPlace) -> None:

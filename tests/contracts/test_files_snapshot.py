@@ -49,10 +49,10 @@ def noting(kind: Any, *args: Any, **own: Any) -> Any:
 
 def look(own: Topics, folder: Path) -> Contents:
     """As a command does."""
-    with Manifest(replace(own.place, connect=noting), own.manifest, own.schema) as reader:
+    with Manifest(replace(own.pipeline_topics, connect=noting), own.manifest, own.schema) as reader:
         reader.settled()  # markers follow the answers to commits
     assigned.clear()
-    with Manifest(replace(own.place, connect=noting), own.manifest, own.schema) as reader:
+    with Manifest(replace(own.pipeline_topics, connect=noting), own.manifest, own.schema) as reader:
         return reader.look_cached(folder)
 
 

@@ -91,7 +91,9 @@ def test_replaced_files_are_kept_for_readers(own: Lake) -> None:
     assert (kept.for_readers, len(kept.orphans)) == (2, 0)
     # The same for readers that are granted no time: the removal is older than this allows.
     hasty = own.with_(max_staging_age=-SLACK.total_seconds() - 1)
-    hasty.table = replace(hasty.table, place=replace(own.table.place, transaction_timeout=0))
+    hasty.table = replace(
+        hasty.table, pipeline_topics=replace(own.table.pipeline_topics, transaction_timeout=0)
+    )
     assert {one.path for one in vacuum(hasty.table).orphans} == {old.path, gone.path}
     assert own.paths() == {merged.path}
 
@@ -138,7 +140,7 @@ def test_replaced_files_are_kept_for_readers_from_the_end_of_the_transaction_on(
     own.age(old.path, DONE_FOR + 100)
     own.topics.publish(removed=[old.path])
     hasty = own.with_(max_staging_age=-SLACK.total_seconds() - 1)
-    assert hasty.table.place.transaction_timeout > 30
+    assert hasty.table.pipeline_topics.transaction_timeout > 30
     kept = vacuum(hasty.table)
     assert (kept.for_readers, kept.orphans) == (1, ())
 
@@ -221,8 +223,8 @@ def test_uploads_of_others_are_left_alone(own: Lake, s3_server: S3Server) -> Non
     for path in (f"user=ann/{name}", *others):
         store.write(path, b"")
         s3tools.begin_upload(bucket, path, options)
-    hasty = replace(own.table.place, transaction_timeout=0)
-    ours = replace(own.table, store=store, place=hasty, max_staging_age=-3600.0)
+    hasty = replace(own.table.pipeline_topics, transaction_timeout=0)
+    ours = replace(own.table, store=store, pipeline_topics=hasty, max_staging_age=-3600.0)
     would = vacuum(ours, dry_run=True)
     assert ([one.path for one in would.orphans], would.uploads) == ([f"user=ann/{name}"], 1)
     done = vacuum(ours)
@@ -233,6 +235,6 @@ def test_uploads_of_others_are_left_alone(own: Lake, s3_server: S3Server) -> Non
 
 def test_a_pipeline_that_the_ledger_does_not_know(own: Lake) -> None:
     own.batch_of(events("ann", 0, 1))
-    nobody = own.with_(place=replace(own.table.place, pipeline="nobody"))
+    nobody = own.with_(pipeline_topics=replace(own.table.pipeline_topics, pipeline="nobody"))
     with pytest.raises(ConfigError, match=r"sink\.ledger_topic: .*'nobody'"):
         vacuum(nobody.table)

@@ -62,7 +62,7 @@ def test_bytes_that_differ(own: Lake) -> None:
         ({"bytes": 1}, "and 1 were published"),
         ({"event_time": None}, "its event times span"),
         ({"event_time": ("2023-11-14T22:13:20Z", "2023-11-14T22:13:21Z")}, "its event times span"),
-        ({"partition": {"user": "bob", "date": "2023-11-14"}}, "it holds rows of ('ann'"),
+        ({"partition": {"user": "bob", "date": "2023-11-14"}}, "it contains rows of ('ann'"),
         ({"partition": {"user": "bob", "date": "2023-11-14"}}, "it is not in the directory"),
         ({"ranges": [SourceRange("events", 0, 3, 3)]}, "is empty"),
         ({"scope": ("ann",)}, "no schema is published for its scope ['ann']"),

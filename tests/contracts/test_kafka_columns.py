@@ -18,8 +18,8 @@ from oncely.clients.kafka.producer import Columns, Producer, binaries, lengths
 from oncely.clients.kafka.producer_settings import producer_config
 from oncely.clients.kafka.transaction import InstanceFenced, Transaction
 from oncely.errors import Unavailable
+from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
-from tests.kafkatools import read_all
 
 PARTS: list[bytes | None] = [b"", None, b"a\0b", "ü".encode(), b"x" * 100_000, b"\xff"]
 
@@ -66,7 +66,7 @@ def topic_of(broker: Broker, partitions: int = 1) -> str:
 
 
 def pairs(broker: Broker, topic: str) -> list[tuple[bytes | None, bytes | None]]:
-    return [(one.key(), one.value()) for one in read_all(broker.bootstrap, topic)]
+    return [(one.key(), one.value()) for one in messages(broker.bootstrap, topic)]
 
 
 def test_nulls_and_empty_ones_stay_what_they_are(broker: Broker, way: str) -> None:
@@ -93,7 +93,7 @@ def test_a_key_goes_to_the_same_partition_either_way(
         with begun(broker, topic, topic) as writer:
             writer.send_columns(topic, Columns(keys, keys))
             writer.commit()
-        found.append({m.key(): m.partition() for m in read_all(broker.bootstrap, topic)})
+        found.append({m.key(): m.partition() for m in messages(broker.bootstrap, topic)})
         if not turn:
             monkeypatch.setattr(librdkafka, "library", lambda: None)
     assert found[0] == found[1]
@@ -194,7 +194,7 @@ def test_a_version_that_was_not_tried_is_not_called(
         assert librdkafka.library() is None
         assert librdkafka.library() is None
     (line,) = caplog.records
-    assert "was not tried; 1.0.0 was" in line.getMessage()
+    assert "was not tested; 1.0.0 was" in line.getMessage()
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -14,33 +14,17 @@ from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import (
     Topics,
-    empty_ledger,
-    forget_group,
+    lose_all,
+    lose_position,
+    lose_record_and_position,
     make_topics,
     open_sink,
-    put,
     ready,
 )
 from tests.replaytools import bad, left
 from tests.sinktools import SOURCE, T0, T1, at_t0, chunk, commit_all, impatient, numbered, together
 
 START = {T0: 0, T1: 0}
-
-
-def lose_position(broker: Broker, topics: Topics) -> None:
-    """A tombstone in the ledger topic, and an offset that has expired."""
-    put(topics, topics.sink().place.words.position_key(T1), None)
-    forget_group(broker, topics)
-
-
-def lose_record_and_position(broker: Broker, topics: Topics) -> None:
-    put(topics, topics.sink().place.words.pipeline_key(), None)
-    lose_position(broker, topics)
-
-
-def lose_all(broker: Broker, topics: Topics) -> None:
-    forget_group(broker, topics)
-    empty_ledger(broker, topics)
 
 
 LOSSES = pytest.mark.parametrize(
@@ -71,12 +55,12 @@ def reset(topics: Topics, to: Mapping[TopicPartition, int]) -> dict[TopicPartiti
 
 def refused(topics: Topics, lost: set[TopicPartition]) -> str:
     """By a run, and before by `plan`; the way out that they name."""
-    ledger = TopicLedger(topics.sink().place, topics.rejects)
+    ledger = TopicLedger(topics.sink().pipeline_topics, topics.rejects)
     for refuses in (
         lambda: ledger.check([T0, T1], [topics.output], create=True),
         lambda: open_sink(topics.sink(), START),
     ):
-        with pytest.raises(Stopped, match="where it was is gone for") as caught:
+        with pytest.raises(Stopped, match="its positions are lost for") as caught:
             refuses()
         assert {tp for tp in (T0, T1) if str(tp) in caught.value.message} == lost
     return caught.value.way_out
@@ -90,7 +74,9 @@ def test_a_reset_says_where_to_go_on(
     lose(broker, topics)
     assert "offsets reset" in refused(topics, lost)
     assert reset(topics, {T0: 1, T1: 103}) == {T0: 1, T1: 103}
-    TopicLedger(topics.sink().place, topics.rejects).check([T0, T1], [topics.output], create=True)
+    TopicLedger(topics.sink().pipeline_topics, topics.rejects).check(
+        [T0, T1], [topics.output], create=True
+    )
     sink, fence = topics.sink(), open_sink(topics.sink(), START).fence
     commit_all(sink, chunk({T0: (1, numbered(1, 4)), T1: (103, numbered(103, 106))}), fence)
     assert topics.ids() == sorted([0, 1, 1, 2, 2, 3, 100, 101, 102, 103, 103, 104, 105])

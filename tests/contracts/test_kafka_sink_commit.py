@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
 import threading
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from oncely.clients.kafka.client import make
 from oncely.clients.kafka.transaction import InstanceFenced, Message
 from oncely.commit.backoff import Backoff
-from oncely.core.claim import Claim, Counts, Fence, PositionMoved
+from oncely.core.claim import Claim, Counts, PositionMoved
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.errors import InvariantViolation, TooManyRejects, Unavailable
+from oncely.errors import Unavailable
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.records import PositionRecord
-from oncely.sinks.kafka.sink import KafkaSink
 from oncely.testing.servers.kafka import Broker
-from tests.kafkatools import Topics, make_topics, ready
+from tests.kafkatools import Topics, connected, make_topics, producing_by, ready
 from tests.sinktools import T0, T1, Rec, at_t0, chunk, commit_all, numbered
 
 
@@ -45,45 +40,6 @@ def test_records_rejects_and_position_take_effect_together(topics: Topics) -> No
     assert not any(o.replayed for o in outcomes)
 
 
-def test_a_replayed_chunk_writes_nothing(topics: Topics) -> None:
-    sink, fence = ready(topics.sink())
-    what = at_t0(0, [*numbered(0, 5), Rec(5, bad="no JSON")])
-    commit_all(sink, what, fence)
-    for again in (sink, topics.sink()):  # the second knows nothing but what the cluster says
-        outcomes = commit_all(again, what, fence)
-        assert [(o.range, o.counts, o.replayed) for o in outcomes] == [
-            (OffsetRange(0, 6), Counts(0, 0, 0, 0), True)
-        ]
-    assert topics.ids() == [0, 1, 2, 3, 4]
-    assert len(topics.records(topics.rejects)) == 1
-
-
-def test_of_an_overlapping_chunk_only_what_is_new_is_written(topics: Topics) -> None:
-    sink, fence = ready(topics.sink(), {T0: 0, T1: 0})
-    first = [*numbered(0, 4), Rec(4, bad="no JSON")]
-    commit_all(sink, at_t0(0, first), fence)
-    wider = [*first, Rec(5, bad="still none"), *numbered(6, 9)]
-    outcomes = commit_all(sink, chunk({T0: (0, wider), T1: (0, numbered(50, 52))}), fence)
-    assert topics.ids() == [0, 1, 2, 3, 6, 7, 8, 50, 51]
-    assert {(o.partition, o.range, o.counts) for o in outcomes} == {
-        (T0, OffsetRange(5, 9), Counts(4, 3, 1, 0)),
-        (T1, OffsetRange(0, 52), Counts(2, 2, 0, 0)),
-    }
-    assert len(topics.records(topics.rejects)) == 2
-
-
-def test_a_moved_position_leaves_nothing(topics: Topics) -> None:
-    """The compare-and-set, seen alone: decided on a ledger that has moved since."""
-    sink, fence = ready(topics.sink())
-    stale = sink.ledger.positions(fence)
-    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
-    for what in (at_t0(0, numbered(0, 3)), at_t0(0, numbered(20, 22))):
-        with pytest.raises(PositionMoved):
-            sink.commit(what, fence, Claim(fence, what.ranges, stale))
-    assert topics.ids() == [0, 1, 2]
-    assert len(topics.ledger_ranges()) == 1
-
-
 def test_of_several_partitions_each_takes_effect_by_itself(topics: Topics) -> None:
     """Decision 8: the one that moved is left out, and asking again tells the other was done."""
     sink, fence = ready(topics.sink(), {T0: 0, T1: 0})
@@ -95,38 +51,6 @@ def test_of_several_partitions_each_takes_effect_by_itself(topics: Topics) -> No
     assert topics.ids() == [0, 1, 50, 51]
     assert all(one.replayed for one in commit_all(sink, both, fence))
     assert topics.ids() == [0, 1, 50, 51]
-
-
-def test_too_many_rejects_write_nothing(topics: Topics) -> None:
-    sink, fence = ready(topics.sink())
-    what = at_t0(0, [*numbered(0, 2), Rec(2, bad="a"), Rec(3, bad="b")])
-    with pytest.raises(TooManyRejects) as caught:
-        commit_all(sink, what, fence, max_rejects=1)
-    assert topics.ids() == []
-    assert [str(one) for one in caught.value.refused.records] == [
-        "t-0 offset 2: a; value value",
-        "t-0 offset 3: b; value value",
-    ]
-    commit_all(sink, what, fence, max_rejects=2)
-    assert topics.ids() == [0, 1]
-
-
-def test_a_chunk_ahead_of_the_ledger_is_a_defect_and_writes_nothing(topics: Topics) -> None:
-    sink, fence = ready(topics.sink())
-    with pytest.raises(InvariantViolation, match=r"\[0, 5\) were not committed before"):
-        commit_all(sink, at_t0(5, numbered(5, 8)), fence)
-    with pytest.raises(InvariantViolation, match="no position in the ledger"):
-        commit_all(sink, chunk({T1: (0, numbered(0, 2))}), fence)
-    with pytest.raises(InvariantViolation, match="the ledger's epoch is 1, and ours 2"):
-        commit_all(sink, at_t0(0, numbered(0, 2)), Fence(fence.pipeline, fence.epoch + 1))
-    assert topics.ids() == []
-
-
-def test_the_sink_is_picklable(topics: Topics) -> None:
-    sink, fence = ready(topics.sink())
-    shipped: KafkaSink = pickle.loads(pickle.dumps(sink))
-    commit_all(shipped, at_t0(0, numbered(0, 2)), fence)
-    assert topics.ids() == [0, 1]
 
 
 def test_what_an_open_transaction_of_others_hides_is_found(topics: Topics) -> None:
@@ -164,32 +88,14 @@ def two_attempts(topics: Topics) -> None:
     rival = topics.sink()
     done = []
 
-    def connect(kind: Any, *args: Any, **own: Any) -> Any:
-        made = make(kind, *args, **own)
-        return Late(made, rival_commits) if issubclass(kind, Producer) else made
-
-    def rival_commits() -> None:
+    def init_late(producer: Any, timeout: float) -> None:
         if not done:
             done.append(True)
             commit_all(rival, what, fence)
+        producer.init_transactions(timeout)
 
-    slow = dataclasses.replace(sink, place=dataclasses.replace(sink.place, connect=connect))
-    commit_all(slow, what, fence)
+    commit_all(connected(sink, producing_by(init_transactions=init_late)), what, fence)
     assert done
-
-
-class Late:
-    """A producer before whose ``init_transactions`` something happens."""
-
-    def __init__(self, inner: Any, before: Any) -> None:
-        self._inner, self._before = inner, before
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def init_transactions(self, timeout: float) -> None:
-        self._before()
-        self._inner.init_transactions(timeout)
 
 
 def test_init_comes_before_the_read_that_counts(topics: Topics) -> None:
@@ -212,7 +118,7 @@ def test_the_other_order_doubles_and_is_seen(
     monkeypatch.setattr(Cluster, "entries", remembered)
     monkeypatch.setattr(
         Cluster,
-        "standing",
+        "stored_positions",
         lambda _, tps: {
             tp: PositionRecord(before[tp].position, before[tp].epoch, "", "", 0, 0, "")
             for tp in tps
@@ -251,7 +157,7 @@ def test_attempts_of_one_run_at_the_same_time(topics: Topics) -> None:
 def test_an_instance_that_was_fenced_writes_nothing(topics: Topics) -> None:
     sink, fence = ready(topics.sink())
     cluster = sink.cluster
-    identity = sink.place.words.writer(T0)
+    identity = sink.pipeline_topics.keys.writer(T0)
     with cluster.transaction(identity) as old, cluster.transaction(identity) as new:
         old.init()
         old.begin()
@@ -266,15 +172,10 @@ def test_an_instance_that_was_fenced_writes_nothing(topics: Topics) -> None:
 def test_when_patience_ends_nothing_was_written(topics: Topics) -> None:
     sink, fence = ready(topics.sink())
 
-    class Silent(Late):
-        def commit_transaction(self, timeout: float) -> None:
-            raise Unavailable("no answer")
+    def silent(*_: object) -> None:
+        raise Unavailable("no answer")
 
-    def connect(kind: Any, *args: Any, **own: Any) -> Any:
-        made = make(kind, *args, **own)
-        return Silent(made, lambda: None) if issubclass(kind, Producer) else made
-
-    hurt = dataclasses.replace(sink, place=dataclasses.replace(sink.place, connect=connect))
+    hurt = connected(sink, producing_by(commit_transaction=silent))
     with pytest.raises(Unavailable):
         commit_all(hurt, at_t0(0, numbered(0, 4)), fence)
     assert topics.ids() == []

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from oncely.commit.path import pass_over
-from oncely.core.batch import Chunk
-from oncely.core.claim import PositionMoved, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity
-from oncely.errors import ConfigError, Fenced, SourceMismatch, Stopped, TableMismatch, Unavailable
+from oncely.core.claim import Positions, Takeover
+from oncely.errors import ConfigError, Fenced, Stopped, TableMismatch, Unavailable
 from oncely.ledgers.topic.records import OffsetMetadata, encode, stamp
-from oncely.ledgers.topic.settling import Settling
+from oncely.ledgers.topic.take_positions import PositionTakeover
 from oncely.ledgers.topic.takeover import Opener
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.testing.servers.kafka import Broker
@@ -37,58 +32,14 @@ from tests.sinktools import (
     T0,
     T1,
     at_t0,
-    chunk,
     commit_all,
-    commit_on,
-    impatient,
     numbered,
-    together,
 )
 
 
 @pytest.fixture
 def topics(broker: Broker) -> Topics:
     return make_topics(broker)
-
-
-def test_start_is_asked_once_and_positions_are_kept(topics: Topics) -> None:
-    first = open_sink(topics.sink(), {T0: 7})
-    assert (first.fence.epoch, dict(first.positions), first.first_start) == (1, {T0: 7}, True)
-    sink = topics.sink()
-    commit_all(sink, at_t0(7, numbered(7, 9)), first.fence)
-
-    def never() -> dict:
-        raise AssertionError("start was asked again")
-
-    again = sink.open(Takeover(SOURCE, never, {T0: 0, T1: 3}))
-    assert (again.fence.epoch, dict(again.positions), again.first_start) == (
-        2, {T0: 9, T1: 3}, False,
-    )  # fmt: skip
-    assert topics.ledger_positions() == {T0: (9, 2), T1: (3, 2)}
-    assert topics.committed() == {T0: 9, T1: 3}
-
-
-def test_an_older_run_is_fenced(topics: Topics) -> None:
-    old, fence = ready(topics.sink())
-    commit_all(old, at_t0(0, numbered(0, 3)), fence)
-    decided = old.ledger.positions(fence)
-    new = open_sink(topics.sink()).fence
-    with pytest.raises(PositionMoved):
-        commit_on(old, at_t0(3, numbered(3, 6)), decided, fence)
-    with pytest.raises(Fenced):
-        commit_all(old, at_t0(3, numbered(3, 6)), fence)
-    with pytest.raises(Fenced):
-        open_sink(old, expected=fence.epoch)
-    with pytest.raises(Fenced):
-        old.ledger.add_partitions(fence, {T0: 0}, SOURCE)
-    assert topics.ids() == [0, 1, 2]
-    commit_all(topics.sink(), at_t0(3, numbered(3, 6)), new)
-    assert topics.ids() == list(range(6))
-
-
-def test_the_run_that_holds_the_ledger_may_open_again(topics: Topics) -> None:
-    sink, fence = ready(topics.sink())
-    assert open_sink(sink, expected=fence.epoch).fence.epoch == 2
 
 
 class Died(BaseException):
@@ -117,9 +68,41 @@ def takes_an_epoch_and_dies(topics: Topics) -> None:
         def dies(*_: object) -> None:
             raise Died
 
-        rival.setattr(Settling, "settle", dies)
+        rival.setattr(PositionTakeover, "take", dies)
         with pytest.raises(Died):
             open_sink(topics.sink())
+
+
+def test_a_reset_goes_on_after_a_rival_died_with_an_epoch_alone(topics: Topics) -> None:
+    """In the middle of it, when it is asked where to; asked once, because that may depend."""
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    asked = []
+
+    def elsewhere(positions: Positions) -> Positions:
+        asked.append(positions)
+        takes_an_epoch_and_dies(topics)
+        return {T0: 1}
+
+    opened = topics.sink().open(Takeover(SOURCE, dict, {T0: 0}, reset=elsewhere))
+    assert (opened.positions, asked) == ({T0: 1}, [{T0: 3}])
+    with pytest.raises(Fenced):
+        commit_all(sink, at_t0(3, numbered(3, 6)), fence)
+    assert open_sink(topics.sink()).positions == {T0: 1}
+
+
+def test_a_reset_is_fenced_by_a_rival_that_has_taken_the_positions(topics: Topics) -> None:
+    """In the middle of it; the rival may have moved them, and nothing was reset."""
+    sink, fence = ready(topics.sink())
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+
+    def elsewhere(_: Positions) -> Positions:
+        commit_all(topics.sink(), at_t0(3, numbered(3, 6)), open_sink(topics.sink()).fence)
+        return {T0: 1}
+
+    with pytest.raises(Fenced):
+        topics.sink().open(Takeover(SOURCE, dict, {T0: 0}, reset=elsewhere))
+    assert open_sink(topics.sink()).positions == {T0: 6}
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
@@ -130,15 +113,15 @@ def test_an_opener_whose_rival_died_with_an_epoch_alone_is_not_fenced(
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     if not again:
         sink = topics.sink()
-    settle = Settling.settle
+    take = PositionTakeover.take
 
-    def overtaken(self: Settling, *args: Any) -> Any:
-        done = settle(self, *args)
+    def overtaken(self: PositionTakeover, *args: Any) -> Any:
+        done = take(self, *args)
         monkeypatch.undo()
         takes_an_epoch_and_dies(topics)
         return done
 
-    monkeypatch.setattr(Settling, "settle", overtaken)
+    monkeypatch.setattr(PositionTakeover, "take", overtaken)
     opened = open_sink(sink, expected=fence.epoch if again else None)
     assert (opened.fence.epoch, opened.positions) == (4, {T0: 3})
     commit_all(sink, at_t0(3, numbered(3, 6)), opened.fence)
@@ -166,31 +149,17 @@ def test_a_run_whose_opening_was_cut_short_opens_again_though_a_rival_died(
 def test_an_opener_whose_rival_has_taken_a_position_is_fenced(
     topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = Settling.settle
+    take = PositionTakeover.take
 
-    def overtaken(self: Settling, *args: Any) -> Any:
-        done = settle(self, *args)
+    def overtaken(self: PositionTakeover, *args: Any) -> Any:
+        done = take(self, *args)
         monkeypatch.undo()
         open_sink(topics.sink())
         return done
 
-    monkeypatch.setattr(Settling, "settle", overtaken)
+    monkeypatch.setattr(PositionTakeover, "take", overtaken)
     with pytest.raises(Fenced):
         open_sink(topics.sink())
-
-
-@pytest.mark.parametrize(
-    ("source", "match"),
-    [
-        (SourceIdentity("cluster-2", SOURCE.topic_ids), "cluster-1"),
-        (SourceIdentity("cluster-1", {"t": "another id"}), "deleted and made again"),
-    ],
-)
-def test_another_source_is_refused(topics: Topics, source: SourceIdentity, match: str) -> None:
-    sink, fence = ready(topics.sink())
-    with pytest.raises(SourceMismatch, match=match):
-        open_sink(topics.sink(), source=source)
-    commit_all(sink, at_t0(0, numbered(0, 2)), fence)  # nobody was disturbed
 
 
 def test_another_output_topic_is_refused(topics: Topics, broker: Broker) -> None:
@@ -275,7 +244,7 @@ def test_messages_of_others_in_the_ledger_topic_are_passed_over_and_told_once(
 def test_a_record_of_ours_in_the_ledger_topic_that_cant_be_read_is_refused(topics: Topics) -> None:
     """Passed over, the position before it would be taken for the newest."""
     sink, _ = ready(topics.sink())
-    put(topics, sink.place.words.position_key(T0), b"no JSON")
+    put(topics, sink.pipeline_topics.keys.position_key(T0), b"no JSON")
     with pytest.raises(Stopped, match=r"'position'.*'t', 0") as refused:
         open_sink(topics.sink())
     assert refused.value.way_out
@@ -335,7 +304,10 @@ def test_another_pipelines_offset_in_the_group_is_not_believed_by_a_run(topics: 
     commit_all(ours, at_t0(0, numbered(0, 3)), fence)
     theirs, its = ready(dataclasses.replace(topics, pipeline=f"{topics.pipeline}-2").sink())
     commit_all(theirs, at_t0(0, numbered(10, 19)), its)
-    with_group(topics, OffsetMetadata(9, 7, "cluster-1", "id-of-t", pipeline=theirs.place.pipeline))
+    with_group(
+        topics,
+        OffsetMetadata(9, 7, "cluster-1", "id-of-t", pipeline=theirs.pipeline_topics.pipeline),
+    )
     commit_all(topics.sink(), at_t0(3, numbered(3, 6)), fence)
     assert topics.ids() == [0, 1, 2, 3, 4, 5, *range(10, 19)]
 
@@ -393,7 +365,7 @@ def test_one_position_that_is_gone_is_refused(topics: Topics, broker: Broker) ->
     """A tombstone in the ledger topic, and an idle partition whose offset has expired."""
     sink, _ = ready(topics.sink(), {T0: 0, T1: 0})
     producer = Producer(broker.client_config())
-    producer.produce(topics.ledger, None, sink.place.words.position_key(T1))
+    producer.produce(topics.ledger, None, sink.pipeline_topics.keys.position_key(T1))
     producer.flush(20)
     forget_group(broker, topics)
     with pytest.raises(Stopped, match="t-1"):
@@ -428,35 +400,6 @@ def test_missing_topics_are_created(topics: Topics) -> None:
     assert elsewhere.records(elsewhere.rejects) == []
 
 
-def test_partitions_found_while_running(topics: Topics) -> None:
-    sink, fence = ready(topics.sink())
-    sink.ledger.add_partitions(fence, {T1: 4}, SOURCE)
-    sink.ledger.add_partitions(fence, {T1: 0}, SOURCE)  # it has one already
-    commit_all(topics.sink(), chunk({T1: (4, numbered(4, 6))}), fence)
-    assert topics.ledger_positions() == {T0: (0, 1), T1: (6, 1)}
-
-
-def test_a_reset_fences_and_moves(topics: Topics) -> None:
-    sink, fence = ready(topics.sink())
-    commit_all(sink, at_t0(0, numbered(0, 5)), fence)
-    opened = topics.sink().open(Takeover(SOURCE, dict, {T0: 0}, reset=lambda at: {T0: at[T0] - 2}))
-    assert opened.positions == {T0: 3}
-    with pytest.raises(Fenced):
-        commit_all(sink, at_t0(5, numbered(5, 6)), fence)
-    commit_all(topics.sink(), at_t0(3, numbered(3, 6)), opened.fence)
-    assert topics.ids() == [0, 1, 2, 3, 3, 4, 4, 5]
-
-
-def test_ranges_without_records(topics: Topics) -> None:
-    sink, fence = ready(topics.sink(), {T0: 0, T1: 3})
-    nothing = Chunk.of_nothing({T0: OffsetRange(0, 9), T1: OffsetRange(3, 4)})
-    for replayed in (False, True):
-        done = pass_over(together(sink), nothing.ranges, fence, "hole", impatient())
-        assert [one.replayed for one in done] == [replayed] * 2
-    assert topics.committed() == {T0: 9, T1: 4}
-    assert topics.ledger_ranges().count((0, 0, 9, "hole")) == 1
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -480,31 +423,16 @@ def test_settings_that_change_speed_only(topics: Topics) -> None:
     assert topics.ids() == [0, 1]
 
 
-def test_runs_that_open_at_the_same_time(topics: Topics) -> None:
-    """Each gets an epoch of its own or is told that it lost; the newest one writes, no other."""
-    with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(open_sink, topics.sink(), {T0: 0, T1: 5}) for _ in range(4)]
-    won = [one.result() for one in asked if one.exception() is None]
-    for one in asked:
-        assert one.exception() is None or isinstance(one.exception(), Fenced | Unavailable)
-    newest = open_sink(topics.sink(), {T0: 7, T1: 7})
-    epochs = [one.fence.epoch for one in (*won, newest)]
-    assert len(set(epochs)) == len(epochs)
-    assert newest.fence.epoch == max(epochs)
-    assert newest.positions == {T0: 0, T1: 5}  # where the first run began, whoever that was
-    for one in won:
-        with pytest.raises(Fenced):
-            commit_all(topics.sink(), at_t0(0, numbered(0, 2)), one.fence)
-    commit_all(topics.sink(), at_t0(0, numbered(0, 2)), newest.fence)
-    assert topics.ids() == [0, 1]
-
-
 def as_before(topics: Topics, **changes: object) -> None:
     """Write the pipeline's record as an earlier version would have."""
     sink = topics.sink()
     known = sink.cluster.settled().pipeline
     assert known is not None
-    put(topics, sink.place.words.pipeline_key(), encode(msgspec.structs.replace(known, **changes)))
+    put(
+        topics,
+        sink.pipeline_topics.keys.pipeline_key(),
+        encode(msgspec.structs.replace(known, **changes)),
+    )
 
 
 def with_group(topics: Topics, metadata: OffsetMetadata | str, at: int | None = None) -> None:

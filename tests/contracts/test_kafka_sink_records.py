@@ -136,6 +136,8 @@ def test_a_reject_is_the_record_as_it_was(topics: Topics) -> None:
         "oncely.topic": b"t", "oncely.partition": b"0", "oncely.offset": b"3",
         "oncely.timestamp_ms": b"1700000000000", "oncely.stage": b"decode",
         "oncely.reason": b"no JSON",
+        "source_topic": b"t", "source_partition": b"0", "source_offset": b"3",
+        "x-original-topic": b"t", "x-exception-message": b"no JSON",
     }  # fmt: skip
 
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from oncely.clients.kafka.client import make
 from oncely.clients.kafka.transaction import Message
+from oncely.commit.replay import try_portion
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence, Takeover
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, Stopped, TableMismatch
 from oncely.ledgers.topic.cluster import Cluster
-from oncely.sinks.kafka.letters import letter
+from oncely.sinks.kafka.dead_letter_messages import dead_letter
 from oncely.sinks.kafka.messages import batch_size
 from oncely.sinks.kafka.record_format import RecordFormat
-from oncely.sinks.kafka.replay import Replay, ToTopics
+from oncely.sinks.kafka.replay import replay_into_topics
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.testing.servers.kafka import Broker
-from tests.kafkatools import Topics, make_topics, ready
+from tests.kafkatools import Topics, make_topics, producing_by, ready
 from tests.replaytools import bad, judging, left, mixing, replayed, waiting
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, Rec, at_t0, chunk, commit_all, numbered
 
@@ -96,12 +97,14 @@ def test_messages_that_are_no_letters_are_passed_over(six: Topics, broker: Broke
 def test_a_longer_reason_does_not_push_the_value_out() -> None:
     fence = Fence("p", 1)
     reject = Reject(T0, 5, 0, b"k", b"v" * 500, [("h", b"1")], "decode", "short")
-    limit = batch_size(letter(reject, 10_000, fence))
-    longer = letter(dataclasses.replace(reject, reason="ü" * 900), limit, fence)
+    told = dead_letter(reject, 10_000, fence)
+    own = [one for one in told.headers if one[0] == "h" or one[0].startswith("oncely.")]
+    limit = batch_size(told._replace(headers=own))
+    longer = dead_letter(dataclasses.replace(reject, reason="ü" * 900), limit, fence)
     assert (longer.value, longer.key) == (reject.value, reject.key)
     assert batch_size(longer) <= limit
     assert dict(longer.headers)["oncely.reason"].decode() in ("üü", "ü")  # type: ignore[union-attr]
-    too_large = letter(dataclasses.replace(reject, value=b"v" * 600), limit, fence)
+    too_large = dead_letter(dataclasses.replace(reject, value=b"v" * 600), limit, fence)
     assert too_large.value is None
 
 
@@ -296,35 +299,18 @@ def test_a_group_that_another_pipeline_replays_by_is_refused(six: Topics) -> Non
 # -- two at the same time --------------------------------------------------------------------
 
 
-class Late:
-    """A producer before whose ``init_transactions`` something happens."""
-
-    def __init__(self, inner: Any, before: Any) -> None:
-        self._inner, self._before = inner, before
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def init_transactions(self, timeout: float) -> None:
-        self._before()
-        self._inner.init_transactions(timeout)
-
-
 def with_a_rival(topics: Topics) -> tuple[int, int]:
     """A replay that is overtaken by another one between its reading and its ``init``."""
     done: list[tuple[int, int]] = []
     begun: list[bool] = []
 
-    def rival() -> None:
+    def init_late(producer: Any, timeout: float) -> None:
         begun.append(True)
         if len(begun) == 2:  # the first one ends what an earlier replay may have left open
             done.append(replayed(topics.sink()))
+        producer.init_transactions(timeout)
 
-    def connect(kind: Any, *args: Any, **own: Any) -> Any:
-        made = make(kind, *args, **own)
-        return Late(made, rival) if issubclass(kind, Producer) else made
-
-    sink: KafkaSink = topics.sink(connect=connect)
+    sink: KafkaSink = topics.sink(connect=producing_by(init_transactions=init_late))
     late = replayed(sink)
     assert done == [(6, 0)]
     return late
@@ -383,8 +369,8 @@ def test_four_replays_at_the_same_time(six: Topics) -> None:
 def test_an_opening_ends_what_a_replay_has_left_open(six: Topics) -> None:
     """Its record in the ledger topic would hide what follows, until its time is up."""
     sink = six.sink(transaction_timeout=600.0)
-    cluster = Cluster(sink.place)
-    with cluster.transaction(sink.place.words.replayer) as left_open:
+    cluster = Cluster(sink.pipeline_topics)
+    with cluster.transaction(sink.pipeline_topics.keys.replayer) as left_open:
         left_open.init()
         left_open.begin()
         left_open.send(six.ledger, [Message(b"{}", b'["replayed", "nobody", "t", 0]')])
@@ -394,12 +380,9 @@ def test_an_opening_ends_what_a_replay_has_left_open(six: Topics) -> None:
         commit_all(new, at_t0(10, numbered(10, 12)), fence)
     assert replayed(six.sink()) == (6, 0)
     assert six.ids() == list(range(12))
-    assert TopicPartition(six.rejects, 0) in Cluster(sink.place).look().replayed
+    assert TopicPartition(six.rejects, 0) in Cluster(sink.pipeline_topics).look().replayed
 
 
 def test_a_replay_may_be_begun_when_nothing_waits(topics: Topics) -> None:
-    replay = Replay(ToTopics(topics.sink().bind()))
-    try:
-        assert replay.step(10, judging()) is None
-    finally:
-        replay.close()
+    with closing(replay_into_topics(topics.sink().bind())) as letters:
+        assert try_portion(letters, judging(), 10) is None

@@ -38,6 +38,8 @@ from tests.storetools import (
     redis_url,
 )
 
+pytestmark = pytest.mark.servers
+
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 NUMBERED = Numbered(("t",), 2)
 CANARY = "canary-4f1c"
@@ -91,7 +93,10 @@ SERVERS: dict[str, tuple[Callable[[], ChildServer], Callable[[Any], OffsetStore]
 }
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.long] * (kind == "kafka")) for kind in SERVERS],
+)
 def test_a_server_that_crashes_keeps_what_was_saved(kind: str) -> None:
     """And the same store goes on when it is back."""
     make_server, make_store = SERVERS[kind]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from oncely.config import parse
 from oncely.core.claim import Takeover
@@ -32,7 +33,7 @@ def settings(broker: Broker, tmp_path: Path) -> Callable[..., Settings]:
     def made(schema: str = COLUMNS, **sink: Any) -> Settings:
         if sink["kind"] == "files":
             sink = {"url": f"{tmp_path.as_uri()}/root", "manifest_topic": f"{name}.manifest"} | sink
-        if sink["kind"] != "sql":
+        if sink["kind"] in ("kafka", "files"):
             sink |= {"ledger_topic": f"{name}.ledger"}
         return {
             "name": name,
@@ -127,6 +128,18 @@ def test_a_manifest_topic_that_is_unfit(broker: Broker, settings: Callable[..., 
     wide = f"{uuid.uuid4().hex}.manifest"
     broker.create_topic(wide, 3, {"cleanup.policy": "compact"})
     refused(settings(kind="files", manifest_topic=wide), "sink.manifest_topic", "3 partitions")
+
+
+def test_a_delta_table_that_lets_positions_expire(
+    settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    delta = {"kind": "delta", "url": f"{tmp_path.as_uri()}/table"}
+    fine(settings("id INT", **delta))
+    fine(settings("id INT, user STRING", **delta))
+    refused(settings("id STRING", **delta), "sink.url", "column 'id' is int32")
+    expiry = {"delta.setTransactionRetentionDuration": "interval 7 days"}
+    DeltaTable(tmp_path / "table").alter.set_table_properties(expiry)
+    refused(settings("id INT", **delta), "sink.url", "the pipeline's positions would expire")
 
 
 @pytest.mark.parametrize("column", ["at", "at.place", "date(at)"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,24 +17,19 @@ from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, TooManyRejects
 from oncely.runtimes.spark import task
 from oncely.runtimes.spark.partition_commit import PartitionCommit
-from tests import kafkatools
-from tests.sinktools import KINDS, SCHEMA, SOURCE, T0, T1, Place, sink_to
+from tests.contracts.sinks import ALL, adapter
+from tests.sinktools import SCHEMA, SOURCE, T0, T1, Place, sink_to
 
 Make = Callable[[], Any]
 _START = {T0: 0, T1: 0}
 _DECODER: Any = SimpleNamespace(schema=SCHEMA, needs=frozenset())
 
 
-@pytest.fixture(params=[*KINDS, "kafka"])
-def make(request: pytest.FixtureRequest) -> Make:
+@pytest.fixture(params=ALL)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Sinks of one pipeline, each as a process of its own makes it."""
-    if request.param == "kafka":
-        return kafkatools.make_topics(request.getfixturevalue("broker")).sink
-    if request.param == "postgresql":
-        on_postgres = request.getfixturevalue("on_postgres")
-        return lambda: sink_to(on_postgres)
-    place = request.getfixturevalue("on_sqlite")
-    return lambda: sink_to(place)
+    for to in adapter(request.param, request.getfixturevalue, tmp_path):
+        yield to.sink
 
 
 def started(make: Make, most: int) -> OpenRun[Any, Any]:
@@ -46,7 +42,7 @@ def started(make: Make, most: int) -> OpenRun[Any, Any]:
 
 def batch(run: OpenRun[Any, Any], records: int, rejects: int) -> None:
     """What every way of committing does when a batch has taken effect."""
-    run._count(records, rejects)
+    run._count(Counts(records, 0, rejects, 0))
     run._tidy(0)
 
 
@@ -106,7 +102,7 @@ def test_records_without_rejects_are_noted_when_the_run_ends(make: Make) -> None
 
 def test_a_run_that_opens_again_keeps_what_it_has_counted(make: Make) -> None:
     run = started(make, 10)
-    run._count(1_000, 4)
+    run._count(Counts(1_000, 0, 4, 0))
     run.open(Takeover(SOURCE, lambda: _START, _START, run.fence.epoch))
     assert left(run) == 6
     assert left(started(make, 10)) == 6
@@ -145,7 +141,7 @@ def test_what_was_committed_beside_the_stop_is_counted(make: Make) -> None:
     run = PartitionCommit(make(), nothing, _DECODER, nothing, ("t",), None, 10)
     run.open(Takeover(SOURCE, lambda: _START, _START))
     done = Outcome(T0, OffsetRange(0, 100), Counts(100, 94, 6, 0))
-    job: Any = Job([task._row(done), task._error_row(TooManyRejects("enough"))])
+    job: Any = Job([task._row(done), task._row(TooManyRejects("enough"))])
     with pytest.raises(TooManyRejects, match="enough"):
         run.run(job, 0, {T0: OffsetRange(0, 100), T1: OffsetRange(0, 100)})
     assert counted(make) == RejectCount("10", 100, 6)

@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely.clients.kafka.client import make
+from oncely.commit.backoff import Backoff
+from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Opened, Takeover
-from oncely.errors import Unavailable
-from oncely.sinks.files.replay import ToFiles
-from oncely.sinks.kafka.replay import Replay
-from oncely.sinks.replaying import Judge, Judged
+from oncely.sinks.base import Judge, Judged
+from oncely.sinks.files.replay import replay_into_files
 from oncely.testing.servers.kafka import Broker
 from tests import filestools
 from tests.filestools import BAD, FilesPlace, publish_all, stage, what
@@ -161,16 +161,8 @@ def test_a_replay_that_commits_while_a_reset_begins_comes_before_it(topics: Topi
 def replayed_into_files(place: FilesPlace, judge: Judge) -> tuple[int, int]:
     sink = place.sink()
     sink.prepare()
-    moved = kept = 0
-    with closing(Replay(ToFiles(sink))) as under_way:
-        while True:
-            try:
-                done = under_way.step(500, judge)
-            except Unavailable:
-                continue
-            if done is None:
-                return moved, kept
-            moved, kept = moved + done.moved, kept + done.kept
+    with closing(replay_into_files(sink)) as letters:
+        return replay(letters, judge, Backoff())
 
 
 def test_a_reset_after_letters_were_read_voids_them_for_files_too(

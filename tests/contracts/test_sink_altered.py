@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from oncely.clients.sql.session import close_all
+from oncely.commit.replay import try_portion
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
-from oncely.sinks.replaying import Judged
-from oncely.sinks.sql.replay import FIRST, replay_run
+from oncely.sinks.base import Judged
+from oncely.sinks.sql.replay import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.staging import stage
 from tests.sinktools import (
@@ -72,7 +73,7 @@ def test_a_commit_is_refused(on_postgres: Place, how: str, keys: Sequence[str]) 
     sink, fence = begun(on_postgres, keys=keys)
     alter(on_postgres, how)
     before = state(on_postgres)
-    with pytest.raises(TableMismatch, match="while the run was up") as caught:
+    with pytest.raises(TableMismatch, match="during the run") as caught:
         commit_all(sink, at_t0(3, records(3, 6), SCHEMA), fence)
     assert "start again" in caught.value.way_out
     assert state(on_postgres) == before
@@ -91,7 +92,7 @@ def test_rows_that_the_new_type_refuses_are_no_rejects(on_postgres: Place) -> No
     alter(on_postgres, "timestamptz")
     before = state(on_postgres)
     refused = [rec(n, id=n, v=2**62, w=1) for n in range(3, 6)]
-    with pytest.raises(TableMismatch, match="while the run was up"):
+    with pytest.raises(TableMismatch, match="during the run"):
         commit_all(sink, at_t0(3, refused, SCHEMA), fence, max_rejects=1)
     assert state(on_postgres) == before
 
@@ -162,7 +163,7 @@ def test_a_publication_is_refused(on_postgres: Place, how: str) -> None:
     alter(on_postgres, how)
     before = state(on_postgres)
     what = Batch({T0: OffsetRange(3, 6)}, {T0: Counts(3, 0, 0, 0)}, [], [staged])
-    with pytest.raises(TableMismatch, match="while the run was up"):
+    with pytest.raises(TableMismatch, match="during the run"):
         publish_on(sink, what, entries, fence)
     assert state(on_postgres) == before
 
@@ -176,6 +177,6 @@ def test_a_replay_is_refused(on_postgres: Place) -> None:
     def judge(found: Sequence[Reject]) -> Judged:
         return Judged(at_t0(0, records(3, 3 + len(found)), SCHEMA), traceable=True)
 
-    with pytest.raises(TableMismatch, match="while the run was up"):
-        replay_run(sink, FIRST, 10, judge)
+    with pytest.raises(TableMismatch, match="during the run"):
+        try_portion(SqlReplay(sink), judge, 10)
     assert state(on_postgres) == before

@@ -19,9 +19,6 @@ from tests.sinktools import (
     T0,
     T1,
     Place,
-    at_t0,
-    commit_all,
-    numbered,
     open_sink,
     publish_on,
     ready,
@@ -94,24 +91,6 @@ def test_staged_rows_rejects_history_and_positions_take_effect_together(place: P
     assert staged_tables(place) == [failed.name]
 
 
-def test_a_batch_of_no_rows_moves_the_positions(place: Place) -> None:
-    sink, fence = opened(place)
-    publish_on(sink, publication(Staged(None, 0)), sink.ledger.positions(fence), fence)
-    assert sink.ledger.positions(fence)[T0].position == 10
-
-
-def test_a_position_that_moved_leaves_nothing(place: Place) -> None:
-    sink, fence = opened(place)
-    staged = stage(sink, fence, 0, 1, [rows(0, 9)])
-    entries = sink.ledger.positions(fence)
-    commit_all(sink, at_t0(0, numbered(100, 102)), fence)
-    with pytest.raises(PositionMoved):
-        publish_on(sink, publication(staged), entries, fence)
-    assert ids(place) == [100, 101]
-    assert place.sql("SELECT COUNT(*) FROM oncely_rejects") == [(0,)]
-    assert staged_tables(place) == [staged.name]
-
-
 def test_a_newer_run_fences_a_publication(place: Place) -> None:
     sink, fence = opened(place)
     staged = stage(sink, fence, 0, 1, [rows(0, 9)])
@@ -139,16 +118,6 @@ def test_staged_rows_that_are_gone_publish_nothing(place: Place) -> None:
     with pytest.raises(Unavailable):
         publish_on(sink, publication(staged), sink.ledger.positions(fence), fence)
     assert untouched(place)
-
-
-def test_published_twice_takes_effect_once(place: Place) -> None:
-    sink, fence = opened(place)
-    staged = stage(sink, fence, 0, 1, [rows(0, 9)])
-    entries = sink.ledger.positions(fence)
-    publish_on(sink, publication(staged), entries, fence)
-    with pytest.raises((PositionMoved, Unavailable)):
-        publish_on(sink, publication(staged), entries, fence)
-    assert ids(place) == list(range(9))
 
 
 @pytest.mark.parametrize("at", ["staging", "publishing"])

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from oncely.commit.path import pass_over
-from oncely.core.batch import Chunk
-from oncely.core.claim import Fence, QueryBatch, Takeover
+from oncely.core.claim import Fence, Opened, QueryBatch, Takeover
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity
+from oncely.core.topics import SourceIdentity, TopicPartition
 from oncely.errors import Fenced, TableMismatch, Unavailable
 from oncely.runtimes.spark.checkpoint import BatchRanges
 from oncely.runtimes.spark.plugin import PublishedBatches
@@ -25,6 +24,7 @@ from tests.sinktools import (
     Place,
     asking_again,
     at_t0,
+    chunk,
     commit_all,
     impatient,
     numbered,
@@ -74,6 +74,11 @@ def opens(sink: SqlSink) -> object:
     return sink.open(Takeover(SOURCE, dict, {T0: 0}))
 
 
+def takes(sink: SqlSink) -> object:
+    """One of the partitions."""
+    return sink.open(Takeover(SOURCE, dict, {T0: 0}, partitions=frozenset({T0})))
+
+
 def resets(sink: SqlSink) -> object:
     """Of the same pipeline, whose file names another table from now on."""
     elsewhere = replace(sink.wanted, table=sink.wanted.table.sibling("elsewhere"))
@@ -82,45 +87,68 @@ def resets(sink: SqlSink) -> object:
     )
 
 
-@pytest.mark.parametrize("step", [opens, resets])
+@pytest.mark.parametrize("held", [None, frozenset({T0})], ids=["all", "some"])
+@pytest.mark.parametrize("step", [opens, takes, resets])
 def test_a_run_goes_on_for_good_when_its_rival_died_before_it_had_the_positions(
-    place: Place, step: Callable[[SqlSink], object]
+    place: Place, step: Callable[[SqlSink], object], held: frozenset[TopicPartition] | None
 ) -> None:
-    fenced = list(_after_each_death(place, step))
+    fenced = list(_after_each_death(place, step, held))
     assert fenced == sorted(fenced)
     assert set(fenced) == {False, True}
 
 
-def _after_each_death(place: Place, step: Callable[[SqlSink], object]) -> Iterator[bool]:
+def test_a_holder_of_other_partitions_goes_on_wherever_a_takeover_of_some_dies(
+    place: Place,
+) -> None:
+    fenced = list(_after_each_death(place, takes, frozenset({T1})))
+    assert set(fenced) == {False}
+
+
+def _after_each_death(
+    place: Place, step: Callable[[SqlSink], object], held: frozenset[TopicPartition] | None
+) -> Iterator[bool]:
     """For each call at which the rival dies, and for none, whether the older run is fenced."""
     for at in itertools.count(1):
-        old, fence = ready(sink_to(place, pipeline=f"p{at}"))
-        commit_all(old, at_t0(0, numbered(0, 3)), fence)
+        sink = sink_to(place, pipeline=f"p{at}")
+        fence, old = sink.open(_first(held)).fence, sink.bind()
+        tp = min(held or [T0])
+        commit_all(old, chunk({tp: (0, numbered(0, 3))}), fence)
         died = False
         try:
             step(with_faults(sink_to(place, pipeline=f"p{at}"), DieAt(at)))
         except Died:
             died = True
-        yield _is_fenced(old, fence)
+        yield _is_fenced(old, fence, tp)
         if not died:
             return
 
 
-def _is_fenced(old: SqlSink, fence: Fence) -> bool:
+def _first(held: frozenset[TopicPartition] | None) -> Takeover:
+    both = {T0: 0, T1: 0}
+    return Takeover(SOURCE, lambda: both if held else {T0: 0}, both, partitions=held)
+
+
+def _is_fenced(old: SqlSink, fence: Fence, tp: TopicPartition) -> bool:
     """Do all that a run does, to its next start. True: every step of it says Fenced."""
-    steps = (
+
+    def opening(expected: int | None) -> Opened:
+        takeover = Takeover(SOURCE, dict, {tp: 0}, expected, partitions=fence.partitions)
+        return old.open(takeover)
+
+    whole = fence.partitions is None
+    steps = [
         lambda: old.ledger.tidy(fence),
-        lambda: old.ledger.add_partitions(fence, {T1: 0}, SOURCE),
-        lambda: commit_all(old, at_t0(3, numbered(3, 6)), fence),
-        lambda: pass_over(together(old), _gap(6, 8).ranges, fence, "gap", impatient()),
-        lambda: _publish_nothing(old, fence),
-        lambda: open_sink(old, expected=fence.epoch),
-    )
+        *([lambda: old.ledger.add_partitions(fence, {T1: 0}, SOURCE)] if whole else []),
+        lambda: commit_all(old, chunk({tp: (3, numbered(3, 6))}), fence),
+        lambda: pass_over(together(old), {tp: OffsetRange(6, 8)}, fence, "gap", impatient()),
+        *([lambda: _publish_nothing(old, fence)] if whole else []),
+        lambda: opening(fence.epoch),
+    ]
     answers = [_fenced(one) for one in steps]
     assert len(set(answers)) == 1, answers
     if not answers[0]:
-        opened = open_sink(old)
-        assert opened.positions == {T0: 8, T1: 0}
+        opened = opening(None)
+        assert opened.positions == ({T0: 8, T1: 0} if whole else {tp: 8})
         assert opened.fence.epoch > fence.epoch + 1
     return answers[0]
 
@@ -131,10 +159,6 @@ def _fenced(step: Callable[[], object]) -> bool:
     except (Fenced, TableMismatch):  # after a reset that led the pipeline to another table
         return True
     return False
-
-
-def _gap(start: int, end: int) -> Chunk:
-    return Chunk.of_nothing({T0: OffsetRange(start, end)})
 
 
 def _publish_nothing(sink: SqlSink, fence: Fence) -> None:

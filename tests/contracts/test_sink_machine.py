@@ -34,6 +34,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced, Unavailable
 from oncely.sinks.sql.sink import SqlSink
+from tests.conftest import examples
 from tests.sinktools import (
     T0,
     T1,
@@ -42,6 +43,7 @@ from tests.sinktools import (
     chunk,
     commit_all,
     impatient,
+    losing_first_commit,
     open_sink,
     rec,
     sink_to,
@@ -141,18 +143,10 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 3), sizes=st.tuples(SIZES, SIZES))
     def lose_the_answer(self, back: int, sizes: tuple[int, int]) -> None:
-        lost = []
-
-        def losing(name: str, call: Callable[[], Any]) -> Any:
-            answer = call()
-            if name == "commit" and not lost:
-                lost.append(name)
-                raise Unavailable("the answer was lost")
-            return answer
 
         what = self.next_chunk(back, sizes)
         if what is not None:
-            with self.faulty(losing) as sink:
+            with self.faulty(losing_first_commit([])) as sink:
                 commit_all(sink, what, self.fence)
             self.took_effect(what)
 
@@ -281,7 +275,7 @@ class Ledger(RuleBasedStateMachine):
 
 TestLedger = Ledger.TestCase
 TestLedger.settings = settings(
-    max_examples=60,
+    max_examples=examples(30),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from oncely.clients.sql.session import close_all
 from oncely.core.claim import Opened, Takeover
 from oncely.core.topics import TopicPartition
-from oncely.errors import Fenced, TableMismatch
+from oncely.errors import TableMismatch
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     SOURCE,
@@ -60,50 +59,6 @@ def test_back_and_forward(place: Place) -> None:
     fence = open_sink(sink, START).fence
     commit_all(sink, at_t0(50, numbered(50, 51)), fence)
     assert history(place)[-1] == (50, 51, 5, 0)
-
-
-def test_whatever_still_runs_is_fenced(place: Place) -> None:
-    sink, fence = ready(sink_to(place), START)
-    commit_all(sink, at_t0(0, numbered(0, 10)), fence)
-    reset(sink, {T0: 0})
-    close_all()
-    with pytest.raises(Fenced):
-        commit_all(sink, at_t0(10, numbered(10, 12)), fence)
-    with pytest.raises(Fenced):
-        commit_all(sink, at_t0(0, numbered(0, 10)), fence)
-    assert ids(place) == list(range(10))
-
-
-def test_it_is_asked_where_the_old_run_has_really_ended(place: Place) -> None:
-    sink, fence = ready(sink_to(place), START)
-    commit_all(sink, chunk({T0: (0, numbered(0, 7)), T1: (0, numbered(50, 52))}), fence)
-    seen = []
-
-    def shift(positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        seen.append(dict(positions))
-        return {tp: max(0, at - 3) for tp, at in positions.items()}
-
-    opened = sink.open(Takeover(SOURCE, lambda: START, START, reset=shift))
-    assert seen == [{T0: 7, T1: 52}]
-    assert opened.positions == {T0: 4, T1: 49}
-
-
-def test_a_reset_into_the_middle_of_a_committed_range(place: Place) -> None:
-    sink, fence = ready(sink_to(place), START)
-    commit_all(sink, at_t0(0, numbered(0, 10)), fence)
-    reset(sink, {T0: 4})
-    fence = open_sink(sink, START).fence
-    outcomes = commit_all(sink, at_t0(4, numbered(4, 6)), fence)
-    assert not outcomes[0].replayed
-    assert sink.ledger.positions(fence)[T0].position == 6
-
-
-def test_a_pipeline_that_never_ran(place: Place) -> None:
-    sink = sink_to(place)
-    assert reset(sink, {T0: 33}).positions == {T0: 33, T1: 0}
-    opened = open_sink(sink, {T0: 1, T1: 1})
-    assert not opened.first_start
-    assert opened.positions == {T0: 33, T1: 0}
 
 
 def test_without_create_and_ledger_nothing_is_written(place: Place) -> None:

@@ -15,6 +15,7 @@ from oncely.errors import TableMismatch
 from oncely.pipeline.inspect import check_table
 from oncely.sinks.sql.cast import would_round
 from oncely.sinks.sql.sink import SqlSink
+from tests.conftest import examples
 from tests.sinktools import Place, Rec, at_t0, commit_all, open_sink, ready, sink_to
 
 UTC = dt.UTC
@@ -132,7 +133,7 @@ def test_floats_are_rounded_where_it_is_allowed(on_postgres: Place) -> None:
     assert written(on_postgres, sink, [1.234567]) == ([Decimal("1.23")], [])
 
 
-@settings(max_examples=400, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.floats(allow_nan=False, allow_infinity=False)

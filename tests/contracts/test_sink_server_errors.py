@@ -180,6 +180,7 @@ def test_rows_that_a_view_s_check_option_refuses_are_rejects(on_postgres: Place)
     assert [offset for offset, _ in rejected(on_postgres)] == list(range(3, 40))
 
 
+@pytest.mark.servers
 def test_a_standby_is_waited_for() -> None:
     """It refuses unlogged tables by 0A000, which a primary refuses for good."""
     with Postgres() as server:

@@ -13,7 +13,7 @@ from oncely.core.claim import Fence, Takeover
 from oncely.errors import TableMismatch
 from oncely.pipeline import Pipeline
 from oncely.pipeline.inspect import check_table
-from oncely.pipeline.problems import Problems
+from oncely.pipeline.problems import Inspection
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers import pginstall
 from tests.sinktools import (
@@ -63,9 +63,9 @@ def planned(sink: SqlSink) -> list[str]:
         "decode": {"format": "json", "schema": "id BIGINT, name STRING"},
         "sink": {"kind": "sql", "url": url, "table": str(sink.wanted.table)},
     }
-    findings = Problems()
-    Pipeline(parse(described)).destination.plan(sink.wanted.schema, findings, [], None)
-    return [f"{one.key}: {one.message}" for one in findings.problems]
+    inspection = Inspection()
+    Pipeline(parse(described)).destination.plan(sink.wanted.schema, inspection)
+    return [f"{one.key}: {one.message}" for one in inspection.problems]
 
 
 def reset(sink: SqlSink, to: int) -> None:
@@ -227,12 +227,16 @@ PARTITIONED = "CREATE TABLE rows (id bigint, name text) PARTITION BY RANGE (id)"
 def test_a_table_that_does_not_commit_with_the_ledger_is_refused(
     on_postgres: Place, statements: list[str], problem: str
 ) -> None:
+    wrapper = f"w_{on_postgres.schema}"
     for statement in statements:
-        on_postgres.sql(statement.format(w=f"w_{on_postgres.schema}"))
-    for look in (check_table, open_sink, SqlSink.bind):
-        with pytest.raises(TableMismatch, match=problem):
-            look(sink_to(on_postgres))
-    assert any(problem in one for one in planned(sink_to(on_postgres)))
+        on_postgres.sql(statement.format(w=wrapper))
+    try:
+        for look in (check_table, open_sink, SqlSink.bind):
+            with pytest.raises(TableMismatch, match=problem):
+                look(sink_to(on_postgres))
+        assert any(problem in one for one in planned(sink_to(on_postgres)))
+    finally:  # a wrapper is the database's, and the schema is the test's
+        on_postgres.sql(f"DROP FOREIGN DATA WRAPPER IF EXISTS {wrapper} CASCADE")
 
 
 def test_a_ledger_that_a_crash_of_the_server_empties_is_refused(on_postgres: Place) -> None:

@@ -9,15 +9,20 @@ import pytest
 
 from oncely.clients.sql.connection import Connection
 from oncely.clients.sql.session import application_name
-from tests.sinktools import Place, open_sink, postgres_place, sink_to
+from oncely.core.claim import Opened, Takeover
+from oncely.core.topics import TopicPartition
+from tests.sinktools import SOURCE, T0, T1, Place, open_sink, postgres_place, sink_to
 
 
 @contextmanager
-def working(place: Place, epoch: int = 1) -> Iterator[Connection]:
+def working(place: Place, epoch: int = 1, partition: int = 0) -> Iterator[Connection]:
     """A session of a run of the pipeline, with a commit under way."""
     with closing(place.dialect.connect(application_name("p", epoch))) as session:
         session.begin()
-        session.execute(f'UPDATE "{place.schema}".oncely_positions SET "position" = 1')
+        positions = f'"{place.schema}".oncely_positions'
+        session.execute(
+            f'UPDATE {positions} SET "position" = 1 WHERE "partition" = %s', (partition,)
+        )
         yield session
 
 
@@ -51,6 +56,38 @@ def test_a_session_that_holds_nothing_is_ended_where_there_is_one_ledger(
     with closing(place.dialect.connect(application_name("p", 1))) as ours:
         open_sink(sink_to(place))
         assert not is_alive(ours)
+
+
+def test_a_takeover_of_some_partitions_ends_sessions_of_the_epochs_that_lose_one(
+    on_postgres: Place,
+) -> None:
+    """What others have under way goes on, and is committed."""
+    take(on_postgres, T0)
+    take(on_postgres, T1)
+    with working(on_postgres, 1) as losing, working(on_postgres, 2, partition=1) as other:
+        assert take(on_postgres, T0).fence.epoch == 3
+        assert not is_alive(losing)
+        assert is_alive(other)
+        other.commit()
+    assert on_postgres.sql('SELECT "partition", "position", epoch FROM oncely_positions') == (
+        [(1, 1, 2), (0, 0, 3)]
+    )
+
+
+def test_a_session_of_several_partitions_is_ended_with_the_first_of_them(
+    on_postgres: Place,
+) -> None:
+    """Its process repeats, on a session of its own, what it had under way of the others."""
+    take(on_postgres, T0, T1)
+    with working(on_postgres, 1, partition=1) as losing:
+        take(on_postgres, T0)
+        assert not is_alive(losing)
+
+
+def take(place: Place, *partitions: TopicPartition) -> Opened:
+    start = {T0: 0, T1: 0}
+    takeover = Takeover(SOURCE, lambda: start, start, partitions=frozenset(partitions))
+    return sink_to(place).open(takeover)
 
 
 def test_a_session_is_ended_that_has_the_number_of_the_new_epoch(on_postgres: Place) -> None:

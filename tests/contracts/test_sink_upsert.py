@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,8 @@ from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
 from oncely.errors import TableMismatch
 from oncely.sinks.sql.sink import SqlSink
+from tests.conftest import examples
+from tests.contracts.members import by_members
 from tests.sinktools import (
     T0,
     T1,
@@ -30,6 +34,13 @@ from tests.sinktools import (
 )
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("name", pa.string())])
+
+
+@pytest.fixture(params=["task", pytest.param("member", marks=pytest.mark.long)], autouse=True)
+def runtime(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What commits: a task of Spark, or a member of a group."""
+    with by_members() if request.param == "member" else nullcontext():
+        yield
 
 
 def gone(offset: int, **key: object) -> Rec:
@@ -285,7 +296,7 @@ def one_by_one(
 
 @pytest.mark.parametrize("versions", [False, True], ids=["plain", "versioned"])
 def test_as_if_one_by_one(place: Place, versions: bool) -> None:
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(OPERATIONS, min_size=1, max_size=3))
     def check(chunks: list[list[tuple[str, int, int]]]) -> None:
         place.sql("DELETE FROM rows")

@@ -36,5 +36,9 @@ def test_what_the_kafka_sink_leaves(golden_broker: Broker) -> None:
     assert_golden(writers.in_topics(golden_broker))
 
 
+def test_what_the_delta_sink_leaves(tmp_path: Path) -> None:
+    assert_golden(writers.in_delta(tmp_path))
+
+
 def test_what_the_files_sink_leaves(golden_broker: Broker, tmp_path: Path) -> None:
     assert_golden(writers.in_files(golden_broker, tmp_path))

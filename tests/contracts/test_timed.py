@@ -25,9 +25,9 @@ from tests.deliverytools import (
     Hurt,
     Target,
     opened,
+    positions_in,
     ready,
     run_of,
-    standing,
     target,
 )
 from tests.sinktools import T0, T1, Place, at_t0, chunk, commit_all, numbered, sink_to
@@ -94,16 +94,16 @@ def test_records_and_positions_on_every_sink(to: Target) -> None:
         T1: Counts(3, 3, 0, 0),
     }
     assert to.ids() == [*range(5), 10, 11, 12]
-    assert standing(run, fence) == {T0: 0, T1: 0}, "written, and no position was moved"
+    assert positions_in(run, fence) == {T0: 0, T1: 0}, "written, and no position was moved"
     run.close()
-    assert standing(run, fence) == {T0: 5, T1: 3}
+    assert positions_in(run, fence) == {T0: 5, T1: 3}
 
 
 def test_a_crash_after_the_timer_loses_and_one_before_it_doubles(to: Target) -> None:
     """Not a defect: it is what ``none`` says."""
     lost, fence = ready(timed(to.make(), offsets=1, seconds=None))
     lost.for_batch({T0: OffsetRange(0, 5)})  # the process dies here, and nothing was written
-    assert standing(lost, fence) == {T0: 5}
+    assert positions_in(lost, fence) == {T0: 5}
     doubled, fence = ready(timed(to.make(), offsets=1_000, seconds=None))
     for _ in range(2):
         task = doubled.for_batch({T0: OffsetRange(5, 7)})
@@ -119,7 +119,7 @@ def test_by_the_clock(on_sqlite: Place, heard: Heard) -> None:
             heard.saved.clear()
             run.for_batch({T0: OffsetRange(0, end)})
             assert heard.saved.wait(20)
-            assert standing(run, fence) == {T0: end}
+            assert positions_in(run, fence) == {T0: end}
         heard.saved.clear()
         assert not heard.saved.wait(0.3), "nothing new was handed out"
     finally:
@@ -132,14 +132,14 @@ def test_by_the_number_of_records(on_sqlite: Place, heard: Heard) -> None:
     seen = []
     for batch in (upto(4), upto(0, 6), upto(5, start=4), upto(0, 15, start=6)):
         run.for_batch(batch)
-        seen.append(standing(run, fence))
+        seen.append(positions_in(run, fence))
     # 4; 4 + 6: due; 1; 1 + 9: due.
     assert seen == [{T0: 0, T1: 0}, {T0: 4, T1: 6}, {T0: 4, T1: 6}, {T0: 5, T1: 15}]
     assert run._timer
     assert run._timer._thread is None
     run.for_batch(upto(7, start=5))
     run.close()
-    assert standing(run, fence) == {T0: 7, T1: 15}, "what was not due is saved at the end"
+    assert positions_in(run, fence) == {T0: 7, T1: 15}, "what was not due is saved at the end"
 
 
 def test_the_last_save_comes_with_an_orderly_end_and_only_once(
@@ -154,7 +154,7 @@ def test_the_last_save_comes_with_an_orderly_end_and_only_once(
     thread = run._timer._thread
     run.close()
     assert not thread.is_alive()
-    assert standing(run, fence) == {T0: 8, T1: 3}
+    assert positions_in(run, fence) == {T0: 8, T1: 3}
     assert len(heard.saves) == 1
     run.close()
     assert len(heard.saves) == 1
@@ -166,7 +166,7 @@ def test_a_position_never_goes_back(by_hand: tuple[OpenRun[Any, Any], Fence], he
     save(run.ledger, fence, {T0: 8})
     save(run.ledger, fence, {T0: 5})
     save(run.ledger, fence, {T0: 8})
-    assert standing(run, fence) == {T0: 8, T1: 0}
+    assert positions_in(run, fence) == {T0: 8, T1: 0}
     assert len(heard.saves) == 1
 
 
@@ -175,7 +175,7 @@ def test_a_partition_without_a_position_is_left_alone(
 ) -> None:
     run, fence = by_hand
     save(run.ledger, fence, {TopicPartition("t", 3): 8, T0: 2})
-    assert standing(run, fence) == {T0: 2, T1: 0}
+    assert positions_in(run, fence) == {T0: 2, T1: 0}
 
 
 def test_a_save_without_an_answer_is_made_up_for(
@@ -192,7 +192,7 @@ def test_a_save_without_an_answer_is_made_up_for(
     assert "positions were not saved, and are saved again later: no answer" in caplog.text
     run.for_batch(upto(8))
     run.close()
-    assert standing(run, fence) == {T0: 8, T1: 3}
+    assert positions_in(run, fence) == {T0: 8, T1: 3}
 
 
 def test_a_run_that_was_taken_over_moves_nothing(
@@ -204,7 +204,7 @@ def test_a_run_that_was_taken_over_moves_nothing(
     new, newer = ready(timed(to.make(), seconds=3600.0))
     with caplog.at_level(logging.WARNING):
         old.close()
-    assert standing(new, newer) == {T0: 0}
+    assert positions_in(new, newer) == {T0: 0}
     assert f"epoch {newer.epoch}" in caplog.text
     assert "saved again later" not in caplog.text
     assert "another epoch's entry" not in caplog.text, "it is no defect"
@@ -218,4 +218,4 @@ def test_opening_again_forgets_what_was_handed_out(
     run.for_batch(upto(5, 3))
     again = opened(run, {T0: 0, T1: 0}, expected=fence.epoch).fence
     run.close()
-    assert standing(run, again) == {T0: 0, T1: 0}
+    assert positions_in(run, again) == {T0: 0, T1: 0}

@@ -29,6 +29,7 @@ def made() -> writers.Golden:
     with Broker() as broker, TemporaryDirectory() as folder:
         found |= writers.in_topics(broker)
         found |= writers.in_files(broker, Path(folder))
+        found |= writers.in_delta(Path(folder))
     return found
 
 

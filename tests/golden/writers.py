@@ -29,7 +29,7 @@ from oncely.clients.sql.session import application_name, close_all
 from oncely.commit.path import pass_over
 from oncely.core.batch import Batch, Reject, Staged
 from oncely.core.budget import RejectCount
-from oncely.core.claim import Claim, Counts, Fence, Notes, QueryBatch, Takeover
+from oncely.core.claim import Amendment, Claim, Counts, Fence, Notes, QueryBatch, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
@@ -68,12 +68,11 @@ from oncely.ledgers.topic.records import (
     replay_group,
     stamp,
 )
-from oncely.sinks.kafka import letters
-from oncely.sinks.kafka.letters import DeadLetter
+from oncely.sinks.kafka.dead_letter_messages import DeadLetter, again, dead_letter
 from oncely.sinks.sql.staging import staging_prefix
 from oncely.sinks.sql.target import Wanted, create_statement
 from oncely.testing.servers.kafka import Broker
-from tests import filestools, kafkatools, replaytools
+from tests import deltatools, filestools, kafkatools, replaytools
 from tests.scenarios.publishing_jobs import publish_all
 from tests.sinktools import (
     SOURCE,
@@ -127,6 +126,7 @@ def names() -> Golden:
         found += [
             ("transactional id of openers", words.opener),
             ("transactional id of a position", words.writer(TopicPartition("t", 3))),
+            ("second transactional id of a position", words.second(TopicPartition("t", 3))),
             ("transactional id of the publisher", words.publisher),
             ("transactional id of replays", words.replayer),
             ("group of replays", replay_group(pipeline)),
@@ -155,6 +155,7 @@ def ledger_records() -> Golden:
     words, tp = LedgerKeys("orders"), TopicPartition("t", 3)
     done = PositionRecord(17, 4, "cluster-1", "id-of-t", 10, 17, "data", 6, 5, 1, 2)
     batch = PositionRecord(17, 4, "cluster-1", "id-of-t", 17, 17, "taken", mode="batch")
+    turn = PositionRecord(18, 4, "cluster-1", "id-of-t", 17, 18, "data", 1, 1, mode="second")
     new = PipelineRecord(1, "run-1", "cluster-1", {"t": "id-of-t"}, "out", {"t": {3: 0}}, {})
     known = PipelineRecord(
         4, "run-4", "cluster-1", {"t": "id-of-t", "u": "id-of-u"}, "out", {"u": {0: 5}},
@@ -163,13 +164,14 @@ def ledger_records() -> Golden:
     )  # fmt: skip
     records = [
         *((words.pipeline_key(), encode(one)) for one in (new, known)),
-        *((words.position_key(tp), encode(one)) for one in (done, batch)),
+        *((words.position_key(tp), encode(one)) for one in (done, batch, turn)),
         (words.reset_key(tp, 5), encode(ResetRecord(9))),
         (words.replayed_key(TopicPartition("out.rejects", 0)), encode(ReplayRecord(3, "id-of-it"))),
         (LedgerKeys(PIPELINES[1]).position_key(tp), encode(done)),
     ]
     stamps = [
-        stamp(one, "orders") for one in (done, batch, OffsetMetadata(1, 2, "cluster-1", "id-of-t"))
+        stamp(one, "orders")
+        for one in (done, batch, turn, OffsetMetadata(1, 2, "cluster-1", "id-of-t"))
     ]
     return {
         "ledger_topic.jsonl": lines([key, value] for key, value in records),
@@ -197,14 +199,14 @@ def dead_letters() -> Golden:
     large = replace(whole, value=b"x" * 300, headers=(), reason="r" * 190)
     fence = Fence("orders", 4)
     made = [
-        letters.letter(whole, 1_000_000, fence),
-        letters.letter(replace(whole, value=None, key=None, timestamp_ms=None), 1_000_000, fence),
-        letters.letter(replace(whole, reason="r" * 4_000), 1_000_000, fence),
-        letters.letter(large, 600, fence),
-        letters.letter(large, 450, fence),
-        letters.letter(replace(large, key=b"k" * 300), 450, fence),
-        letters.again(DeadLetter(whole, 4), 1_000_000, "orders"),
-        letters.again(DeadLetter(whole, 4, "too large"), 1_000_000, "orders"),
+        dead_letter(whole, 1_000_000, fence),
+        dead_letter(replace(whole, value=None, key=None, timestamp_ms=None), 1_000_000, fence),
+        dead_letter(replace(whole, reason="r" * 4_000), 1_000_000, fence),
+        dead_letter(large, 600, fence),
+        dead_letter(large, 450, fence),
+        dead_letter(replace(large, key=b"k" * 300), 450, fence),
+        again(DeadLetter(whole, 4), 1_000_000, "orders"),
+        again(DeadLetter(whole, 4, "too large"), 1_000_000, "orders"),
     ]
     return {"dead_letters.jsonl": lines(message(one) for one in made)}
 
@@ -307,6 +309,11 @@ def in_tables(place: Place) -> Golden:
     batch, positions = _publication(staged), again.ledger.positions(fence)
     query = QueryBatch("query", 3, "plan")
     again.publish(batch, fence, Claim(fence, batch.ranges, positions, query=query))
+    with again.ledger.transaction(fence) as ours:
+        change = Counts(0, 1, -1, 0, 2**64 - 5, "1 offset id=bigint")
+        again.ledger.history.amend(
+            ours, [Amendment(T0, OffsetRange(2, 3), "replay", change)], fence.epoch
+        )
     replace(sink, run="run-3").open(Takeover(SOURCE, lambda: at, at, reset=lambda _: {T0: 4}))
     kind = "postgresql" if place.is_postgres else "sqlite"
     tables = [[name, *row] for name in TABLES for row in _content(place, name)]
@@ -353,7 +360,7 @@ def _recording_sessions(told: list[str]) -> Callable[[Dialect, str], Connection]
     return opening
 
 
-_TIMES = ("created_at", "committed_at", "rejected_at")
+_HIDDEN = ("created_at", "committed_at", "rejected_at", "amendment")
 
 
 def _content(place: Place, table: str) -> Iterator[list[object]]:
@@ -365,7 +372,7 @@ def _content(place: Place, table: str) -> Iterator[list[object]]:
         yield [
             {
                 name: f"<{name}>"
-                if name in _TIMES or (name.endswith("_identity") and value)
+                if name in _HIDDEN or (name.endswith("_identity") and value)
                 else value.decode()
                 if isinstance(value, bytes)
                 else value
@@ -435,10 +442,14 @@ def in_files(broker: Broker, folder: Path) -> Golden:
         staged = filestools.stage(sink, fence, batch, start)
         filestools.publish_all(sink, filestools.what(staged, start), fence)
     table = place.table()
-    compact(replace(table, place=replace(table.place, connect=_recording_clients(ids))))
+    compact(
+        replace(
+            table, pipeline_topics=replace(table.pipeline_topics, connect=_recording_clients(ids))
+        )
+    )
     sink.replace_schema((), lambda _: None, fence)
     sink.close()
-    read = lambda topic: kafkatools.read_all(broker.bootstrap, topic)  # noqa: E731
+    read = lambda topic: kafkatools.messages(broker.bootstrap, topic)  # noqa: E731
     hidden = _topic_ids(broker, [f"{place.name}.manifest", f"{place.name}.schema"])
     hidden[place.root.as_uri()] = "<root>"
     own = sorted(one for one in (place.root / "_oncely").rglob("*") if one.is_file())
@@ -462,12 +473,42 @@ def in_files(broker: Broker, folder: Path) -> Golden:
     }
 
 
+def in_delta(folder: Path) -> Golden:
+    """What the Delta sink leaves: what its commits tell, its ledgers and its dead letters."""
+    place = deltatools.DeltaPlace(folder / "table", "golden")
+    sink = place.sink(run="run-1")
+    fence = filestools.open_sink(sink).fence
+    sink.begin_batch()
+    filestools.publish_all(sink, filestools.what(filestools.stage(sink, fence)), fence)
+    sink.ledger.note(fence, Notes(leader_epochs={T0: 3}, counted=RejectCount("1/100", 60, 1)))
+    log = (place.root / "_delta_log").glob("*.json")
+    actions = [json.loads(one) for file in sorted(log) for one in file.read_text().splitlines()]
+    kept = [one["txn"] if "txn" in one else one["commitInfo"].get("oncely") for one in actions
+            if one.keys() & {"txn", "commitInfo"}]  # fmt: skip
+    for one in kept:
+        (one or {}).pop("lastUpdated", None)
+    found = (one for one in (place.root / "_oncely").rglob("*") if one.is_file())
+    below = sorted(found, key=lambda one: int(one.stem))
+    ledgers = [f"{one.relative_to(place.root)} {one.read_text()}\n" for one in below
+               if one.suffix == ".json"]  # fmt: skip
+    letters = [row for one in below if one.suffix == ".parquet"
+               for row in pq.read_table(one).to_pylist()]  # fmt: skip
+    versions = {str(one["version"]) for one in kept if one and "appId" in one}
+    hidden = {one: f"<{int(one) >> 32} and 32 random bits>" for one in versions}
+    for one in below:
+        hidden.setdefault(one.stem, f"<{int(one.stem) >> 32} and 32 random bits>")
+    whole = "".join(json.dumps(one) + "\n" for one in kept if one)
+    return {
+        "delta_commits.jsonl": hide(whole, hidden),
+        "delta_ledgers.txt": hide("".join(ledgers), hidden),
+        "delta_dead_letters.txt": "".join(f"{row}\n" for row in letters),
+    }
+
+
 def _named_sources(broker: Broker) -> None:
     """The broker takes offsets of topics that exist only."""
-    there = broker.admin().list_topics(timeout=20).topics
     for source in SOURCE.topic_ids:
-        if source not in there:
-            broker.create_topic(source, 4)
+        broker.ensure_topic(source, 4)
 
 
 def _of_bytes(text: str) -> str:

@@ -21,13 +21,14 @@ from oncely.errors import InvariantViolation
 from oncely.lake import avro_file, parquet_file
 from oncely.lake.avro_file import SCHEMA_ID, AvroFiles
 from oncely.lake.parquet_file import ParquetFiles
+from tests.conftest import examples
 
 
 def by_fastavro(data: bytes) -> list[Any]:
     return list(fastavro.reader(io.BytesIO(data)))
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(tables())
 def test_a_file_is_read_back_by_everyone(table: pa.Table) -> None:
     data = avro_file.write(table)
@@ -40,7 +41,7 @@ def test_a_file_is_read_back_by_everyone(table: pa.Table) -> None:
     assert meta[SCHEMA_ID].decode() == schema_id(avro_schema_of(table.schema))
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(tables(), min_size=1, max_size=1), st.data())
 def test_any_part_of_any_chunks_in_any_blocks(found: list[pa.Table], data: st.DataObject) -> None:
     table = pa.concat_tables(found * 3)  # three chunks a column
@@ -57,7 +58,7 @@ def test_any_part_of_any_chunks_in_any_blocks(found: list[pa.Table], data: st.Da
     assert parquet_file.read(part).equals(table.slice(start, rows).combine_chunks())
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(schemas(), st.data())
 def test_an_older_schema_is_brought_to_the_newest(schema: pa.Schema, data: st.DataObject) -> None:
     from arrow_schemas import rows

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from oncely.decode.avro import AvroDecoder, avro_decoder
 from oncely.decode.avro_schema import Definition
+from tests.conftest import examples
 
 
 class Kind(NamedTuple):
@@ -118,7 +119,7 @@ def encode(schema: Any, datum: Any) -> bytes:
     return out.getvalue()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_what_fastavro_writes_is_read_back(data: st.DataObject) -> None:
     kind = data.draw(records)
@@ -131,7 +132,7 @@ def test_what_fastavro_writes_is_read_back(data: st.DataObject) -> None:
     assert decoded.rows.to_pylist() == [kind.seen(datum) for datum in datums]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_damaged_datums_have_one_outcome_each_and_leave_their_neighbours(
     data: st.DataObject,

@@ -18,6 +18,7 @@ from oncely.decode.avro_names import large
 from oncely.decode.infer import Inferred, InferringJson
 from oncely.decode.merging import Caps, widen
 from oncely.decode.schema import same_schema
+from tests.conftest import examples
 
 CAPS = Caps(fields=6, depth=4, name=4)
 
@@ -279,7 +280,7 @@ def made(random: Random) -> list[bytes]:
     return texts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.integers(0, 2**64), st.sampled_from([(), ("user",), ("user", "a")]), st.booleans())
 def test_inference_is_the_reference(seed: int, columns: tuple[str, ...], eager: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:

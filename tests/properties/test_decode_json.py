@@ -16,8 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oncely.decode.json import JsonDecoder
-from oncely.decode.reference import Refused, read_record
+from oncely.decode.reference import InvalidRecord, read_record
 from oncely.decode.schema import parse_schema
+from tests.conftest import examples
 
 SCHEMA = parse_schema(
     "serial BIGINT NOT NULL, name STRING, `größe` INT, tiny TINYINT, small SMALLINT, flag BOOLEAN,"
@@ -184,7 +185,7 @@ def by_reference(batch: list[bytes | None]) -> tuple[list[Any], list[int], list[
         try:
             rows.append(read_record(data, SCHEMA))
             good.append(index)
-        except Refused as refused:
+        except InvalidRecord as refused:
             bad.append((index, str(refused)))
     columns = [pa.array([pairs(row[field.name]) for row in rows], field.type) for field in SCHEMA]
     table = pa.Table.from_arrays(columns, schema=SCHEMA)
@@ -221,7 +222,7 @@ def check_batch(batch: list[bytes | None]) -> None:
     assert all(len(reason) < 500 and reason.isprintable() for _, reason in bad)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(records(), max_size=20))
 @example(WHOLE_RECORDS)
 @example([json.dumps({"serial": 1, "d": math.inf}).encode()])

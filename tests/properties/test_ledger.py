@@ -20,6 +20,7 @@ from oncely.core.ledger import (
 )
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.errors import InvariantViolation
+from tests.conftest import examples
 
 LIMIT = 40
 
@@ -98,7 +99,7 @@ class Ledger(RuleBasedStateMachine):
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=200, stateful_step_count=20, deadline=None)
+TestLedger.settings = settings(max_examples=examples(100), stateful_step_count=20, deadline=None)
 
 
 @given(st.integers(0, LIMIT), st.lists(ranges(), max_size=5), st.lists(ranges(), max_size=5))

@@ -9,12 +9,13 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 from arrow_schemas import NAMES, rows, types
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.decode.avro_names import avro_name, avro_schema_of, is_large, large
 from oncely.decode.merging import NO_CAPS, CannotMerge, merge, widen
 from oncely.decode.schema_tree import LARGE, NOTHING, schema_of, settled, tree_of
+from tests.conftest import examples
 
 LEAVES = [pa.int64(), pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.int32(), pa.float32()]
 OPEN = [*LEAVES, pa.null(), pa.list_(pa.null()), pa.struct([])]
@@ -71,12 +72,14 @@ def unordered(arrow: Any) -> Any:
     return arrow
 
 
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_the_order_of_two_does_not_matter(data: st.DataObject) -> None:
     one, other = data.draw(some_large(friends() | st.tuples(few(LEAVES), few(LEAVES))))
     assert unordered_or_none(outcome(one, other)) == unordered_or_none(outcome(other, one))
 
 
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_which_two_come_first_does_not_matter(data: st.DataObject) -> None:
     three = three_friends() | st.tuples(few(LEAVES), few(LEAVES), few(LEAVES))
@@ -90,6 +93,7 @@ def unordered_or_none(schema: pa.Schema | None) -> Any:
     return None if schema is None else unordered(schema)
 
 
+@settings(max_examples=examples(40))
 @given(few(OPEN), few(OPEN))
 def test_what_is_known_twice_is_known(one: pa.Schema, other: pa.Schema) -> None:
     known = schema_of(settled(tree_of(one), NOTHING)[0])
@@ -101,6 +105,7 @@ def test_what_is_known_twice_is_known(one: pa.Schema, other: pa.Schema) -> None:
         assert [name for name in merged.names if name in known.names] == known.names
 
 
+@settings(max_examples=examples(40))
 @given(few(OPEN))
 def test_what_is_not_known_yet_is_left_out(one: pa.Schema) -> None:
     merged = merge(pa.schema([]), one)
@@ -160,6 +165,7 @@ def datums(value: Any) -> Any:
     return [datums(item) for item in value] if isinstance(value, list) else value
 
 
+@settings(max_examples=examples(40))
 @given(two_and_rows())
 def test_rows_of_either_resolve_to_the_merged_schema(
     given: tuple[pa.Schema, pa.Schema, list[dict[str, Any]]],
@@ -190,6 +196,7 @@ def sliced(draw: st.DrawFn) -> tuple[pa.Table, pa.Schema, list[dict[str, Any]]]:
     return table, merged, table.to_pylist()
 
 
+@settings(max_examples=examples(40))
 @given(sliced())
 def test_slices_widen_too(given: tuple[pa.Table, pa.Schema, list[dict[str, Any]]]) -> None:
     table, schema, some = given
@@ -212,6 +219,7 @@ def fill(value: Any, arrow: pa.DataType) -> Any:
     return float(value) if pa.types.is_floating(arrow) else value
 
 
+@settings(max_examples=examples(40))
 @given(st.dictionaries(NAMES, types(), min_size=1, max_size=4).map(pa.schema))
 def test_the_text_is_no_longer_than_it_is_taken_for(schema: pa.Schema) -> None:
     assert len(avro_schema_of(schema)) <= tree_of(schema).size.text

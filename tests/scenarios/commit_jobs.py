@@ -14,7 +14,7 @@ import pyarrow as pa
 from oncely.clients.sql.connection import ColumnFit
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import commit, publish
-from oncely.core.batch import Batch, Chunk, Reject, Rejection
+from oncely.core.batch import Batch, Chunk, Rejection
 from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
@@ -32,6 +32,7 @@ from tests.sinktools import (
     T0,
     T1,
     Rec,
+    kept_values,
     together,
     with_faults,
 )
@@ -88,9 +89,12 @@ def prepare(task: Task) -> Opened:
     return opened(task.sink())
 
 
-def opened(sink: SqlSink) -> Opened:
+def opened(sink: SqlSink, *partitions: TopicPartition) -> Opened:
+    """A run opens, of some partitions when they are named."""
     start = {T0: 0, T1: 0}
-    return sink.open(Takeover(SOURCE, lambda: start, start))
+    return sink.open(
+        Takeover(SOURCE, lambda: start, start, partitions=frozenset(partitions) or None)
+    )
 
 
 def write(
@@ -101,10 +105,11 @@ def write(
     patience = Backoff(0.01, 0.01, 0.1)
     while True:
         try:
-            positions = {tp: entry.position for tp, entry in sink.ledger.positions(fence).items()}
+            entries = sink.ledger.positions(fence)
         except Unavailable:
             patience.wait_or_raise()
             continue
+        positions = {tp: one.position for tp, one in entries.items() if fence.covers(tp)}
         what = left(task.kind, positions, last)
         if what is None:
             return []
@@ -200,10 +205,10 @@ def hurt_inside_copy(task: Task, fence: Fence, at: int, how: str) -> Any:
     return write(task, fence, lambda _, call: call()), len(sent)
 
 
-def restart(task: Task) -> Any:
+def restart(task: Task, *partitions: TopicPartition) -> Any:
     """A new run: open, sweep, and write what the ledger says is left."""
     sink = task.sink()
-    fence = opened(sink).fence
+    fence = opened(sink, *partitions).fence
     if task.is_batch:
         sweep(sink, fence)
     return write(task, fence, lambda _, call: call())
@@ -221,7 +226,7 @@ def write_input(task: Task, fence: Fence, read: int) -> None:
     records = [(tp, one) for tp, own in topic(task.kind).items() for one in own][:read]
     batches = (_as_table(records[at : at + 5]) for at in range(0, len(records), 5))
     sink = task.sink().bind()
-    chunks = Chunks({T0: 0, T1: 0}, _decode, Unchanged(), _kept, Bounds(records=4))
+    chunks = Chunks({T0: 0, T1: 0}, _decode, Unchanged(), kept_values, Bounds(records=4))
     for what in chunks.cut(batches):
         list(commit(together(sink), what, fence, None, Backoff(0.01, 0.01, 0.1)))
 
@@ -246,14 +251,3 @@ def _decode(records: pa.Table) -> Decoded:
         pa.array(good, pa.int64()),
         [Rejection(at, "decode", "no JSON") for at, rows in enumerate(found) if not rows],
     )
-
-
-def _kept(
-    records: pa.Table, origins: Sequence[tuple[TopicPartition, int]], why: Sequence[Rejection]
-) -> list[Reject]:
-    return [
-        Reject(tp, offset, None, None, value, (), one.stage, one.reason)
-        for (tp, offset), value, one in zip(
-            origins, records.column("value").to_pylist(), why, strict=True
-        )
-    ]

@@ -122,10 +122,11 @@ def _upsert(kind: str, tp: TopicPartition, at: int) -> Rec:
 
 
 def left(kind: str, positions: Mapping[TopicPartition, int], last: int) -> Chunk | None:
-    """What a task reads from ``positions`` up to offset ``last``."""
+    """What a task reads from ``positions`` up to offset ``last``; nothing of other partitions."""
     parts = {}
     for tp, records in topic(kind).items():
-        read = [one for one in records if positions[tp] <= one.offset <= last]
+        at = positions.get(tp, last)
+        read = [one for one in records if at <= one.offset <= last]
         if read:
             parts[tp] = (positions[tp], read)
     keys = ["id"] if kind == "upsert" else []

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from oncely import artifacts
 from oncely.runtimes.spark import session
 from oncely.testing.servers.kafka import Broker
+from tests.scenarios.delta_world import DeltaWorld
 from tests.scenarios.files_world import FilesWorld
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World
@@ -18,7 +20,13 @@ from tests.scenarios.zygote import Zygote
 @pytest.fixture(scope="session")
 def spark() -> Iterator[object]:
     """A Spark session that lives as long as the tests do."""
-    running = session.start("tests", "local[2,4]", {"spark.driver.memory": "1g"})
+    drivers = ",".join(map(str, artifacts.resolve(artifacts.POSTGRES_JDBC)))
+    conf = {
+        "spark.driver.memory": "1g",
+        "spark.jars": drivers,
+        "spark.sql.shuffle.partitions": "2",
+    }
+    running = session.start("tests", "local[2,4]", conf)
     yield running
     gateway = running.sparkContext._gateway
     running.stop()
@@ -27,7 +35,7 @@ def spark() -> Iterator[object]:
     gateway.proc.wait(30)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """Starts processes that may be killed, each in milliseconds."""
     with Zygote() as running:
@@ -71,5 +79,18 @@ def make_files_world(
         return FilesWorld(
             broker.bootstrap, "", topic, tmp_path, root=tmp_path / "lake", infer=infer
         )
+
+    return make
+
+
+@pytest.fixture
+def make_delta_world(
+    broker: Broker, make_topic: Callable[..., str], tmp_path: Path
+) -> Callable[..., DeltaWorld]:
+    """``make_delta_world(partitions=4)`` gives an empty topic, no table yet and a fresh name."""
+
+    def make(partitions: int = 4, **config: str) -> DeltaWorld:
+        topic = make_topic(partitions=partitions, config=config or None)
+        return DeltaWorld(broker.bootstrap, "", topic, tmp_path, root=tmp_path / "table")
 
     return make

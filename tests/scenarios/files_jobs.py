@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from oncely.clients.files.filesystem import Connect, FileSystem, connect
 from oncely.core.claim import Fence
 from oncely.errors import Fenced, Unavailable
+from oncely.files.compact import Compacted, compact
+from oncely.files.table import Table
+from oncely.lake.records import Scope
 from oncely.sinks.files.sink import FilesSink
 from tests.filestools import ENDS, START, FilesPlace, open_sink, publish_all, stage, what
 from tests.scenarios.kafka_jobs import Calls, kill_self, stop_self
@@ -74,6 +78,25 @@ def stage_and_publish(place: FilesPlace, fence: Fence, at: int, when: str, only:
     steps.names.clear()
     publish_all(sink, what(stage(sink, fence)), fence)
     return steps.names
+
+
+def compact_and_die(table: Table, at: int, when: str, only: str) -> Compacted:
+    """Compact; at the ``at``-th call of that name to a producer the process dies."""
+    calls = Calls(at, when, kill_self, only)
+    return compact(
+        replace(table, pipeline_topics=replace(table.pipeline_topics, connect=calls.connect))
+    )
+
+
+def replace_schema_and_die(
+    place: FilesPlace, scope: Scope, schema: str, when: str, only: str
+) -> None:
+    """Open, and replace a scope's schema; at the first call of that name since the process dies."""
+    calls = Calls(-1, when, kill_self, only)
+    sink = place.sink(None, kafka=calls.connect)
+    fence = open_sink(sink).fence
+    calls.at = calls.names.count(only) + 1
+    sink.replace_schema(scope, lambda _: schema, fence)
 
 
 def restart(place: FilesPlace) -> bool:

@@ -19,7 +19,7 @@ import fastavro
 import pyarrow.parquet as pq
 
 from tests.scenarios.topic_world import TopicWorld
-from tests.scenarios.world import produce, topic_content
+from tests.scenarios.world import assert_unbroken, produce, topic_content
 
 SCHEMA = "id BIGINT, user STRING, ts TIMESTAMP, pad STRING"
 USERS = 7
@@ -199,6 +199,7 @@ def assert_exactly_once(world: FilesWorld) -> int:
     }
     assert not any(wrong.values()), f"{len(good)} records: {wrong}"
     assert_ranges(world)
+    assert_unbroken(world)
     return len(good) - sum(at in by_place for at in rejected)
 
 

@@ -26,6 +26,8 @@ from tests.sinktools import SOURCE, T0, T1, Rec, at_t0, chunk, numbered, togethe
 LAST = 20
 BAD = 13
 START = {T0: 0, T1: 0}
+DECIDES = 5
+"""The transaction that decides a reset: after an epoch, two positions and the end of a takeover."""
 
 
 def patient() -> Backoff:
@@ -40,11 +42,12 @@ class Calls:
 
     def __init__(self, at: int, when: str, what: Callable[[], None], only: str = "") -> None:
         self.at, self.when, self.what, self.only = at, when, what, only
+        self.make: Callable[..., Any] = make
         self.names: list[str] = []
         self._lock = threading.Lock()
 
     def connect(self, kind: Any, *args: Any, **own: Any) -> Any:
-        made = make(kind, *args, **own)
+        made = self.make(kind, *args, **own)
         return _Counted(made, self) if issubclass(kind, Producer) else made
 
     def around(self, name: str, call: Callable[[], Any]) -> Any:
@@ -88,7 +91,11 @@ def what(both: bool) -> Chunk:
 
 
 def hooked(sink: KafkaSink, calls: Calls) -> KafkaSink:
-    return dataclasses.replace(sink, place=dataclasses.replace(sink.place, connect=calls.connect))
+    """The sink, whose producers are counted; also by those that count already."""
+    calls.make = sink.pipeline_topics.connect
+    return dataclasses.replace(
+        sink, pipeline_topics=dataclasses.replace(sink.pipeline_topics, connect=calls.connect)
+    )
 
 
 def write(
@@ -104,10 +111,12 @@ def write(
     return calls.names, [(one.partition, one.replayed) for one in done]
 
 
-def open_and_die(topics: Topics, at: int, when: str) -> list[str]:
-    """Open; at the ``at``-th call to a producer the process dies."""
+def open_and_die(topics: Topics, at: int, when: str, *partitions: TopicPartition) -> list[str]:
+    """Open, of some partitions when they are named; at a call to a producer the process dies."""
     calls = Calls(at, when, kill_self)
-    open_sink(hooked(topics.sink(), calls), START)
+    hooked(topics.sink(), calls).open(
+        Takeover(SOURCE, lambda: START, START, partitions=frozenset(partitions) or None)
+    )
     return calls.names
 
 
@@ -118,6 +127,14 @@ def reset_and_die(
     calls = Calls(at, when, kill_self, only)
     hooked(topics.sink(), calls).open(Takeover(SOURCE, lambda: START, START, reset=lambda _: to))
     return calls.names
+
+
+def reset_and_die_decided(topics: Topics, to: dict[TopicPartition, int]) -> None:
+    """A person resets: the process stops before the transaction that decides it, and dies after."""
+    stops = Calls(DECIDES, "before", stop_self, "begin_transaction")
+    dies = Calls(DECIDES, "after", kill_self, "commit_transaction")
+    sink = hooked(hooked(topics.sink(), stops), dies)
+    sink.open(Takeover(SOURCE, lambda: START, START, reset=lambda _: to))
 
 
 def restart(topics: Topics, both: bool) -> list[tuple[TopicPartition, bool]]:
@@ -147,3 +164,21 @@ def replay(topics: Topics, at: int, when: str, how: str, more: dict[str, Any]) -
     calls = Calls(at, when, kill_self if how == "kill" else stop_self)
     judge = judging(lambda one: one.offset != BAD)
     return calls.names, replayed(hooked(topics.sink(**more), calls), judge, 3, patient())
+
+
+def write_in_turns(topics: Topics, fence: Fence, name: str, at: int, when: str) -> list[str]:
+    """Commit the records one by one; at the ``at``-th call of a name the process dies."""
+    calls = Calls(at, when, kill_self, name)
+    sink = hooked(topics.sink(), calls)
+    for offset in range(LAST // 4):
+        records = at_t0(offset, numbered(offset, offset + 1))
+        list(commit(together(sink), records, fence, None, patient()))
+    return calls.names
+
+
+def restart_after(topics: Topics) -> None:
+    """A new run goes on from the position up to the last record."""
+    sink = topics.sink()
+    opened = open_sink(sink, START)
+    start = opened.positions[T0]
+    list(commit(together(sink), at_t0(start, numbered(start, LAST)), opened.fence, None, patient()))

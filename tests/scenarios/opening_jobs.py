@@ -12,7 +12,8 @@ from typing import Any
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
-from oncely.core.claim import Fence, Opened, Takeover
+from oncely.core.budget import RejectCount
+from oncely.core.claim import Fence, Notes, Opened, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.sinks.sql.sink import SqlSink
@@ -27,6 +28,7 @@ Positions = Mapping[TopicPartition, int]
 LATEST, LATER = {T0: 5, T1: 7}, {T0: 50, T1: 70}
 """Where the topic ends when the pipeline is started first, and some time later."""
 GAP = OffsetRange(0, 5)
+COUNTED = RejectCount("10", 2_000, 7)
 
 
 def die_at(step: Step, task: Task, fence: Fence, at: int, when: str) -> list[str]:
@@ -49,9 +51,26 @@ def open_first(task: Task, _: Fence, around: Around) -> object:
     return _sink(task, around).open(Takeover(SOURCE, lambda: LATEST, {T0: 0, T1: 0}))
 
 
+def open_first_some(task: Task, _: Fence, around: Around) -> object:
+    """The first start, by a run of one of the partitions."""
+    return _some(task, around, LATEST)
+
+
 def take_over(task: Task, _: Fence, around: Around) -> object:
     """A further run opens."""
     return _sink(task, around).open(Takeover(SOURCE, dict, {T0: 0, T1: 0}))
+
+
+def take_over_some(task: Task, _: Fence, around: Around) -> object:
+    """A further run takes one of the partitions over."""
+    return _some(task, around, {})
+
+
+def _some(task: Task, around: Around, start: Positions) -> object:
+    some = frozenset({T0})
+    return _sink(task, around).open(
+        Takeover(SOURCE, lambda: start, {T0: 0, T1: 0}, partitions=some)
+    )
 
 
 def add_partition(task: Task, fence: Fence, around: Around) -> object:
@@ -61,7 +80,7 @@ def add_partition(task: Task, fence: Fence, around: Around) -> object:
 
 
 def record_gap(task: Task, fence: Fence, around: Around) -> object:
-    """Records left the topic before they were read, and ``on_gap`` is ``record``."""
+    """Records were deleted from the topic before they were read, and ``on_gap`` is ``record``."""
     lost = Chunk.of_nothing({T0: GAP})
     patience = Backoff(0.01, 0.01, 0.1)
     return pass_over(together(_sink(task, around)), lost.ranges, fence, "gap", patience)
@@ -70,6 +89,12 @@ def record_gap(task: Task, fence: Fence, around: Around) -> object:
 def reset(task: Task, _: Fence, around: Around) -> object:
     """A person puts the position of one partition back."""
     return _sink(task, around).open(Takeover(SOURCE, dict, {T0: 0, T1: 0}, reset=lambda _: {T0: 3}))
+
+
+def note_rejects(task: Task, fence: Fence, around: Around) -> object:
+    """The count of rejects is noted after a batch."""
+    _sink(task, around).ledger.note(fence, Notes(counted=COUNTED))
+    return None
 
 
 def join_history(task: Task, fence: Fence, around: Around) -> object:

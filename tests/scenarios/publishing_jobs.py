@@ -227,3 +227,10 @@ def taken_over(
     again = open_sink(topics.sink(), start)  # and whoever comes next finds it in order
     assert again.positions[tp] == 12
     return counted.names
+
+
+def look(topics: Topics, *, there: bool = True) -> None:
+    """A reader of committed records sees everything once, or nothing."""
+    assert topics.ids() == (list(IDS) if there else [])
+    assert len(topics.records(topics.rejects)) == int(there)
+    assert topics.committed() == (ENDS if there else START)

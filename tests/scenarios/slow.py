@@ -27,11 +27,10 @@ from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
-from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline
 from oncely.runtimes.spark import options as spark_options
-from oncely.runtimes.spark.task import run
-from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.spark.task import commit_chunks
+from oncely.testing.halting import run_to_exit_code
 
 SLEEP = "coalesce(reflect('java.lang.Thread', 'sleep', {ms}L), 'slept') is not null"
 ARROW_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -108,7 +107,7 @@ def _claim(
             seen.update(batch.column("partition").to_pylist())
             yield batch
 
-    yield from run(plan, watched())
+    yield from commit_chunks(plan, watched())
     entries = plan.delivery.ledger.positions(plan.fence)
     for tp, planned in ranges.items():
         if tp.partition in seen and entries[tp].position < planned.end:
@@ -153,16 +152,12 @@ def main(arguments: list[str]) -> int:
     if "--pause-in-copy" in arguments:
         marker = arguments[arguments.index("--pause-in-copy") + 1]
         pipeline = Pipeline(pipeline.settings, PauseInCopy(marker))
-    stop = StopSignal()
-    spark = pipeline.start_spark()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.ask())
-    try:
-        pipeline.run("latest" if "latest" in arguments else None, stop=stop, spark=spark)
-    except OncelyError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_to_exit_code(pipeline, "latest" if "latest" in arguments else None, tell)
+
+
+def tell(event: object) -> None:
+    """What has happened, for a scenario that reads the child's output."""
+    print(type(event).__name__, flush=True)
 
 
 if __name__ == "__main__":

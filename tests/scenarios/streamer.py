@@ -14,7 +14,7 @@ from typing import Any
 from oncely import OncelyError, write_stream
 from oncely.clients.sql.connection import connect
 from oncely.runtimes.spark import session
-from tests.scenarios.killing import KillAt
+from oncely.testing.faults import KillAt
 
 
 def frame_of(spark: Any, order: dict[str, Any]) -> Any:

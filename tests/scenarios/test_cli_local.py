@@ -12,29 +12,31 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, produce
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     env = {"ONCELY_LOCAL_DIR": str(tmp_path / "local")}
     yield env
-    oncely("local", "down", "--erase", env=env)
+    oncely("local", "down", "--erase", env=env, alone=True)
 
 
 def test_up_status_down(env: dict[str, str], tmp_path: Path) -> None:
-    assert oncely_json("local", "status", expect=1, env=env) is None
-    where = oncely_json("local", "up", env=env)
+    assert oncely_json("local", "status", expect=1, env=env, alone=True) is None
+    where = oncely_json("local", "up", env=env, alone=True)
     assert set(where) == {"brokers", "postgres"}
     assert where["postgres"].startswith("postgresql://")
-    assert oncely_json("local", "up", env=env) == where
-    assert oncely_json("local", "status", env=env) == where
-    assert where["brokers"] in oncely("local", "status", env=env).stdout
+    assert oncely_json("local", "up", env=env, alone=True) == where
+    assert oncely_json("local", "status", env=env, alone=True) == where
+    assert where["brokers"] in oncely("local", "status", env=env, alone=True).stdout
 
     world = World(where["brokers"], where["postgres"], "first", tmp_path)
     admin = AdminClient({"bootstrap.servers": world.brokers})
     admin.create_topics([NewTopic("first", 1, 1)])["first"].result()
     produce(world.brokers, "first", [(0, b"k", json.dumps({"id": 1}).encode())])
-    assert oncely_json("plan", world.file(), env=env)["can_run"]
+    assert oncely_json("plan", world.file(), env=env, alone=True)["can_run"]
 
-    assert "stopped" in oncely("local", "down", env=env).stdout
-    assert "nothing was running" in oncely("local", "down", env=env).stdout
-    assert oncely_json("local", "up", env=env) == where, "ports and password stay"
+    assert "stopped" in oncely("local", "down", env=env, alone=True).stdout
+    assert "nothing was running" in oncely("local", "down", env=env, alone=True).stdout
+    assert oncely_json("local", "up", env=env, alone=True) == where, "ports and password stay"

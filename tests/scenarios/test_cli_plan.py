@@ -71,7 +71,7 @@ def test_its_ddl_is_enough_for_who_may_not_create(world: World, spark: Any) -> N
 
 def test_a_transform_that_prints_leaves_json_alone(world: World) -> None:
     transform = {"python": "tests.scenarios.transforms:prints"}
-    assert oncely_json("plan", world.file(transform=transform))["can_run"]
+    assert oncely_json("plan", world.file(transform=transform), alone=True)["can_run"]
 
 
 def test_the_screen_says_what_matters(world: World) -> None:
@@ -136,7 +136,7 @@ class TestPrivileges:
         assert f"GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_positions TO {role}" in missing
         world.sql(f"GRANT INSERT ON rows TO {role}")
         world.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_pipelines, oncely_positions,"
-                  f" oncely_ranges, oncely_rejects TO {role}")  # fmt: skip
+                  f" oncely_ranges, oncely_rejects, oncely_amendments TO {role}")  # fmt: skip
         assert self.lacks(world, role, expect=0, sink={"create": False}) == ""
 
     def test_what_it_says_is_enough_is_enough(self, world: World, role: str, spark: Any) -> None:
@@ -144,7 +144,7 @@ class TestPrivileges:
             world.sql(statement)
         world.sql(f"GRANT INSERT ON rows TO {role}")
         world.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_pipelines, oncely_positions,"
-                  f" oncely_ranges, oncely_rejects TO {role}")  # fmt: skip
+                  f" oncely_ranges, oncely_rejects, oncely_amendments TO {role}")  # fmt: skip
         settings = world.settings(sink={"create": False, "url": self.url(world, role)})
         Pipeline(parse(settings)).run("latest", spark=spark)
         assert world.count() == 30
@@ -167,9 +167,9 @@ def test_a_topic_that_was_made_again(world: World, spark: Any, broker: Any) -> N
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, 3)
     found = problems(oncely_json("plan", world.file(), expect=2))
-    assert "deleted and made again" in found["source.topics"]
+    assert "deleted and recreated" in found["source.topics"]
     status = oncely("status", world.file())
-    assert "was deleted and made again" in status.stderr
+    assert "was deleted and recreated" in status.stderr
 
 
 def test_a_spark_transform_is_asked_for_its_columns(world: World) -> None:
@@ -201,7 +201,7 @@ def test_executors_that_lack_a_package_are_told(world: World, tmp_path: Path) ->
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     file = world.file(spark={"conf": {"spark.pyspark.python": str(bare / "bin" / "python")}})
-    found = oncely_json("plan", file, expect=2)["problems"]
+    found = oncely_json("plan", file, expect=2, alone=True)["problems"]
     missing = "\n".join(one["message"] for one in found)
     for name in ("oncely", "psycopg", "pgpq", "pyarrow"):
         assert f"{name}: ModuleNotFoundError" in missing

@@ -18,7 +18,7 @@ from oncely.pipeline import Pipeline
 from tests.scenarios import replay_jobs
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, produce
-from tests.scenarios.zygote import Zygote
+from tests.scenarios.zygote import Zygote, kills
 
 NARROW = {"decode": {"schema": "id INT NOT NULL, grp STRING, pad STRING"}}
 BIG = 1 << 40
@@ -59,23 +59,24 @@ def assert_each_once(world: World) -> None:
     assert seen(world) == Counter({(p, o): 1 for p in range(2) for o in range(6)})
 
 
-def test_killed_before_and_after_every_statement(world: World, zygote: Zygote) -> None:
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.long)], ids=["each kind", "each"]
+)
+def test_killed_before_and_after_every_statement(world: World, zygote: Zygote, every: bool) -> None:
     settings = world.settings()
     world.sql("CREATE TABLE kept_rows AS TABLE rows")
     world.sql("CREATE TABLE kept_rejects AS TABLE oncely_rejects")
     (moved, kept), calls = replayed(zygote, settings)
     assert (moved, kept) == (5, 2)
     assert calls.count("COMMIT") >= 3, "several transactions"
-    for call in range(len(calls)):
-        for after in (False, True):
-            again_from_the_start(world)
-            kill = {"call": call, "after": after}
-            died = zygote.run(replay_jobs.replay, settings, kill, 3)
-            assert died.signal == signal.SIGKILL, died.error
-            assert_each_once(world)
-            replayed(zygote, settings)
-            assert_each_once(world)
-            assert rejected(world) == 2
+    for kill in kills(calls, every=every):
+        again_from_the_start(world)
+        died = zygote.run(replay_jobs.replay, settings, kill, 3)
+        assert died.signal == signal.SIGKILL, died.error
+        assert_each_once(world)
+        replayed(zygote, settings)
+        assert_each_once(world)
+        assert rejected(world) == 2
 
 
 def again_from_the_start(world: World) -> None:

@@ -16,9 +16,9 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from oncely.config import parse
 from oncely.pipeline import Pipeline
+from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
-from tests.kafkatools import read_all
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, toml
 
@@ -68,7 +68,7 @@ def file(world: World, decode: dict[str, Any], **sink: Any) -> Path:
 
 def written(world: World) -> Counter[int]:
     """How often each id stands in the output."""
-    found = read_all(world.brokers, f"{world.name}.out")
+    found = messages(world.brokers, f"{world.name}.out")
     assert all(one.headers() == [("trace", b"1")] for one in found)
     return Counter(json.loads(one.value())["id"] for one in found)
 
@@ -119,6 +119,6 @@ def test_a_spark_transform_gets_the_decoded_rows(world: World, spark: Any) -> No
     made = settings(world, {"schema": WIDE["schema"] + ", pad STRING"}, headers=False)
     made["transform"] = {"spark": "tests.scenarios.transforms:counted"}
     assert Pipeline(parse(made)).replay(spark=spark) == (5, 2)
-    sums = [json.loads(one.value()) for one in read_all(world.brokers, f"{world.name}.out")]
+    sums = [json.loads(one.value()) for one in messages(world.brokers, f"{world.name}.out")]
     assert [one["n"] for one in sums if "n" in one] == [5]
     assert Pipeline(parse(made)).status().rejects == 2

@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
+from oncely.testing.processes import await_that, command_of, jvm_of, name_of, running, tree
 from tests.scenarios.commands import oncely, oncely_json
-from tests.scenarios.world import (
-    World,
-    assert_exactly_once,
-    await_that,
-    command_of,
-    jvm_of,
-    produce,
-    running,
-    tree,
-)
+from tests.scenarios.world import World, assert_exactly_once, produce
 
-LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) oncely\S*: .+")
+LINE = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) oncely\S* \[\S+\]: .+"
+)
 
 
 @pytest.fixture
@@ -62,7 +57,9 @@ def started(world: World) -> Iterator[Run]:
         yield run
 
 
-def test_stopped_by_the_reject_budget_it_shows_the_records(world: World, tmp_path: Path) -> None:
+def test_stopped_by_the_reject_budget_it_shows_the_records(
+    world: World, spark: Any, tmp_path: Path
+) -> None:
     """Nothing was committed of them, so ``rejects list`` has none."""
     produce(world.brokers, world.topic, [(0, None, b"{broken %d" % n) for n in range(3)])
     file = world.file(sink={"max_rejects": 1})
@@ -80,34 +77,47 @@ def test_stopped_by_the_reject_budget_it_shows_the_records(world: World, tmp_pat
     assert kept.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long  # in every run: the next test's lines, and runs in this process
 def test_until_latest_ends_by_itself_and_prints_log_lines_only(world: World) -> None:
-    done = oncely("run", world.file(), "--until", "latest")
+    done = oncely("run", world.file(), "--until", "latest", alone=True)
     assert done.stdout == ""
-    *lines, summary = done.stderr.strip().splitlines()
+    assert_log_lines(done.stderr)
+    assert_exactly_once(world)
+
+
+def assert_log_lines(said: str) -> None:
+    """All that a run has printed, of Spark's workers, too."""
+    *lines, summary = said.strip().splitlines()
     assert lines
     assert not [line for line in lines if not LINE.fullmatch(line)]
     assert summary.startswith("1,000 records: 1,000 rows, 0 rejects in ")
-    assert_exactly_once(world)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_signal_ends_it_in_order(world: World, started: Run, number: signal.Signals) -> None:
-    started.process.send_signal(number)
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        # As a shell does it with Ctrl-C.
+        (os.killpg, signal.SIGINT),
+        pytest.param(os.killpg, signal.SIGTERM, marks=pytest.mark.long),  # as `timeout` does it
+        pytest.param(os.kill, signal.SIGINT, marks=pytest.mark.long),
+        pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.long),
+    ],
+    ids=["group-2", "group-15", "2", "15"],
+)
+def test_one_signal_ends_it_in_order_and_leaves_spark_to_us(
+    world: World, started: Run, send: Callable[[int, int], None], number: signal.Signals
+) -> None:
+    jvm = jvm_of(started.process.pid)
+    send(started.process.pid, number)
     assert started.wait() == 0, started.said
     assert "asked to stop" in started.said
-    assert "Traceback" not in started.said
+    assert_log_lines(started.said)
     assert tree(started.process.pid) == []
+    assert not jvm.is_running()
     assert_exactly_once(world)
 
 
-def test_a_signal_to_the_group_leaves_spark_to_us(world: World, started: Run) -> None:
-    """As a shell does it with Ctrl-C and `timeout` with SIGTERM."""
-    jvm = jvm_of(started.process.pid)
-    os.killpg(os.getpgid(started.process.pid), signal.SIGTERM)
-    assert started.wait() == 0, started.said
-    assert not jvm.is_running()
-
-
+@pytest.mark.long  # in every run: tests/unit/cli/test_run.py
 def test_a_second_signal_ends_it_now_though_spark_hangs(world: World, started: Run) -> None:
     jvm = jvm_of(started.process.pid)
     jvm.suspend()
@@ -119,6 +129,7 @@ def test_a_second_signal_ends_it_now_though_spark_hangs(world: World, started: R
     await_that(lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE, "its end")
 
 
+@pytest.mark.long  # in every run: tests/unit/pipeline/test_running.py
 def test_the_end_of_the_jvm_is_told(world: World, started: Run) -> None:
     jvm_of(started.process.pid).kill()
     assert started.wait() == 1
@@ -127,7 +138,9 @@ def test_the_end_of_the_jvm_is_told(world: World, started: Run) -> None:
     assert "Traceback" not in started.said
 
 
-@pytest.mark.parametrize(("until", "code"), [((), 0), (("--until", "latest"), 1)])
+@pytest.mark.parametrize(
+    ("until", "code"), [pytest.param((), 0, marks=pytest.mark.long), (("--until", "latest"), 1)]
+)
 def test_a_signal_while_spark_starts_ends_it_at_once(
     world: World, until: tuple[str, ...], code: int
 ) -> None:
@@ -142,13 +155,20 @@ def test_a_signal_while_spark_starts_ends_it_at_once(
     assert not world.sql("SELECT to_regclass('oncely_pipelines')")[0][0]
 
 
-@pytest.mark.parametrize("sign", ["", "log4j", "NativeCodeLoader"])
+@pytest.mark.parametrize(
+    "sign",
+    [
+        pytest.param("", marks=pytest.mark.long),
+        pytest.param("log4j", marks=pytest.mark.long),
+        "NativeCodeLoader",
+    ],
+)
 def test_a_signal_while_spark_starts_leaves_no_jvm(world: World, tmp_path: Path, sign: str) -> None:
     """The JVM's process is there; its gateway comes up; within it a SparkContext is being made."""
     file, spark_log = world.file(), tmp_path / "spark.log"
 
     def jvms(pid: int) -> list[psutil.Process]:
-        commands = {one: command_of(one) for one in tree(pid) if one.name() == "java"}
+        commands = {one: command_of(one) for one in tree(pid) if name_of(one) == "java"}
         return [
             one
             for one, command in commands.items()
@@ -169,11 +189,20 @@ def test_a_signal_while_spark_starts_leaves_no_jvm(world: World, tmp_path: Path,
     assert "asked to stop before anything was done" in run.said
 
 
-def test_a_run_that_is_fenced_ends_with_3(world: World, started: Run) -> None:
+def test_a_run_that_is_fenced_ends_with_3(world: World, spark: Any) -> None:
     file = world.file()
-    assert oncely_json("offsets", "reset", file, "--shift-by", "0", "--execute")["epoch"] == 2
-    world.publish(100, first=1_000, partitions=2)
-    assert started.wait(120) == 3, started.said
-    assert "is fenced by epoch 2" in started.said
-    assert "must not restart it on exit code 3" in started.said
+
+    def reset() -> Any:
+        await_that(lambda: world.count() == 1_000, "rows", 120)
+        reset = ("offsets", "reset", file, "--shift-by", "0", "--execute")
+        answer = oncely_json(*reset, alone=True)
+        world.publish(100, first=1_000, partitions=2)
+        return answer
+
+    with ThreadPoolExecutor(1) as beside:
+        answer = beside.submit(reset)
+        said = oncely("run", file, expect=3).stderr
+        assert answer.result()["epoch"] == 2
+    assert "is fenced by epoch 2" in said
+    assert "must not restart it on exit code 3" in said
     assert world.count() == 1_000

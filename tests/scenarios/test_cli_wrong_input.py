@@ -94,7 +94,7 @@ def test_a_function_that_is_not_there(world: World, command: tuple[str, ...]) ->
     "sql",
     ["SELECT count(*) AS n FROM input", "SELECT grp, count(*) FROM input GROUP BY grp",
      "SELECT DISTINCT id FROM input", "SELECT id FROM input LIMIT 3", "SELECT id FROM input a"
-     " JOIN input b USING (id)", "SELECT id FROM (SELECT id FROM input)"],
+     " JOIN input b USING (id)", "SELECT id FROM (SELECT DISTINCT id FROM input)"],
 )  # fmt: skip
 def test_sql_that_is_not_row_wise(world: World, sql: str) -> None:
     file = world.file(transform={"sql": sql})
@@ -152,7 +152,8 @@ def test_java_is_looked_at_before_anything(
         program = home / "bin" / "java"
         program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
         program.chmod(0o755)
-    refused = oncely(*command, world.file(), expect=2, env={"JAVA_HOME": str(home)})
+    env = {"JAVA_HOME": str(home)}
+    refused = oncely(*command, world.file(), expect=2, env=env, alone=True)
     said = " ".join((refused.stdout + refused.stderr).split())
     assert told.format(home) in said
     assert "way out: install Java 17 or later" in said

@@ -8,9 +8,12 @@ from typing import Any
 import psutil
 import pytest
 
+from oncely.testing.moments import closed_gate, waiting
+from oncely.testing.processes import await_that, owner_of, running
 from oncely.testing.servers.spark_cluster import SparkCluster
-from tests.scenarios.moment import closed_gate, owner_of, waiting
-from tests.scenarios.world import World, assert_exactly_once, await_that, running
+from tests.scenarios.world import World, assert_exactly_once
+
+pytestmark = pytest.mark.long
 
 _TRANSFORM = """
 import pyarrow as pa
@@ -42,7 +45,7 @@ def test_an_executor_is_killed_in_the_middle_of_a_commit(make_world: Any) -> Non
             },
         )
         with running(file) as driver:
-            with closed_gate(world) as database:
+            with closed_gate(world.url, "rows") as database:
                 world.publish(24_000, pad=300)
                 await_that(lambda: waiting(database), "a commit", 300)
                 assert len(cluster.executors()) == 2

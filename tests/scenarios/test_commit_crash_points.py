@@ -11,12 +11,43 @@ from tests.scenarios import commit_jobs as jobs
 from tests.scenarios.commit_reader import END, check_restart, look, new_task
 from tests.scenarios.commit_topic import KINDS, topic
 from tests.scenarios.zygote import Zygote
+from tests.sinktools import KINDS as PLACES
 from tests.sinktools import T0, T1, Place
+
+
+def crossed(on_postgres: str, longest: str = "") -> pytest.MarkDecorator:
+    """Each kind on each database; PostgreSQL's others, and the kind of most calls, are long."""
+
+    def is_long(place: str, kind: str) -> bool:
+        return kind == longest if place == "sqlite" else kind != on_postgres
+
+    return pytest.mark.parametrize(
+        ("place", "kind"),
+        [
+            pytest.param(place, kind, marks=[pytest.mark.long] * is_long(place, kind))
+            for place in PLACES
+            for kind in KINDS
+        ],
+        indirect=["place"],
+    )
+
+
+in_copy = pytest.mark.parametrize(
+    "kind",
+    [
+        "append",
+        *(
+            pytest.param(kind, marks=pytest.mark.long)
+            for kind in ("append with rejects", "staged append", "upsert")
+        ),
+    ],
+)
+
 
 # -- killed --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@crossed("staged append", "upsert")
 def test_killed_at_every_call(zygote: Zygote, place: Place, kind: str) -> None:
     """Before each call, which is after the one before it; and after the last one."""
     effects = []
@@ -45,7 +76,7 @@ def last_commit(calls: list[str]) -> int:
     return max(at for at, name in enumerate(calls) if name == "commit")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@crossed("batch upsert")
 def test_killed_twice(zygote: Zygote, place: Place, kind: str) -> None:
     """The restart is killed too, each time one call later."""
     for at in range(2, 12, 3):
@@ -57,7 +88,7 @@ def test_killed_twice(zygote: Zygote, place: Place, kind: str) -> None:
         check_restart(zygote, task)
 
 
-@pytest.mark.parametrize("kind", ["append", "append with rejects", "staged append", "upsert"])
+@in_copy
 def test_killed_inside_copy(zygote: Zygote, on_postgres: Place, kind: str) -> None:
     for at in itertools.count(1):
         task = new_task(kind, on_postgres)
@@ -74,6 +105,9 @@ def test_killed_inside_copy(zygote: Zygote, on_postgres: Place, kind: str) -> No
 # -- input that ends early -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "place", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True
+)
 def test_a_task_claims_what_it_has_read(zygote: Zygote, place: Place) -> None:
     """Cut after each record: the position stands behind the last one read, never further."""
     records = [(tp, one.offset) for tp, own in topic("append").items() for one in own]
@@ -90,7 +124,7 @@ def test_a_task_claims_what_it_has_read(zygote: Zygote, place: Place) -> None:
 # -- no answer -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@crossed("append", "upsert")
 def test_every_answer_lost_once(zygote: Zygote, place: Place, kind: str) -> None:
     for at in itertools.count(1):
         task = new_task(kind, place)
@@ -104,7 +138,7 @@ def test_every_answer_lost_once(zygote: Zygote, place: Place, kind: str) -> None
         assert all(replayed for *_, replayed in outcomes) == (at - 1 == last_commit(calls))
 
 
-@pytest.mark.parametrize("kind", ["append", "append with rejects", "staged append", "upsert"])
+@in_copy
 def test_session_terminated_inside_copy(zygote: Zygote, on_postgres: Place, kind: str) -> None:
     for at in (1, 2, 3):
         task = new_task(kind, on_postgres)

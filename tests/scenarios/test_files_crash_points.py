@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncely.core.batch import StagedRowsGone
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.filestools import (
     ENDS,
@@ -22,7 +23,6 @@ from tests.filestools import (
     what,
 )  # fmt: skip
 from tests.scenarios import files_jobs as jobs
-from tests.scenarios.world import await_that
 from tests.scenarios.zygote import Ended, Zygote
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
-from oncely.clients.kafka.client import make
 from oncely.core.claim import Fence
 from oncely.errors import Fenced
+from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
 from tests import kafka_proxy as kp
 from tests.filestools import (
@@ -31,7 +30,7 @@ from tests.filestools import (
     what,
 )  # fmt: skip
 from tests.kafka_proxy import KafkaProxy, proxied_broker
-from tests.kafkatools import read_all
+from tests.kafkatools import producing_by
 
 Proxied = tuple[Broker, KafkaProxy]
 
@@ -71,17 +70,20 @@ def test_the_end_of_an_earlier_transaction_comes_in_the_middle_of_the_next(
         publish_all(old, what(stage(old, fence)), fence)
         assert fault.met.is_set()
         whole(place)
-        named = len(read_all(place.bootstrap, place.world.manifest))
+        named = len(messages(place.bootstrap, place.world.manifest))
         released = []
 
-        def late() -> None:
+        def late(producer: Any, timeout: float) -> None:
+            """When all is with the broker but the commit."""
+            producer.flush(timeout)
             if not released:
                 released.append(True)
                 fault.release()
                 # What it could do, it has done: only what was committed before may be seen.
-                assert len(read_all(place.bootstrap, place.world.manifest)) == named
+                assert len(messages(place.bootstrap, place.world.manifest)) == named
+            producer.commit_transaction(timeout)
 
-        hurt = place.sink(kafka=before_commit(late))
+        hurt = place.sink(kafka=producing_by(commit_transaction=late))
         if taken_over:
             fence = open_sink(hurt).fence
         else:
@@ -112,25 +114,3 @@ def test_a_frame_of_a_publication_is_lost_or_late(
     whole(place)
     assert publish_all(sink, what(staged), fence)  # it has taken effect, and does not twice
     whole(place)
-
-
-def before_commit(hook: Any) -> Any:
-    """A ``connect`` whose producers call the hook when all is with the broker but the commit."""
-
-    class Hooked:
-        def __init__(self, inner: Any) -> None:
-            self._inner, self._told = inner, False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-        def commit_transaction(self, timeout: float) -> None:
-            self._inner.flush(timeout)
-            hook()
-            self._inner.commit_transaction(timeout)
-
-    def connect(kind: Any, *args: Any, **own: Any) -> Any:
-        made = make(kind, *args, **own)
-        return Hooked(made) if issubclass(kind, Producer) else made
-
-    return connect

@@ -16,13 +16,11 @@ from oncely.clients.files.filesystem import s3_filesystem
 from oncely.config import parse
 from oncely.files.verify import verify
 from oncely.pipeline import Pipeline
+from oncely.testing.halting import ask_to_halt, halted, running_halting
+from oncely.testing.processes import kill_tree
 from tests import s3tools
 from tests.s3tools import S3Proxy, S3Server
-from tests.scenarios import files_held
-from tests.scenarios.files_held import running_held
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once
-from tests.scenarios.held import held
-from tests.scenarios.world import kill_tree
 
 MANY = 2_000
 
@@ -118,10 +116,10 @@ def test_a_store_that_refuses_delays_and_cuts(
 def test_a_driver_is_killed_while_files_go_up(world: BucketWorld, spark: Any) -> None:
     file = world.file()
     for word in ("write", "commit"):
-        files_held.ask(file, word)  # type: ignore[arg-type]
-        with running_held(file) as driver:
+        ask_to_halt(file, word)
+        with running_halting(file) as driver:
             world.publish(MANY, partitions=2, first=0 if word == "write" else MANY)
-            held(driver.pid)
+            halted(driver.pid)
             kill_tree(driver.pid, signal.SIGKILL)
     Pipeline(parse(world.settings())).run("latest", spark=spark)
     assert assert_exactly_once(world) == 2 * MANY

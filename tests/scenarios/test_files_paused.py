@@ -16,10 +16,10 @@ from oncely.files.table import Table
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
 from oncely.lake.names import is_file
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.filestools import IDS, FilesPlace, make_place, open_sink
 from tests.scenarios import files_jobs as jobs
-from tests.scenarios.world import await_that
 from tests.scenarios.zygote import Job, Zygote
 
 LOW = {"max_staging_age": 2.0, "transaction_timeout": 2.0}

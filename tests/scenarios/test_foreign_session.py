@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from oncely import ConfigError, Pipeline, parse
+from oncely.pipeline import sessions
+from oncely.runtimes.spark import session
 from tests.conftest import repository
 from tests.scenarios.world import World, assert_exactly_once
 
@@ -76,6 +81,21 @@ def run(program: str, world: World, folder: Path, jars: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def test_a_session_that_does_not_read_kafka_is_refused_before_anything_is_written(
+    make_world: Any, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_ours", session._Ours())  # as if somebody else had made it
+    assert sessions._reads_kafka(spark)
+    monkeypatch.setattr(sessions, "_reads_kafka", lambda _: False)
+    world: World = make_world(1)
+    with pytest.raises(ConfigError, match="has no Kafka connector") as refused:
+        Pipeline(parse(world.settings())).run("latest")
+    assert "org.apache.spark:spark-sql-kafka-0-10_2.13:" in refused.value.way_out
+    assert world.sql("SELECT to_regclass('oncely_pipelines')") == [(None,)]
+    assert spark.range(3).count() == 3
+
+
+@pytest.mark.long
 def test_a_session_without_the_connector_is_refused_and_lives(
     make_world: Any, tmp_path: Path
 ) -> None:
@@ -85,6 +105,26 @@ def test_a_session_without_the_connector_is_refused_and_lives(
     assert_exactly_once(world)
 
 
+def test_the_session_of_a_notebook_is_used_and_lives(
+    make_world: Any, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_ours", session._Ours())  # as if somebody else had made it
+    world: World = make_world(2)
+    world.publish(100, partitions=2)
+    key = "spark.sql.streaming.minBatchesToRetain"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "1")
+    try:
+        with pytest.raises(ConfigError, match=f"^{key}"):
+            Pipeline(parse(world.settings())).run("latest")
+    finally:
+        spark.conf.set(key, before)
+    assert Pipeline(parse(world.settings())).run("latest")
+    assert spark.range(3).count() == 3
+    assert_exactly_once(world)
+
+
+@pytest.mark.long
 def test_a_session_with_the_connector_is_used_and_lives(
     make_world: Any, tmp_path: Path, spark_jars: str
 ) -> None:

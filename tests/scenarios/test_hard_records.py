@@ -9,12 +9,18 @@ from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from confluent_kafka import Producer
 from pyspark import cloudpickle
 
+from oncely.audit import audit
 from oncely.config import parse
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded, Decoder
 from oncely.pipeline import Pipeline
+from oncely.pipeline.repaired import Found
+from oncely.sources.kafka import KafkaSource
 from tests.scenarios.world import World, assert_exactly_once, good, produce, run_to_end
 
 
@@ -28,9 +34,8 @@ def test_a_huge_record(make_world: Any, spark: Any) -> None:
     assert world.sql("SELECT length(pad) FROM rows WHERE id = 7000") == [(24 << 20,)]
 
 
-def test_records_that_are_much_larger_than_what_is_fetched(make_world: Any) -> None:
-    """A fetch of a few MB holds 512 MB of records, as much as the heap: they come in parts."""
-    world: World = make_world(1)
+def publish_large(world: World, count: int, size: int) -> None:
+    """Records that compress well."""
     producer = Producer(
         {
             "bootstrap.servers": world.brokers,
@@ -40,11 +45,27 @@ def test_records_that_are_much_larger_than_what_is_fetched(make_world: Any) -> N
             "linger.ms": 100,
         }
     )
-    for i in range(1_000):
-        producer.produce(world.topic, good(i, 512 << 10), partition=0)
+    for i in range(count):
+        producer.produce(world.topic, good(i, size), partition=0)
         if i % 20 == 0:
             producer.flush(60)
     assert producer.flush(60) == 0
+
+
+def test_how_large_records_are_is_sampled_decompressed(make_world: Any) -> None:
+    """A poll holds so many of them that they fit into the memory."""
+    world: World = make_world(1)
+    publish_large(world, 20, 1 << 20)
+    with KafkaSource(world.brokers, [world.topic]) as source:
+        largest = source.largest_record({TopicPartition(world.topic, 0): OffsetRange(0, 20)})
+    assert 1 << 20 < largest < 2 << 20
+
+
+@pytest.mark.long
+def test_records_that_are_much_larger_than_what_is_fetched(make_world: Any) -> None:
+    """A fetch of a few MB holds 512 MB of records, as much as the heap: they come in parts."""
+    world: World = make_world(1)
+    publish_large(world, 1_000, 512 << 10)
     file = world.file(
         spark={"conf": {"spark.driver.memory": "512m"}},
         transform={"sql": "SELECT id, grp FROM input"},
@@ -87,6 +108,17 @@ def test_a_record_that_kills_the_decoder(make_world: Any, spark: Any) -> None:
     deadly = good(5_555).replace(b'"g', b'"DEADLY g')
     produce(world.brokers, world.topic, [(0, b"deadly", deadly)])
     world.publish(300, partitions=1, first=6_000)
-    DeadlyPipeline(parse(world.settings())).run("latest", spark=spark)
+    pipeline = DeadlyPipeline(parse(world.settings()))
+    pipeline.run("latest", spark=spark)
     assert_exactly_once(world, rejects=1)
+    assert "crashes the decoder" in world.sql("SELECT reason FROM oncely_rejects")[0][0]
+    # Audit and repair process the records again, and must see what the run has seen.
+    world.sql("DELETE FROM rows WHERE id = 6000")
+    world.sql("UPDATE rows SET pad = 'x' WHERE id = 200")
+    world.sql("DELETE FROM oncely_rejects")
+    report = audit(pipeline)
+    assert report.found == {"lost": 2, "altered": 1}
+    found = [Found(one.partition, one.offset, one.kind) for one in report.findings]
+    assert pipeline.repair(found, execute=True).impossible == ()
+    assert audit(pipeline).verdict == "clean"
     assert "crashes the decoder" in world.sql("SELECT reason FROM oncely_rejects")[0][0]

@@ -6,9 +6,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from oncely.config import parse
-from oncely.pipeline import Pipeline
-from tests.scenarios.world import World, assert_exactly_once, good, produce
+from tests.scenarios.world import World, assert_exactly_once, assert_steps, good, produce
 
 BAD = {
     b"not json": "not JSON",
@@ -27,8 +25,9 @@ def test_holes_and_rejects(make_world: Any, spark: Any) -> None:
     produce(world.brokers, world.topic, [(i % 2, b"k%d" % i, bad) for i, bad in enumerate(BAD)])
     world.publish(500, partitions=2, first=10_000)
     in_transactions(world)  # the partitions end with holes
-    Pipeline(parse(world.settings(sink={"max_rejects": "100%"}))).run("latest", spark=spark)
+    world.run(spark, sink={"max_rejects": "100%"})
     found = assert_exactly_once(world, rejects=len(BAD))
+    assert_steps(world)
     assert found.records == 1_000 + 2 * 100 + len(BAD)
     assert not world.sql("SELECT 1 FROM rows WHERE grp LIKE 'aborted%'")
     kept = world.sql('SELECT "value", "key", reason, headers, timestamp_ms FROM oncely_rejects')

@@ -26,13 +26,6 @@ TELLING = [
 ]
 
 
-def look(topics: Topics, *, there: bool = True) -> None:
-    """A reader of committed records sees everything once, or nothing."""
-    assert topics.ids() == (list(jobs.IDS) if there else [])
-    assert len(topics.records(topics.rejects)) == int(there)
-    assert topics.committed() == (jobs.ENDS if there else jobs.START)
-
-
 def killed(
     zygote: Zygote, broker: Broker, folder: Path, at: int, when: str, only: str = ""
 ) -> tuple[Ended, bool]:
@@ -43,7 +36,7 @@ def killed(
     assert not ended.error, ended.error
     done = zygote.run(jobs.restart, topics, folder)
     assert not done.error, done.error
-    look(topics)
+    jobs.look(topics)
     return ended, done.value
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.clients.kafka.client import KafkaAdmin, make
+from oncely.clients.kafka.client import KafkaAdmin
 from oncely.commit.backoff import Backoff
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
-from tests.kafkatools import Topics, make_topics, open_sink, ready
+from tests.kafkatools import Topics, connected, make_topics, open_sink, producing_by, ready
 from tests.sinktools import T0, Rec, at_t0, commit_all, numbered
 
 pytestmark = pytest.mark.long
@@ -40,10 +38,10 @@ def topics(own_broker: Broker) -> Topics:
 def test_an_admin_client_outlives_a_restart(own_broker: Broker) -> None:
     """The leader's epoch is another one then, and librdkafka keeps the old one for minutes."""
     here = TopicPartition(own_broker.create_topic("restarted"), 0)
-    asker = KafkaAdmin(own_broker.bootstrap, {}, 20.0)
+    admin = KafkaAdmin(own_broker.bootstrap, {}, 20.0)
 
     def end() -> int:
-        answer = asker.one(
+        answer = admin.one(
             "look", lambda client, wait: client.list_offsets({here: LATEST}, request_timeout=wait)
         )
         return int(answer[here].offset)
@@ -78,7 +76,7 @@ def test_the_broker_is_killed_inside_a_commit(
         if when == "after":
             kill()
 
-    hurt = committing_by(sink, commit)
+    hurt = connected(sink, producing_by(commit_transaction=commit))
     records = [*numbered(0, 5), Rec(5, bad="no JSON")]
     commit_all(hurt, at_t0(0, records), fence, patience=Backoff(0.1, 1, 60))
     assert killed
@@ -90,43 +88,28 @@ def test_the_broker_is_killed_inside_a_commit(
 
 
 @pytest.mark.timeout(300)
-def test_a_group_offset_that_has_expired(topics: Topics) -> None:
-    """Retention of one minute. What is replayed is skipped, what is new is committed."""
+def test_a_group_offset_that_has_expired(topics: Topics, own_broker: Broker) -> None:
+    """Retention of one minute. What is replayed is skipped, what is new is committed.
+
+    Another pipeline opens again after the same minute.
+    """
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     idle = topics.sink()
     idle.ledger.positions(fence)
+    other = make_topics(own_broker)
+    wrote, holds = ready(other.sink())
+    commit_all(wrote, at_t0(0, numbered(0, 5)), holds)
     await_expiry(topics)
+    await_expiry(other)
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     commit_all(idle, at_t0(1, numbered(1, 5)), fence)
     assert topics.ids() == [0, 1, 2, 3, 4]
     assert topics.committed() == {T0: 5}
-    await_expiry(topics)
-    assert open_sink(topics.sink()).positions == {T0: 5}
-    assert topics.committed() == {T0: 5}
+    assert open_sink(other.sink()).positions == {T0: 5}
+    assert other.committed() == {T0: 5}
 
 
-def await_expiry(topics: Topics, seconds: float = 180) -> None:
+def await_expiry(topics: Topics) -> None:
     """Nobody tells when the broker forgets; so it is asked."""
-    until = time.monotonic() + seconds
-    while topics.committed():
-        assert time.monotonic() < until, "the offset did not expire"
-        time.sleep(1)
-
-
-def committing_by(sink: KafkaSink, commit: Callable[[Any, float], None]) -> KafkaSink:
-    class Hooked:
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-        def commit_transaction(self, timeout: float) -> None:
-            commit(self._inner, timeout)
-
-    def connect(kind: Any, *args: Any, **own: Any) -> Any:
-        made = make(kind, *args, **own)
-        return Hooked(made) if issubclass(kind, Producer) else made
-
-    return dataclasses.replace(sink, place=dataclasses.replace(sink.place, connect=connect))
+    await_that(lambda: not topics.committed(), "the expiry of the offset")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import signal
 from typing import Any
 
 import pytest
 
+from oncely.core.claim import Takeover
+from oncely.core.topics import TopicPartition
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink
 from tests.scenarios import kafka_jobs as jobs
 from tests.scenarios.zygote import Zygote
-from tests.sinktools import T0, T1
-
-pytestmark = pytest.mark.long
+from tests.sinktools import SOURCE, T0, T1, chunk, commit_all, numbered
 
 WHOLE = [n for n in range(jobs.LAST) if n != jobs.BAD]
 OTHER = list(range(100, 105))
@@ -36,6 +37,7 @@ def look(topics: Topics, *, both: bool) -> None:
     assert positions == topics.committed()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("both", [False, True], ids=["one partition", "two partitions"])
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -62,11 +64,36 @@ def test_killed_at_every_producer_call(
         assert all(effects[-1])  # after the last: all had
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("at", [3, 4])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "name", ["init_transactions", "send_offsets_to_transaction", "commit_transaction"]
+)
+def test_killed_while_two_ids_take_turns(
+    zygote: Zygote, broker: Broker, name: str, when: str, at: int
+) -> None:
+    """A worker dies, and a run on Spark goes on with the rest."""
+    topics, _ = new_run(broker)
+    turns = dataclasses.replace(topics, turns=True)
+    fence = open_sink(turns.sink(), jobs.START).fence
+    ended = zygote.run(jobs.write_in_turns, turns, fence, name, at, when)
+    assert ended.signal == signal.SIGKILL, ended.error
+    done = zygote.run(jobs.restart_after, topics)
+    assert not done.error, done.error
+    assert [one["id"] for one in topics.values()] == list(range(jobs.LAST))
+    assert topics.committed() == {T0: jobs.LAST, T1: 0}
+
+
+@pytest.mark.long
 @pytest.mark.timeout(400)
-def test_killed_at_every_producer_call_of_open(zygote: Zygote, broker: Broker) -> None:
+@pytest.mark.parametrize("taken", [(), (T0,)], ids=["all", "some"])
+def test_killed_at_every_producer_call_of_open(
+    zygote: Zygote, broker: Broker, taken: tuple[TopicPartition, ...]
+) -> None:
     for at in itertools.count(1):
         topics = make_topics(broker)
-        ended = zygote.run(jobs.open_and_die, topics, at, "after")
+        ended = zygote.run(jobs.open_and_die, topics, at, "after", *taken)
         assert not ended.error, ended.error
         done = zygote.run(jobs.restart, topics, True)
         assert not done.error, done.error
@@ -75,6 +102,27 @@ def test_killed_at_every_producer_call_of_open(zygote: Zygote, broker: Broker) -
             return
 
 
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_killed_at_every_producer_call_of_a_takeover_of_some(
+    zygote: Zygote, broker: Broker
+) -> None:
+    """The holder of the other partition commits all the same."""
+    for at in itertools.count(1):
+        topics = make_topics(broker)
+        start = Takeover(SOURCE, lambda: jobs.START, jobs.START, partitions=frozenset({T1}))
+        fence = topics.sink().open(start).fence
+        ended = zygote.run(jobs.open_and_die, topics, at, "after", T0)
+        assert not ended.error, ended.error
+        commit_all(topics.sink(), chunk({T1: (0, numbered(100, 105))}), fence)
+        done = zygote.run(jobs.restart, topics, True)
+        assert not done.error, done.error
+        look(topics, both=True)
+        if not ended.signal:
+            return
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("takeover", [True, False], ids=["taken over", "alone"])
 @pytest.mark.parametrize("call", ["produce_batch", "commit_transaction"])
 def test_stopped_past_the_transaction_timeout(

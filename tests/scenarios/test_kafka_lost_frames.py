@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from oncely.clients.kafka.client import make
 from oncely.commit.backoff import Backoff
 from oncely.errors import Unavailable
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
 from tests import kafka_proxy as kp
 from tests.kafka_proxy import KafkaProxy, proxied_broker
-from tests.kafkatools import Topics, make_topics, read_all, ready
+from tests.kafkatools import Topics, connected, make_topics, producing_by, ready
 from tests.sinktools import T0, Rec, at_t0, commit_all, commit_on, numbered
 
 pytestmark = pytest.mark.long
@@ -82,17 +81,33 @@ def test_a_request_of_an_ended_attempt_comes_in_the_middle_of_the_next(
         commit_all(sink, at_t0(0, numbered(0, 5)), fence, patience=patient())
         assert fault.met.is_set()
 
-        def late() -> None:
+        def late(producer: Any, timeout: float) -> None:
+            producer.flush(timeout)
             fault.release()
             raise Unavailable("no answer")
 
-        hurt = before_commit(sink, late)
+        hurt = connected(sink, producing_by(commit_transaction=late))
         with pytest.raises(Unavailable):
             commit_on(hurt, at_t0(5, numbered(5, 10)), hurt.ledger.positions(fence), fence)
     assert [one["id"] for one in topics.values()] == [0, 1, 2, 3, 4]
     assert topics.committed() == {T0: 5}
     commit_all(sink, at_t0(5, numbered(5, 10)), fence, patience=patient())
     assert [one["id"] for one in topics.values()] == list(range(10))
+
+
+def test_a_broker_that_leaves_while_offsets_are_sent_holds_nobody_up(
+    topics: Topics, proxied: Proxied
+) -> None:
+    """The client's own call waits until the broker is back, whatever its timeout."""
+    sink, fence = ready(topics.sink(timeout=3.0))
+    positions = sink.ledger.positions(fence)
+    with proxied[1].fault(kp.TXN_OFFSET_COMMIT, "lose broker") as fault:
+        with pytest.raises(Unavailable, match="send_offsets_to_transaction: no answer in time"):
+            commit_on(sink, at_t0(0, numbered(0, 5)), positions, fence)
+        assert fault.met.is_set()
+    commit_all(sink, at_t0(0, numbered(0, 5)), fence, patience=patient())
+    assert [one["id"] for one in topics.values()] == list(range(5))
+    assert topics.committed() == {T0: 5}
 
 
 def test_the_control_is_hurt_by_a_late_end(proxied: Proxied) -> None:
@@ -119,26 +134,43 @@ def test_the_control_is_hurt_by_a_late_end(proxied: Proxied) -> None:
         fault.release()
         with pytest.raises(KafkaException):
             producer.abort_transaction(20)
-    seen = [m.value() for m in read_all(broker._inner, topic)]
+    seen = [m.value() for m in messages(broker._inner, topic)]
     assert seen == [b"1", b"2"], "the anomaly did not show: then the other tests prove nothing"
 
 
-def before_commit(sink: KafkaSink, hook: Callable[[], None]) -> KafkaSink:
-    """The sink with a hook before the producer's commit, when its records are with the broker."""
+def test_a_late_end_of_a_transaction_in_turns_meets_none_of_its_id(
+    topics: Topics, proxied: Proxied
+) -> None:
+    """The first id's EndTxn comes again in the middle of that id's next transaction."""
+    topics = dataclasses.replace(topics, turns=True)
+    sink, fence = ready(topics.sink())
+    (end,) = [api for api, name in kp.NAMES.items() if name == "EndTxn"]
+    held: list[str] = []  # the id whose EndTxn is held, and then once more when it is released
+    with proxied[1].fault(end, "hold request") as fault:
 
-    class Hooked:
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
+        def connect(kind: Any, *args: Any, **own: Any) -> Any:
+            identity = own.get("transactional.id", "")
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
+            def committed(producer: Any, timeout: float) -> None:
+                producer.commit_transaction(timeout)
+                if fault.met.is_set() and not held:
+                    held.append(identity)
 
-        def commit_transaction(self, timeout: float) -> None:
-            self._inner.flush(timeout)
-            hook()
+            def with_offsets(producer: Any, *args: Any) -> None:
+                if held == [identity]:
+                    held.append(identity)
+                    assert producer.flush(20) == 0  # the broker has the records, and no offsets
+                    fault.release()
+                    raise KafkaException(KafkaError(KafkaError._STATE))  # it is aborted
+                producer.send_offsets_to_transaction(*args)
 
-    def connect(kind: Any, *args: Any, **own: Any) -> Any:
-        made = make(kind, *args, **own)
-        return Hooked(made) if issubclass(kind, Producer) else made
+            return producing_by(
+                commit_transaction=committed, send_offsets_to_transaction=with_offsets
+            )(kind, *args, **own)
 
-    return dataclasses.replace(sink, place=dataclasses.replace(sink.place, connect=connect))
+        sink = connected(sink, connect)
+        for start in range(0, 20, 5):
+            commit_all(sink, at_t0(start, numbered(start, start + 5)), fence, patience=patient())
+    assert len(held) == 2
+    assert [one["id"] for one in topics.values()] == list(range(20))
+    assert topics.committed() == {T0: 20}

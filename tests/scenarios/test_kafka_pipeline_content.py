@@ -14,10 +14,10 @@ from oncely.config import parse
 from oncely.core import events
 from oncely.errors import DataLost, TooManyRejects
 from oncely.pipeline import Pipeline
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.scenarios.topic_world import TopicWorld, assert_exactly_once, origin, value
-from tests.scenarios.world import await_that
 
 TRACE = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 
@@ -36,9 +36,11 @@ def test_headers_travel_with_their_record(world: TopicWorld, spark: Any, broker:
     headers = [TRACE, ("twice", b"1"), ("twice", None), ("empty", b"")]
     records = [(0, b"a", value(0), headers), (0, b"b", value(1)), (0, b"c", b"{", headers)]
     produce(broker, world.topic, records)
-    run(world, spark, sink={"headers": True, "max_rejects": 1})
+    run(world, spark, sink={"headers": True, "timestamp": "source", "max_rejects": 1})
     first, second = world.records()
     assert (first.headers(), second.headers()) == (headers, None)
+    times = [one.timestamp() for one in world.records(world.topic)]
+    assert [first.timestamp(), second.timestamp()] == times[:2]
     (letter,) = world.records(world.rejects)
     assert letter.headers()[:4] == headers, "also those of a dead letter"
     assert (letter.key(), letter.value()) == (b"c", b"{")

@@ -13,12 +13,12 @@ import pytest
 
 from oncely.config import parse
 from oncely.pipeline import Pipeline
-from tests.scenarios.held import held, hold_file, running_held
+from oncely.testing.halting import ask_to_halt, halted, running_halting
+from oncely.testing.processes import await_that, kill_tree, running
 from tests.scenarios.topic_world import TopicWorld, assert_exactly_once, watching
-from tests.scenarios.world import await_that, kill_tree, running
 
 
-@pytest.mark.long  # a zombie of a driver, below, is in every run
+@pytest.mark.long
 def test_a_second_driver_fences_the_first(make_topic_world: Any, spark: Any) -> None:
     world: TopicWorld = make_topic_world(4)
     world.make_output()
@@ -35,6 +35,7 @@ def test_a_second_driver_fences_the_first(make_topic_world: Any, spark: Any) -> 
     assert "fenced" in old.with_suffix(".log").read_text()
 
 
+@pytest.mark.long  # a process without Spark is in every run: test_kafka_crash_points.py
 def test_a_zombie_that_was_paused_inside_a_transaction(make_topic_world: Any, spark: Any) -> None:
     """The takeover ends its open transaction, and what it wakes up with is refused."""
     zombie(make_topic_world(2), spark, until_given_up=False)
@@ -52,10 +53,10 @@ def zombie(world: TopicWorld, spark: Any, *, until_given_up: bool) -> None:
     """A driver stands still with all of its processes, and another run takes over."""
     world.make_output()
     file = world.file(sink={"transaction_timeout": "10 seconds"})
-    hold_file(file).touch()
+    ask_to_halt(file, "commit")
     world.publish(4_000, pad=100, partitions=2)
-    with watching(world) as watcher, running_held(file) as paused:
-        held(paused.pid)
+    with watching(world) as watcher, running_halting(file) as paused:
+        halted(paused.pid)
         kill_tree(paused.pid, signal.SIGSTOP)
         assert world.held_back(world.output)
         if until_given_up:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from oncely.config import parse
-from oncely.errors import Fenced, Stopped, TableMismatch
+from oncely.errors import Stopped, TableMismatch
 from oncely.pipeline import Pipeline
-from oncely.runtimes.stop import StopSignal
 from oncely.sources.reset import ToOffset
-from tests.scenarios.commands import oncely, oncely_json
+from tests.scenarios.commands import oncely_json, reset_fences_a_run
 from tests.scenarios.topic_world import TopicWorld
-from tests.scenarios.world import await_that
 
 
 @pytest.fixture
@@ -79,25 +76,7 @@ def test_a_reset_before_the_first_start(world: TopicWorld, spark: Any) -> None:
 
 
 def test_a_reset_fences_a_run_that_waits_for_records(world: TopicWorld, spark: Any) -> None:
-    stop, caught = StopSignal(), []
-
-    def running() -> None:
-        try:
-            Pipeline(parse(world.settings())).run(stop=stop, spark=spark)
-        except Fenced as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=running)
-    thread.start()
-    try:
-        await_that(lambda: len(world.ids()) == 100, "all records")
-        oncely("offsets", "reset", world.file(), "--to-offset", "30", "--execute")
-        thread.join(60)
-        assert caught
-    finally:
-        stop.ask()
-        stop.ask()
-        thread.join(30)
+    reset_fences_a_run(world, spark, lambda: len(world.ids()) == 100)
     assert world.positions() == {0: 30, 1: 30}
 
 
@@ -132,7 +111,7 @@ def test_a_position_that_neither_knows_is_refused(world: TopicWorld, spark: Any)
     gone = json.dumps(["position", world.name, world.topic, 1], separators=(",", ":"))
     producer.produce(world.ledger, None, gone.encode())
     assert producer.flush(20) == 0
-    with pytest.raises(Stopped, match="where it was is gone for") as refused:
+    with pytest.raises(Stopped, match="its positions are lost for") as refused:
         run(world, spark)
     assert f"{world.topic}-1" in refused.value.message
     assert world.ledger in refused.value.message
@@ -143,7 +122,7 @@ def test_a_position_that_neither_knows_is_refused(world: TopicWorld, spark: Any)
     assert refused.value.message in [one.message for one in planned]
     # The way out that it names.
     to = ("--to-offset", "50", "--execute")
-    with pytest.raises(Stopped, match=f"gone for {world.topic}-1: .* nothing was changed"):
+    with pytest.raises(Stopped, match=f"lost for {world.topic}-1: .* nothing was changed"):
         Pipeline(parse(world.settings())).reset(ToOffset(50), [f"{world.topic}:0"], execute=True)
     oncely_json("offsets", "reset", world.file(), "--topic", f"{world.topic}:1", *to)
     world.publish(20, partitions=2, first=100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
@@ -61,6 +62,31 @@ def test_a_new_pipeline_can_run_and_nothing_is_written(world: TopicWorld) -> Non
     ]  # fmt: skip
     assert any(f"--transactional-id oncely/{world.name}/" in one for one in plan["acls"])
     nothing_was_written(world)
+
+
+def test_topics_that_it_creates_are_told_with_their_copies(
+    make_topic_world: Any, broker: Broker
+) -> None:
+    world: TopicWorld = make_topic_world(3)
+    world.publish(3, partitions=3)
+    broker.create_topic(world.rejects)
+    found = Pipeline(parse(world.settings())).plan(use_spark=False)
+    assert [(one.name, one.exists, one.partitions, one.replicas, one.min_insync)
+            for one in found.topics] == sorted([
+        (world.ledger, False, 1, 1, 1), (world.output, False, 3, 1, 1),
+        (world.rejects, True, 1, 1, 1),
+    ])  # fmt: skip
+    (note,) = [one for one in found.notes if "one replica" in one]
+    assert world.ledger in note
+    assert any(one.endswith(f"--topic {world.output} --partitions 3") for one in found.ddl)
+    for partitions, given in ((3, {}), (5, {"partitions": 5})):
+        output = f"{world.output}-{partitions}"
+        Pipeline(parse(world.settings(sink={"topic": output, **given}))).sink(
+            pa.schema([("id", pa.int64()), ("grp", pa.string())])
+        ).prepare()
+        found_ = broker.admin().list_topics(output, timeout=20).topics[output]
+        assert len(found_.partitions) == partitions
+        broker.delete_topic(output)
 
 
 def test_another_cluster_is_refused(world: TopicWorld, elsewhere: Broker) -> None:
@@ -160,5 +186,5 @@ def test_an_output_topic_that_was_deleted(world: TopicWorld, broker: Broker) -> 
     assert f"'{world.output}' was deleted since" in found["sink.ledger_topic"]
     broker.create_topic(world.output)
     found = planned(world)
-    assert f"'{world.output}' was deleted and made again since" in found["sink.ledger_topic"]
+    assert f"'{world.output}' was deleted and recreated since" in found["sink.ledger_topic"]
     assert not world.records()

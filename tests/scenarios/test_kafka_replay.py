@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from oncely.core.claim import Takeover
 from oncely.testing.servers.kafka import Broker
 from tests import kafka_proxy as kp
 from tests.kafka_proxy import KafkaProxy, proxied_broker
@@ -19,7 +20,7 @@ from tests.kafkatools import Topics, make_topics, ready
 from tests.replaytools import bad, judging, left, replayed
 from tests.scenarios import kafka_jobs as jobs
 from tests.scenarios.zygote import Zygote
-from tests.sinktools import T0, T1, at_t0, chunk, commit_all, numbered
+from tests.sinktools import SOURCE, T0, T1, at_t0, chunk, commit_all, numbered, rec
 
 WRITTEN = 10
 LETTERS = range(10, 15)
@@ -127,6 +128,25 @@ def test_the_pipeline_opens_and_writes_while_a_replay_is_stopped(
     assert not ended.error, ended.error
     assert topics.ids() == MOST
     assert sorted(left(topics)) == [jobs.BAD, 20]
+
+
+def test_a_takeover_of_some_partitions_goes_on_after_a_killed_replay(
+    zygote: Zygote, broker: Broker, calls: list[str]
+) -> None:
+    """It leaves the id of replays alone: the broker ends the open transaction at its timeout."""
+    at = calls.index("commit_transaction") + 1
+    topics = rejected(broker)
+    ended = zygote.run(jobs.replay, topics, at, "before", "kill", {"transaction_timeout": 3.0})
+    assert ended.signal == signal.SIGKILL, ended.error
+    opened = topics.sink().open(
+        Takeover(SOURCE, lambda: jobs.START, jobs.START, partitions=frozenset({T0}))
+    )
+    assert opened.positions == {T0: 13}
+    more = at_t0(13, [rec(n, id=100 + n, name="n") for n in (13, 14)])
+    commit_all(topics.sink(), more, opened.fence)
+    replayed(topics.sink(), judging(lambda one: one.offset != jobs.BAD), 3, jobs.patient())
+    assert topics.ids() == [*MOST, 113, 114]
+    assert left(topics) == [jobs.BAD]
 
 
 # -- lost and late answers -------------------------------------------------------------------

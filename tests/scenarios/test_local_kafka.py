@@ -17,9 +17,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 
 from oncely.errors import Unavailable, WrongInput
+from oncely.testing.processes import command_of
 from oncely.testing.servers.certificates import make_certificates
 from oncely.testing.servers.kafka import Broker, Scram
-from tests.scenarios.world import command_of
+
+pytestmark = pytest.mark.long
 
 _PASSWORD = "p@ss: \"w'ö/%20"
 

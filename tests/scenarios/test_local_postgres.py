@@ -20,6 +20,8 @@ from oncely.testing.servers.certificates import make_certificates
 from oncely.testing.servers.postgres import Mode, Postgres
 from oncely.testing.servers.process import Process
 
+pytestmark = pytest.mark.long
+
 _PASSWORD = "p@ss: /w%20'ö\""
 
 
@@ -90,9 +92,9 @@ def test_a_pid_file_that_names_a_stranger_is_no_obstacle(own: Postgres, tmp_path
         stranger.kill()
 
 
-def test_it_is_durable_unless_asked_otherwise(postgres: Postgres) -> None:
+def test_it_is_durable_unless_asked_otherwise(own: Postgres) -> None:
     for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-        assert _one(postgres.url(), f"SHOW {setting}") == "on"
+        assert _one(own.url(), f"SHOW {setting}") == "on"
 
 
 def test_settings_win_and_survive(tmp_path_factory: pytest.TempPathFactory) -> None:

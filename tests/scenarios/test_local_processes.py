@@ -30,11 +30,13 @@ print(server.pid, server._guard.pid, flush=True)
 {then}
 """
 _WAIT = "time.sleep(1000)"
+_READ = "sys.stdin.readline()"
 
 
 def _parent(tmp_path: Path, then: str = _WAIT, remove: str = "None") -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _PARENT.format(then=then, remove=remove), str(tmp_path)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -89,8 +91,10 @@ except KeyboardInterrupt:
 
 
 def test_the_parent_ends_of_its_own_accord(tmp_path: Path) -> None:
-    with _parent(tmp_path, "") as parent:
+    with _parent(tmp_path, _READ) as parent:
         children = _children(parent)
+        assert parent.stdin is not None
+        parent.stdin.close()
         parent.wait(60)
         assert not any(child.is_running() for child in children)  # it has waited for them
     assert _gone(children)

@@ -18,8 +18,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from oncely.errors import Unavailable
+from oncely.testing.processes import name_of
 from oncely.testing.servers import background as servers
 from oncely.testing.servers import pginstall
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -88,7 +91,7 @@ def test_a_server_that_ends_takes_the_other_along(home: Path) -> None:
     servers.up()
     family = _keeper(home).children(recursive=True)
     keeper = _keeper(home)
-    next(process for process in family if process.name() == "java").kill()
+    next(process for process in family if name_of(process) == "java").kill()
     _, left = psutil.wait_procs([keeper, *family], timeout=30)
     assert not left
     assert servers.status() is None

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.spark_cluster import SparkCluster
+
+pytestmark = pytest.mark.long
 
 _JOB = textwrap.dedent(
     """
@@ -54,13 +56,6 @@ def cluster() -> Iterator[SparkCluster]:
         yield running
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def _job(master: str, broker: Broker, topic: str, jars: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _JOB, master, broker.bootstrap, topic, jars],
@@ -95,11 +90,13 @@ def test_a_job_survives_lost_executors_and_workers(
     with _job(cluster.master_url, broker, topic, spark_jars) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "rows 1000\n"
-        _until(lambda: len(cluster.executors()) == 2)
+        await_that(lambda: len(cluster.executors()) == 2, "executors")
         assert cluster.python_workers()
         first = cluster.executors()[0]
         os.kill(first, signal.SIGKILL)
-        _until(lambda: first not in cluster.executors() and len(cluster.executors()) == 2)
+        await_that(
+            lambda: first not in cluster.executors() and len(cluster.executors()) == 2, "executors"
+        )
         assert _again(job) == "rows 1000\n"
         lost = [psutil.Process(pid) for pid in cluster.executors()]
         cluster.kill_worker(0)

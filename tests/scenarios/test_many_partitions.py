@@ -80,7 +80,7 @@ def open_limited(topics: Topics, source: str, partitions: int, limit: int) -> An
         return client
 
     sink = topics.sink()
-    sink = replace(sink, place=replace(sink.place, connect=connect))
+    sink = replace(sink, pipeline_topics=replace(sink.pipeline_topics, connect=connect))
     start = {TopicPartition(source, n): n for n in range(partitions)}
     identity = SourceIdentity("cluster-1", {source: "id-of-it"})
     return dict(sink.open(Takeover(identity, lambda: start, start)).positions), most
@@ -89,4 +89,4 @@ def open_limited(topics: Topics, source: str, partitions: int, limit: int) -> An
 def check_limited(topics: Topics, limit: int) -> None:
     """What ``plan`` asks of the ledger topic, with so many file descriptors."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    TopicLedger(topics.sink().place, topics.rejects).check((), (), create=True)
+    TopicLedger(topics.sink().pipeline_topics, topics.rejects).check((), (), create=True)

@@ -9,8 +9,9 @@ from oncely.config import parse
 from oncely.core.events import PartitionAdded
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
-from tests.scenarios.world import World, assert_exactly_once, await_that
+from tests.scenarios.world import World, assert_exactly_once
 
 
 def test_added_while_stopped_though_start_is_latest(

@@ -5,20 +5,31 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from oncely.core.claim import Fence
+from oncely.core.budget import RejectCount
+from oncely.core.claim import Fence, Notes, Opened, Takeover
+from oncely.core.topics import TopicPartition
+from oncely.errors import Fenced
 from tests.scenarios import commit_jobs
 from tests.scenarios import opening_jobs as jobs
 from tests.scenarios.commit_reader import END, check_restart, look, new_task
 from tests.scenarios.commit_topic import Task
 from tests.scenarios.zygote import Zygote
-from tests.sinktools import T0, T1, Place
+from tests.sinktools import SOURCE, T0, T1, Place
+
+on_sqlite_first = pytest.mark.parametrize(
+    "place", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True
+)
+"""On PostgreSQL, where there are more calls, in `make proof`."""
 
 Prepare = Callable[[Task], Fence]
 """Brings the ledger to where the step begins; the fence of the run that does the step."""
+START = {T0: 0, T1: 0}
 
 
 @pytest.fixture
@@ -81,11 +92,19 @@ def positions(task: Task) -> dict[int, int]:
     return dict(ledger(task, '"partition", "position"', "oncely_positions"))
 
 
-def test_a_latest_start_stays_where_it_was_settled(crashes: Any) -> None:
+@on_sqlite_first
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(jobs.open_first, id="all"),
+        pytest.param(jobs.open_first_some, id="some", marks=pytest.mark.long),
+    ],
+)
+def test_a_latest_start_stays_where_it_was_settled(crashes: Any, step: jobs.Step) -> None:
     """Killed before its first batch: what arrives meanwhile is not skipped at the next start."""
     latest, later = {0: 5, 1: 7}, {0: 50, 1: 70}
     outcomes = []
-    for task in crashes(jobs.open_first, never_opened):
+    for task in crashes(step, never_opened):
         settled = positions(task)
         assert settled in ({}, latest)
         jobs.open_at(task, jobs.LATER)
@@ -123,7 +142,17 @@ def gaps(task: Task) -> list[tuple[Any, ...]]:
     return [(start, end) for start, end, kind in kinds if kind == "gap"]
 
 
-def test_a_takeover_that_dies_leaves_one_run_that_may_write(zygote: Zygote, crashes: Any) -> None:
+@on_sqlite_first
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(jobs.take_over, id="all"),
+        pytest.param(jobs.take_over_some, id="some", marks=pytest.mark.long),
+    ],
+)
+def test_a_takeover_that_dies_leaves_one_run_that_may_write(
+    zygote: Zygote, crashes: Any, step: jobs.Step
+) -> None:
     """The old run goes on unharmed or is fenced; either way nothing is doubled."""
     outcomes, fences = [], []
 
@@ -131,7 +160,7 @@ def test_a_takeover_that_dies_leaves_one_run_that_may_write(zygote: Zygote, cras
         fences.append(committed(8)(task))
         return fences[-1]
 
-    for task in crashes(jobs.take_over, prepare):
+    for task in crashes(step, prepare):
         old = zygote.run(commit_jobs.plainly, task, fences[-1])
         assert not old.error or "Fenced" in old.error, old.error
         assert (look(task) == END) == (not old.error)
@@ -141,6 +170,69 @@ def test_a_takeover_that_dies_leaves_one_run_that_may_write(zygote: Zygote, cras
     assert set(outcomes) == {False, True}
 
 
+@on_sqlite_first
+def test_a_takeover_that_dies_leaves_the_holder_of_other_partitions_alone(
+    zygote: Zygote, crashes: Any
+) -> None:
+    fences: list[Fence] = []
+    outcomes = set()
+
+    def prepare(task: Task) -> Fence:
+        fences[:] = [commit_jobs.opened(task.sink(), one).fence for one in (T0, T1)]
+        return fences[0]
+
+    for task in crashes(jobs.take_over_some, prepare):
+        loses, keeps = (zygote.run(commit_jobs.plainly, task, fence) for fence in fences)
+        assert not keeps.error, keeps.error
+        assert not loses.error or "Fenced" in loses.error, loses.error
+        assert look(task) == {**END, **({0: 0} if loses.error else {})}
+        outcomes.add(bool(loses.error))
+        check_restart(zygote, task)
+    assert outcomes == {False, True}
+
+
+@on_sqlite_first
+def test_a_takeover_of_all_that_dies_is_one_for_workers_too_or_has_done_nothing(
+    crashes: Any,
+) -> None:
+    """A worker that was started before takes nothing from it, and goes on if it took nothing."""
+    since: list[Fence] = []
+    outcomes = []
+
+    def take(task: Task, *partitions: TopicPartition) -> Opened:
+        some = Takeover(SOURCE, lambda: START, START, partitions=frozenset(partitions))
+        return task.sink().open(replace(some, since=since[0] if partitions else None))
+
+    def prepare(task: Task) -> Fence:
+        since[:] = [whole] if (whole := take(task).whole) else []
+        return take(task, T0).fence
+
+    for task in crashes(jobs.take_over, prepare):
+        dead = len(set(ledger(task, "epoch, run", "oncely_positions"))) == 1
+        with pytest.raises(Fenced) if dead else nullcontext():
+            take(task, T0)
+        outcomes.append(dead)
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {False, True}
+
+
+def test_a_count_of_rejects_is_noted_or_was_not(crashes: Any) -> None:
+    """What was counted before stays counted."""
+    before = RejectCount("10", 1_000, 3)
+    outcomes = []
+
+    def prepare(task: Task) -> Fence:
+        fence = opened(task)
+        task.sink().ledger.note(fence, Notes(counted=before))
+        return fence
+
+    for task in crashes(jobs.note_rejects, prepare):
+        outcomes.append(jobs.open_at(task, {}).counted)
+    assert set(outcomes) == {before, jobs.COUNTED}
+    assert outcomes == sorted(outcomes, key=lambda one: one.rejects)
+
+
+@on_sqlite_first
 def test_a_reset_happens_whole_or_not_at_all(crashes: Any) -> None:
     outcomes = []
     for task in crashes(jobs.reset, committed(8, 99)):
@@ -150,6 +242,8 @@ def test_a_reset_happens_whole_or_not_at_all(crashes: Any) -> None:
         assert {number for number, mark in superseded if mark} == ({0} if moved else set())
         epochs = {epoch for (epoch, _) in ledger(task, "epoch, topic", "oncely_positions")}
         assert epochs == ({2} if moved else {1})
+        some = commit_jobs.opened(task.sink(), T0)  # by a run of some partitions, first
+        assert dict(some.positions) == {T0: positions(task)[0]}
         assert {tp.partition: at for tp, at in jobs.open_at(task, {}).positions.items()} == (
             positions(task)
         )
@@ -157,6 +251,7 @@ def test_a_reset_happens_whole_or_not_at_all(crashes: Any) -> None:
     assert set(outcomes) == {False, True}
 
 
+@on_sqlite_first
 def test_a_history_that_is_being_joined_covers_every_offset(zygote: Zygote, crashes: Any) -> None:
     outcomes = set()
     for task in crashes(jobs.join_history, committed(3, 6, 9, 12)):

@@ -11,8 +11,9 @@ from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.pipeline import Pipeline
-from tests.scenarios.moment import closed_gate, waiting
-from tests.scenarios.world import World, assert_exactly_once, await_that
+from oncely.testing.moments import closed_gate, waiting
+from oncely.testing.processes import await_that
+from tests.scenarios.world import World, assert_exactly_once
 
 Replays = dict[tuple[TopicPartition, OffsetRange], list[bool]]
 
@@ -30,7 +31,7 @@ class Twice(Pipeline):
 
         def twice(frame: Any, batch_id: int, ranges: Any) -> Any:
             with ThreadPoolExecutor(2) as threads:
-                with closed_gate(self.world) as database:
+                with closed_gate(self.world.url, "rows") as database:
                     both = [threads.submit(plain, frame, batch_id, ranges) for _ in range(2)]
                     await_that(lambda: len(waiting(database)) == 2, "both jobs in their COPY")
                 outcomes = [future.result() for future in both]

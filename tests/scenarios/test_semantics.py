@@ -10,7 +10,6 @@ import pytest
 
 from oncely.testing.semantics.cells import (
     DELIVERIES,
-    INSIDE,
     NAMING,
     POINTS,
     SINKS,
@@ -32,7 +31,7 @@ def shown(
     chosen = [word for point in points for word in ("--kill-point", point)]
     chosen += [word for sink in sinks for word in ("--sink", sink)]
     chosen += [word for delivery in deliveries for word in ("--delivery", delivery)]
-    done = oncely("semantics", "--out", folder, "--json", *chosen, timeout=_LONGEST)
+    done = oncely("semantics", "--out", folder, "--json", *chosen, timeout=_LONGEST, alone=True)
     found = json.loads((folder / "report.json").read_text())
     assert found == json.loads(done.stdout)
     assert [(one["sink"], one["delivery"], one["kill_point"]) for one in found] == [
@@ -51,17 +50,17 @@ def shown(
     assert "as promised" not in page
 
 
+@pytest.mark.long  # each delivery and sink without Spark, in every run: test_deliveries.py
 @pytest.mark.timeout(_LONGEST)
-def test_in_the_middle_of_a_commit(tmp_path: Path) -> None:
-    """The point that shows all three at once: half of what is written has taken effect there."""
-    kept = ["at_most_once", "at_least_once", "exactly_once"]
-    shown(tmp_path, ["kafka", "files"], (INSIDE, NAMING), kept)
+@pytest.mark.parametrize("sinks", [("sql", "files"), ("kafka", "delta")], ids=" and ".join)
+def test_at_every_step(tmp_path: Path, sinks: Sequence[SinkKind]) -> None:
+    """Sinks run side by side; two of them load a machine with two cores."""
+    shown(tmp_path, sinks, POINTS)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(_LONGEST)
-def test_at_every_step(tmp_path: Path) -> None:
-    shown(tmp_path, SINKS, POINTS)
+def test_every_sink_is_killed() -> None:
+    (pairs,) = [one.args[1] for one in test_at_every_step.pytestmark if one.name == "parametrize"]
+    assert sorted(sink for pair in pairs for sink in pair) == sorted(SINKS)
 
 
 def test_what_is_unknown_is_told(tmp_path: Path) -> None:

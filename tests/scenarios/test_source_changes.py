@@ -9,9 +9,10 @@ import pytest
 from oncely.config import parse
 from oncely.errors import DataLost, SourceMismatch
 from oncely.pipeline import Pipeline
+from oncely.testing.moments import inside_a_commit
+from oncely.testing.processes import await_that, kill_tree, running
 from oncely.testing.servers.kafka import Broker
-from tests.scenarios.moment import inside_a_commit
-from tests.scenarios.world import World, assert_exactly_once, await_that, kill_tree, running
+from tests.scenarios.world import World, assert_exactly_once
 
 
 def test_topic_deleted_and_made_again(make_world: Any, spark: Any, broker: Broker) -> None:
@@ -22,7 +23,7 @@ def test_topic_deleted_and_made_again(make_world: Any, spark: Any, broker: Broke
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, 1)
     world.publish(80, partitions=1, first=500)
-    with pytest.raises(SourceMismatch, match="deleted and made again"):
+    with pytest.raises(SourceMismatch, match="deleted and recreated"):
         Pipeline(settings).run("latest", spark=spark)
     assert world.count() == 50
 
@@ -62,6 +63,7 @@ def test_restart_without_anything_but_the_database(make_world: Any, spark: Any) 
     assert_exactly_once(world)
 
 
+@pytest.mark.long
 def test_killed_inside_a_commit_and_meanwhile_the_topic_changed(
     make_world: Any, spark: Any, broker: Broker
 ) -> None:
@@ -75,7 +77,7 @@ def test_killed_inside_a_commit_and_meanwhile_the_topic_changed(
 
     with running(file) as driver:
         await_that(lambda: world.count() == 10_000, "the first rows", 120)
-        with inside_a_commit(world, driver.pid, publish_more):
+        with inside_a_commit(world.url, "rows", driver.pid, publish_more):
             kill_tree(driver.pid)
     at = dict(world.sql('SELECT "partition", "position" FROM oncely_positions'))
     kept = world.count()
@@ -92,6 +94,6 @@ def test_killed_inside_a_commit_and_meanwhile_the_topic_changed(
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, 2)
     world.publish(50_000, partitions=2)
-    with pytest.raises(SourceMismatch, match="deleted and made again"):
+    with pytest.raises(SourceMismatch, match="deleted and recreated"):
         Pipeline(parse(world.settings())).run("latest", spark=spark)
     assert world.count() == len(found)

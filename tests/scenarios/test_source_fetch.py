@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -111,9 +112,14 @@ def test_the_largest_of_some_records_of_each_range(broker: Broker, make_topic: M
 
 
 def test_nothing_is_printed(
-    broker: Broker, make_topic: MakeTopic, capfd: pytest.CaptureFixture[str]
+    broker: Broker,
+    make_topic: MakeTopic,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # nobody has configured logging
     topic = make_topic(records=[(0, None, b"x")])
+    capfd.readouterr()  # the producer's
     for _ in range(3):
         with KafkaSource(broker.bootstrap, [topic]) as source:
             source.watermarks()

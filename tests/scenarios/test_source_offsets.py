@@ -14,6 +14,7 @@ from oncely.errors import ConfigError
 from oncely.sources.kafka import KafkaSource, Watermarks
 from oncely.sources.lag import PartitionLag, measure_lag
 from oncely.sources.start import Moment
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 
 MakeTopic = Callable[..., str]
@@ -57,13 +58,6 @@ def writer(broker: Broker, topic_name: str, make_topic: MakeTopic) -> Iterator[T
         writer.producer.abort_transaction(30)
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_the_end_is_the_last_stable_offset(source: KafkaSource, writer: Transactions) -> None:
     p0, p1 = (TopicPartition(source.topics[0], n) for n in (0, 1))
     assert source.partitions() == [p0, p1]
@@ -73,13 +67,13 @@ def test_the_end_is_the_last_stable_offset(source: KafkaSource, writer: Transact
     writer.write(b"a", b"b", b"c")
     writer.producer.commit_transaction(30)
     # Three records and the marker of the commit.
-    until(lambda: source.stable_end()[p0] == 4)
+    await_that(lambda: source.stable_end()[p0] == 4, "the stable end")
     assert source.watermarks()[p0] == Watermarks(0, 4, 4)
 
     writer.producer.begin_transaction()
     writer.write(b"d", b"e")
     writer.producer.abort_transaction(30)
-    until(lambda: source.stable_end()[p0] == 7)
+    await_that(lambda: source.stable_end()[p0] == 7, "the stable end")
 
     writer.producer.begin_transaction()
     writer.write(b"f", b"g")
@@ -104,7 +98,7 @@ def test_lag_counts_to_the_stable_end_and_ages_from_the_next_record(
     writer.producer.begin_transaction()
     writer.write(b"open", at=DAY + 120_000)
     writer.write(b"open", partition=1, at=DAY)
-    until(lambda: source.stable_end()[p0] == 5)
+    await_that(lambda: source.stable_end()[p0] == 5, "the stable end")
     now = DAY + 100_000
 
     def lag(position: int | None) -> list[PartitionLag]:
@@ -130,7 +124,7 @@ def test_a_moment_is_the_first_record_from_then_on(
         writer.write(b"x", at=DAY + n * 1000)
     writer.write(b"x", partition=1, at=DAY + 9000)
     writer.producer.commit_transaction(30)
-    until(lambda: source.stable_end() == {p0: 6, p1: 2})
+    await_that(lambda: source.stable_end() == {p0: 6, p1: 2}, "the stable end")
     later = int(time.time() * 1000) + 3_600_000
     for moment, expected in (
         (DAY + 2000, {p0: 2, p1: 0}),

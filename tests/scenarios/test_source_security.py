@@ -115,6 +115,7 @@ def test_librdkafka_gets_in(locked: Broker) -> None:
         assert source.mirrored("behind-a-lock") == {P0: 3}
 
 
+@pytest.mark.long
 def test_sparks_client_gets_in_and_nothing_is_told(
     locked: Broker, spark_jars: str, tmp_path: Path
 ) -> None:
@@ -163,7 +164,7 @@ def test_sparks_client_gets_in_and_nothing_is_told(
     [
         ({"sasl_password": "wrong-password"}, ("refuses the login", "sasl.password")),
         ({"sasl_username": "nobody"}, ("refuses the login", "sasl.username")),
-        ({"ssl_ca_location": "its own"}, ("no trust", "ssl.ca.location")),
+        ({"ssl_ca_location": "its own"}, ("no TLS trust", "ssl.ca.location")),
     ],
 )
 def test_a_closed_door_is_a_mistake_in_the_file_and_told_at_once(

@@ -67,33 +67,40 @@ def test_where_a_log_was_cut_is_told_by_the_leader_epoch(own: Broker, topic: str
         assert source.truncated({tp: (40, source.leader_epochs()[tp])}) == {}
 
 
-@pytest.mark.parametrize("kind", ["sql", "kafka"])
+@pytest.mark.long  # in every run: the test above, and tests/unit/runtimes/test_same_log.py
 def test_a_topic_that_went_back_and_grew_again_is_refused(
-    own: Broker, topic: str, kind: str, database: str, spark: Any, tmp_path: Path
+    own: Broker, topic: str, database: str, spark: Any, tmp_path: Path
 ) -> None:
-    world: Any = (World if kind == "sql" else TopicWorld)(
-        own.bootstrap, database if kind == "sql" else "", topic, tmp_path
-    )
-    seen = world.count if kind == "sql" else lambda: len(world.ids())
-    pipeline = Pipeline(parse(world.settings()))
-    world.publish(20, partitions=1)
-    pipeline.run("latest", spark=spark)
+    """By pipelines into a table and into a topic."""
+    table = World(own.bootstrap, database, topic, tmp_path)
+    output = TopicWorld(own.bootstrap, "", topic, tmp_path)
+    pipelines = [Pipeline(parse(one.settings())) for one in (table, output)]
+
+    def run() -> None:
+        for one in pipelines:
+            assert problems(one) == {}
+            one.run("latest", spark=spark)
+
+    def seen() -> tuple[int, int]:
+        return table.count(), len(output.ids())
+
+    table.publish(20, partitions=1)
+    run()
     come_back(own)  # in order: the log is whole
-    world.publish(20, partitions=1, first=20)
-    assert problems(pipeline) == {}
-    pipeline.run("latest", spark=spark)
-    assert seen() == 40
+    table.publish(20, partitions=1, first=20)
+    run()
+    assert seen() == (40, 40)
     come_back(own, topic)
-    world.publish(60, partitions=1, first=1_000)
-    for _ in range(2):
+    table.publish(60, partitions=1, first=1_000)
+    for one in [*pipelines, *pipelines]:
         with pytest.raises(SourceMismatch, match=f"{topic}-0: the topic has gone back"):
-            pipeline.run("latest", spark=spark)
-        assert "its log was cut before position 40" in problems(pipeline)["source.topics"]
-    assert seen() == 40
-    reset_to(pipeline, 40)  # the way out: a person says where to go on
-    assert problems(pipeline) == {}
-    pipeline.run("latest", spark=spark)
-    assert seen() == 60
+            one.run("latest", spark=spark)
+        assert "its log was cut before position 40" in problems(one)["source.topics"]
+    assert seen() == (40, 40)
+    for one in pipelines:
+        reset_to(one, 40)  # the way out: a person says where to go on
+    run()
+    assert seen() == (60, 60)
 
 
 def problems(pipeline: Pipeline) -> dict[str, str]:

@@ -5,40 +5,60 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from oncely.testing.servers.kafka import Broker
+import pytest
+
+from oncely.pipeline import Pipeline
 from tests.scenarios.world import World
+
+Make = Callable[..., World]
+
+
+def run_and_look(file: str, spark: Any) -> str:
+    """What Spark shows of a run: its configuration, the JVM's properties, the query's plans."""
+    plans: list[str] = []
+
+    def look(_: object) -> None:
+        for query in spark.streams.active:
+            execution = query._jsq.streamingQuery().lastExecution()
+            if execution is not None:
+                plans.append(execution.toString())
+
+    Pipeline.from_file(file).run("latest", spark=spark, listener=look)
+    assert plans
+    conf = spark.sparkContext.getConf().toDebugString()
+    properties = spark._jvm.java.lang.System.getProperties().toString()
+    return "\n".join([conf, properties, *plans])
+
+
+def test_plans_and_settings(make_world: Make, spark: Any) -> None:
+    world = make_world(1)
+    world.publish(100, partitions=1)
+    file = world.file()
+    password = urlsplit(world.url).password
+    assert password
+    assert password not in run_and_look(str(file), spark)
+    assert password not in str(Pipeline.from_file(file).settings.spark.spark_conf())
+
 
 PROGRAM = """
 import sys
 from oncely.pipeline import Pipeline
-pipeline = Pipeline.from_file(sys.argv[1])
-spark = pipeline.start_spark()
-print(spark.sparkContext.getConf().toDebugString())
-print(spark._jvm.java.lang.System.getProperties().toString())
-plans = []
-def look(event):
-    for query in spark.streams.active:
-        execution = query._jsq.streamingQuery().lastExecution()
-        if execution is not None:
-            plans.append(execution.toString())
-pipeline.run("latest", spark=spark, listener=look)
-print("PLANS", len(plans), *plans)
+from tests.scenarios.test_spark_hides_secrets import run_and_look
+print(run_and_look(sys.argv[1], Pipeline.from_file(sys.argv[1]).start_spark()))
 """
 
 
-def test_spark_configuration_and_plans(
-    broker: Broker, database: str, make_topic: object, tmp_path: Path
-) -> None:
-    topic = make_topic(partitions=1)  # type: ignore[operator]
-    world = World(broker.bootstrap, database, topic, tmp_path)
+@pytest.mark.long
+def test_a_session_of_its_own(make_world: Make, tmp_path: Path) -> None:
+    world = make_world(1)
     world.publish(100, partitions=1)
-    password = database.split(":")[2].split("@", maxsplit=1)[0]
-    program = tmp_path / "look.py"
-    program.write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, str(program), str(world.file())],
+        [sys.executable, "-c", PROGRAM, str(world.file())],
         capture_output=True,
         text=True,
         env=dict(os.environ),
@@ -46,5 +66,6 @@ def test_spark_configuration_and_plans(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "PLANS 0" not in done.stdout
+    password = urlsplit(world.url).password
+    assert password
     assert password not in done.stdout + done.stderr

@@ -15,8 +15,9 @@ import pytest
 from oncely.config import parse
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
+from oncely.testing.processes import await_that
 from tests.scenarios.slow import ClaimsPlannedEnd, SlowPipeline
-from tests.scenarios.world import World, assert_exactly_once, await_that, verdict
+from tests.scenarios.world import World, assert_exactly_once, verdict
 
 RECORDS, PAD = 12_000, 2_000
 

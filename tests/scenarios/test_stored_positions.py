@@ -14,9 +14,10 @@ from oncely.errors import Fenced, SourceMismatch
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
 from oncely.sources.reset import ToOffset
+from oncely.testing.processes import await_that
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
-from tests.scenarios.world import World, await_that, toml
+from tests.scenarios.world import World, toml
 
 
 def pipeline(world: World, delivery: str, offsets: dict[str, Any], **top: Any) -> Pipeline:
@@ -64,7 +65,7 @@ def test_without_a_crash_nothing_is_lost_or_doubled(
         assert [s.lag for s in one.status().partitions] == [0, 0]
     assert ids(world) == [*range(200)]
     assert pipeline(world, delivery, offsets).status().epoch == 2
-    standing = pipeline(world, delivery, offsets).standings()
+    standing = pipeline(world, delivery, offsets).partition_offsets()
     assert [one.mirrored for one in standing] == [100, 100], "and lag tools see it"
 
 
@@ -108,7 +109,7 @@ def test_a_group_of_its_own_is_the_one_that_is_shown(world: World, spark: Any) -
     group = f"mine-{world.name}"
     one = pipeline(world, "at_least_once", {"store": "kafka", "group": group})
     one.run("latest", spark=spark)
-    assert [s.mirrored for s in one.standings()] == [50, 50]
+    assert [s.mirrored for s in one.partition_offsets()] == [50, 50]
     assert any(f"--group {group}" in acl for acl in one.plan(use_spark=False).acls)
 
 
@@ -120,10 +121,10 @@ def test_a_store_of_another_topic_is_refused(
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, 2)
     one = pipeline(world, "at_least_once", offsets)
-    with pytest.raises(SourceMismatch, match="made again"):
+    with pytest.raises(SourceMismatch, match="recreated"):
         one.run("latest", spark=spark)
-    assert any("made again" in p.message for p in one.plan(use_spark=False).problems)
-    assert "made again" in one.status().warnings[0]
+    assert any("recreated" in p.message for p in one.plan(use_spark=False).problems)
+    assert "recreated" in one.status().warnings[0]
     assert len(ids(world)) == 100
 
 

@@ -10,37 +10,32 @@ import signal
 from typing import Any
 
 import psutil
+import pytest
 
-from tests.scenarios.world import (
-    World,
-    assert_exactly_once,
-    await_that,
-    kill_tree,
-    run_to_end,
-    running,
-    running_slow,
-    tree,
-)
+from oncely.testing.processes import await_that, kill_tree, running, tree
+from tests.scenarios.world import World, assert_exactly_once, running_slow
 
 COPYING = (
-    "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'oncely/%'"
-    " AND query LIKE 'COPY%' AND state = 'active'"
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND application_name LIKE 'oncely/%' AND query LIKE 'COPY%' AND state = 'active'"
 )
 
 
-def test_a_second_driver_fences_the_first(make_world: Any) -> None:
+@pytest.mark.long  # a run that is fenced by a reset is in every run: test_cli_run.py
+def test_a_second_driver_fences_the_first(make_world: Any, spark: Any) -> None:
     world: World = make_world(4)
     world.publish(20_000, pad=100)
     old = world.file(spark={"max_records_per_batch": 1_000})
     with running(old) as first:
         await_that(lambda: world.count() > 0, "rows of the first driver")
-        run_to_end(world.file())
+        world.run(spark)
         assert first.wait(60) == 3
     assert_exactly_once(world)
     assert "fenced" in old.with_suffix(".log").read_text()
 
 
-def test_a_zombie_that_was_paused_inside_copy(make_world: Any) -> None:
+@pytest.mark.long  # processes without Spark are in every run: test_commit_rivals.py
+def test_a_zombie_that_was_paused_inside_copy(make_world: Any, spark: Any) -> None:
     world: World = make_world(2)
     world.publish(20_000, pad=500, partitions=2)
     marker = world.folder / "paused"
@@ -48,7 +43,7 @@ def test_a_zombie_that_was_paused_inside_copy(make_world: Any) -> None:
         await_that(lambda: marker.exists() and stopped(zombie.pid), "a worker paused in COPY")
         kill_tree(zombie.pid, signal.SIGSTOP)
         assert world.sql(COPYING) >= [(1,)]
-        run_to_end(world.file())
+        world.run(spark)
         assert world.sql(COPYING) == [(0,)]  # the takeover has ended the paused session
         kill_tree(zombie.pid, signal.SIGCONT)
         assert zombie.wait(90) == 3

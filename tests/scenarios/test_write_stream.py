@@ -23,7 +23,7 @@ from oncely.pipeline.streaming import write_stream
 from oncely.runtimes.spark.plugin import is_stateful
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
-from tests.scenarios.streamer import frame_of, run, start
+from tests.scenarios.streamer import frame_of, run, start, stop_in_batch
 from tests.scenarios.world import World, produce
 
 RECORDS = 300
@@ -109,12 +109,6 @@ def query(make_world: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Qu
     return Query(make_world(2), tmp_path, stateful=request.param)
 
 
-mostly = pytest.mark.parametrize(
-    "query",
-    [pytest.param(False, marks=pytest.mark.long), True],
-    indirect=True,
-    ids=["stateless", "stateful"],
-)
 both = pytest.mark.parametrize("query", [False, True], indirect=True, ids=["stateless", "stateful"])
 
 
@@ -122,18 +116,28 @@ def assert_all(query: Query, records: int) -> None:
     (assert_windows if query.stateful else assert_rows)(query.world, records)
 
 
-@mostly
-@pytest.mark.timeout(900)
-def test_killed_between_our_commit_and_sparks(query: Query) -> None:
-    """The second death falls on the last data batch: nothing but the watermark moves after it."""
+def assert_survives(query: Query, spark: Any, *kills: dict[str, Any]) -> None:
     publish(query.world, 0, RECORDS)
-    for kill in (killed_at_commit(0, after=True), killed_at_commit(0, after=False),
-                 killed_at_commit(1, after=True)):  # fmt: skip
+    for kill in kills:
         died = query.child(kill=kill)
         assert died.returncode == -signal.SIGKILL, died.stderr[-3000:]
-    done = query.child()
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(query.order, spark)
     assert_all(query, RECORDS)
+
+
+@pytest.mark.long  # what such a kill leaves behind is in every run: the next test but one
+@pytest.mark.parametrize("query", [True], indirect=True, ids=["stateful"])
+def test_killed_between_our_commit_and_sparks(query: Query, spark: Any) -> None:
+    assert_survives(query, spark, killed_at_commit(1, after=True))
+
+
+@both
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_killed_round_several_commits(query: Query, spark: Any) -> None:
+    """The last death falls on the last data batch: nothing but the watermark moves after it."""
+    kills = [(0, True), (0, False), (1, True)]
+    assert_survives(query, spark, *(killed_at_commit(n, after=after) for n, after in kills))
 
 
 @both
@@ -265,8 +269,8 @@ def test_a_second_query_fences_the_first(query: Query, spark: Any) -> None:
     first = start(query.order, spark, {"processingTime": "100 milliseconds"})
     with pytest.raises(ConfigError, match=r"^name: .* runs in this Spark session"):
         run(query.order, spark)
-    second = query.child(checkpoint=str(query.folder / "second"), starting="latest")
-    assert second.returncode == 0, second.stderr[-3000:]
+    second = query.order | {"checkpoint": str(query.folder / "second"), "starting": "latest"}
+    run(second, spark.newSession())
     publish(query.world, 100, 50)
     with pytest.raises(StreamingQueryException, match="is fenced by epoch"):
         first.awaitTermination(60)
@@ -281,7 +285,7 @@ def test_a_topic_that_was_made_again_is_refused(query: Query, spark: Any, broker
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, 2)
     publish(world, 0, 200)
-    with pytest.raises((StreamingQueryException, SourceMismatch), match="made again"):
+    with pytest.raises((StreamingQueryException, SourceMismatch), match="recreated"):
         run(query.order, spark)
     assert_rows(world, 100)
 
@@ -298,8 +302,17 @@ def test_without_brokers_nobody_is_asked_for_identity(query: Query, spark: Any) 
 
 
 @pytest.mark.parametrize("query", [False], indirect=True)
-def test_a_stop_within_a_batch_ends_the_query_in_order(query: Query) -> None:
-    """Spark takes it for a stop, and its log holds no stack trace."""
+def test_a_stop_within_a_batch_ends_the_query_in_order(query: Query, spark: Any) -> None:
+    """Spark takes it for a stop."""
+    publish(query.world, 0, 100)
+    stop_in_batch(query.order, spark)
+    assert query.world.sql("SELECT count(*) FROM plain") == [(0,)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("query", [False], indirect=True)
+def test_a_stop_within_a_batch_leaves_no_stack_trace(query: Query) -> None:
+    """In the log of Spark."""
     publish(query.world, 0, 100)
     done = query.child(stop_in_batch=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
 
-from tests.kafkatools import read_all
-from tests.scenarios.world import World, await_that, produce, topic_content
+from oncely.testing.processes import await_that
+from oncely.testing.readers import held_back, messages
+from tests.scenarios.world import World, assert_unbroken, produce, topic_content
 
 KEYS = 20
 Position = tuple[int, int]
@@ -93,7 +94,7 @@ class TopicWorld(World):
         answer.
         """
         await_that(lambda: not self.held_back(topic or self.output), "the end of transactions")
-        return read_all(self.brokers, topic or self.output)
+        return messages(self.brokers, topic or self.output)
 
     def ids(self) -> list[int]:
         """The ids in the output, sorted."""
@@ -124,16 +125,7 @@ class TopicWorld(World):
 
     def held_back(self, topic: str) -> bool:
         """Whether an open transaction hides the end of a topic from committed readers."""
-        from confluent_kafka import IsolationLevel
-
-        admin = self.admin()
-        numbers = admin.list_topics(topic, timeout=20).topics[topic].partitions
-        ends = []
-        for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED):
-            wanted = {TopicPartition(topic, n): OffsetSpec.latest() for n in numbers}
-            answers = admin.list_offsets(wanted, isolation_level=level)
-            ends.append([one.result(20).offset for one in answers.values()])
-        return ends[0] != ends[1]
+        return held_back(self.brokers, topic)
 
 
 def key(i: int) -> bytes:
@@ -265,6 +257,7 @@ def assert_exactly_once(world: TopicWorld, watcher: Watcher | None = None) -> in
     ends = Counter(partition for partition, _ in [*good.values(), *bad])
     assert {n: positions.get(n, 0) for n in ends} == dict(ends), "positions stand at the ends"
     assert world.shown().items() >= dict(ends).items()
+    assert_unbroken(world)
     return len(final.seen)
 
 

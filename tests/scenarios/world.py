@@ -7,26 +7,22 @@ plain SQL and compares the two, offset by offset.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
-import psycopg
-from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Producer
 
-Child = subprocess.Popen  # of bytes that nobody reads: the output goes to a file
+from oncely.testing.processes import Child, child, running
+from oncely.testing.readers import messages
+from oncely.verify.report import Report
+from tests import plain_sql
+from tests.verifytools import verified
 
 SCHEMA = "id BIGINT NOT NULL, grp STRING, pad STRING"
 
@@ -56,11 +52,29 @@ class World:
             base[section] = {**base.get(section, {}), **more}
         return base
 
+    @property
+    def events(self) -> Path:
+        """The event log of the pipeline."""
+        return self.folder / f"{self.name}.events"
+
+    @property
+    def logged(self) -> tuple[str, str]:
+        """Arguments of `oncely run` that append to the event log."""
+        return "--events", str(self.events)
+
     def file(self, **sections: Mapping[str, Any]) -> Path:
         """The pipeline file, written."""
         path = self.folder / f"{self.name}-{uuid.uuid4().hex[:4]}.toml"
         path.write_text(toml(self.settings(**sections)))
         return path
+
+    def run(self, spark: Any, **sections: Mapping[str, Any]) -> None:
+        """Run the pipeline until all that is there is committed, in this process."""
+        from oncely.config import parse
+        from oncely.pipeline import Pipeline
+
+        pipeline = Pipeline(parse(self.settings(**sections)))
+        assert pipeline.run("latest", spark=spark, events=self.events)
 
     def publish(self, count: int, *, pad: int = 0, partitions: int = 4, first: int = 0) -> None:
         """Records with ascending ids, round robin over the partitions."""
@@ -72,9 +86,7 @@ class World:
 
     def sql(self, statement: str, *params: object) -> list[tuple[Any, ...]]:
         """Ask the database, as an outsider."""
-        with psycopg.connect(self.url, autocommit=True) as database:
-            cursor = database.execute(statement.encode(), params or None)
-            return cursor.fetchall() if cursor.description else []
+        return plain_sql.ask(self.url, statement, params)
 
     def make_table(self) -> None:
         """The table before its pipeline, with a column that numbers rows as they are inserted."""
@@ -140,32 +152,7 @@ def _plain(value: object) -> str:
 
 def topic_content(brokers: str, topic: str) -> dict[tuple[int, int], bytes | None]:
     """Every committed record up to the last stable offset: (partition, offset) to value."""
-    admin = AdminClient({"bootstrap.servers": brokers})
-    partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
-    request = {TopicPartition(topic, p): OffsetSpec.latest() for p in partitions}
-    answers = admin.list_offsets(request, isolation_level=IsolationLevel.READ_COMMITTED)
-    ends = {tp.partition: future.result().offset for tp, future in answers.items()}
-    consumer = Consumer(
-        {
-            "bootstrap.servers": brokers,
-            "group.id": uuid.uuid4().hex,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-        }
-    )
-    found: dict[tuple[int, int], bytes | None] = {}
-    consumer.assign([TopicPartition(topic, p, 0) for p in ends])
-    left = set(ends)
-    while left:
-        for message in consumer.consume(10_000, timeout=10):
-            if message.error():
-                left.discard(message.partition())
-            elif message.offset() < ends[message.partition()]:
-                found[message.partition(), message.offset()] = message.value()
-    consumer.close()
-    return found
+    return {(m.partition(), m.offset()): m.value() for m in messages(brokers, topic)}
 
 
 @dataclass(frozen=True)
@@ -185,8 +172,9 @@ class Verdict:
         return not (self.lost or self.duplicated or self.invented or self.disordered)
 
 
-def verdict(world: World, table: str = "rows") -> Verdict:
-    """Compare topic and tables: each record is one row or one reject, in order."""
+def verdict(world: World, table: str = "rows", of: str = "kafka_partition") -> Verdict:
+    """Compare topic and tables: each record is one row or one reject, in the order of each ``of``,
+    which is a column."""
     topic = topic_content(world.brokers, world.topic)
     # A row's xmin is the transaction that inserted it. A later range is written only after the
     # one before has committed, so it can't have a lower one. (Where a row lies says nothing:
@@ -194,10 +182,10 @@ def verdict(world: World, table: str = "rows") -> Verdict:
     # own numbers tell, where the table has them.
     number = "inserted" if _numbered(world, table) else "0"
     inserted = world.sql(
-        f"SELECT kafka_partition, kafka_offset, xmin::text::bigint, {number} FROM {table}"
-        " ORDER BY 1, 2"
+        f"SELECT kafka_partition, kafka_offset, {of}, xmin::text::bigint, {number} FROM {table}"
+        " ORDER BY 3, 1, 2"
     )
-    rows = [(p, o) for p, o, _, _ in inserted]
+    rows = [(p, o) for p, o, *_ in inserted]
     rejects = [
         (p, o)
         for p, o in world.sql(
@@ -208,7 +196,7 @@ def verdict(world: World, table: str = "rows") -> Verdict:
     disordered = [
         (after[0], after[1])
         for before, after in pairwise(inserted)
-        if before[0] == after[0] and after[2:] < before[2:]
+        if before[2] == after[2] and after[3:] < before[3:]
     ]
     return Verdict(
         len(topic),
@@ -232,9 +220,9 @@ def _numbered(world: World, table: str) -> bool:
     )
 
 
-def assert_exactly_once(world: World, *, rejects: int = 0) -> Verdict:
+def assert_exactly_once(world: World, *, rejects: int = 0, of: str = "kafka_partition") -> Verdict:
     """Nothing lost, doubled, invented or out of order, and the ledger says the same."""
-    found = verdict(world)
+    found = verdict(world, of=of)
     assert found.clean, (
         f"{found.records} records: lost {found.lost[:5]} duplicated "
         f"{found.duplicated[:5]} invented {found.invented[:5]} disordered {found.disordered[:5]}"
@@ -242,7 +230,27 @@ def assert_exactly_once(world: World, *, rejects: int = 0) -> Verdict:
     assert found.rejects == rejects
     assert found.rows == found.records - rejects
     assert_history(world)
+    assert_unbroken(world)
     return found
+
+
+def steps(world: World) -> Report:
+    """The result of `oncely verify`, with the event log."""
+    from oncely.config import parse
+
+    return verified(parse(world.settings()), world.events)
+
+
+def assert_unbroken(world: World) -> None:
+    """No step is broken; runs without event log may leave some unknown."""
+    if world.events.exists():
+        found = steps(world)
+        assert found.verdict != "broken", found.as_json()
+
+
+def assert_steps(world: World) -> None:
+    """Every step of the ledger and of the event log follows from the one before it."""
+    assert steps(world).verdict == "holds", steps(world).as_json()
 
 
 def assert_history(world: World) -> None:
@@ -268,81 +276,16 @@ def assert_history(world: World) -> None:
 
 
 @contextmanager
-def running(file: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Child]:
-    """`oncely run` as a child; whatever is left of it at the end is killed, by its pids."""
-    with child(["oncely.cli", "run", str(file), *arguments], file, env or {}) as process:
-        yield process
-
-
-@contextmanager
 def running_slow(file: Path, *arguments: str) -> Iterator[Child]:
     """The slow pipeline of ``slow.py`` as a child."""
-    with child(["tests.scenarios.slow", str(file), *arguments], file, {}) as process:
+    with child(
+        ["tests.scenarios.slow", str(file), *arguments], file.with_suffix(".log")
+    ) as process:
         yield process
 
 
-@contextmanager
-def child(module: list[str], file: Path, env: Mapping[str, str]) -> Iterator[Child]:
-    """A Python module as a child that logs beside the pipeline file, killed at the end."""
-    with file.with_suffix(".log").open("ab") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *module],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **env},
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            kill_tree(process.pid)
-            process.wait(30)
-
-
-def run_to_end(file: Path, *, expect: int = 0, timeout: float = 300) -> None:
+def run_to_end(file: Path, *arguments: str, expect: int = 0, timeout: float = 300) -> None:
     """`oncely run --until latest` as a child, to its end."""
-    with running(file, "--until", "latest") as process:
+    with running(file, "--until", "latest", *arguments) as process:
         code = process.wait(timeout)
     assert code == expect, f"exit code {code}\n{file.with_suffix('.log').read_text()[-4000:]}"
-
-
-def tree(pid: int) -> list[psutil.Process]:
-    """A process and everything below it, children first."""
-    try:
-        root = psutil.Process(pid)
-        return [*reversed(root.children(recursive=True)), root]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def command_of(process: psutil.Process) -> str:
-    """A process's command line; empty when it has just ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:  # gone, or a zombie that its parent is about to collect
-        return ""
-
-
-def kill_tree(pid: int, with_signal: int = signal.SIGKILL) -> None:
-    """Driver, JVM and workers at once, as when a machine goes down."""
-    for one in tree(pid):
-        try:
-            one.send_signal(with_signal)
-        except psutil.NoSuchProcess:
-            continue
-
-
-def jvm_of(pid: int) -> psutil.Process:
-    """The JVM below a driver."""
-    return next(p for p in tree(pid) if p.name() == "java")
-
-
-def await_that(condition: Callable[[], Any], what: str, timeout: float = 180) -> Any:
-    """Poll until the condition holds; its value."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"waited {timeout} s in vain: {what}")

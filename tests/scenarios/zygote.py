@@ -13,12 +13,13 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
+
+from oncely.testing.processes import await_that
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,28 @@ class Job:
         ended: Ended = self._zygote.ask("wait", self.pid)
         return ended
 
-    def wait_until_stopped(self, seconds: float = 30) -> None:
+    def wait_until_stopped(self) -> None:
         """Wait until it has sent SIGSTOP to itself."""
-        until = time.monotonic() + seconds
-        while self._state() != "T":
-            assert time.monotonic() < until, f"process {self.pid} did not stop"
-            time.sleep(0.005)
+        await_that(lambda: self._state() == "T", f"the stop of process {self.pid}")
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def _state(self) -> str:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def kills(calls: Sequence[str], *, every: bool) -> list[dict[str, Any]]:
+    """Before each call (or before the first of each verb, and round each COMMIT), and after all.
+
+    After a call is before the next one: a killed process leaves nothing in between.
+    """
+    last = len(calls) - 1
+    verbs = [call.split()[0] for call in calls]
+    chosen = {verbs.index(verb) for verb in verbs}
+    chosen |= {at + step for at, verb in enumerate(verbs) if verb == "COMMIT" for step in (0, 1)}
+    at = range(len(calls)) if every else sorted(chosen - {len(calls)})
+    return [*({"call": one} for one in at), {"call": last, "after": True}]
 
 
 class Zygote:

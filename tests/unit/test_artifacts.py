@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from oncely import artifacts
 from oncely.errors import Unavailable, WrongInput
+from oncely.testing.processes import await_that
+from tests.class_archives import QUICK
 
 _RESOLVE = (
     "import sys; from oncely import artifacts\n"
@@ -22,10 +25,62 @@ _RESOLVE = (
 )
 
 
+_MODULES = {
+    "org/postgresql/postgresql/42.7.7": """
+        <dependency><groupId>org.checkerframework</groupId><artifactId>checker-qual</artifactId>
+        <version>3.49.3</version><scope>runtime</scope></dependency>""",
+    "org/checkerframework/checker-qual/3.49.3": "",
+}
+_FILES = "[organisation]/[module]/[revision]/[module]-[revision]"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Maven modules in a folder, in place of a registry in the network."""
+    folder = tmp_path_factory.mktemp("registry")
+    for place, dependencies in _MODULES.items():
+        group, name, version = place.rsplit("/", 2)
+        base = folder / place / f"{name}-{version}"
+        base.parent.mkdir(parents=True)
+        base.with_name(f"{base.name}.pom").write_text(
+            "<project><modelVersion>4.0.0</modelVersion>"
+            f"<groupId>{group.replace('/', '.')}</groupId><artifactId>{name}</artifactId>"
+            f"<version>{version}</version><dependencies>{dependencies}</dependencies></project>"
+        )
+        with ZipFile(base.with_name(f"{base.name}.jar"), "w") as jar:
+            jar.writestr("content", os.urandom(10_000))
+    return folder
+
+
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK)
+    pattern = f"{registry}/{_FILES}"
+    resolver = (
+        f'<filesystem name="here" m2compatible="true"><ivy pattern="{pattern}.pom"/>'
+        f'<artifact pattern="{pattern}(-[classifier]).[ext]"/></filesystem>'
+    )
+    monkeypatch.setenv("ONCELY_IVY_SETTINGS", _settings(tmp_path / "here.xml", resolver))
     return tmp_path / "oncely" / "jars"
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[str]:
+    """Settings of Ivy for a registry that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        resolver = f'<ibiblio name="here" m2compatible="true" root="{url}"/>'
+        yield _settings(tmp_path / "silent.xml", resolver)
+
+
+def _settings(file: Path, resolver: str) -> str:
+    """A settings file of Ivy with a resolver that is named ``here``."""
+    file.write_text(
+        '<ivysettings><settings defaultResolver="here"/>'
+        f"<resolvers>{resolver}</resolvers></ivysettings>"
+    )
+    return str(file)
 
 
 @pytest.fixture
@@ -35,9 +90,10 @@ def fresh_java() -> Iterator[None]:
     artifacts.java.cache_clear()
 
 
-def _in_background(coordinate: str) -> subprocess.Popen[str]:
+def _in_background(coordinate: str, settings: str | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _RESOLVE, coordinate],
+        env={**os.environ, **({"ONCELY_IVY_SETTINGS": settings} if settings else {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,13 +118,10 @@ def test_two_processes_at_once_fetch_once_and_get_the_same(cache: Path) -> None:
     assert _leftovers(cache) == []
 
 
-def test_a_killed_download_leaves_nothing_that_looks_complete(cache: Path) -> None:
-    killed = _in_background(artifacts.POSTGRES_JDBC)
-    deadline = time.monotonic() + 60
-    while not list(cache.glob(".*/ivy.log")):  # Ivy has begun
-        assert time.monotonic() < deadline
-        assert killed.poll() is None
-        time.sleep(0.01)
+def test_a_killed_download_leaves_nothing_that_looks_complete(cache: Path, silent: str) -> None:
+    killed = _in_background(artifacts.POSTGRES_JDBC, silent)
+    await_that(lambda: list(cache.glob(".*/ivy.log")), "the begin of Ivy")
+    assert killed.poll() is None
     os.killpg(killed.pid, signal.SIGKILL)  # with its Ivy, which would go on for a while
     killed.communicate()
     assert not [place for place in cache.iterdir() if not place.name.startswith(".")]
@@ -170,13 +223,10 @@ def test_a_launcher_that_does_not_run_is_no_java(
         artifacts.java()
 
 
-def test_an_interrupted_download_takes_ivy_along(cache: Path) -> None:
+def test_an_interrupted_download_takes_ivy_along(cache: Path, silent: str) -> None:
     """Ctrl-C reaches the whole process group of a terminal; here only we get it."""
-    stopped = _in_background(artifacts.SPARK_KAFKA)
-    deadline = time.monotonic() + 60
-    while not list(cache.glob(".*/ivy.log")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    stopped = _in_background(artifacts.SPARK_KAFKA, silent)
+    await_that(lambda: list(cache.glob(".*/ivy.log")), "the begin of Ivy")
     stopped.send_signal(signal.SIGINT)
     stopped.communicate(timeout=30)
     assert stopped.returncode != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import tomllib
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pydantic import SecretStr, ValidationError
 from oncely.clients.sql.connection import TableName
 from oncely.config import RejectBudget, load, parse
 from oncely.config.decode import AvroDecode, JsonDecode, RawDecode, TextKey
+from oncely.errors import ConfigError
 from oncely.sources.start import Moment
 
 SHORTEST = """
@@ -94,7 +96,7 @@ def test_defaults(file: Path) -> None:
     sink = settings.sink
     assert (sink.table, sink.dialect) == (TableName(None, "orders"), "postgresql")
     assert (sink.mode, sink.keys, sink.version) == ("append", (), None)
-    assert (sink.create, sink.keep_source, sink.connect_timeout) == (True, False, 10.0)
+    assert (sink.create, sink.keep_source, sink.connect_timeout) == (True, None, 10.0)
     assert sink.max_rejects == RejectBudget(share=Fraction(1, 100))
     spark = settings.spark
     assert (spark.master, spark.trigger, spark.max_records_per_batch) == (
@@ -161,7 +163,7 @@ def test_a_description_is_json_and_reads_like_the_file(file: Path) -> None:
     assert said["sink"]["url"] == "postgresql://pat:***@db1:5432,db2/shop?sslmode=require"
     assert said["sink"]["max_rejects"] == "100"
     assert said["spark"]["trigger"] == 0.5
-    assert said["decode"]["key"] == {"format": "string", "column": "id"}
+    assert said["decode"]["key"] == {"format": "string", "column": "id", "type": "STRING"}
     file.write_text(SHORTEST)
     said = load(file).describe()
     assert said["decode"]["schema"] == "id BIGINT, total DOUBLE"
@@ -213,3 +215,12 @@ def test_native_times_of_toml(file: Path) -> None:
     ):
         file.write_text(SHORTEST.replace("[source]", f"[source]\nstart = {written}"))
         assert load(file).source.start == Moment(moment)
+
+
+def test_one_topic_needs_no_list() -> None:
+    raw = tomllib.loads(SHORTEST)
+    raw["source"]["topics"] = "orders"
+    assert parse(raw).source.topics == ("orders",)
+    raw["source"]["topics"] = ""
+    with pytest.raises(ConfigError, match=r"source\.topics"):
+        parse(raw)

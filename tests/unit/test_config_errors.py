@@ -57,6 +57,7 @@ WRONG = [
      "decode.columns", 'it belongs to format = "raw"'),
     ('schema = "id BIGINT"', 'column = "id"\nschema = "id BIGINT"',
      "decode.key.column", 'it belongs to format = "string"'),
+    ('name = "orders"', 'name = "orders"\n"a.b" = 1', "a.b", "unknown key; allowed here: commit"),
     ('name = "orders"', "", "name", "is missing"),
     ('brokers = "127.0.0.1:9092"', "", "source.brokers", 'add brokers = "127'),
     ('topics = ["orders"]', "", "source.topics", "is missing"),
@@ -67,7 +68,7 @@ WRONG = [
     ('table = "orders"', "", "sink.table", "is missing"),
     # wrong types
     ('"orders"', "5", "name", "found 5; allowed: a text"),
-    ('["orders"]', '"orders"', "source.topics", "allowed: a list of texts"),
+    ('["orders"]', '5', "source.topics", "allowed: a list of texts"),
     ('["orders"]', '["orders", 5]', "source.topics[1]", "allowed: a text"),
     ("[spark]", '[spark]\nmax_records_per_batch = "5"', "spark.max_records_per_batch",
      "found the text '5'; allowed: a whole number"),
@@ -238,7 +239,7 @@ def test_tables_where_values_belong_and_the_other_way_round() -> None:
         (None, "can't read the pipeline file: No such file"),
         (b"name = ", "not TOML"),
         (b'name = "\xff"', "not UTF-8"),
-        (b"[spark.conf]\nspark.speculation = true\nspark.speculation.interval = 1", "in quotes"),
+        (b"[spark.conf]\nspark.speculation = true\nspark.speculation.interval = 1", "are quoted"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, content: bytes | None, word: str) -> None:
@@ -248,3 +249,19 @@ def test_files_that_are_none(tmp_path: Path, content: bytes | None, word: str) -
     with pytest.raises(ConfigError, match=r"pipeline\.toml") as caught:
         load(file)
     assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sink", "key", "text"),
+    [
+        ({"kind": "delta", "url": "file:///t", "versoin": "v"}, "versoin", "did you mean version?"),
+        ({"kind": "handlers", "url": "postgresql://h/d", "retry": 1}, "retry", "connect_timeout"),
+        ({"kind": "lake"}, "kind", "allowed: sql, kafka, files, delta, handlers"),
+    ],
+)
+def test_keys_of_each_kind_of_sink_are_known(sink: dict[str, Any], key: str, text: str) -> None:
+    raw = tomllib.loads(RIGHT)
+    with pytest.raises(ConfigError) as caught:
+        parse({**raw, "sink": sink})
+    assert caught.value.key == f"sink.{key}"
+    assert text in f"{caught.value.message} {caught.value.way_out}"

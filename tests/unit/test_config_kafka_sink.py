@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from oncely.config import KafkaSinkSettings, PipelineSettings, parse
 from oncely.config.pipeline import Delivery
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
+from tests.configtools import SQL, edited_file
 
 RIGHT: dict[str, Any] = {
     "name": "late",
@@ -18,19 +18,10 @@ RIGHT: dict[str, Any] = {
     "decode": {"format": "json", "schema": "id BIGINT, grp STRING"},
     "sink": {"kind": "kafka", "topic": "late"},
 }
-SQL = {"kind": "sql", "url": "postgresql://h/d", "table": "t"}
 
 
 def edited(**sections: Any) -> dict[str, Any]:
-    """The file with keys added to its sections; None takes one away."""
-    raw = copy.deepcopy(RIGHT)
-    for section, more in sections.items():
-        if not isinstance(more, dict):
-            raw[section] = more
-            continue
-        kept = {} if more.get("kind") == "sql" else raw.get(section, {})
-        raw[section] = {k: v for k, v in {**kept, **more}.items() if v is not None}
-    return raw
+    return edited_file(RIGHT, sections)
 
 
 def settings(**sections: Any) -> PipelineSettings:
@@ -72,14 +63,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"topic": "a b"}, "sink.topic", "found 'a b'"),
     ({"topic": "flights"}, "sink.topic", "which source.topics reads: it would never end"),
     ({"rejects_topic": "flights"}, "sink.topic", "which source.topics reads"),
-    ({"ledger_topic": "late"}, "sink.topic", "late is named for two purposes"),
-    ({"rejects_topic": "late"}, "sink.topic", "late is named for two purposes"),
-    ({"rejects_topic": "oncely.ledger"}, "sink.topic", "oncely.ledger is named for two"),
+    ({"ledger_topic": "late"}, "sink.topic", "late is used for two purposes"),
+    ({"rejects_topic": "late"}, "sink.topic", "late is used for two purposes"),
+    ({"rejects_topic": "oncely.ledger"}, "sink.topic", "oncely.ledger is used for two"),
     ({"topic": None, "topic_column": "grp", "key": "grp", "rejects_topic": "r"},
      "sink.topic_column", "column of key or value"),
     ({"topic": None, "topic_column": "grp", "value": "grp", "rejects_topic": "r"},
      "sink.topic_column", "column of key or value"),
     ({"value": "avro"}, "sink.schema_file", 'value = "avro" needs the schema'),
+    ({"value": "id", "decimals": "number"}, "sink.decimals", 'no meaning unless value = "json"'),
     ({"schema_id": 3}, "sink.schema_id", 'no meaning unless value = "avro"'),
     ({"key": ""}, "sink.key", "not empty"),
     ({"create": 1}, "sink.create", "allowed: true or false"),
@@ -96,13 +88,13 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"kafka": {"acks": 1}}, "sink.kafka.acks", "lost with its broker"),
     ({"kafka": {"request.required.acks": "0"}}, "sink.kafka.request.required.acks", "lost"),
     ({"kafka": {"max.in.flight": 6}}, "sink.kafka.max.in.flight", "changes the order"),
-    ({"kafka": {"transactional.id": "x"}}, "sink.kafka.transactional.id", "what fences"),
+    ({"kafka": {"transactional.id": "x"}}, "sink.kafka.transactional.id", "for fencing"),
     ({"kafka": {"transaction.timeout.ms": 1}}, "sink.kafka.transaction.timeout.ms", "refused"),
     ({"kafka": {"retries": 0}}, "sink.kafka.retries", "refused"),
     ({"kafka": {"message.timeout.ms": 1}}, "sink.kafka.message.timeout.ms", "refused"),
     ({"kafka": {"bootstrap.servers": "x:1"}}, "sink.kafka.bootstrap.servers", "one cluster"),
     ({"kafka": {"linger.mss": 1}}, "sink.kafka.linger.mss", "did you mean linger.ms?"),
-    ({"kafka": {"sasl.password": "x"}}, "sink.kafka.sasl.password", "no business"),
+    ({"kafka": {"sasl.password": "x"}}, "sink.kafka.sasl.password", "not a setting"),
     ({"kafka": {"linger.ms": [1]}}, "sink.kafka.linger.ms", "a text or a number"),
 ]  # fmt: skip
 

@@ -239,3 +239,11 @@ class TestFilling:
         assert "4 problems" in str(caught.value)
         assert "source.kafka.sasl.password" in str(caught.value)
         assert "spark.conf.spark.ssl.keyPassword" in str(caught.value)
+
+
+def test_the_name_of_a_missing_variable_in_a_url_is_shown() -> None:
+    url = "postgresql://pat:${SHOP_PASSWORD}@db/shop"
+    with pytest.raises(ConfigError) as caught:
+        parse({"sink": {"kind": "sql", "url": url}})
+    assert "export SHOP_PASSWORD=" in str(caught.value.way_out)
+    assert "$${SHOP_PASSWORD}" in str(caught.value.way_out)

@@ -13,7 +13,7 @@ from oncely.cli.spark_log import SparkLog
 from oncely.core.claim import Fence
 from oncely.errors import ConfigError, TooManyRejects
 from oncely.private import check_private, is_private, make_private
-from oncely.refused import Refused
+from oncely.reject_summary import RejectSummary
 from oncely.sinks.kafka.staging import SCHEMA, Staging, default_staging
 
 Plant = Callable[[Path], None]
@@ -90,7 +90,7 @@ def test_the_error_that_ends_a_run_is_not_replaced(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     link(shared / f"oncely-logs-{os.getuid()}")
-    refused = Refused.of(["no JSON"], lambda _: [])
+    refused = RejectSummary.of(["no JSON"], lambda _: [])
     with pytest.raises(TooManyRejects, match="9 records"), SparkLog("p", Path("-")):
         raise TooManyRejects("9 records", refused=refused)
     assert "is not kept" in " ".join(capsys.readouterr().err.split())

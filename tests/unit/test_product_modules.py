@@ -1,4 +1,4 @@
-"""No module of the product is there for the tests alone.
+"""No module of the product is there for the tests alone, and every function fits a screen.
 
 The walk begins at what users start or import. It follows imports, also those inside functions and
 for type checkers, modules that are run by ``-m``, and files that are run by their name.
@@ -18,16 +18,12 @@ SOURCE = repository() / "src"
 ENTRY_POINTS = {
     "oncely": "`import oncely`",
     "oncely.files": "`from oncely import files`",
+    "oncely.jobs": "`from oncely import jobs`",
+    "oncely.testing": "`from oncely.testing import Broker`, in tests of users",
     "oncely.cli.__main__": "`python -m oncely.cli`",
     "oncely.artifacts": "`python -m oncely.artifacts`, in the Makefile",
 }
 """Beside the scripts that pyproject.toml names."""
-
-EXCEPTIONS: Mapping[str, str] = {
-    "oncely.testing.servers.spark_cluster": "a server like the others, for tests of"
-    " pipelines on a standalone cluster",
-}
-"""Modules that no entry point reaches, each with the reason why it stays."""
 
 
 def modules(top: Path) -> dict[str, Path]:
@@ -81,8 +77,7 @@ def scripts() -> set[str]:
 def test_every_module_is_reached_from_what_users_start() -> None:
     known = modules(SOURCE)
     assert known.keys() >= ENTRY_POINTS.keys()
-    alone = known.keys() - reached(known, {*ENTRY_POINTS, *scripts()})
-    assert alone == EXCEPTIONS.keys()
+    assert not known.keys() - reached(known, {*ENTRY_POINTS, *scripts()})
 
 
 def test_a_module_that_nothing_imports_is_noticed(tmp_path: Path) -> None:
@@ -101,3 +96,26 @@ def test_a_module_that_nothing_imports_is_noticed(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     known = modules(tmp_path)
     assert known.keys() - reached(known, {"oncely.a"}) == {"oncely.c.alone"}
+
+
+LONGEST = 50
+
+
+def long_functions(text: str) -> Iterator[str]:
+    """The functions above this number of lines; decorators do not count, docstrings do."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > LONGEST:
+                yield f"{node.name}: {lines} lines"
+
+
+def test_every_function_fits_a_screen() -> None:
+    found = {name: list(long_functions(file.read_text())) for name, file in modules(SOURCE).items()}
+    assert not {name: some for name, some in found.items() if some}
+
+
+def test_a_function_of_more_lines_is_noticed() -> None:
+    body = "    pass\n" * (LONGEST - 1)
+    text = f"@a\ndef fits():\n{body}\nasync def long():\n    1\n{body}"
+    assert list(long_functions(text)) == [f"long: {LONGEST + 1} lines"]

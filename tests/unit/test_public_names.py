@@ -10,6 +10,7 @@ import pytest
 import oncely
 
 NAMES = [
+    "Batch",
     "ConfigError",
     "DataLost",
     "Fenced",
@@ -23,6 +24,7 @@ NAMES = [
     "TableMismatch",
     "TooManyRejects",
     "Unavailable",
+    "Worker",
     "WrongInput",
     "load",
     "parse",

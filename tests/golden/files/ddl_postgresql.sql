@@ -69,6 +69,8 @@ CREATE TABLE IF NOT EXISTS "oncely_ranges" (
     rejected BIGINT NOT NULL,
     filtered BIGINT NOT NULL,
     superseded BIGINT NOT NULL DEFAULT 0,
+    digest BIGINT,
+    recipe TEXT,
     committed_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
     PRIMARY KEY (pipeline, topic, "partition", range_start, epoch)
 );
@@ -88,4 +90,23 @@ CREATE TABLE IF NOT EXISTS "oncely_rejects" (
     epoch BIGINT NOT NULL,
     rejected_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
     PRIMARY KEY (pipeline, topic, "partition", "offset")
+);
+CREATE TABLE IF NOT EXISTS "oncely_amendments" (
+    pipeline TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    "partition" BIGINT NOT NULL,
+    amendment TEXT NOT NULL,
+    range_start BIGINT NOT NULL,
+    range_end BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    kind TEXT NOT NULL,
+    records BIGINT NOT NULL,
+    written BIGINT NOT NULL,
+    rejected BIGINT NOT NULL,
+    filtered BIGINT NOT NULL,
+    superseded BIGINT NOT NULL DEFAULT 0,
+    digest BIGINT,
+    recipe TEXT,
+    committed_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    PRIMARY KEY (pipeline, topic, "partition", amendment)
 );

@@ -67,6 +67,8 @@ CREATE TABLE IF NOT EXISTS "oncely_ranges" (
     rejected INTEGER NOT NULL,
     filtered INTEGER NOT NULL,
     superseded INTEGER NOT NULL DEFAULT 0,
+    digest INTEGER,
+    recipe TEXT,
     committed_at TEXT NOT NULL DEFAULT (replace(datetime('now'), ' ', 'T') || 'Z'),
     PRIMARY KEY (pipeline, topic, "partition", range_start, epoch)
 ) STRICT;
@@ -86,4 +88,23 @@ CREATE TABLE IF NOT EXISTS "oncely_rejects" (
     epoch INTEGER NOT NULL,
     rejected_at TEXT NOT NULL DEFAULT (replace(datetime('now'), ' ', 'T') || 'Z'),
     PRIMARY KEY (pipeline, topic, "partition", "offset")
+) STRICT;
+CREATE TABLE IF NOT EXISTS "oncely_amendments" (
+    pipeline TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    "partition" INTEGER NOT NULL,
+    amendment TEXT NOT NULL,
+    range_start INTEGER NOT NULL,
+    range_end INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    records INTEGER NOT NULL,
+    written INTEGER NOT NULL,
+    rejected INTEGER NOT NULL,
+    filtered INTEGER NOT NULL,
+    superseded INTEGER NOT NULL DEFAULT 0,
+    digest INTEGER,
+    recipe TEXT,
+    committed_at TEXT NOT NULL DEFAULT (replace(datetime('now'), ' ', 'T') || 'Z'),
+    PRIMARY KEY (pipeline, topic, "partition", amendment)
 ) STRICT;

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 
 import pytest
 
-from oncely.cli import logs
+from oncely.cli import logs, screen
+from oncely.secrets import Secrets
 
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    root, ours = logging.getLogger(), logging.getLogger("oncely")
+    handlers, level, our_level = root.handlers[:], root.level, ours.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    ours.setLevel(our_level)
+    logs.named("")
+    screen.hide(Secrets())
 
 
 def entry(path: str, name: str = "root") -> logging.LogRecord:
@@ -36,3 +41,35 @@ def test_what_py4j_says_through_the_root_logger_is_for_who_debugs(
     assert ("java_gateway" in said) == debug
     assert "py4j_like" in said
     assert "said at /lib/py4j/x.py" in said
+
+
+def test_a_line_of_json_names_the_pipeline_and_hides_secrets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure(debug=False, as_json=True)
+    screen.hide(Secrets.of(["s3cret!"]))
+    logs.named("orders")
+    mine = logging.getLogger("oncely.run")
+    mine.info("logged in by %s\n", "s3cret! " + "x" * 300, extra={logs.FIELDS: {"epoch": 3}})
+    try:
+        raise ValueError("s3cret!")
+    except ValueError:
+        mine.exception("failed")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    time = first.pop("time")
+    assert time.endswith("Z")
+    assert first == {
+        "level": "INFO", "logger": "oncely.run", "pipeline": "orders", "epoch": 3,
+        "message": "logged in by *** " + "x" * 300 + "\n",
+    }  # fmt: skip
+    assert "ValueError: ***" in second["error"]
+
+
+def test_every_line_of_text_names_the_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(debug=False)
+    logging.getLogger("oncely.run").info("before")
+    logs.named("orders")
+    logging.getLogger("oncely.run").info("checking")
+    before, named = capsys.readouterr().err.splitlines()
+    assert before.endswith("INFO oncely.run: before")
+    assert named.endswith("INFO oncely.run [orders]: checking")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncely.cli.offsets import chosen_verb
-from oncely.cli.rejects import _printable
+from oncely.cli.tables import printable
 from oncely.errors import WrongInput
 from oncely.sources.reset import ByDuration, ShiftBy, ToDatetime, ToEarliest, ToLatest, ToOffset
 
@@ -40,5 +40,5 @@ def test_none_or_several(given: dict[str, Any]) -> None:
 
 
 def test_a_value_can_not_steer_the_terminal() -> None:
-    assert _printable("a\x1b[31mred\x07\nb\u202ec") == "a\\x1b[31mred\\x07\\x0ab\\x202ec"
-    assert _printable("täglich 日本") == "täglich 日本"
+    assert printable("a\x1b[31mred\x07\nb\u202ec", 200) == "a\\x1b[31mred\\x07\\x0ab\\x202ec"
+    assert printable("täglich 日本", 200) == "täglich 日本"

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from oncely.cli import screen
+from oncely.cli.logs import FIELDS
 from oncely.cli.progress import LiveLine, LogLines, Tally, sentence
 from oncely.core import events
 from oncely.core.ranges import OffsetRange
@@ -25,6 +26,7 @@ EVENTS = [
     events.GapFound(T1, OffsetRange(0, 7)),
     events.BatchFailed("PostgreSQL: gone", 1, 2.0),
     events.FencedOut(3, 4),
+    events.StandingBy(),
     events.Draining(),
 ]
 
@@ -32,7 +34,7 @@ EVENTS = [
 def test_a_tally_knows_positions_and_counts() -> None:
     tally = Tally()
     for event in EVENTS:
-        tally.hear(event)
+        tally.count(event)
     assert (tally.epoch, tally.records, tally.rows, tally.rejects) == (3, 20, 18, 2)
     assert tally.positions == {T0: 30, T1: 7, TopicPartition("t", 2): 5}
     assert tally.summary().startswith("20 records: 18 rows, 2 rejects in ")
@@ -64,7 +66,7 @@ def test_the_live_line_stays_one_line(width: int, monkeypatch: pytest.MonkeyPatc
     line = LiveLine("flights-of-the-year", lambda: {T0: 1_000_030, T1: 7})
     for event in EVENTS:
         line(event)
-    line._ends = {T0: 1_000_030, T1: 7}
+    line._ends.ends = {T0: 1_000_030, T1: 7}
     console.print(line._line())
     (shown,) = written.getvalue().strip("\n").splitlines()
     assert "flights-of-the-year" in shown
@@ -82,6 +84,27 @@ def test_the_end_of_a_partition_that_nobody_reads_is_no_lag(
     monkeypatch.setattr(screen, "err", console)
     line = LiveLine("p", dict)
     line(OPENED)
-    line._ends = {TopicPartition("t", 9): 100, T0: 10, T1: 0}
+    line._ends.ends = {TopicPartition("t", 9): 100, T0: 10, T1: 0}
     console.print(line._line())
     assert "lag 0" in console.export_text()
+
+
+def test_a_batch_in_json_has_its_counts_and_lag(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "oncely.run"):
+        lines = LogLines(dict)
+        lines._ends.ends = {T0: 40, T1: 7}
+        for event in (*EVENTS, events.BatchCommitted(1, 5, 3, 1, 0.12345, {T0: 35}, 9, 1)):
+            lines(event)
+    found = [getattr(one, FIELDS) for one in caplog.records]
+    assert [one["event"] for one in found[:2]] == ["PipelineOpened", "BatchPlanned"]
+    assert all(one["epoch"] == 3 for one in found[:-1])
+    assert found[-1] == {
+        "event": "BatchCommitted", "epoch": 9, "batch": 1, "seconds": 0.123, "lag": 5,
+        "records": 5, "rows": 3, "rejects": 1, "filtered": 1,
+    }  # fmt: skip
+
+
+def test_without_a_look_at_the_ends_there_is_no_lag(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "oncely.run"), LogLines() as lines:
+        lines(EVENTS[3])
+    assert getattr(caplog.records[0], FIELDS)["lag"] is None

@@ -39,7 +39,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ConfigError("sink.url", "wrong", way_out="mend it"), 2),
+        (ConfigError("sink.url", "wrong", way_out="correct it"), 2),
         (Fenced("p", 1, 2), 3),
         (Stopped("a person must decide"), 1),
         (Unavailable("gone"), 1),
@@ -54,8 +54,8 @@ def test_exit_codes(error: Exception, code: int, said: io.StringIO) -> None:
 
 
 def test_message_and_way_out(said: io.StringIO) -> None:
-    screen.show_error(ConfigError("sink.url", "wrong", way_out="mend it"), debug=False)
-    assert said.getvalue() == "error: sink.url: wrong\nway out: mend it\n"
+    screen.show_error(ConfigError("sink.url", "wrong", way_out="correct it"), debug=False)
+    assert said.getvalue() == "error: sink.url: wrong\nway out: correct it\n"
 
 
 @pytest.mark.parametrize("debug", [False, True])
@@ -126,6 +126,21 @@ def test_tables_keep_numbers_whole_and_cut_the_rest(
     assert all(len(line) <= width for line in lines)
 
 
+def test_long_names_are_folded_and_nothing_of_them_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(screen, "out", Console(file=written, width=80))
+    name = "warehouse.production.orders.changes.with.a.long.name"
+    columns = [("topic", LEFT), ("offset", RIGHT), ("end", RIGHT), ("stage", LEFT), ("why", REST)]
+    show(columns, [(name, 20_000_000_000, 20_000_000_001, "decode", "r" * 300)])
+    lines = written.getvalue().splitlines()
+    assert "".join(line.split(" ")[0] for line in lines[2:]) == name
+    for one in ("20,000,000,000", "20,000,000,001", "decode"):
+        assert one in lines[2]
+    assert all(len(line) <= 80 for line in lines)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "?"), (0, "0 s"), (1.25, "1.2 s"), (119, "119.0 s"), (120, "2.0 min"),
@@ -173,4 +188,4 @@ class TestSparkLog:
     def test_old_logs_do_not_pile_up(self, tmp_path: Path, said: io.StringIO) -> None:
         for _ in range(15):
             self.write(ValueError())
-        assert len(list(tmp_path.glob("oncely-logs-*/*.log"))) == 11
+        assert len(list(tmp_path.glob("oncely-logs-*/p/*.log"))) == 11

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from oncely.cli.run import importable
+from oncely.cli.run import importable, run_file
 from oncely.cli.signals import Interrupted, Signals
+from oncely.cli.work import work_file
 
 
 def test_every_signal_is_heard_and_the_old_handlers_come_back() -> None:
     heard = threading.Semaphore(0)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with Signals(heard.release) as signals:
-        signals.nothing_in_hand = False
+        signals.idle = False
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(os.getpid(), number)
             assert heard.acquire(timeout=60)
@@ -53,3 +54,20 @@ def test_modules_beside_the_pipeline_file_can_be_imported(
 
     assert beside_the_file.x == 1
     assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), "/else"]
+
+
+def test_a_signal_before_the_block_has_begun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The handlers are put back, and the command ends as it does after a later signal."""
+    install, before = Signals.install, signal.getsignal(signal.SIGTERM)
+
+    def at_once(self: Signals) -> None:
+        install(self)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Signals, "install", at_once)
+    assert work_file(tmp_path / "none.toml", None) == 0
+    assert work_file(tmp_path / "none.toml", "latest") == 1
+    assert run_file(tmp_path / "none.toml", None, None) == 0
+    assert signal.getsignal(signal.SIGTERM) is before

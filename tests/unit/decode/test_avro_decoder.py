@@ -124,7 +124,7 @@ def test_every_type_has_a_column() -> None:
         ("null", "x: null alone has no column"),
         ({"type": "array", "items": ["int", "long"]}, "x: item: a union of int, long"),
         (record(name="Empty"), "x: Empty has no fields"),
-        (record(("next", ["null", "Node"]), name="Node"), "x: next: Node holds itself"),
+        (record(("next", ["null", "Node"]), name="Node"), "x: next: Node is recursive"),
         (
             {"type": "bytes"} | decimal_of(39, 0),
             "x: a decimal of 39 digits",
@@ -172,7 +172,7 @@ ROW = {"carrier": "UA", "flight": 1545, "delay": 2.0}
         (b"", "the value is empty"),
         (GOOD[:-1], "the value is no Avro datum: delay: it ends too early"),
         (GOOD[:3], "the value is no Avro datum: flight: it ends too early"),
-        (GOOD + b"\0", "the value goes on for 1 bytes behind its datum"),
+        (GOOD + b"\0", "the value has 1 bytes after its datum"),
         (b"\x03U", "the value is no Avro datum: carrier: -2 bytes are claimed, 1 are left"),
         (b"\xfe\xff\xff\xff\x0fU", "carrier: 2147483647 bytes are claimed, 1 are left"),
         (b"\x04\xff\xfe" + GOOD[3:], "the value is no Avro datum: carrier: a text is not UTF-8"),

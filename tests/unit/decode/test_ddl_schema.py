@@ -3,7 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from oncely.decode.schema import parse_schema, type_name
+from oncely.decode.schema import is_json, parse_schema, type_name, without_json
 from oncely.errors import ConfigError
 
 
@@ -90,10 +90,14 @@ def test_types_nest_and_case_and_white_space_do_not_count() -> None:
         ("id", "at character 3: the end is not one of the types"),
         ("id BIGINT,", "expected a column's name, found the end"),
         ("id BIGINT at TIMESTAMP", "at character 11: expected ',' after 'id', found 'at'"),
-        ("id BIGINT, id STRING", "'id' is there twice"),
-        ("s STRUCT<a: INT, a: INT>", "'a' is there twice"),
+        ("id BIGINT, id STRING", "'id' is repeated"),
+        ("s STRUCT<a: INT, a: INT>", "'a' is repeated"),
         ("s STRUCT<>", "STRUCT has no columns"),
-        ("id VARCHAR(10)", "'VARCHAR' is not one of the types STRING, BOOLEAN"),
+        ("id CLOB", "'CLOB' is not one of the types STRING, BOOLEAN"),
+        ("id VARCHAR(x)", "expected a number, found 'x'"),
+        ("id VARCHAR(3", "expected ')', found the end"),
+        ("a ARRAY<JSON>", "at character 9: JSON is the type of a whole column"),
+        ("a STRUCT<b: JSON>", "JSON is the type of a whole column"),
         ("id INTERVAL", "'INTERVAL' is not one of the types"),
         ("id NOT NULL", "'NOT' is not one of the types"),
         ("id INT NULL", "expected ','"),
@@ -122,3 +126,16 @@ def test_what_is_no_schema_is_named_with_its_place(ddl: str, problem: str) -> No
     assert caught.value.key == "decode.key.schema"
     assert problem in caught.value.message
     assert "Spark's DDL" in caught.value.way_out
+
+
+def test_texts_of_sql_are_strings() -> None:
+    schema = parse_schema("a VARCHAR(10), b char(3), c CHARACTER(1), d text, e ARRAY<VARCHAR(5)>")
+    assert schema.types == [*[pa.string()] * 4, pa.list_(pa.string())]
+
+
+def test_a_column_may_be_json() -> None:
+    schema = parse_schema("json STRING, p JSON NOT NULL COMMENT 'x', q json")
+    assert [is_json(one) for one in schema] == [False, True, True]
+    assert schema.types == [pa.string()] * 3
+    assert [one.nullable for one in schema] == [True, False, True]
+    assert not any(map(is_json, without_json(schema)))

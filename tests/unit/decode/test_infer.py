@@ -166,7 +166,7 @@ def test_scopes_have_schemas_of_their_own() -> None:
         ("true::BOOLEAN",): pa.schema({"u": BOOL}),
         ("1::BIGINT",): pa.schema({"u": BIG}),
     }
-    why = "u: files are parted by texts, whole numbers and booleans, found"
+    why = "u: files are partitioned by texts, whole numbers and booleans, found"
     assert reasons(found) == {
         7: f"{why} a number with a point or exponent, 1.5",
         8: f"{why} an array of 1",

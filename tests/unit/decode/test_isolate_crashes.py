@@ -55,8 +55,20 @@ def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("harm", [os.abort, segfault, killed])
-@pytest.mark.parametrize("bad", [{0}, {99}, {7, 8, 50}, {*range(40, 48)}])
+PLACES: list[set[int]] = [{0}, {99}, {7, 8, 50}, {*range(40, 48)}]
+
+
+@pytest.mark.parametrize(
+    ("harm", "bad"),
+    [
+        *((os.abort, bad) for bad in PLACES),
+        *(
+            pytest.param(harm, bad, marks=[pytest.mark.long] * (bad != {7, 8, 50}))
+            for harm in (segfault, killed)
+            for bad in PLACES
+        ),
+    ],
+)
 def test_records_that_kill_are_rejections_and_the_rest_are_rows(
     harm: Callable[[], object], bad: set[int]
 ) -> None:

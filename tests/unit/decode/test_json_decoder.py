@@ -341,3 +341,70 @@ def test_nesting_counts_brackets_outside_texts() -> None:
     assert nesting('{"a": [1, {"b": []}], "c": {}}') == 4
     assert nesting('{"[[[": "]]{{\\"[[", "a": "\\\\"}') == 1
     assert nesting('["' + "[" * 1_000_000) == 1
+
+
+class TestScalarsAsTexts:
+    """As Spark's ``from_json`` reads them; ``strict`` refuses them."""
+
+    DDL = "s STRING, l ARRAY<STRING>, o STRUCT<s: STRING>, m MAP<STRING, STRING>"
+    VALUE = b'{"s": 1.50, "l": [true, "a", null, 1e3], "o": {"s": -0}, "m": {"k": 7}}'
+
+    def decoded(self, *values: bytes, strict: bool) -> Decoded:
+        return JsonDecoder(parse_schema(self.DDL), "value", strict).decode(table(*values))
+
+    def test_a_number_or_boolean_keeps_its_text(self) -> None:
+        found = self.decoded(self.VALUE, b'{"s": "x"}', strict=False)
+        assert not found.rejections
+        first = found.rows.to_pylist(maps_as_pydicts="strict")[0]
+        assert first == {"s": "1.50", "l": ["true", "a", None, "1e3"], "o": {"s": "-0"},
+                         "m": {"k": "7"}}  # fmt: skip
+        assert found.row_record.to_pylist() == [0, 1]
+
+    def test_strict_refuses_them(self) -> None:
+        (refused,) = self.decoded(self.VALUE, strict=True).rejections
+        assert refused.reason == "s: expected STRING, found 1.50"
+
+    @pytest.mark.parametrize("text", ["{}", '{"a": 1}', "[]", "[1]"])
+    def test_objects_and_arrays_are_no_texts(self, text: str) -> None:
+        (refused,) = self.decoded(f'{{"s": {text}}}'.encode(), strict=False).rejections
+        assert refused.reason.startswith("s: expected STRING, found an ")
+
+    def test_other_types_stay_what_they_are(self) -> None:
+        schema = parse_schema("n INT, b BOOLEAN, d DOUBLE, t DATE, x BINARY")
+        decoder = JsonDecoder(schema, "value", strict=False)
+        values = [b'{"n": true}', b'{"b": 1}', b'{"d": "1"}', b'{"t": 1}', b'{"x": 1}']
+        assert len(decoder.decode(table(*values)).rejections) == 5
+
+
+class TestJsonColumns:
+    """Any value, as JSON without spaces."""
+
+    @pytest.mark.parametrize(
+        ("text", "kept"),
+        [
+            ('{"a": [1, 1.50, "\\u00e9"], "b": {}}', '{"a":[1,1.50,"é"],"b":{}}'),
+            ("1e400", "1e400"),
+            (" true ", "true"),
+            ('"x\\n"', '"x\\n"'),
+            ('[ {"a": 1, "a": 2} ]', '[{"a":2}]'),
+            ("null", None),
+        ],
+    )
+    def test_a_value_keeps_its_spelling(self, text: str, kept: str | None) -> None:
+        assert column("JSON", text) == [kept]
+        # The reference gives the same: a name that msgspec can't match leaves it all records.
+        slow = decode('`"` INT, x JSON', f'{{"x": {text}}}'.encode())
+        assert slow.rows["x"].to_pylist() == [kept]
+
+    @pytest.mark.parametrize("text", ["[NaN]", '"\\ud800"', '["\\ud800"]', "[1,]", "tru", '"\t"'])
+    def test_what_is_not_json_is_refused(self, text: str) -> None:
+        (reason,) = column("JSON", text)
+        assert reason is not None
+        assert reason.startswith("the value is not JSON: ")
+
+    def test_null_and_nothing_are_refused_if_it_must_have_a_value(self) -> None:
+        found = decode("x JSON NOT NULL", b'{"x": null}', b"{}", b'{"x": 1}')
+        assert [one.reason for one in found.rejections] == [
+            "x: found null, but it is NOT NULL", "x: found nothing, but it is NOT NULL",
+        ]  # fmt: skip
+        assert found.rows["x"].to_pylist() == ["1"]

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pickle
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -201,3 +202,30 @@ def test_without_a_key_decoder_a_null_value_is_a_rejection() -> None:
     decoded = json_decoder("n INT").decode(records((b"k", None)))
     assert decoded.tombstones is None
     assert [r.reason for r in decoded.rejections] == ["the value is null"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "values"),
+    [
+        ("BIGINT", [b"7", b"-1", None, b"7.0"], [7, -1, None, "expected BIGINT, found 7.0"]),
+        ("INT", [b"x", b"", b"007", b"9999999999"], ['"x"', '""', '"007"', "out of range of INT"]),
+        ("DECIMAL(4,2)", [b"1.5", b"123"], [Decimal("1.50"), "does not fit"]),
+        ("BOOLEAN", [b"true", b"1"], [True, "expected BOOLEAN, found 1"]),
+        ("DATE", [b"2026-01-31", b"2026-02-30"], [date(2026, 1, 31), "expected DATE"]),
+        ("DOUBLE", [b"1", b"1e3", b"nan"], [1.0, 1000.0, "expected DOUBLE"]),
+        ("STRING", [b"7", b"\xff"], ["7", "not UTF-8"]),
+    ],
+)  # fmt: skip
+def test_the_text_of_a_key_spells_a_value_of_its_type(
+    kind: str, texts: list[bytes | None], values: list[Any]
+) -> None:
+    schema = pa.schema({"id": parse_schema(f"x {kind}").field(0).type})
+    decoded = TextDecoder(schema, "key").decode(records(*((one, b"") for one in texts)))
+    found: dict[int, Any] = dict(zip(decoded.row_record.to_pylist(), decoded.rows["id"].to_pylist(),
+                                     strict=True))  # fmt: skip
+    reasons = {one.record: one.reason for one in decoded.rejections}
+    for at, value in enumerate(values):
+        if at in reasons:
+            assert str(value) in reasons[at]
+        else:
+            assert found[at] == value

@@ -224,7 +224,7 @@ def test_what_is_no_avro_or_does_not_fit_is_a_rejection(registry: FakeRegistry) 
         "the value is no Avro datum: carrier: it ends too early",
         f"schema id {proto} is PROTOBUF, not AVRO",
         f"schema id {other} can't be read as the columns' schema: carrier: int is no string",
-        "the value goes on for 1 bytes behind its datum",
+        "the value has 1 bytes after its datum",
     ]
 
 
@@ -329,7 +329,7 @@ def test_a_password_is_sent_and_never_shown(registry: FakeRegistry, where: str) 
     assert "canary" not in repr(decoder)
 
     wrong = settings("canary-of-" + where) | {"max.retries": 0}
-    with pytest.raises(ConfigError, match="refuses us") as caught:
+    with pytest.raises(ConfigError, match="refuses the client") as caught:
         latest(wrong)
     assert caught.value.key == "decode.schema_registry"
     with pytest.raises(ConfigError) as caught:

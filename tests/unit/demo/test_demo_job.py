@@ -15,6 +15,7 @@ import pytest
 from demo import watch
 from demo.job import Job, JobFailed, JobPlan
 from demo.moment import Database, Missed, caught, open_transactions
+from oncely.testing.processes import await_that
 
 WRITER = """
 import sys, time, psycopg
@@ -51,10 +52,7 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 def until_done(job: Job) -> None:
-    deadline = time.monotonic() + 60
-    while not job.tend():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    await_that(job.tend, "the end of the job")
 
 
 def fails_first(times: int, code: int) -> str:
@@ -91,8 +89,7 @@ def test_a_job_that_was_asked_to_stop_is_started_again_though_it_ends_well(make_
     )
     job = make_job(program, str(flag))
     job.start()
-    while not flag.exists():
-        time.sleep(0.01)
+    await_that(flag.exists, "its start")
     job.ask_to_stop()
     until_done(job)
     assert [one.exit_code for one in job.restarts] == [0]
@@ -102,10 +99,7 @@ def test_closing_ends_the_whole_tree(make_job):
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {IDLE!r}])"
     job = make_job(program)
     job.start()
-    deadline = time.monotonic() + 60
-    while len(job.tree()) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    await_that(lambda: len(job.tree()) == 2, "its child")
     tree = job.tree()
     job.close()
     assert not any(process.is_running() for process in tree)

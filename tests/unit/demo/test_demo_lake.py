@@ -23,6 +23,7 @@ from demo.lake_moment import Eyes, caught
 from demo.lake_reader import Verdict, compare, environment, stored
 from demo.lake_rules import folder_of, row_of
 from demo.moment import Missed
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 
 GOOD = {
@@ -297,8 +298,6 @@ def test_a_job_is_caught_publishing_only_while_the_transaction_is_open(
         assert moment.open_messages == 2
         assert moment.staged == lake["manifest"].keys()
     producer.commit_transaction(30)
-    deadline = time.monotonic() + 60
-    while eyes.open_messages():
-        assert time.monotonic() < deadline
+    await_that(lambda: not eyes.open_messages(), "the end of the transaction")
     assert eyes.certain("publishing", []) is None
     assert lake_reader.read_manifest(broker.bootstrap, topic) == lake["manifest"]

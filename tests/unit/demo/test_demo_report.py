@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -13,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from demo import lake, report
+from demo import audit, lake, report
 from demo.faults import KINDS, Fault
 from demo.page import page
 
@@ -54,6 +55,24 @@ def into_files(**change: Any) -> dict[str, Any]:
     return {**told, **change}
 
 
+def audited(**change: Any) -> dict[str, Any]:
+    done = sorted(
+        ([one.finding, number % 4, 7 + number] for one in audit.STEPS for number in one.ids),
+        key=str,
+    )
+    counts = {"lost": 0, "duplicated": 0, "altered": 0, "unexpected": 0}
+    clean = {"verdict": "clean", "records": 1005, "accounted": 1005, "holes": 4, "found": counts}
+    clean |= {"findings": [], "seconds": 0.5}
+    damaged = clean | {"verdict": "damaged", "accounted": 1002, "findings": done, "exit_code": 1}
+    damaged["found"] = {**counts, **{one.finding: len(one.ids) for one in audit.STEPS}}
+    told = {"clean": clean, "damaged": damaged, "repaired": dict(clean), "done": done}
+    told |= {"page": "/build/demo/audit.html", "seconds": 9.0}
+    for path, value in change.items():
+        name, _, key = path.partition("__")
+        told[name] = told[name] | {key: value} if key else value
+    return told
+
+
 @pytest.fixture
 def found() -> dict[str, Any]:
     damaged = run(
@@ -64,7 +83,7 @@ def found() -> dict[str, Any]:
     )
     published = {"flights": 1000, "broken": 5, "transactions": 2, "aborted": 7, "offsets": 1010}
     told = {"oncely": run(), "control": damaged, "files": into_files(), "published": published}
-    return {**told, "seconds": 130.0, "problems": []}
+    return {**told, "audit": audited(), "seconds": 130.0, "problems": []}
 
 
 def judged(found: dict[str, Any], imported: bool = False) -> list[str]:
@@ -150,6 +169,34 @@ def test_the_kill_while_publishing_must_have_met_an_open_transaction(found):
     assert any("open transaction" in problem for problem in judged(found))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({f"{name}__verdict": "unknown"} for name in ("clean", "damaged", "repaired")),
+        *({f"{name}__records": 1004} for name in ("clean", "repaired")),
+        *({f"{name}__accounted": 1004} for name in ("clean", "repaired")),
+        {"damaged__exit_code": 0},
+        {"damaged__findings": audited()["done"][1:]},
+        {"damaged__findings": [["lost", 0, 1], *audited()["done"][1:]]},
+        {"damaged__found": audited()["damaged"]["found"] | {"unexpected": 1}},
+        {"done": audited()["done"][1:], "damaged__findings": audited()["done"][1:]},
+    ],
+)
+def test_an_audit_that_names_anything_but_the_damage_is_a_problem(found, change):
+    found["audit"] = audited(**change)
+    assert any(problem.startswith("audit: ") for problem in judged(found))
+
+
+def test_each_damage_is_on_the_page_with_its_statement_and_its_places(found):
+    text = page(found, WORDS, OF_FILES)
+    for step in audit.STEPS:
+        assert html.escape(step.shown) in text
+        assert "%s" not in step.shown
+    for _, partition, offset in found["audit"]["done"]:
+        assert f"partition {partition} offset {offset}" in text
+    assert "audit.html" in text
+
+
 class Page(HTMLParser):
     """Tags as they come; every one that is opened is closed."""
 
@@ -224,5 +271,6 @@ def test_both_files_are_written_and_the_table_is_shown(found, tmp_path):
     report.show(found, console, tmp_path)
     shown = console.export_text()
     words = ("records", "rows", "rejects", "lost", "duplicated", "1,100", "orphans", "manifest")
+    words = (*words, "after the damage", "altered", "/build/demo/audit.html")
     for word in words:
         assert word in shown

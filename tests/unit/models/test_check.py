@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,18 @@ Spec == Init /\\ [][Next]_n /\\ WF_n(Next)
 Small == n <= Most
 Grows == [][n' > n]_n
 Ends == <>(n = Most)
+====
+"""
+CHAIRS = """---- MODULE Chairs ----
+EXTENDS Integers, FiniteSets, TLC
+CONSTANTS Guests, Chairs, Mistake
+VARIABLES sits, times
+Init == sits = {} /\\ times = 0
+Next == \\/ sits = {} /\\ \\E g \\in Guests, c \\in Chairs : sits' = {<<g, c>>} /\\ times' = 1
+        \\/ sits # {} /\\ times' = 2 /\\ UNCHANGED sits
+Spec == Init /\\ [][Next]_<<sits, times>>
+One == Cardinality(sits) <= 1
+View == <<sits>>
 ====
 """
 MODEL = Model(
@@ -153,6 +166,20 @@ def test_tlc_itself(tmp_path: Path) -> None:
     broken = run(MISTAKEN, jar, java, tmp_path)
     assert broken.violated is None
     assert "Nowhere" in broken.failure
+
+
+def test_symmetric_states_and_states_of_one_view_are_looked_at_once(tmp_path: Path) -> None:
+    (jar, *_), java = artifacts.resolve(checker.TLC), artifacts.java()
+    (tmp_path / "Chairs.tla").write_text(CHAIRS)
+    constants = {"Guests": '{"a", "b"}', "Chairs": '{"c", "d"}'}
+    every = Model("Chairs", ("One",), (), constants, (), (), ())
+    symmetric = replace(every, symmetric=("Guests", "Chairs"))
+    states = [
+        run(Check(one, constants), jar, java, tmp_path).states
+        for one in (every, symmetric, replace(symmetric, view="View"))
+    ]
+    # Nobody sits; or one of two guests on one of two chairs, for the first or second time.
+    assert states == [1 + 4 + 4, 1 + 1 + 1, 1 + 1]
 
 
 def test_a_registry_that_can_not_be_reached_is_told(

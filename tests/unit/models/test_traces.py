@@ -1,4 +1,4 @@
-"""Values and behaviours as TLC prints them."""
+"""Values and behaviours as TLC prints them, and walks to a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from models.traces import Function, Step, parsed, value
+from models.catalogue import SQL_LEDGER
+from models.traces import INITIAL, Function, Step, parsed, traces_to, value
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,27 @@ State 1: <Initial predicate>
 
 def test_a_module_with_one_variable() -> None:
     assert list(parsed("State 1: <Initial predicate>\nx = 1\n\n")) == [[Step("Init", {"x": 1})]]
+
+
+def test_walks_end_with_the_steps_that_are_asked_for() -> None:
+    goals = {
+        "fenced": '\\E r \\in Processes : proc[r].pc = "idle" /\\ proc\'[r].pc = "fenced"',
+        "moved": "\\E p \\in Partitions : db'.positions[p].at > db.positions[p].at",
+    }
+    found = traces_to(SQL_LEDGER, goals, number=2, depth=40, seed=1)
+    for trace in found["fenced"]:
+        assert "fenced" in {one["pc"] for one in trace[-1].state["proc"].values()}
+        assert "fenced" not in {one["pc"] for one in trace[-2].state["proc"].values()}
+    for trace in found["moved"]:
+        assert [step.state["db"]["positions"]["p1"]["at"] > 0 for step in trace[-2:]] == [
+            False,
+            True,
+        ]
+    assert [len(some) for some in found.values()] == [2, 2]
+    assert found["moved"][0] != found["moved"][1]
+    assert all(trace[0].action == INITIAL for some in found.values() for trace in some)
+
+
+def test_steps_that_are_not_reached_are_told() -> None:
+    with pytest.raises(RuntimeError, match="'never': 0"):
+        traces_to(SQL_LEDGER, {"never": "FALSE"}, number=1, depth=5, seed=1, tries=3)

@@ -55,3 +55,22 @@ def test_a_schema_file_without_columns_is_named_by_its_key(
     with pytest.raises(ConfigError, match=problem) as caught:
         made(**(avro if where == "decode" else {"format": "raw", "key": avro}))
     assert caught.value.key == f"{where}.schema"
+
+
+def test_a_key_that_is_a_text_has_a_type() -> None:
+    key = {"format": "string", "column": "id", "type": "BIGINT"}
+    assert made(format="json", schema="id BIGINT", key=key).schema == pa.schema({"id": pa.int64()})
+
+
+@pytest.mark.parametrize("kind", ["ARRAY<INT>", "JSON", "INT, y INT", "INT NOT NULL", "CLOB", ""])
+def test_a_key_of_another_type_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="key"):
+        made(format="raw", key={"format": "string", "column": "id", "type": kind})
+
+
+@pytest.mark.parametrize(
+    ("strict", "rows"), [({}, 2), ({"strict": False}, 2), ({"strict": True}, 1)]
+)
+def test_a_string_takes_any_scalar_unless_it_is_strict(strict: Any, rows: int) -> None:
+    records = pa.table({"value": pa.array([b'{"s": 1}', b'{"s": "x"}'], pa.binary())})
+    assert made(format="json", schema="s STRING", **strict).decode(records).rows.num_rows == rows

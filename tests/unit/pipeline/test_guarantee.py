@@ -9,7 +9,7 @@ import pytest
 from oncely.config import parse
 from oncely.errors import ConfigError, Unavailable
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
-from oncely.pipeline.problems import Problems
+from oncely.pipeline.problems import Inspection
 from oncely.pipeline.sql_destination import _slots
 
 
@@ -75,12 +75,12 @@ def test_slots(master: str, slots: int) -> None:
 
 
 def test_findings_go_on_after_a_problem() -> None:
-    findings = Problems()
-    with findings.about("source.brokers"):
+    inspection = Inspection()
+    with inspection.about("source.brokers"):
         raise Unavailable("gone")
     for _ in range(2):
-        with findings.about("decode"):
-            raise ConfigError("decode.schema", "wrong", way_out="mend it")
-    first, second = findings.problems
+        with inspection.about("decode"):
+            raise ConfigError("decode.schema", "wrong", way_out="correct it")
+    first, second = inspection.problems
     assert (first.key, first.wrong_input) == ("source.brokers", False)
-    assert (second.key, second.message, second.way_out) == ("decode.schema", "wrong", "mend it")
+    assert (second.key, second.message, second.way_out) == ("decode.schema", "wrong", "correct it")

@@ -55,10 +55,10 @@ def test_each_pair(sink: str, store: str) -> None:
         assert "exactly once" not in " ".join((found.means, *found.ends))
         assert "same transaction" not in found.rejects, "there is none"
         ends = " ".join(found.ends)
-        assert ("fences nobody for certain" in ends) is (store != "ledger")
+        assert ("does not fence reliably" in ends) is (store != "ledger")
         assert ("stopped by the ledger" in ends) is (store == "ledger")
         assert ("offsets.retention.minutes" in ends) is (raw["store"] == "kafka")
-        assert ("visible one by one" in ends) is (sink == "kafka")
+        assert ("visible separately" in ends) is (sink == "kafka")
         told[delivery] = found
     assert "may lose some and write others again" in told["none"].means
     assert "every 5 seconds" in told["none"].means
@@ -66,13 +66,13 @@ def test_each_pair(sink: str, store: str) -> None:
     assert "nothing is written twice" in told["at_most_once"].means
     assert "writes up to 100,000 records of each task again" in told["at_least_once"].means
     assert "nothing is lost" in told["at_least_once"].means
-    assert any("not tried again" in end for end in told["at_most_once"].ends)
+    assert any("not retried" in end for end in told["at_most_once"].ends)
 
 
 @pytest.mark.parametrize(
     ("sink", "word"),
     [
-        ("append", 'mode = "upsert" would take them once'),
+        ("append", 'mode = "upsert" would store them once'),
         ("upsert", "makes the second writing of a record harmless"),
         ("kafka", "a key and compaction hide them later"),
     ],

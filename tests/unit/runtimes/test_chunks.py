@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.core.batch import Chunk, Reject, Rejection
+from oncely.core.batch import Chunk, Rejection
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
@@ -20,6 +20,7 @@ from oncely.errors import InvariantViolation
 from oncely.runtimes import chunks as module
 from oncely.runtimes.chunks import Bounds, Chunks
 from oncely.runtimes.row_transform import SqlTransform, Unchanged
+from tests.sinktools import kept_values
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 ROW = pa.schema([("text", pa.string())])
@@ -54,17 +55,6 @@ def decode(records: pa.Table) -> Decoded:
     )
 
 
-def letters(
-    records: pa.Table, origins: Sequence[tuple[TopicPartition, int]], why: Sequence[Rejection]
-) -> list[Reject]:
-    return [
-        Reject(tp, at, None, None, value, (), one.stage, one.reason)
-        for (tp, at), value, one in zip(
-            origins, records.column("value").to_pylist(), why, strict=True
-        )
-    ]
-
-
 def cut(
     tables: Sequence[pa.Table],
     starts: dict[TopicPartition, int],
@@ -72,7 +62,9 @@ def cut(
     **more: Any,
 ) -> list[Chunk]:
     transform = more.pop("transform", Unchanged())
-    return list(Chunks(starts, more.pop("decode", decode), transform, letters, bounds).cut(tables))
+    return list(
+        Chunks(starts, more.pop("decode", decode), transform, kept_values, bounds).cut(tables)
+    )
 
 
 def texts(chunk: Chunk) -> list[str]:
@@ -223,7 +215,7 @@ def test_bounds_smaller_than_a_record() -> None:
         ([of(A0, 1, 1)], "do not ascend"),
         ([of(A0, 2, 1)], "do not ascend"),
         ([of(A0, 2), of(A0, 1)], "do not ascend"),
-        ([of(A0, 0)], "offset 0 was not asked for"),
+        ([of(A0, 0)], "offset 0 was not requested"),
         ([of(A1, 5)], "not in this batch's plan"),
     ],
 )
@@ -233,7 +225,7 @@ def test_input_that_was_not_planned_is_a_defect(tables: list[pa.Table], problem:
 
 
 def test_offsets_that_go_back_in_a_later_chunk_are_a_defect() -> None:
-    with pytest.raises(InvariantViolation, match="was not asked for"):
+    with pytest.raises(InvariantViolation, match="was not requested"):
         cut([of(A0, 5), of(A0, 4)], {A0: 0}, Bounds(records=1))
 
 

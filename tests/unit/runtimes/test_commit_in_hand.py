@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from oncely.commit.path import Outcome
 from oncely.core.batch import Chunk
 from oncely.core.budget import Budget
 from oncely.core.claim import Claim, Counts, Fence
@@ -18,8 +20,10 @@ from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import InvariantViolation, TooManyRejects
 from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.spark.task import PipelinedCommit, TaskPlan, run
+from oncely.runtimes.spark.reading import Reading
+from oncely.runtimes.spark.task import CommitPlan, commit_chunks
 from tests.sinktools import T0, at_t0, numbered, together
 
 
@@ -58,12 +62,14 @@ class Memory:
         return {T0: Counts(chunk.records, chunk.rows.num_rows, 0, 0)}
 
 
-def plan(sink: Any) -> TaskPlan:
+def plan(sink: Any) -> CommitPlan:
     nothing: Any = None
-    return TaskPlan(
-        together(sink), Fence("p", 1), nothing, Decoder(), Unchanged(), {T0: 0}, Budget(), "t",
-        Bounds(records=10),
-    )  # fmt: skip
+    reading = Reading(nothing, Decoder(), Unchanged(), {T0: 0}, "t", Bounds(records=10))
+    return CommitPlan(together(sink), Fence("p", 1), Budget(), reading)
+
+
+def begin(hand: PipelinedCommit, sink: Any, chunk: Chunk) -> None:
+    hand.begin(together(sink), Fence("p", 1), chunk)
 
 
 class Decoder:
@@ -87,8 +93,11 @@ def batch(first: int, count: int = 10) -> pa.RecordBatch:
 
 
 def answers(rows: Sequence[pa.RecordBatch]) -> list[tuple[Any, Any, bool]]:
-    found = [row.to_pylist()[0] for row in rows]
-    return [(one["start"], one["end"], one["error"] is not None) for one in found]
+    found = [pickle.loads(row["answer"][0].as_py()) for row in rows]  # our own
+    return [
+        (one.range.start, one.range.end, False) if isinstance(one, Outcome) else (None, None, True)
+        for one in found
+    ]
 
 
 def test_the_next_chunk_is_read_while_one_is_committed() -> None:
@@ -103,7 +112,7 @@ def test_the_next_chunk_is_read_while_one_is_committed() -> None:
         yield batch(10)
         yield batch(20)
 
-    rows = list(run(plan(sink), batches()))
+    rows = list(commit_chunks(plan(sink), batches()))
     assert sink.order == [(0, 10), (10, 20), (20, 30)]
     assert answers(rows) == [(0, 10, False), (10, 20, False), (20, 30, False)]
     assert threading.get_ident() not in sink.threads
@@ -111,7 +120,7 @@ def test_the_next_chunk_is_read_while_one_is_committed() -> None:
 
 def test_input_that_ends_early_commits_what_was_read_and_no_more() -> None:
     sink = Memory()
-    rows = list(run(plan(sink), iter([batch(0), batch(10, 7)])))
+    rows = list(commit_chunks(plan(sink), iter([batch(0), batch(10, 7)])))
     assert answers(rows) == [(0, 10, False), (10, 17, False)]
     assert sink.at == {T0: 17}
 
@@ -119,7 +128,7 @@ def test_input_that_ends_early_commits_what_was_read_and_no_more() -> None:
 def test_after_a_failure_nothing_more_is_committed_and_the_input_is_read_up() -> None:
     sink = Memory(fail_at=10)
     input_ = iter([batch(at) for at in range(0, 100, 10)])
-    rows = list(run(plan(sink), input_))
+    rows = list(commit_chunks(plan(sink), input_))
     assert answers(rows) == [(0, 10, False), (None, None, True)]
     assert sink.at == {T0: 10}
     assert next(input_, None) is None
@@ -127,7 +136,7 @@ def test_after_a_failure_nothing_more_is_committed_and_the_input_is_read_up() ->
 
 def test_a_cancelled_task_ends_after_the_commit_in_hand() -> None:
     sink = Memory()
-    task = run(plan(sink), iter([batch(at) for at in range(0, 50, 10)]))
+    task = commit_chunks(plan(sink), iter([batch(at) for at in range(0, 50, 10)]))
     next(task)
     task.close()  # type: ignore[attr-defined]
     position = sink.at[T0]
@@ -138,18 +147,18 @@ def test_a_cancelled_task_ends_after_the_commit_in_hand() -> None:
 
 def test_two_at_once_are_refused() -> None:
     sink = Memory()
-    with PipelinedCommit(plan(sink), overlap=True) as hand:
-        hand.begin(at_t0(0, numbered(0, 3)))
+    with PipelinedCommit(Budget(), overlap=True) as hand:
+        begin(hand, sink, at_t0(0, numbered(0, 3)))
         with pytest.raises(InvariantViolation, match="at once"):
-            hand.begin(at_t0(3, numbered(3, 6)))
+            begin(hand, sink, at_t0(3, numbered(3, 6)))
         assert [one.range.end for one in hand.finish()] == [3]
         assert hand.finish() == []
 
 
 def test_without_overlap_it_is_done_at_once_and_in_this_thread() -> None:
     sink = Memory()
-    with PipelinedCommit(plan(sink), overlap=False) as hand:
-        hand.begin(at_t0(0, numbered(0, 3)))
+    with PipelinedCommit(Budget(), overlap=False) as hand:
+        begin(hand, sink, at_t0(0, numbered(0, 3)))
         assert sink.order == [(0, 3)]
         assert sink.threads == {threading.get_ident()}
         assert [one.range.end for one in hand.finish()] == [3]

@@ -16,7 +16,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import TooManyRejects
-from oncely.refused import SAMPLE
+from oncely.reject_summary import SAMPLE
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.range_commit import RangeCommit

@@ -22,10 +22,10 @@ from oncely.core.topics import TopicPartition
 from oncely.decode.merging import Caps
 from oncely.lake.file_format import FileFormat
 from oncely.lake.records import read_receipt
-from oncely.lake.scope_schemas import SchemaRegistry
+from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.runtimes.spark import range_commit
 from oncely.runtimes.spark.range_commit import RangeCommit
-from oncely.runtimes.spark.range_task import Answer
+from oncely.runtimes.spark.task import Answer
 from oncely.sinks.files.task import FilesTask
 
 TASKS = 30
@@ -35,10 +35,10 @@ TASKS = 30
 class Agreeing:
     """The half of the files sink that tasks agree by."""
 
-    book: SchemaRegistry = field(default_factory=SchemaRegistry)
+    schemas: ScopeSchemas = field(default_factory=ScopeSchemas)
 
     def agree(self, staged: Staged) -> bool:
-        return self.book.agree(read_receipt(staged.name or ""), Caps())
+        return self.schemas.agree(read_receipt(staged.name or ""), Caps())
 
 
 class Staging(RangeCommit):
@@ -53,7 +53,7 @@ class Staging(RangeCommit):
     def _stage(self, *given: Any) -> list[Answer]:
         _, batch_id, ranges, most, _ = given
         self.rounds.append(sorted(ranges))
-        known = dict(cast(Agreeing, self.sink).book.known)
+        known = dict(cast(Agreeing, self.sink).schemas.known)
         groups = [sorted(ranges)] if most == 1 else [[tp] for tp in sorted(ranges)]
         return [self._task(known, batch_id, group, ranges) for group in groups]
 
@@ -102,7 +102,7 @@ def test_the_rounds_do_not_grow_with_the_tasks(
     assert [len(ranges) for ranges in staging.rounds] == [TASKS, TASKS - 1, TASKS - 2]
     assert sorted(tp for one in answers for tp in one.read) == sorted(contradicting)
     assert sum(one.staged.rows for one in answers if one.staged) == TASKS
-    schema = sink.book.known[()]
+    schema = sink.schemas.known[()]
     assert schema == pa.schema({f"f{task}": pa.int64() for task in range(TASKS)})
 
 
@@ -115,5 +115,5 @@ def test_what_a_contradicting_task_has_learned_from_a_reject_is_not_known(
     staging, sink = Staging(tmp_path, records), Agreeing()
     answers = list(agreed(staging, sink))
     assert staging.rounds == [[first, second], [second]]
-    assert sink.book.known[()] == pa.schema({"x": pa.int64(), "amount": pa.int64()})
+    assert sink.schemas.known[()] == pa.schema({"x": pa.int64(), "amount": pa.int64()})
     assert [one.staged.rows for one in answers if one.staged] == [1, 1]

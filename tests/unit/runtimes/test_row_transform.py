@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from oncely.core.batch import Rejection
+from oncely.decode.schema import is_json, parse_schema
 from oncely.errors import ConfigError
-from oncely.runtimes.row_transform import ROW, PythonTransform, SqlTransform, Unchanged
+from oncely.runtimes.row_transform import ROW, PlainTexts, PythonTransform, SqlTransform, Unchanged
 
 SCHEMA = pa.schema(
     [("n", pa.int64()), ("text", pa.string()), ("many", pa.list_(pa.int32()))]
@@ -162,6 +163,59 @@ def test_what_is_not_row_wise_is_refused(sql: str, problem: str) -> None:
         SqlTransform(sql).output(SCHEMA)
     assert caught.value.key == "transform.sql"
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        ("SELECT a + 1 AS b FROM (SELECT x AS a FROM input) WHERE a > 0",
+         [(1, {"b": 2}), (2, {"b": 3})]),
+        ("SELECT * FROM (SELECT *, x * 2 AS y FROM input) t WHERE y > 2", [(2, {"x": 2, "y": 4})]),
+        ("SELECT c FROM (SELECT b AS c FROM (SELECT x AS b FROM input WHERE x = 1))",
+         [(1, {"c": 1})]),
+        ("SELECT t.* EXCLUDE (x) FROM (SELECT x, unnest([x]) AS u FROM input) t WHERE u < 1",
+         [(0, {"u": 0})]),
+    ],
+)  # fmt: skip
+def test_a_projection_over_a_subquery_of_input(sql: str, rows: list[Any]) -> None:
+    given = pa.table({"x": [0, 1, 2]})
+    made, record, refused = SqlTransform(sql).apply(given, np.arange(3))
+    assert list(zip(record.tolist(), made.to_pylist(), strict=True)) == rows
+    assert refused == []
+    assert SqlTransform(sql).output(given.schema).names == made.column_names
+
+
+@pytest.mark.parametrize(
+    "inner",
+    ["SELECT count(*) AS x FROM input", "SELECT DISTINCT x FROM input",
+     "SELECT x FROM input LIMIT 1", "SELECT x FROM input UNION ALL SELECT x FROM input",
+     "SELECT x FROM input ORDER BY x", "SELECT 1 AS x",
+     "SELECT x, row_number() OVER () FROM input"],
+)  # fmt: skip
+def test_a_subquery_must_be_row_wise_too(inner: str) -> None:
+    with pytest.raises(ConfigError, match="not row-wise"):
+        SqlTransform(f"SELECT x FROM ({inner})").output(pa.schema({"x": pa.int64()}))
+
+
+def test_columns_of_json_stay_columns_of_json() -> None:
+    schema = parse_schema("p JSON, t STRING")
+    rows = pa.Table.from_arrays(
+        [pa.array(['{"a":[1, 2]}', None]), pa.array(["{}", "x"])], schema=schema
+    )
+    sql = SqlTransform("SELECT *, p->'$.a' AS a, p->>'$.a' AS b FROM input")
+    out = sql.output(schema)
+    assert {one.name: is_json(one) for one in out} == {"p": True, "t": False, "a": True, "b": False}
+    made, _, _ = sql.apply(rows, np.arange(2))
+    assert made.schema.types == [pa.string()] * 4
+    assert made.to_pylist()[0] == {"p": '{"a":[1, 2]}', "t": "{}", "a": "[1,2]", "b": "[1,2]"}
+    plain = PlainTexts(sql)
+    assert not any(map(is_json, plain.output(schema)))
+    assert not any(map(is_json, plain.apply(rows, np.arange(2))[0].schema))
+
+
+def test_json_of_a_query_is_a_text_where_no_column_is_json() -> None:
+    out = SqlTransform("SELECT to_json(x) AS j FROM input").output(pa.schema({"x": pa.int64()}))
+    assert not any(map(is_json, out))
 
 
 def test_a_filter_that_is_never_true_is_still_row_wise() -> None:

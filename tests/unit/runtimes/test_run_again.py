@@ -97,3 +97,27 @@ def test_a_run_that_is_asked_to_stop_says_that_it_is_not_done() -> None:
     run = scripted()
     run.stop.ask()
     assert run.run(until_latest=True) is False
+
+
+class StoppedTwice(StopSignal):
+    """The second request comes when the run has seen that there was only one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask()
+        self._asked = 0
+
+    @property
+    def now(self) -> bool:
+        self._asked += 1
+        return self._asked > 1
+
+
+def test_a_second_request_between_two_batches_does_not_hold_up_the_next_one() -> None:
+    """Spark ends a query when its batch has returned: that batch must not wait for the run."""
+    run = scripted()
+    run.stop = StoppedTwice()
+    ended: list[bool] = []
+    query: Any = SimpleNamespace(stop=lambda: ended.append(run._in_batch.acquire(blocking=False)))
+    run._drain(query)
+    assert ended == [True]

@@ -115,3 +115,15 @@ def test_types_without_one_meaning(type_: pa.DataType) -> None:
 def test_two_columns_of_one_name() -> None:
     schema = pa.schema([("v", pa.int8()), ("v", pa.int8())])
     assert arrow_json.unfit(schema) == {"v": "two columns have this name"}
+
+
+def test_decimals_are_numbers_if_asked() -> None:
+    kind = pa.decimal128(10, 2)
+    row = {"d": Decimal("1.50"), "s": {"d": Decimal("-0.10")}, "l": [Decimal("2.00"), None]}
+    types = [("d", kind), ("s", pa.struct([("d", kind)])), ("l", pa.list_(kind))]
+    rows = pa.Table.from_pylist([row], schema=pa.schema(types))
+    assert arrow_json.encoded(rows).to_pylist() == [
+        b'{"d":"1.50","s":{"d":"-0.10"},"l":["2.00",null]}'
+    ]
+    numbers = arrow_json.encoded(rows, "number").to_pylist()
+    assert numbers == [b'{"d":1.50,"s":{"d":-0.10},"l":[2.00,null]}']

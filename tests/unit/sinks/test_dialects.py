@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,7 @@ def test_sqlite_needs_a_file(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["mysql://ann:canary-2@h/d", "ann:canary-2@h", "", "/data/x.db"])
 def test_other_databases_are_refused_without_showing_the_url(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"sink.url: .* no database that Oncely knows") as caught:
+    with pytest.raises(ConfigError, match=r"sink.url: .* not a supported database") as caught:
         dialect_for(url)
     assert "canary-2" not in str(caught.value)
 
@@ -112,3 +114,15 @@ def test_a_server_that_is_not_there_is_named(hosts: str) -> None:
     assert "Is the server running" not in str(away.value)
     assert "canary" not in str(away.value)
     assert "\n" not in away.value.message
+
+
+def test_two_processes_create_a_database_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one has not seen the file yet, and meets the lock of the first one."""
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as first:
+        first.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(Path, "exists", lambda _: False)
+        Sqlite(str(path), 0.01).create_database()
+    assert path.stat().st_size == 0

@@ -21,7 +21,7 @@ from oncely.lake.avro_file import read
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
 from oncely.lake.records import Scope, WrittenFile, read_receipt
-from oncely.lake.scope_schemas import SchemaRegistry
+from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.sinks.files.task import FilesTask
 
 T0 = TopicPartition("events", 0)
@@ -168,12 +168,12 @@ def test_a_scope_that_an_earlier_version_has_written_goes_on(
     tmp_path: Path, arrow: pa.DataType, user: Any, other: Any
 ) -> None:
     old = pa.schema([("user", arrow), ("ts", pa.int64()), ("x", pa.string())])
-    page = SchemaRegistry({("true" if user is True else "1",): old}).page
-    book = SchemaRegistry()
-    book.take({scope: page(scope) for scope in [("true" if user is True else "1",)]})
-    book.as_of_today(["user"])
-    same = done(tmp_path / "same", events({"x": 1}, {"x": "text"}, user=user), known=book.known)
+    record = ScopeSchemas({("true" if user is True else "1",): old}).record
+    schemas = ScopeSchemas()
+    schemas.take({scope: record(scope) for scope in [("true" if user is True else "1",)]})
+    schemas.as_of_today(["user"])
+    same = done(tmp_path / "same", events({"x": 1}, {"x": "text"}, user=user), known=schemas.known)
     assert [*same.rows] == [1]
     assert "x: it is STRING" in same.refused[0]
-    new = done(tmp_path / "new", events({"x": 1}, user=other), known=book.known)
+    new = done(tmp_path / "new", events({"x": 1}, user=other), known=schemas.known)
     assert new.refused == {}

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, cimpl
 
+from oncely.clients.kafka import transaction
+from oncely.clients.kafka.client import ErrorState, make
+from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.sender import InstanceFenced, Sender, served
 from oncely.clients.kafka.transaction import Transaction
+from oncely.core.topics import TopicPartition
+from oncely.errors import Unavailable
 
 BARE = pytest.mark.skipif(
     sys.version_info >= (3, 12), reason="this Python makes an exception of whatever is raised"
@@ -64,10 +70,70 @@ def test_whoever_serves_events_tells_it_by_its_consequence() -> None:
         Transaction(Instance(), 1.0, "h:1", "t").flush(1.0)
 
 
+def test_a_log_line_behind_a_fatal_error_does_not_hide_it() -> None:
+    """The line goes to the logger while the error is set: Python makes a SystemError of it."""
+    producer = make(Producer, "127.0.0.1:1", {}, ErrorState("h:1"), **{"debug": "all"})
+    producer.produce("t", b"what flush waits for")
+    set_fatal = ctypes.CDLL(cimpl.__file__).rd_kafka_test_fatal_error
+    set_fatal.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
+    handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__)
+    set_fatal(handle.value, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, b"by a test")
+    with pytest.raises(KafkaException, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
+        served(lambda: producer.flush(1.0))
+
+
+def test_a_cause_is_found_behind_several_log_lines() -> None:
+    def chained() -> None:
+        first = SystemError("the first line")
+        first.__cause__ = KafkaException(FENCED)
+        raise SystemError("the second line") from first
+
+    with pytest.raises(KafkaException) as caught:
+        served(chained)
+    assert caught.value.args == (FENCED,)
+
+
 def test_other_exceptions_are_as_they_are() -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
+    def fail() -> None:
+        raise SystemError("another extension's")
+
     with pytest.raises(KeyboardInterrupt):
         served(stop)
+    with pytest.raises(SystemError, match="another extension's"):
+        served(fail)
     assert served(lambda: 3) == 3
+
+
+class Overdue:
+    """A producer whose offsets are never answered, until the test's end."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+        self.calls: list[str] = []
+
+    def begin_transaction(self) -> None:
+        pass
+
+    def send_offsets_to_transaction(self, *_: object) -> None:
+        assert self.end.wait(60)
+
+    def abort_transaction(self, _: float) -> None:
+        self.calls.append("abort_transaction")
+
+
+def test_a_call_that_overstays_its_timeout_is_left_with_its_instance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transaction, "_GRACE", 0.1)
+    instance = Overdue()
+    try:
+        with Transaction(instance, 0.1, "h:1", "t") as writer:
+            writer.begin()
+            with pytest.raises(Unavailable, match="send_offsets_to_transaction: no answer"):
+                writer.send_offsets({TopicPartition("t", 0): (1, "")}, None)
+        assert "abort_transaction" not in instance.calls, "it would wait for the other call"
+    finally:
+        instance.end.set()

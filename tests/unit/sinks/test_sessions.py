@@ -78,6 +78,17 @@ def test_a_new_epoch_has_a_session_of_its_own_name(made: list[Fake]) -> None:
     assert made[0].calls == ["close"]
 
 
+def test_a_process_with_several_epochs_keeps_the_sessions_that_it_used_last(
+    made: list[Fake],
+) -> None:
+    for epoch in (1, 2, 1, 2, 3, 1, 4, 5):
+        with session(DIALECT, "p", epoch, connecting(made), several=True):
+            pass
+    assert [one.name for one in made] == [application_name("p", epoch) for epoch in range(1, 6)]
+    closed = [one.name for one in made if one.calls]
+    assert closed == [application_name("p", 2)]  # of those that are kept, not used for longest
+
+
 def test_pipelines_and_databases_do_not_share(made: list[Fake]) -> None:
     for dialect, pipeline in ((DIALECT, "p"), (DIALECT, "q"), (dialect_for("sqlite:////x"), "p")):
         with session(dialect, pipeline, 1, connecting(made)):
@@ -89,6 +100,20 @@ def test_two_at_once_leave_one_and_close_the_other(made: list[Fake]) -> None:
     with session(DIALECT, "p", 1, connecting(made)), session(DIALECT, "p", 1, connecting(made)):
         pass
     assert sorted(one.calls for one in made) == [[], ["close"]]
+
+
+def test_threads_that_commit_at_the_same_time_keep_a_session_each(made: list[Fake]) -> None:
+    for _ in range(2):
+        with (
+            session(DIALECT, "p", 1, connecting(made), several=True),
+            session(DIALECT, "p", 1, connecting(made), several=True),
+        ):
+            pass
+    assert [one.calls for one in made] == [[], []]
+    for epoch in range(2, 6):  # those of an epoch are closed together
+        with session(DIALECT, "p", epoch, connecting(made), several=True):
+            pass
+    assert [one.calls for one in made][:2] == [["close"], ["close"]]
 
 
 def test_a_brief_session_is_closed_and_bears_no_pipeline_s_name(made: list[Fake]) -> None:

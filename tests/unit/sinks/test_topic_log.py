@@ -104,7 +104,7 @@ def test_a_log_that_ends_with_markers_is_read_to_its_end(clock: Clock) -> None:
 def test_silence_ends_a_reading_and_what_was_read_is_kept(clock: Clock) -> None:
     taken: list[int] = []
     ours = log(taken, 5)
-    with pytest.raises(Unavailable, match="hides what follows offset 3"):
+    with pytest.raises(Unavailable, match="hides the messages from offset 3 on"):
         ours.read(lambda: Consumer(clock, iter([Message(n) for n in range(3)])), stable=True)
     ours.read(lambda: Consumer(clock, iter([Message(n) for n in (3, 4)])), stable=True)
     assert taken == list(range(5))

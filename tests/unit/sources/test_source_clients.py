@@ -133,26 +133,33 @@ class Admin:
         return done
 
 
-def test_an_asker_connects_before_it_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_admin_client_connects_before_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = Admin(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
     monkeypatch.setattr(clients, "AdminClient", admin)
-    asker = KafkaAdmin("h:1", {}, 3.0)
+    client = KafkaAdmin("h:1", {}, 3.0)
     with pytest.raises(Unavailable, match="look: no answer from h:1"):
-        asker.ask("look", lambda *_: admin.ask())
-    assert admin.asked == ["cluster in 3 s"]  # what was wanted was not asked for
+        client.ask("look", lambda *_: admin.ask())
+    assert admin.asked == ["cluster in 3 s"]  # what was wanted was not requested
     for _ in range(2):
-        assert asker.ask("look", lambda *_: admin.ask()) == {"it": "it"}
+        assert client.ask("look", lambda *_: admin.ask()) == {"it": "it"}
     assert admin.asked[1:] == ["cluster in 3 s", "it", "it"]
     assert admin.made == 2  # one from the beginning, and one after what failed
 
 
-def test_an_asker_that_has_lost_its_way_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_admin_client_reconnects_after_stale_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that was restarted has a new epoch, and the client would go by the old one."""
     admin = Admin()
     monkeypatch.setattr(clients, "AdminClient", admin)
-    asker = KafkaAdmin("h:1", {}, 3.0)
-    asker.one("look", lambda *_: admin.ask())
+    client = KafkaAdmin("h:1", {}, 3.0)
+    client.one("look", lambda *_: admin.ask())
     admin.fail(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
-    assert asker.one("look", lambda *_: admin.ask()) == {"it": "it"}
+    assert client.one("look", lambda *_: admin.ask()) == {"it": "it"}
     assert admin.asked == ["cluster in 3 s", "it", "it", "cluster in 3 s", "it"]
     assert admin.made == 2
+
+
+def test_a_source_is_pickled_without_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "AdminClient", Admin())
+    source = KafkaSource("h:1", ("t",))
+    assert source._asking is source._admin
+    assert pickle.loads(pickle.dumps(source))._admin is None

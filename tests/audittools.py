@@ -1,0 +1,169 @@
+"""What tests of the audit share: a real topic, a table that its records were committed to, damage.
+
+Records are committed through the sink, as a task does, but without Spark; the topic is read by a
+plain consumer.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+
+from oncely.audit import Report, audit
+from oncely.commit.path import pass_over
+from oncely.config import parse
+from oncely.core.batch import Chunk
+from oncely.core.claim import Fence
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.pipeline import Pipeline
+from oncely.sinks.sql.sink import SqlSink
+from oncely.sources.kafka import KafkaSource
+from oncely.testing.processes import await_that
+from oncely.testing.readers import held_back, messages
+from tests.scenarios.world import produce, toml
+from tests.sinktools import Place, Rec, chunk, commit_all, open_sink, sink_to, together
+
+BAD = b"not json"
+
+
+def value(number: int) -> bytes:
+    """A record that becomes one row."""
+    return json.dumps({"id": number, "name": f"name {number}"}).encode()
+
+
+@dataclass
+class AuditWorld:
+    """A topic, a place with the table ``rows`` and its ledger, and the pipeline between them."""
+
+    brokers: str
+    place: Place
+    topic: str
+    folder: Path
+    keep_source: bool = True
+    expand: Callable[[dict[str, Any]], list[dict[str, Any]]] = lambda row: [row]
+    pipeline: str = field(default_factory=lambda: f"p-{uuid.uuid4().hex[:8]}")
+
+    def tp(self, number: int = 0) -> TopicPartition:
+        return TopicPartition(self.topic, number)
+
+    # -- the topic -------------------------------------------------------------------------
+
+    def publish(self, numbers: Iterable[int], partition: int = 0) -> None:
+        self.produce([(partition, str(n).encode(), value(n)) for n in numbers])
+
+    def produce(self, records: Sequence[tuple[int, bytes | None, bytes | None]]) -> None:
+        produce(self.brokers, self.topic, records)
+
+    def in_transaction(self, numbers: Iterable[int], partition: int = 0, *, commit: bool) -> None:
+        """Records of one transaction, and its marker."""
+        producer = Producer(
+            {"bootstrap.servers": self.brokers, "transactional.id": uuid.uuid4().hex}
+        )
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        for n in numbers:
+            producer.produce(self.topic, value(n), b"k", partition=partition)
+        assert producer.flush(20) == 0
+        producer.commit_transaction(20) if commit else producer.abort_transaction(20)
+        await_that(lambda: not held_back(self.brokers, self.topic), "the marker")
+
+    @cached_property
+    def source(self) -> KafkaSource:
+        return KafkaSource(self.brokers, [self.topic])
+
+    @property
+    def identity(self) -> SourceIdentity:
+        return self.source.identity()
+
+    def ends(self) -> dict[TopicPartition, int]:
+        return dict(self.source.stable_end())
+
+    # -- commits ---------------------------------------------------------------------------
+
+    @property
+    def sink(self) -> SqlSink:
+        return sink_to(self.place, pipeline=self.pipeline, keep_source=self.keep_source)
+
+    def open(self, start: Mapping[TopicPartition, int] | None = None) -> Fence:
+        at = start or dict.fromkeys(self.ends(), 0)
+        return open_sink(self.sink, at, self.identity).fence
+
+    def run(self, size: int = 7, fence: Fence | None = None) -> Fence:
+        """Commit all that is there in chunks of some records, and close the holes."""
+        fence = fence or self.open()
+        sink = self.sink.bind()
+        for tp in sorted(self.ends()):
+            records = [m for m in messages(self.brokers, self.topic) if m.partition() == tp[1]]
+            at = sink.ledger.positions(fence)[tp].position
+            records = [m for m in records if m.offset() >= at]
+            for first in range(0, len(records), size):
+                some = [self.record(m) for m in records[first : first + size]]
+                commit_all(sink, self.chunk(tp, at, some), fence)
+                at = some[-1].offset + 1
+            if at < self.ends()[tp]:
+                hole = {tp: OffsetRange(at, self.ends()[tp])}
+                pass_over(together(sink), hole, fence, "hole")
+        return fence
+
+    def chunk(self, tp: TopicPartition, at: int, records: Sequence[Rec]) -> Chunk:
+        return chunk({tp: (at, records)})
+
+    def record(self, message: Any) -> Rec:
+        """What decode and transform make of a record: rows, or a reject."""
+        kept = {"key": message.key(), "value": message.value()}
+        if message.value() == BAD:
+            return Rec(message.offset(), bad="no JSON", **kept)
+        return Rec(message.offset(), tuple(self.expand(json.loads(message.value()))), **kept)
+
+    # -- the audit -------------------------------------------------------------------------
+
+    def settings(self, **sections: Mapping[str, Any]) -> dict[str, Any]:
+        schema = self.place.schema
+        table = f"{schema}.rows" if schema else "rows"
+        base: dict[str, Any] = {
+            "name": self.pipeline,
+            "delivery": "exactly_once",
+            "source": {"brokers": self.brokers, "topics": [self.topic]},
+            "decode": {"format": "json", "schema": "id BIGINT, name STRING"},
+            "sink": {
+                "kind": "sql",
+                "url": self.place.url,
+                "table": table,
+                "keep_source": self.keep_source,
+            },
+        }
+        for section, more in sections.items():
+            base[section] = {**base.get(section, {}), **more}
+        return base
+
+    def file(self, **sections: Mapping[str, Any]) -> Path:
+        path = self.folder / f"{self.pipeline}-{uuid.uuid4().hex[:4]}.toml"
+        path.write_text(toml(self.settings(**sections)))
+        return path
+
+    def audit(self, **options: Any) -> Report:
+        sections = options.pop("sections", {})
+        return audit(Pipeline(parse(self.settings(**sections))), **options)
+
+    def sql(self, text: str, *params: object) -> list[tuple[Any, ...]]:
+        return self.place.sql(text, *params)
+
+
+MakeAuditWorld = Callable[..., AuditWorld]
+
+
+def found(report: Report) -> dict[str, list[tuple[int, int | None]]]:
+    """The findings as (partition, offset), by kind."""
+    kinds: dict[str, list[tuple[int, int | None]]] = {}
+    for one in report.findings:
+        partition = -1 if one.partition is None else one.partition.partition
+        kinds.setdefault(one.kind, []).append((partition, one.offset))
+    return kinds

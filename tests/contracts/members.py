@@ -1,0 +1,154 @@
+"""Commits by a member of a group: what the contract suite commits goes through a real
+:class:`oncely.runtimes.worker.member.Member`, from the poll to the end of the commit.
+
+Partitions, records and fences are those of the test; so a scripted group assigns and delivers them,
+and the takeover has been made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from oncely.clients.kafka.group_consumer import Polled, Rebalances
+from oncely.commit.delivery import Delivery
+from oncely.commit.path import Outcome
+from oncely.core import events
+from oncely.core.batch import Chunk
+from oncely.core.claim import Fence
+from oncely.core.topics import TopicPartition
+from oncely.runtimes import pipelined_commit
+from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.worker import member
+from oncely.runtimes.worker.assignment import Work
+from oncely.runtimes.worker.run import Taken, WorkerRun
+from tests import sinktools
+
+
+@contextmanager
+def by_members() -> Iterator[None]:
+    """Within the block :func:`tests.sinktools.commit_all` commits by members."""
+    with (
+        mock.patch.object(sinktools, "commit", commit),
+        mock.patch.object(pipelined_commit, "Backoff", sinktools.impatient),
+        mock.patch.object(member, "PipelinedCommit", _Recorded),
+    ):
+        yield
+
+
+def commit(
+    delivery: Delivery[Any], what: Chunk, fence: Fence, max_rejects: int | None, _: object
+) -> list[Outcome]:
+    """One chunk by one member.
+
+    Raises:
+        OncelyError: of the commit, also one after which a member would take over again.
+    """
+    stop, outcomes = StopSignal(), list[Outcome]()
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.BatchCommitted | events.FencedOut | events.BatchFailed):
+            stop.ask()
+
+    run: Any = None  # what a chunk of the test does not need
+    run = _Run(
+        delivery.sink, run, run, run, (), max_rejects_count=max_rejects, store=delivery.ledger,
+        order=delivery.order, listener=listen,
+    )  # fmt: skip
+    run.given, run._fence, run.outcomes = what, fence, outcomes
+    one = member.Member(run, lambda rebalances: _Group(what, rebalances), stop=stop,
+                        listener=listen)  # fmt: skip
+    one.work()
+    hand: Any = one._hand
+    if hand.error is not None:
+        assert not one.assignment.of(fence), "after an error its partitions are taken over again"
+        raise hand.error
+    return outcomes
+
+
+class _Run(WorkerRun):
+    """The ledger was opened by the test, which has the fence."""
+
+    given: Chunk
+    outcomes: list[Outcome]
+
+    def take(self, partitions: frozenset[TopicPartition]) -> Taken:
+        starts = {tp: self.given.ranges[tp].start for tp in partitions}
+        return Taken(self.fence, starts, {})
+
+    def chunk(self, work: Work) -> Chunk:
+        assert work.ranges == self.given.ranges
+        return self.given
+
+    def before(self, work: Work) -> None:
+        """There is no topic."""
+
+    def look(self) -> None:
+        """Nobody has taken all partitions over."""
+
+    def watch(self, fence: Fence | None) -> list[Outcome]:
+        return []
+
+    def tell(self, outcomes: Collection[Outcome], fence: Fence) -> None:
+        self.outcomes += outcomes
+        super().tell(outcomes, fence)
+
+    def keep_house(self, held: Collection[Fence], added: int) -> None:
+        """Not between the commits of a test."""
+
+
+class _Recorded(PipelinedCommit):
+    """Keeps the error of a commit, on which the member acts."""
+
+    error: BaseException | None = None
+
+    def finish(self) -> list[Outcome]:
+        try:
+            return super().finish()
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+@dataclass
+class _Message:
+    """What a member reads of a message."""
+
+    at: int
+
+    def offset(self) -> int:
+        return self.at
+
+    def leader_epoch(self) -> None:
+        return None
+
+    def __len__(self) -> int:
+        return 1
+
+
+class _Group:
+    """Assigns the partitions of a chunk, and delivers its records, by the first poll."""
+
+    def __init__(self, what: Chunk, rebalances: Rebalances) -> None:
+        self._what, self._rebalances, self._polls = what, rebalances, 0
+
+    def poll(self, _: float) -> Polled:
+        self._polls += 1
+        if self._polls > 1:
+            return Polled()
+        self._rebalances.assigned(frozenset(self._what.ranges))
+        what = self._what
+        return Polled(
+            {
+                tp: [_Message(int(at)) for at in what.offset[what.partition == number]]
+                for number, tp in enumerate(what.partitions)
+            }
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Pauses, marks and the rest have no effect."""
+        return lambda *_: frozenset()

@@ -1,0 +1,128 @@
+"""The probes of a run, as a supervisor and Prometheus ask for them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from oncely.config import parse
+from oncely.core import events
+from oncely.errors import OncelyError
+from oncely.pipeline import Pipeline
+from oncely.pipeline.probes import Http
+from oncely.runtimes.stop import StopSignal
+from oncely.testing.processes import await_that, child
+from oncely.testing.servers.ports import free_port
+from tests.prometheus import samples
+from tests.scenarios.commands import oncely
+from tests.scenarios.world import World, assert_exactly_once
+
+
+def asked(port: int, path: str) -> tuple[int, str]:
+    """Status and body."""
+    url = f"http://127.0.0.1:{port}{path}"
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@contextmanager
+def running(world: World, spark: Any, http: Http) -> Iterator[list[events.Event]]:
+    stop, failed, heard = StopSignal(), list[OncelyError](), list[events.Event]()
+
+    def run() -> None:
+        try:
+            pipeline = Pipeline(parse(world.settings()))
+            pipeline.run(
+                stop=stop, spark=spark, http=http, events=world.events, listener=heard.append
+            )
+        except OncelyError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield heard
+    finally:
+        stop.ask()
+        thread.join(60)
+        stop.ask()
+        thread.join(60)
+        assert not failed
+
+
+def test_a_run_that_cannot_commit_is_not_alive_and_recovers(
+    make_world: Callable[..., World], spark: Any
+) -> None:
+    world, port = make_world(2), free_port()
+    world.publish(100, partitions=2)
+    with running(world, spark, Http(f":{port}", consuming_ttl=1.0)) as heard:
+        await_that(lambda: world.count() == 100, "rows")
+        await_that(lambda: asked(port, "/readyz")[0] == 200, "ready")
+        await_that(lambda: asked(port, "/livez")[0] == 200, "alive")
+        with psycopg.connect(world.url) as other:
+            other.execute("LOCK TABLE rows")
+            world.publish(50, first=100, partitions=2)
+            body = await_that(
+                lambda: dict([asked(port, "/livez")]).get(500), "no commit, and records are left"
+            )
+            document = json.loads(body)
+            assert document["errors"]["consuming_ttl_exceeded"]
+            assert "50 offsets" in document["reasons"][0]
+        await_that(lambda: asked(port, "/livez")[0] == 200, "alive again")
+        await_that(lambda: world.count() == 150, "the other rows")
+        await_that(lambda: events.Polled() in heard, "an idle trigger")
+        lag = f'consumergroup="oncely-{world.name}",topic="{world.topic}",partition="1"'
+        records = "oncely_records_total", f'pipeline="{world.name}",outcome="written"'
+        found = await_that(
+            lambda: one if (one := samples(asked(port, "/metrics")[1]))[records] == 150 else None,
+            "the metrics of all records",
+        )
+        assert found["kafka_consumergroup_current_offset", lag] == 75
+    assert_exactly_once(world)
+
+
+def test_an_address_that_is_taken_ends_it_before_anything_starts(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(1)
+    with psycopg.connect(world.url) as session:
+        taken = f"{session.info.host}:{session.info.port}"
+    done = oncely("run", world.file(), "--http", taken, expect=2)
+    assert f"--http {taken}: can't listen" in done.stderr
+    assert "Spark" not in done.stderr
+    assert "no duration" in oncely("run", world.file(), "--http", ":0", "--polling-ttl", "x",
+                                   expect=2).stderr  # fmt: skip
+    done = oncely("run", world.file(), "--metrics", taken, expect=2)
+    assert f"--metrics {taken}: can't listen" in done.stderr
+    assert "need --http" in oncely("run", world.file(), "--polling-ttl", "1", expect=2).stderr
+    assert "no address" in oncely("run", world.file(), "--http", "here", expect=2).stderr
+    assert "longer than 0" in oncely("run", world.file(), "--http", ":0", "--consuming-ttl", "0",
+                                     expect=2).stderr  # fmt: skip
+    assert world.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
+
+
+def test_a_worker_has_them_too(make_world: Callable[..., World]) -> None:
+    world, port, plain = make_world(2), free_port(), free_port()
+    world.publish(100, partitions=2)
+    file = world.file(worker={"group": "mine"})
+    at = ["--http", f":{port}", "--consuming-ttl", "30", "--metrics", f":{plain}"]
+    with child(["oncely.cli", "work", str(file), *at], file.with_suffix(".log")) as worker:
+        await_that(lambda: world.count() == 100 or worker.poll() is not None, "rows")
+        assert worker.poll() is None, file.with_suffix(".log").read_text()
+        assert [asked(port, path)[0] for path in ("/livez", "/readyz")] == [200, 200]
+        at_end = f'consumergroup="mine",topic="{world.topic}",partition="1"'
+        lag = "kafka_consumergroup_lag", at_end
+        await_that(lambda: samples(asked(port, "/metrics")[1]).get(lag) == 0, "no lag")
+        pending = "oncely_rejects_pending", f'pipeline="{world.name}"'
+        await_that(lambda: samples(asked(plain, "/metrics")[1]).get(pending) == 0, "no rejects")
+        assert asked(plain, "/livez")[0] == 404

@@ -1,0 +1,185 @@
+"""`oncely repair` and `oncely backfill` of Delta tables: each kind of damage, rivals, and kills.
+
+Records are committed by the pipeline's sink, as its tasks do, without Spark.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import write_deltalake
+
+from oncely.audit import Report, audit
+from oncely.cli.repair import _of_audit
+from oncely.config import parse
+from oncely.core.ranges import OffsetRange
+from oncely.errors import WrongInput
+from oncely.pipeline import Pipeline
+from oncely.pipeline.repaired import Repaired
+from oncely.sinks.delta.sink import DeltaSink
+from tests.scenarios import repair_jobs
+from tests.scenarios.commands import oncely_json
+from tests.scenarios.test_audit_sinks import SinkWorld, world_of
+from tests.scenarios.zygote import Zygote
+
+__all__ = ["world_of"]
+
+IDS = sorted([*range(20), *range(100, 110)])
+
+
+@pytest.fixture
+def world(world_of: Callable[[str], SinkWorld]) -> SinkWorld:
+    """Four commits: two of partition 0, the second one with a reject, and two of partition 1."""
+    return world_of("delta with sources")
+
+
+def table(world: SinkWorld) -> Any:
+    return world.sink.tables.load()
+
+
+def rows(world: SinkWorld) -> pa.Table:
+    return pa.table(table(world).to_pyarrow_table())
+
+
+def ids(world: SinkWorld) -> list[int]:
+    return sorted(rows(world)["id"].to_pylist())
+
+
+def assert_whole(world: SinkWorld) -> None:
+    report = world.audit()
+    assert report.verdict == "clean", report.as_json()
+    assert ids(world) == IDS
+    assert len(world.pipeline.rejects(10).listed) == 1
+
+
+def damage(world: SinkWorld) -> Counter[str]:
+    """Each kind by another writer, and a file that is gone."""
+    every = rows(world)
+    root = world.given["url"]
+    table(world).delete("id IN (3, 104)")
+    write_deltalake(root, every.filter(pc.field("id") == 5), mode="append")
+    strange = every.filter(pc.field("id") == 6)
+    offset = every.schema.get_field_index("kafka_offset")
+    beyond = strange.set_column(offset, "kafka_offset", pa.array([900], pa.int64()))
+    write_deltalake(root, beyond, mode="append")
+    table(world).update({"name": "'other'"}, predicate="id = 7")
+    return Counter(lost=2, duplicated=1, unexpected=1, altered=1)
+
+
+def repair(world: SinkWorld, report: Report, *, execute: bool = True) -> Repaired:
+    return world.pipeline.repair([_of_audit(one) for one in report.findings], execute=execute)
+
+
+def test_a_table_is_repaired_to_clean_beside_a_run(world: SinkWorld) -> None:
+    wanted = damage(world)
+    report = world.audit()
+    assert Counter(one.kind for one in report.findings) == wanted
+    before = table(world).version()
+    assert repair(world, report, execute=False).offsets == dict(wanted)
+    assert table(world).version() == before
+    shown = oncely_json("repair", world.file(), "--execute", expect=0)
+    assert shown["impossible"] == []
+    assert_whole(world)
+    repair(world, report)  # the same findings again
+    assert_whole(world)
+    world.publish(range(300, 301))
+    world.run()  # with the fence that it had
+    assert ids(world) == [*IDS, 300]
+    assert world.audit().verdict == "clean"
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "emptied"])
+def test_a_file_that_nobody_can_read(world: SinkWorld, how: str) -> None:
+    path = Path(table(world).file_uris()[0].removeprefix("file://"))
+    data = path.read_bytes()
+    path.unlink() if how == "gone" else path.write_bytes(data[:-40] if how == "cut" else b"")
+    report = world.audit()
+    assert report.found["lost"] > 0
+    assert repair(world, report).impossible == ()
+    assert_whole(world)
+
+
+def test_a_file_with_other_bytes_stays(world: SinkWorld) -> None:
+    """Nobody knows whether its rows are lost: only one that was cut is removed from the table."""
+    path = Path(table(world).file_uris()[0].removeprefix("file://"))
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + bytes(len(data) - 12) + data[-8:])
+    report = world.audit()
+    assert report.found["lost"] > 0
+    with pytest.raises(WrongInput, match="can't be read") as caught:
+        repair(world, report)
+    assert "restore it from a backup" in str(caught.value.way_out)
+    path.unlink()
+    assert repair(world, report).impossible == ()
+    assert_whole(world)
+
+
+def test_another_commit_in_between(world: SinkWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    damage(world)
+    report = world.audit()
+    commit, acted = DeltaSink.commit, []
+
+    def late(self: DeltaSink, *args: Any) -> None:
+        if not acted:
+            acted.append(True)
+            world.publish(range(300, 301))
+            again = SinkWorld(world.brokers, world.topic, world.given, world.folder, world.name)
+            repair(again, report)
+        commit(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaSink, "commit", late)
+        repair(world, report)
+    assert acted
+    world.run()
+    assert ids(world) == [*IDS, 300]
+    assert world.audit().verdict == "clean"
+
+
+STEPS = {"write": 1, "commit": 1}
+
+
+@pytest.mark.parametrize(
+    ("call", "when"),
+    [
+        pytest.param(
+            call, when, marks=() if (call, when) == ("commit", "before") else pytest.mark.long
+        )
+        for call in STEPS
+        for when in ("before", "after")
+    ],
+)
+def test_killed_and_repeated(world: SinkWorld, zygote: Zygote, call: str, when: str) -> None:
+    damage(world)
+    report = world.audit()
+    found = [_of_audit(one) for one in report.findings]
+    told = [(one.partition, one.offset, one.kind) for one in found]
+    ended = zygote.run(repair_jobs.repair_delta, world.settings, told, STEPS[call], call, when)
+    assert ended.signal == signal.SIGKILL, ended.error
+    assert repair(world, report).impossible == ()
+    assert_whole(world)
+
+
+def test_a_backfill(world: SinkWorld) -> None:
+    sql = {"sql": "SELECT id + 1000 AS id, name FROM input WHERE id % 2 = 0"}
+    today = Pipeline(parse({**world.settings, "transform": sql}))
+    wanted = {world.tp(0): OffsetRange(0, 4)}
+    assert today.backfill(wanted).ranges == wanted
+    assert ids(world) == IDS
+    today.backfill(wanted, execute=True)
+    assert ids(world) == sorted([1000, 1002, *(n for n in IDS if n > 3)])
+    assert audit(today).found == {}
+    today.backfill(wanted, execute=True)
+    assert ids(world) == sorted([1000, 1002, *(n for n in IDS if n > 3)])
+    everything = {world.tp(0): OffsetRange(0, 1 << 40)}
+    today.backfill(everything, execute=True)
+    assert ids(world) == sorted([*range(100, 110), *range(1000, 1020, 2)])
+    assert len(world.pipeline.rejects(10).listed) == 1
+    assert audit(today).found == {}

@@ -1,0 +1,116 @@
+"""The pages in a real browser: by keyboard, on a phone, and while something changes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from oncely.web.access import Access
+from oncely.web.server import Site
+from oncely.web.watch import Watched
+from tests import chromium
+from tests.webtools import Topics, filled, pipeline_file, subject
+
+pytestmark = pytest.mark.long
+TOKEN = "a-token-of-this-test"
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[Site, str]]:
+    """A site, and its URL."""
+    url = "postgresql://app:secret-of-the-test@127.0.0.1:1/db"
+    found = [filled(folder), pipeline_file(folder, "billing", url)]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        watched = [Watched(subject(one, Topics()), every=0.5) for one in found]
+        site = Site(watched, Access.of("127.0.0.1", port, TOKEN))
+        server = uvicorn.Server(
+            uvicorn.Config(site.app(), log_config=None, lifespan="off",
+                           timeout_graceful_shutdown=1)
+        )  # fmt: skip
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield site, f"http://127.0.0.1:{port}"
+        finally:
+            site.close()
+            server.should_exit = True
+            thread.join()
+
+
+NAMED = "(e => e.id || e.name || e.getAttribute('href') || e.ariaLabel || e.textContent.trim())"
+
+
+@pytest.mark.skipif(chromium.executable() is None, reason="there is no Chromium on this machine")
+def test_pages_in_a_browser(tmp_path: Path) -> None:
+    with served(tmp_path) as (site, url), chromium.browser(tmp_path / "profile") as tab:
+        tab.size(1200)
+        tab.open(f"{url}/")
+        tab.wait("document.querySelectorAll('.pipelines li.bad').length === 1")
+        tab.wait("document.documentElement.dataset.live === 'yes'")
+
+        # A change appears without a reload, is spoken, and leaves open what is open.
+        tab.open(f"{url}/p/shop")
+        tab.wait("document.querySelector('#reason-0') && !window.loaded && (window.loaded = true)")
+        tab.run("document.querySelector('#reason-0 summary').focus()")
+        tab.press("Enter")
+        assert tab.run("document.querySelector('#reason-0').open")
+        pipeline = site.watched[0].subject.pipeline
+        assert pipeline is not None
+        topics = pipeline.__dict__["source"]
+        topics.ends = {tp: end + 7 for tp, end in topics.ends.items()}
+        tab.wait("document.querySelector('.verdict').textContent.includes('Behind by 44 offsets')")
+        assert tab.run("window.loaded")
+        assert tab.run("document.getElementById('said').textContent.includes('Behind by 44')")
+        assert tab.run("document.querySelector('#reason-0').open")
+        assert tab.run("document.activeElement.closest('details').id") == "reason-0"
+        assert tab.run("document.querySelector('main script, main img')") is None
+
+        keyboard(tab, url, site)
+        phone(tab, url)
+        assert tab.errors == []
+
+
+def keyboard(tab: chromium.Browser, url: str, site: Site) -> None:
+    """Log in and replay, by keyboard alone."""
+    tab.open(f"{url}/login")
+    seen = []
+    for _ in range(4):
+        tab.press("Tab")
+        seen.append(tab.run(f"{NAMED}(document.activeElement)"))
+    assert seen == ["#live", "/", "token", "Log in"]
+    tab.run("document.querySelector('[name=token]').focus()")
+    tab.call("Input.insertText", text=TOKEN)
+    tab.press("Enter")
+    tab.wait("location.pathname === '/' && document.querySelector('.top button')")
+    tab.open(f"{url}/p/shop")
+    tab.wait("document.getElementById('replay')")
+    order = []
+    for _ in range(40):
+        tab.press("Tab")
+        order.append(tab.run(f"{NAMED}(document.activeElement)"))
+        if order[-1] == "replay":
+            break
+    assert order[:3] == ["#live", "/", "Log out"]
+    assert order.index("Positions") < order.index("Takeovers") < order.index("replay")
+    assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.press("Enter")
+    tab.wait("document.body.textContent.includes('written: 1 dead letter; kept: 2')")
+    site.changes.wait("shop", 60)
+
+
+def phone(tab: chromium.Browser, url: str) -> None:
+    """Nothing is wider than a phone, and what is touched is large enough."""
+    tab.size(390, 844, phone=True)
+    for path in ("/", "/p/shop", "/p/billing", "/p/shop/reset?verb=to-earliest&value=&topic="):
+        tab.open(f"{url}{path}")
+        tab.run("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert tab.run("document.documentElement.scrollWidth") == 390, path
+    heights = "[...document.querySelectorAll('form.ask button')].map(b => b.offsetHeight)"
+    assert all(one >= 44 for one in tab.run(heights))

@@ -1,0 +1,51 @@
+"""The wheel: a clean environment that it is installed into has every file, and the command."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import repository
+
+FILES = ("pyproject.toml", "README.md")
+
+
+def done(*command: str | Path) -> str:
+    shown = subprocess.run([str(one) for one in command], capture_output=True, text=True,
+                           check=False)  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
+
+
+@pytest.mark.long
+def test_it_is_complete_and_its_command_runs(tmp_path: Path) -> None:
+    source, wheels, venv = (tmp_path / name for name in ("source", "wheels", "venv"))
+    source.mkdir()
+    for name in FILES:
+        shutil.copy(repository() / name, source)
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(repository() / "src", source / "src", ignore=ignored)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    done(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source)
+    (wheel,) = wheels.glob("oncely-*.whl")
+    there = {str(one.relative_to(source / "src")) for one in (source / "src").rglob("*.*")
+             if one.is_file() and "egg-info" not in str(one)}  # fmt: skip
+    packed = {one for one in zipfile.ZipFile(wheel).namelist() if one.startswith("oncely/")}
+    assert packed == there
+    assert "oncely/py.typed" in packed
+
+    done(sys.executable, "-m", "venv", "--without-pip", venv)
+    python = venv / "bin" / "python"
+    done(*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    # The dependencies are those of this environment; its own editable Oncely is not among them.
+    (packages,) = (venv / "lib").glob("python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    assert str(venv) in done(python, "-c", "import oncely; print(oncely.__file__)")
+    assert done(venv / "bin" / "oncely", "--version").startswith("oncely ")
+    assert '"$schema"' in done(venv / "bin" / "oncely", "schema")

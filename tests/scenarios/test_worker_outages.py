@@ -1,0 +1,34 @@
+"""Whatever is killed or restarted while a member commits: each record takes effect once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oncely.testing.processes import await_that
+from oncely.testing.servers.kafka import Broker
+from oncely.testing.servers.postgres import Postgres
+from tests.scenarios.commands import oncely
+from tests.scenarios.test_kills_and_restarts import hurting, terminate
+from tests.scenarios.test_worker_group import member
+from tests.scenarios.world import World, assert_exactly_once, assert_steps
+
+
+@pytest.mark.long  # a member that is killed is in every run: test_worker_group.py
+def test_sessions_servers_and_the_member_are_hurt_in_turn(tmp_path: Path) -> None:
+    with Broker(tmp_path / "kafka") as broker, Postgres(settings={"autovacuum": "off"}) as postgres:
+        topic = broker.create_topic("hurt", 4)
+        world = World(broker.bootstrap, postgres.create_database("hurt"), topic, tmp_path)
+        world.make_table()
+        hurt = hurting(world, 2_000)
+        with member(world) as worker:
+            hurt(worker.pid, lambda moment: terminate(world, moment.session))
+            hurt(worker.pid, lambda moment: postgres.restart("immediate"))
+            hurt(worker.pid, lambda moment: (broker.kill(), broker.start()))
+            await_that(lambda: world.count() == 6_000, "all rows, by the same process")
+            assert worker.poll() is None
+            hurt(worker.pid, lambda moment: worker.kill())
+        oncely("work", world.file(), "--until", "latest", *world.logged)
+        assert_exactly_once(world)
+        assert_steps(world)

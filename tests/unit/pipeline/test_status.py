@@ -1,0 +1,70 @@
+"""OK, WARN or STALL: by the time for which records have waited without a commit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from oncely.ledgers.sql import activity
+from oncely.ledgers.sql.activity import Activity
+from oncely.pipeline.status import Status, judged
+from oncely.sources.lag import PartitionLag
+
+NOW = datetime(2026, 11, 23, 6, tzinfo=UTC)
+
+
+def lag(offsets: int, seconds: float | None) -> PartitionLag:
+    return PartitionLag("t", 0, 10, 10 + offsets, offsets, seconds)
+
+
+def committed(seconds: float | None) -> Activity:
+    at = None if seconds is None else NOW - timedelta(seconds=seconds)
+    return Activity(at, seconds, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("behind", "epoch", "activity", "state"),
+    [
+        (lag(0, 0.0), 3, committed(90_000), "OK"),      # nothing to do
+        (lag(5, 2.0), 3, committed(90_000), "OK"),      # a record after an idle time
+        (lag(5, 60.0), 3, committed(90_000), "OK"),
+        (lag(5, 61.0), 3, committed(90_000), "WARN"),
+        (lag(5, 300.0), 3, committed(90_000), "WARN"),
+        (lag(5, 301.0), 3, committed(90_000), "STALL"),
+        (lag(5, 90_000.0), 3, committed(301), "STALL"),
+        (lag(5, 90_000.0), 3, committed(61), "WARN"),
+        (lag(5, 90_000.0), 3, committed(1), "WARN"),    # it works off a backlog
+        (lag(5, 200.0), 3, committed(1), "OK"),
+        (lag(5, None), 3, committed(90_000), "OK"),     # markers of transactions only
+        (lag(5, 90_000.0), 3, None, "WARN"),            # the ledger stores no times
+        (lag(5, 90_000.0), 0, None, "WARN"),
+        (lag(5, 90_000.0), 3, committed(None), "WARN"), # it has opened, and not committed
+    ],
+)  # fmt: skip
+def test_the_verdict(
+    behind: PartitionLag, epoch: int, activity: Activity | None, state: str
+) -> None:
+    found = judged([lag(0, 0.0), behind], epoch, activity)
+    assert found.state == state
+    assert bool(found.reason) == (state != "OK")
+
+
+def test_what_the_next_start_would_refuse_is_a_warning() -> None:
+    status = Status((lag(0, 0.0),), 0, 3, ("topic t was recreated",), committed(1))
+    assert status.judgement == ("WARN", "topic t was recreated")
+    assert status.as_json()["state"] == "WARN"
+
+
+def test_the_rate_of_the_last_minutes() -> None:
+    def ranges(*known: tuple[str, float, int]) -> Activity:
+        return activity.recent(
+            [activity._Range(kind, NOW - timedelta(seconds=age), records)
+             for kind, age, records in known], NOW,
+        )  # fmt: skip
+
+    assert ranges() == Activity(None, None, 0.0)
+    found = ranges(("data", 10, 600), ("hole", 20, 0), ("data", 299, 300), ("data", 301, 9_000))
+    assert (found.last_commit, found.seconds, found.rate) == (NOW - timedelta(seconds=10), 10, 3.0)
+    assert ranges(("data", 301, 9_000)).rate == 0
+    assert ranges(("data", 1, 50), ("joined", 5, 9_000), ("data", 10, 50)).rate == 10

@@ -1,0 +1,35 @@
+"""The start of a worker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from oncely.errors import Unavailable
+from oncely.pipeline import working
+from oncely.runtimes.stop import StopSignal
+
+
+class Sink:
+    pipeline_topics = SimpleNamespace(transaction_timeout=60.0)
+
+
+class Run:
+    """A ledger whose end is hidden by somebody's transaction."""
+
+    sink = Sink()
+
+    def __init__(self, stop: StopSignal) -> None:
+        self.stop = stop
+
+    def begin(self) -> None:
+        self.stop.ask()
+        raise Unavailable("a transaction hides the end of the ledger topic")
+
+
+def test_who_waits_for_the_ledger_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked to stop, it ends as after any other request, not with an error."""
+    monkeypatch.setattr(working, "KafkaSink", Sink)
+    stop = StopSignal()
+    assert working._begun(Run(stop), stop) is False  # type: ignore[arg-type]

@@ -1,0 +1,251 @@
+"""What the probes of a run answer, as its events and the time go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncely.core import events
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.runtimes.health import Health, Limits
+from oncely.secrets import Secrets
+from tests.prometheus import samples
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Clock:
+    now = 1_000.0
+    wall = 5_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def health(clock: Clock) -> Health:
+    """A run that has opened at 10 and 20, with nothing to read."""
+    made = Health("orders", "g", Limits(300, 60), Secrets.of(["s3cret!"]), clock,
+                  lambda: clock.wall)  # fmt: skip
+    made(events.PipelineOpened("orders", 7, {P0: 10, P1: 20}, first_start=False))
+    made.ends({P0: 10, P1: 20})
+    return made
+
+
+def committed(tp: TopicPartition, start: int, end: int) -> events.RangeCommitted:
+    return events.RangeCommitted(tp, OffsetRange(start, end), end - start, 3, 1, 2)
+
+
+def errors(health: Health) -> list[str]:
+    alive, document = health.liveness()
+    assert alive == (document["status"] == "healthy") == (not document["reasons"])
+    return sorted(name for name, failed in document["errors"].items() if failed)
+
+
+def test_an_idle_run_is_alive_as_long_as_it_polls(health: Health, clock: Clock) -> None:
+    clock.now += 299
+    assert errors(health) == []
+    health(events.Polled())
+    clock.now += 300
+    assert errors(health) == []
+    clock.now += 1
+    assert errors(health) == ["polling_ttl_exceeded"]
+    health(events.BatchPlanned(0, {}))
+    assert errors(health) == []
+
+
+def test_records_without_a_commit_end_it(health: Health, clock: Clock) -> None:
+    clock.now += 200  # an idle time does not count
+    health.ends({P0: 10, P1: 25})
+    clock.now += 60
+    assert errors(health) == []
+    clock.now += 1
+    health(events.Polled())
+    assert errors(health) == ["consuming_ttl_exceeded"]
+    assert "61 s" in health.liveness()[1]["reasons"][0]
+    assert " 5 offsets" in health.liveness()[1]["reasons"][0]
+    health(committed(P1, 20, 22))  # still behind, and it moves
+    assert errors(health) == []
+    clock.now += 61
+    assert errors(health) == ["consuming_ttl_exceeded"]
+    health(events.BatchCommitted(1, 3, 3, 0, 0.5, {P1: 25}))
+    clock.now += 200
+    assert errors(health) == []
+
+
+def test_ends_that_are_reached_by_others_means_are_no_lag(health: Health, clock: Clock) -> None:
+    health.ends({P0: 12, P1: 20})
+    clock.now += 50
+    health.ends({P0: 10, P1: 20})  # the topic was recreated, or its records were deleted
+    clock.now += 20
+    assert errors(health) == []
+
+
+def test_the_ledger_shows_the_progress_of_a_long_batch(health: Health, clock: Clock) -> None:
+    health.ends({P0: 1_000})
+    clock.now += 30
+    assert not health.suspicious
+    clock.now += 1
+    assert health.suspicious
+    health.stored({P0: 500, TopicPartition("other", 0): 1})
+    assert not health.suspicious
+    clock.now += 59
+    assert errors(health) == []
+    health.stored({P0: 500})  # nothing has moved
+    clock.now += 2
+    assert errors(health) == ["consuming_ttl_exceeded"]
+
+
+def test_a_failure_is_told_without_secrets(health: Health, clock: Clock) -> None:
+    health.ends({P0: 11})
+    health(events.BatchFailed("login of admin:s3cret! refused", 1, 2.0))
+    clock.now += 301
+    assert errors(health) == ["consuming_ttl_exceeded", "polling_ttl_exceeded"]
+    assert health.liveness()[1]["reasons"][-1] == "the last error: login of admin:*** refused"
+    assert "s3cret!" not in str(health.liveness()) + health.metrics()
+
+
+@pytest.mark.parametrize(
+    ("event", "ready", "state"),
+    [
+        (events.StandingBy(), True, "standing by"),
+        (events.Draining(), False, "draining"),
+        (events.RunClosed(complete=True), False, "ended"),
+        (events.FencedOut(7, 8), False, "fenced"),
+        (events.FencedOut(7, 8, frozenset({P0})), True, "running"),
+        (events.Polled(), True, "running"),
+    ],
+)
+def test_readiness(health: Health, event: events.Event, ready: bool, state: str) -> None:
+    health(event)
+    found, document = health.readiness()
+    assert (found, document["state"], bool(document["reasons"])) == (ready, state, not ready)
+
+
+def test_it_is_not_ready_before_it_has_opened() -> None:
+    assert Health("orders", "g").readiness()[0] is False
+    assert Health("orders", "g").liveness()[0] is True
+
+
+def test_a_fenced_run_has_no_lag(health: Health, clock: Clock) -> None:
+    health.ends({P0: 100, P1: 200})
+    health(events.FencedOut(7, 8))
+    clock.now += 100
+    assert errors(health) == []
+    health.ends({P0: 100, P1: 200})
+    clock.now += 100
+    assert errors(health) == []
+    assert "kafka_consumergroup_lag{" not in health.metrics()
+
+
+def test_a_member_of_a_group_is_judged_by_its_partitions(clock: Clock) -> None:
+    member = Health("orders", "g", Limits(300, 60), clock=clock)
+    member(events.PartitionsChanged("assigned", frozenset()))
+    assert member.readiness()[0]
+    member(events.PipelineOpened("orders", 7, {P0: 10, P1: 20}, first_start=False, every=False))
+    member.ends({P0: 10, P1: 25})
+    clock.now += 61
+    member(events.Polled())
+    assert errors(member) == ["consuming_ttl_exceeded"]
+    member(events.PartitionsChanged("lost", frozenset({P1})))
+    assert errors(member) == []
+    assert member.readiness()[0]
+
+
+def test_metrics(health: Health) -> None:
+    health.ends({P0: 110, P1: 20})
+    health(committed(P0, 10, 40))
+    health(committed(P0, 40, 50))
+    health(events.BatchCommitted(1, 40, 6, 2, 0.3, {P0: 60, P1: 20}))
+    health(events.BatchFailed("x", 1, 1.0))
+    found = samples(health.metrics())
+    group, mine = 'consumergroup="g",topic="t",partition="0"', 'pipeline="orders"'
+    expected: dict[tuple[str, str], Any] = {
+        ("kafka_consumergroup_current_offset", group): 60,
+        ("kafka_consumergroup_lag", group): 50,
+        ("kafka_consumergroup_lag", group.replace('"0"', '"1"')): 0,
+        ("oncely_position", f'{mine},topic="t",partition="0"'): 60,
+        ("oncely_end_offset", f'{mine},topic="t",partition="0"'): 110,
+        ("oncely_lag_records", f'{mine},topic="t",partition="0"'): 50,
+        ("oncely_lag_records", f'{mine},topic="t",partition="1"'): 0,
+        ("oncely_commits_total", f'{mine},result="committed"'): 2,
+        ("oncely_commits_total", f'{mine},result="replayed"'): 0,
+        ("oncely_records_total", f'{mine},outcome="written"'): 34,
+        ("oncely_records_total", f'{mine},outcome="rejected"'): 2,
+        ("oncely_records_total", f'{mine},outcome="filtered"'): 4,
+        ("oncely_rows_total", mine): 6,
+        ("oncely_rejects_total", mine): 2,
+        ("oncely_filtered_total", mine): 4,
+        ("oncely_failures_total", mine): 1,
+        ("oncely_fenced_total", mine): 0,
+        ("oncely_gap_records_total", mine): 0,
+        ("oncely_last_commit_timestamp_seconds", mine): 5_000,
+        ("oncely_epoch", mine): 7,
+        ("oncely_running", mine): 1,
+        ("oncely_commit_seconds_bucket", f'{mine},le="0.25"'): 0,
+        ("oncely_commit_seconds_bucket", f'{mine},le="0.5"'): 1,
+        ("oncely_commit_seconds_bucket", f'{mine},le="+Inf"'): 1,
+        ("oncely_commit_seconds_sum", mine): 0.3,
+        ("oncely_commit_seconds_count", mine): 1,
+    }
+    assert {key: found[key] for key in expected} == expected
+
+
+def of_pipeline(health: Health, name: str, more: str = "") -> float | None:
+    return samples(health.metrics()).get((name, f'pipeline="orders"{more}'))
+
+
+def test_gaps_and_replays_are_counted(health: Health) -> None:
+    health(events.GapFound(P0, OffsetRange(10, 17)))  # counted when it is in the history
+    assert of_pipeline(health, "oncely_gap_records_total") == 0
+    health(events.RangeCommitted(P0, OffsetRange(10, 17), 0, 0, 0, 0, kind="gap"))
+    health(events.RangeCommitted(P0, OffsetRange(17, 20), 3, 3, 0, 0, replayed=True))
+    assert of_pipeline(health, "oncely_gap_records_total") == 7
+    assert of_pipeline(health, "oncely_commits_total", ',result="replayed"') == 1
+
+
+def test_what_is_not_known_is_no_sample(health: Health, clock: Clock) -> None:
+    at = ',topic="t",partition="0"'
+    assert of_pipeline(health, "oncely_last_commit_timestamp_seconds") is None
+    assert of_pipeline(health, "oncely_rejects_pending") is None
+    assert of_pipeline(health, "oncely_lag_seconds", at) == 0
+    health.ends({P0: 15, P1: 20})
+    assert of_pipeline(health, "oncely_lag_seconds", at) is None
+    assert health.unread() == {P0: 10}
+    health.aged({P0: 4_990_000})
+    health.rejected(0)
+    assert of_pipeline(health, "oncely_lag_seconds", at) == 10
+    assert of_pipeline(health, "oncely_rejects_pending") == 0
+    health.aged({P0: None})
+    assert of_pipeline(health, "oncely_lag_seconds", at) is None
+    health.aged({P0: 6_000_000})  # a timestamp of the producer, in the future
+    assert of_pipeline(health, "oncely_lag_seconds", at) == 0
+
+
+def test_a_batch_waits_and_is_processed(health: Health, clock: Clock) -> None:
+    def seconds(phase: str) -> tuple[float | None, ...]:
+        more = f',phase="{phase}"'
+        return tuple(of_pipeline(health, f"oncely_batch_seconds_{one}", more)
+                     for one in ("sum", "count"))  # fmt: skip
+
+    clock.now += 3
+    health(events.BatchPlanned(0, {}))
+    clock.now += 2
+    health(events.BatchCommitted(0, 1, 1, 0, 2.5))
+    assert (seconds("wait"), seconds("process")) == ((3, 1), (2, 1))
+    health(events.BatchPlanned(1, {}))
+    clock.now += 50
+    health(events.BatchFailed("x", 1, 1.0))
+    health(events.PipelineOpened("orders", 8, {P0: 10}, first_start=False))
+    clock.now += 1
+    health(events.BatchPlanned(0, {}))
+    clock.now += 4
+    health(events.BatchCommitted(0, 1, 1, 0, 4.0))
+    assert (seconds("wait"), seconds("process")) == ((4, 3), (6, 2))

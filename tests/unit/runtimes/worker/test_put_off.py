@@ -1,0 +1,125 @@
+"""A member puts records off that wait: nothing of their partition is passed over meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncely.clients.kafka.group_consumer import Polled
+from oncely.core.claim import Fence
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.runtimes.worker.assignment import Limits
+from oncely.runtimes.worker.filters import Gates, Waits
+from oncely.runtimes.worker.member import Member
+from oncely.runtimes.worker.run import Taken
+
+P0 = TopicPartition("t", 0)
+FENCE, AGAIN = Fence("p", 1, "r"), Fence("p", 2, "r")
+
+
+class Message:
+    """A record, ``at`` milliseconds after the beginning."""
+
+    def __init__(self, offset: int, at: int) -> None:
+        self._offset, self._at = offset, at
+
+    def offset(self) -> int:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._at
+
+    def leader_epoch(self) -> None:
+        return None
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Group:
+    """Remembers where it was to fetch again."""
+
+    def __init__(self) -> None:
+        self.sought: list[tuple[TopicPartition, int]] = []
+
+    def seek(self, tp: TopicPartition, position: int) -> None:
+        self.sought.append((tp, position))
+
+
+class Run:
+    """The ledger gives the partition once more."""
+
+    def take(self, partitions: frozenset[TopicPartition]) -> Taken:
+        return Taken(AGAIN, dict.fromkeys(partitions, 1), {})
+
+
+@pytest.fixture
+def member() -> Member:
+    """It has put off offset 1 for 50 ms; offset 0 is committed."""
+    run: Any = Run()
+    group: Any = Group()
+    made = Member(run, lambda _: group, gates=Gates(Waits(delay_ms=100)))
+    made._group, made.clock, made.now = group, lambda: 10.0, lambda: 1_000
+    made.assignment.assigned([P0])
+    made.assignment.taken(FENCE, {P0: 0}, {})
+    made._receive(Polled({P0: [Message(0, 0), Message(1, 950), Message(2, 0)]}, {P0: 3}))
+    work = made.assignment.work()
+    assert work is not None
+    assert work.ranges == {P0: OffsetRange(0, 1)}
+    made.assignment.committed(FENCE, {P0: 1})
+    return made
+
+
+def test_it_is_paused_until_its_time_and_then_fetched_again(member: Member) -> None:
+    assert member.assignment.flow(member._held) == ([P0], [])
+    member._release()
+    assert member.assignment.flow(member._held) == ([], [])
+    member.clock, member.now = lambda: 10.05, lambda: 1_050
+    member._release()
+    assert sought(member) == [(P0, 1)]
+    assert member.assignment.flow(member._held) == ([], [P0])
+    member._receive(Polled({P0: [Message(1, 950), Message(2, 0)]}, {P0: 3}))
+    work = member.assignment.work()
+    assert work is not None
+    assert work.ranges == {P0: OffsetRange(1, 3)}
+
+
+def test_the_end_of_the_log_is_not_reached_over_it(member: Member) -> None:
+    """Nor by what was on its way when the partition was paused."""
+    assert member.assignment.holes() is None
+    member._receive(Polled({P0: [Message(3, 0)]}, {P0: 4}))
+    assert member.assignment.holes() is None
+    assert member.assignment.buffered == 0
+
+
+def test_it_goes_with_its_partition(member: Member) -> None:
+    member._in_hand = None
+    member.revoked(frozenset({P0}), lost=False)
+    member.clock = lambda: 11.0
+    member._release()
+    assert sought(member) == []
+
+
+def test_a_takeover_fetches_from_the_position(member: Member) -> None:
+    member.assignment.lost([P0], ask=False)
+    assert member._take(frozenset({P0})) == {P0: 1}
+    member.clock = lambda: 11.0
+    member._release()
+    assert sought(member) == []
+
+
+def sought(member: Member) -> list[tuple[TopicPartition, int]]:
+    group: Any = member._group
+    found: list[tuple[TopicPartition, int]] = group.sought
+    return found
+
+
+def test_a_commit_has_no_more_records_than_it_may(member: Member) -> None:
+    member.assignment.lost([P0], ask=False)
+    member._take(frozenset({P0}))
+    member.limits = member.assignment._limits = Limits(records=2)
+    member._receive(Polled({P0: [Message(offset, 0) for offset in range(1, 6)]}))
+    ranges = [work.ranges[P0] for _ in range(4) if (work := member.assignment.work())]
+    assert ranges == [OffsetRange(1, 3), OffsetRange(3, 5), OffsetRange(5, 6)]

@@ -1,0 +1,188 @@
+"""What the documentation says can be done: links lead somewhere, and code blocks are accepted."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from oncely.cli.app import app
+from oncely.config import parse
+from oncely.config.reference import markdown
+from oncely.config.tables import tables
+from tests.conftest import repository
+
+TOP = repository()
+GENERATED = "pipeline-file.md"
+PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", TOP / "models" / "README.md",
+         *sorted((TOP / "docs").rglob("*.md"))]  # fmt: skip
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda one: str(one.relative_to(TOP)))
+_FENCE = re.compile(r"(?ms)^( *)```([^\n]*)\n(.*?)^\1```$")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"(?m)^#+ (.+?)(?: \{ #(\S+) \})?$")
+
+
+class Block(NamedTuple):
+    """A code block, and the number of its first line."""
+
+    language: str
+    text: str
+    line: int
+
+
+def text_of(page: Path) -> str:
+    return page.read_text() + (markdown() if page.name == GENERATED else "")
+
+
+def blocks(text: str) -> Iterator[Block]:
+    for found in _FENCE.finditer(text):
+        indent, language, code = found.groups()
+        code = re.sub(f"(?m)^{indent}", "", code)
+        yield Block(language.strip(), code, text[: found.start(3)].count("\n") + 1)
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page: those that are written, and those that sites make of headings."""
+    text = _FENCE.sub("", text_of(page))
+    found = {given or slug(title) for title, given in _HEADING.findall(text)}
+    return frozenset(found | {f"{one}_1" for one in found})
+
+
+def slug(title: str) -> str:
+    kept = re.sub(r"[^\w\s-]", "", title.lower()).strip()
+    return re.sub(r"[-\s]+", "-", kept)
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for link in _LINK.findall(re.sub("`[^`\n]*`", "", _FENCE.sub("", text_of(page)))):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+@EVERY_PAGE
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not list(broken_links(page))
+
+
+def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text("# Some words: `x`\n[a](b.md) [b](#some-words-x) [c](#other) [d](https://h/)")
+    assert list(broken_links(page)) == ["b.md", "#other"]
+
+
+def test_every_page_is_in_the_site() -> None:
+    listed = set(re.findall(r": ([\w-]+\.md)$", (TOP / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert listed == {page.name for page in (TOP / "docs").glob("*.md")}
+
+
+def whole(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A pipeline file, or some of its tables and the rest of a file; None for other files."""
+    names = {one.partition(".")[0] for one in tables()} | {"name", "delivery", "commit_interval"}
+    if not raw.keys() <= names:
+        return None
+    decode = {"format": "json", "schema": "id BIGINT, carrier STRING"}
+    rest: dict[str, Any] = {
+        "name": "flights",
+        "source": {"brokers": "h:9092", "topics": ["flights"]},
+        "decode": decode,
+        "sink": {"kind": "sql", "url": "postgresql://h/d", "table": "t"},
+    }
+    done = {**rest, **raw}
+    if done["sink"].get("mode") == "upsert" and "key" not in done["decode"]:
+        column = done["sink"]["keys"][0]
+        done["decode"] = {**done["decode"], "key": {"format": "string", "column": column}}
+    for name in ("decode", "sink", "source"):
+        if not {"format", "kind", "brokers"} & done[name].keys():
+            done[name] = {**rest[name], **done[name]}
+    return done
+
+
+VALUES = {"POSTGRES": "postgresql://h/d", "BROKERS": "h:9092"}
+
+
+def accepted(text: str, folder: Path) -> bool:
+    """True if a block is (a part of) a pipeline file that the loader accepts.
+
+    False for other files; raises ConfigError for a wrong one.
+    """
+    raw = tomllib.loads(text)
+    if (file := whole(raw)) is None:
+        return False
+    for name in re.findall(
+        r'"(?:\$\{file:)?([\w./-]+\.(?:avsc|pem|p12|txt)|/run/[\w/-]+)\}?"', text
+    ):
+        if not name.startswith("/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+    parse(file, base=folder)
+    return True
+
+
+@EVERY_PAGE
+def test_pipeline_files_are_accepted(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block in blocks(page.read_text()):
+        if block.language == "toml":
+            for name in re.findall(r"\$\{(\w+)\}", block.text):
+                monkeypatch.setenv(name, VALUES.get(name, "x"))
+            text = re.sub(r"\$\{file:[^}]*\}", "x", block.text)
+            assert accepted(text, tmp_path) or "left" in block.text, f"line {block.line}"
+
+
+@EVERY_PAGE
+def test_python_compiles(page: Path) -> None:
+    for block in blocks(page.read_text()):
+        if block.language == "python":
+            ast.parse(block.text, f"{page.name}, line {block.line}")
+
+
+def command_lines(page: str) -> Iterator[list[str]]:
+    """The words of each `oncely …` in a block of commands."""
+    for block in blocks(page):
+        if block.language in ("", "bash", "console", "sh"):
+            text = block.text.replace("\\\n", " ")
+            for line in text.splitlines():
+                for part in re.split(r"\s*(?:&&|\||;|\$\()\s*", line.removeprefix("$ ")):
+                    if not part.startswith("oncely "):
+                        continue
+                    words = shlex.split(part.split(" #")[0].rstrip(")"))
+                    words = words[: next((n for n, w in enumerate(words) if w[0] in "<>&"), None)]
+                    yield words[1:]
+
+
+def refusal(words: list[str]) -> str:
+    """The error if there is no such command or option."""
+    asked = [word for word in words if word not in ("…", "...")]
+    done = CliRunner().invoke(app, [*asked, "--help"])  # nothing is done
+    return "" if done.exit_code == 0 else done.output
+
+
+@EVERY_PAGE
+def test_commands_can_be_parsed(page: Path) -> None:
+    assert not [found for words in command_lines(page.read_text()) if (found := refusal(words))]
+
+
+def test_commands_that_do_not_exist_are_noticed() -> None:
+    page = "```\noncely runn a.toml\noncely run a.toml --fast # x\noncely status a.toml | head\n```"
+    lines = list(command_lines(page))
+    assert lines == [["runn", "a.toml"], ["run", "a.toml", "--fast"], ["status", "a.toml"]]
+    assert [bool(refusal(words)) for words in lines] == [True, True, False]
+
+
+def test_pipeline_files_that_are_wrong_are_noticed(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"sink\.tabel"):
+        accepted('[sink]\nkind = "sql"\nurl = "postgresql://h/d"\ntabel = "t"', tmp_path)

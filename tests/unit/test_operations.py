@@ -1,0 +1,305 @@
+"""Dashboard and alert rules name metrics and labels that exist; the packaging files are sound.
+
+There is no promtool on every machine: expressions are read by a small parser of the part of PromQL
+that they use.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from oncely.audit.gauge import Gauges
+from oncely.cli.app import app
+from oncely.core import events
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.runtimes.health import Health
+from tests.conftest import repository
+from tests.plain_yaml import read
+from tests.prometheus import samples
+from tests.unit.audit import reports
+
+TOP = repository()
+ALERTS = read((TOP / "ops" / "alerts.yml").read_text())["groups"][0]["rules"]
+DASHBOARD = json.loads((TOP / "ops" / "grafana-dashboard.json").read_text())
+T0 = TopicPartition("t", 0)
+EVENTS = [
+    events.PipelineOpened("p", 1, {T0: 0}, first_start=True),
+    events.BatchPlanned(0, {T0: OffsetRange(0, 10)}),
+    events.RangeCommitted(T0, OffsetRange(0, 10), 10, 10, 0, 0),
+    events.BatchCommitted(0, 10, 10, 0, 0.1, {T0: 10}),
+]
+
+
+@cache
+def registry() -> dict[str, frozenset[str]]:
+    """The labels of every metric of a run and of an audit's watch."""
+    health, gauges = Health("p", "g"), Gauges("p")
+    for event in EVENTS:
+        health(event)
+    health.ends({T0: 20})
+    health.aged({T0: 0})
+    health.rejected(1)
+    gauges.audited(reports.damaged())
+    found: dict[str, frozenset[str]] = {}
+    for text in (health.metrics(), gauges.text()):
+        for name, labels in samples(text):
+            found[name] = frozenset(re.findall(r'(\w+)="', labels))
+    return found
+
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<duration>\[(?:\d+[smhd]|\$__rate_interval)\])
+    |(?P<number>\d+(?:\.\d+)?)|(?P<name>[a-zA-Z_]\w*)|(?P<mark>=~|!~|!=|==|>=|<=|[-+*/<>={}(),]))""",
+    re.VERBOSE,
+)
+_AGGREGATIONS = {"sum", "max", "min", "avg", "count"}
+_FUNCTIONS = {"rate", "increase", "time", "histogram_quantile"}
+_OPERATORS = {"and", "or", "unless", "+", "-", "*", "/", ">", "<", "==", "!=", ">=", "<="}
+_MATCHES = {"=", "!=", "=~", "!~"}
+
+
+class Expression:
+    """Parses an expression; raises ValueError if it is no PromQL, or names what does not exist."""
+
+    def __init__(self, text: str) -> None:
+        self.metrics: set[str] = set()
+        self._tokens = list(self._split(text))
+        self._binary()
+        self._expect("")
+
+    def _split(self, text: str) -> Iterator[str]:
+        at, text = 0, text.rstrip()
+        while at < len(text):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise ValueError(f"no token: {text[at:]}")
+            at = match.end()
+            yield match[0].strip()
+        yield ""
+
+    def _expect(self, *wanted: str) -> str:
+        token = self._tokens.pop(0)
+        if token not in wanted:
+            raise ValueError(f"{token!r} instead of one of {wanted}")
+        return token
+
+    def _binary(self) -> None:
+        self._one()
+        while self._tokens[0] in _OPERATORS:
+            self._tokens.pop(0)
+            if self._tokens[0] in ("on", "ignoring"):
+                self._tokens.pop(0)
+                self._labels()
+            self._one()
+
+    def _one(self) -> None:
+        token = self._tokens.pop(0)
+        if token == "(":
+            self._binary()
+            self._expect(")")
+        elif token in _AGGREGATIONS:
+            if self._tokens[0] in ("by", "without"):
+                self._tokens.pop(0)
+                self._labels()
+            self._arguments()
+        elif token in _FUNCTIONS:
+            self._arguments()
+        elif re.fullmatch(r"[a-z_]+", token):
+            self._selector(token)
+        elif not re.fullmatch(r"\d.*", token):
+            raise ValueError(f"{token!r} is no operand")
+
+    def _arguments(self) -> None:
+        self._expect("(")
+        while self._tokens[0] != ")":
+            self._binary()
+            if self._tokens[0] == ",":
+                self._tokens.pop(0)
+        self._expect(")")
+
+    def _labels(self) -> None:
+        self._expect("(")
+        while self._tokens[0] != ")":
+            self._known_label(self._tokens.pop(0), set().union(*registry().values()))
+            if self._tokens[0] == ",":
+                self._tokens.pop(0)
+        self._expect(")")
+
+    def _selector(self, name: str) -> None:
+        if name not in registry():
+            raise ValueError(f"no metric {name}")
+        self.metrics.add(name)
+        if self._tokens[0] == "{":
+            self._tokens.pop(0)
+            while self._tokens[0] != "}":
+                self._known_label(self._tokens.pop(0), set(registry()[name]))
+                self._expect(*_MATCHES)
+                if not self._tokens.pop(0).startswith('"'):
+                    raise ValueError("a matcher without a text")
+                if self._tokens[0] == ",":
+                    self._tokens.pop(0)
+            self._expect("}")
+        if self._tokens[0].startswith("["):
+            self._tokens.pop(0)
+
+    def _known_label(self, label: str, known: set[str]) -> None:
+        if label not in known:
+            raise ValueError(f"no label {label}")
+
+
+def dashboard_targets() -> list[tuple[str, str]]:
+    return [(one["expr"], one["legendFormat"]) for p in DASHBOARD["panels"] for one in p["targets"]]
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda one: one["alert"])
+def test_an_alert_names_what_exists(rule: dict[str, Any]) -> None:
+    assert Expression(rule["expr"]).metrics
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    assert rule["annotations"].keys() == {"summary", "description"}
+    assert "{{ $labels.pipeline }}" in rule["annotations"]["summary"]
+    commands = re.findall(r"`oncely ([^`]+)`", rule["annotations"]["description"])
+    for command in commands:
+        words = command.split()
+        assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(("expression", "legend"), dashboard_targets())
+def test_a_panel_names_what_exists(expression: str, legend: str) -> None:
+    parsed = Expression(expression)
+    labels = set().union(*(registry()[name] for name in parsed.metrics))
+    assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= labels
+
+
+def test_the_dashboard_shows_the_metrics_of_a_run_and_of_an_audit() -> None:
+    shown = {name for expr, _ in dashboard_targets() for name in Expression(expr).metrics}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in shown} == {
+        "oncely_position", "oncely_end_offset", "oncely_lag_records", "oncely_lag_seconds",
+        "oncely_records_total", "oncely_commits_total", "oncely_commit_seconds",
+        "oncely_batch_seconds", "oncely_epoch", "oncely_fenced_total", "oncely_gap_records_total",
+        "oncely_rejects_pending", "oncely_last_commit_timestamp_seconds",
+        "oncely_complete_until_seconds", "oncely_failures_total",
+    }  # fmt: skip
+    assert len({one["id"] for one in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_every_metric_is_documented() -> None:
+    page = (TOP / "docs" / "metrics.md").read_text() + (TOP / "docs" / "audit.md").read_text()
+    names = {re.sub("_(bucket|sum|count)$", "", name) for name in registry()}
+    assert not {name for name in names if f"`{name}" not in page}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["oncely_lagg", "sum(oncely_epoch", "oncely_epoch)", 'oncely_epoch{topic="t"}',
+     "sum by (x) (1)", 'oncely_epoch{pipeline="p}', "rate(oncely_rows_total[5 minutes])",
+     "oncely_epoch >", "1 2"],
+)  # fmt: skip
+def test_an_expression_that_is_wrong_is_noticed(wrong: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        Expression(wrong)
+
+
+# -- packaging -----------------------------------------------------------------------------
+
+PACKAGING = TOP / "packaging"
+_UNIT_KEYS = {
+    "Unit": {"Description", "After", "Wants", "StartLimitIntervalSec", "StartLimitBurst"},
+    "Service": {
+        "Type", "User", "EnvironmentFile", "WorkingDirectory", "ExecStart", "KillMode",
+        "KillSignal", "TimeoutStopSec", "Restart", "RestartSec", "RestartPreventExitStatus",
+        "PrivateTmp", "NoNewPrivileges", "ProtectSystem", "ProtectHome",
+    },
+    "Install": {"WantedBy"},
+}  # fmt: skip
+
+
+def accepted(words: list[str]) -> bool:
+    """True if there is such a command with these options; nothing is done."""
+    return CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+
+
+def test_the_systemd_unit() -> None:
+    unit = configparser.ConfigParser(interpolation=None, delimiters=("=",), strict=True)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read_string((PACKAGING / "oncely@.service").read_text())
+    assert {name: set(unit[name]) for name in unit.sections()} == _UNIT_KEYS
+    service = unit["Service"]
+    assert service["KillMode"] == "mixed"  # SIGTERM to Oncely alone; SIGKILL to all that is left
+    assert service["RestartPreventExitStatus"].split() == ["2", "3"]
+    program, *words = service["ExecStart"].split()
+    assert program.endswith("/oncely")
+    assert accepted(words)
+
+
+@pytest.mark.parametrize("name", ["worker.yaml", "spark-job.yaml"])
+def test_a_kubernetes_manifest(name: str) -> None:
+    manifest = read((PACKAGING / "kubernetes" / name).read_text())
+    pod = manifest["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    ports = {one["name"] for one in container["ports"]}
+    probes = {key: one["httpGet"] for key, one in container.items() if key.endswith("Probe")}
+    assert probes["livenessProbe"] == {"path": "/livez", "port": "http"}
+    assert probes["startupProbe"] == {"path": "/readyz", "port": "http"}
+    assert all(one["port"] in ports for one in probes.values())
+    assert accepted(container["args"])
+    volumes = {one["name"] for one in pod["volumes"]}
+    assert {one["name"] for one in container["volumeMounts"]} <= volumes
+    labels = manifest["spec"]["template"]["metadata"]["labels"]
+    if manifest["kind"] == "Deployment":
+        assert manifest["spec"]["selector"]["matchLabels"] == labels
+    else:
+        (rule,) = manifest["spec"]["podFailurePolicy"]["rules"]
+        codes = rule["onExitCodes"]
+        assert (rule["action"], codes["values"]) == ("FailJob", [2, 3])
+        assert codes["containerName"] == container["name"]
+        assert pod["restartPolicy"] == "Never"  # podFailurePolicy requires it
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGING.glob("*.py")), ids=lambda one: one.name)
+def test_an_example_for_a_scheduler_compiles_and_calls_what_exists(file: Path) -> None:
+    text = file.read_text()
+    compile(text, file.name, "exec")
+    calls = re.findall(r'\["oncely", ([^\]]+)\]', text)
+    assert len(calls) == 2
+    for call in calls:
+        assert accepted([word.strip(' "') for word in call.split(",")])
+    assert "NO_RETRY = (2, 3)" in text
+
+
+def test_the_container_file() -> None:
+    text = (PACKAGING / "Containerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert {line.split()[0] for line in lines} <= {
+        "FROM", "COPY", "RUN", "USER", "WORKDIR", "EXPOSE", "ENTRYPOINT", "CMD",
+    }  # fmt: skip
+    sources = [word for line in lines if line.startswith("COPY") and "--from" not in line
+               for word in line.split()[1:-1]]  # fmt: skip
+    assert all((TOP / word).exists() for word in sources)
+    assert json.loads(next(one for one in lines if one.startswith("ENTRYPOINT"))[11:]) == ["oncely"]
+
+
+def test_yaml_that_is_not_understood_is_an_error() -> None:
+    assert read('a: "x"\nb:\n  - c: 1\n    d: [2]\n  - plain text\n') == {
+        "a": "x", "b": [{"c": 1, "d": [2]}, "plain text"]
+    }  # fmt: skip
+    for wrong in (
+        "a: {b: 1}",
+        "a: x: y",
+        "a:\n",
+        "a: 1\na: 2",
+        "a: yes",
+        "a: 1\n  b: 2",
+        "a: |\n  x",
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011
+            read(wrong)

@@ -1,0 +1,224 @@
+"""What the pages show, read from ledgers in SQLite, over topics without a broker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncely.core.claim import Counts
+from oncely.core.topics import TopicPartition
+from oncely.errors import ConfigError, WrongInput
+from oncely.pipeline.status import Status
+from oncely.sources.lag import PartitionLag
+from oncely.verify.state import DATA, TAKEN, Entry, Held, Ledger
+from oncely.web.model import (
+    Detail,
+    History,
+    Letters,
+    Overview,
+    Problem,
+    Subject,
+    Verdict,
+    detail,
+    duration,
+    history_of,
+    judged,
+    overview,
+)
+from oncely.web.subjects import subjects_of
+from tests.sinktools import T0, T1
+from tests.webtools import HOSTILE, PASSWORD, Topics, filled, pipeline_file, subject
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return subject(filled(tmp_path_factory.mktemp("shop")))
+
+
+@pytest.fixture(scope="module")
+def read(shop: Subject) -> Detail:
+    return detail(shop)
+
+
+def test_the_progress_in_words(shop: Subject) -> None:
+    found = overview(shop)
+    assert found.status is not None
+    assert (found.lag, found.status.rejects, found.status.epoch) == (30, 3, 4)
+    assert found.verdict.level == "busy"
+    assert found.verdict.sentence.startswith("Behind by 30 offsets; the oldest record waits for")
+    assert found.verdict.sentence.endswith("; 3 dead letters")
+    assert shop.route == "t → sql rows"
+    assert shop.guarantee is not None
+    assert shop.guarantee.delivery == "exactly_once"
+
+
+def test_the_history_with_its_takeovers_and_the_reset(read: Detail) -> None:
+    history = read.history
+    assert isinstance(history, History)
+    spans = {one.partition: [tuple(span[:5]) for span in one.spans] for one in history.lanes}
+    assert spans == {
+        T0: [
+            (0, 60, "data", 1, 3),
+            (60, 80, "data", 2, 1),  # the reset to 80 has marked the whole range
+            (80, 100, "data", 4, 1),
+            (80, 100, "undone", 2, 1),
+        ],
+        T1: [(0, 40, "data", 1, 1)],
+    }
+    assert [one.number for one in history.epochs] == [4, 3, 2, 1]
+    assert [one.counts.records for one in history.epochs] == [20, 0, 0, 100]
+    assert history.epochs[1].events == {"reset": 1}
+    assert history.epochs[2].events == {"undone range": 1}
+    assert history.holder == "Epoch 4 holds every partition."
+    assert history.last_commit is not None
+
+
+def test_dead_letters_by_reason_without_secrets(read: Detail) -> None:
+    letters = read.letters
+    assert isinstance(letters, Letters)
+    assert (letters.read, letters.total) == (3, 3)
+    assert [(one.reason, one.number) for one in letters.reasons] == [
+        ("name: not a string", 2),
+        (HOSTILE, 1),
+    ]
+    assert [one.place for one in letters.reasons[0].letters] == ["t-0@58", "t-0@59"]
+    assert letters.reasons[0].letters[0].value == "pw *** in a record"
+    assert letters.reasons[1].letters[0].headers == [("h", "base64: /w==")]
+    assert PASSWORD not in repr(read)
+
+
+def test_a_database_that_is_down_and_a_broker_that_is_down(tmp_path: Path) -> None:
+    url = f"postgresql://app:{PASSWORD}@127.0.0.1:1/db"
+    billing = subject(pipeline_file(tmp_path, "billing", url))
+    found = overview(billing)
+    assert found.verdict.level == "bad"
+    assert found.verdict.sentence.startswith("Can't be read: no connection to PostgreSQL")
+    parts = detail(billing)
+    assert isinstance(parts.history, Problem)
+    assert isinstance(parts.letters, Problem)
+    assert PASSWORD not in repr((found, parts))
+    shop = subject(filled(tmp_path), Topics(down=True))
+    found = overview(shop)
+    assert (found.verdict.level, found.problem) == (
+        "bad",
+        Problem("the broker does not answer", "start it"),
+    )
+    parts = detail(shop)  # the ledger answers
+    assert isinstance(parts.history, History)
+    assert isinstance(parts.letters, Letters)
+
+
+def test_an_error_that_nobody_expected_is_shown(tmp_path: Path) -> None:
+    shop = subject(pipeline_file(tmp_path))
+    assert shop.pipeline is not None
+    shop.pipeline.__dict__["source"] = None
+    found = overview(shop)
+    assert found.verdict.sentence.startswith("Can't be read: unexpected AttributeError")
+
+
+# -- verdicts ------------------------------------------------------------------------------------
+
+
+def of(position: int | None, end: int = 100, age: float | None = 5.0, **more: Any) -> Status:
+    lag = end - (position or 0)
+    lines = (PartitionLag("t", 0, position, end, lag, age if lag else 0.0),)
+    return Status(lines, **{"rejects": 0, "epoch": 1, **more})
+
+
+def judge(*readings: tuple[float, Status]) -> Overview:
+    """The last of several readings, each with its time."""
+    last = None
+    for clock, status in readings:
+        last = judged(Overview(Verdict("unknown", ""), status, clock=clock), last)
+    assert last is not None
+    return last
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        (of(100), ("fine", "All records are committed")),
+        (of(100, rejects=1), ("warn", "All records are committed; 1 dead letter")),
+        (of(99), ("busy", "Behind by 1 offset; the oldest record waits for 5 s")),
+        (of(99, age=None), ("busy", "Behind by 1 offset")),
+        (of(None, epoch=0), ("unknown", "It has never run")),
+        (
+            of(100, warnings=("topic t was recreated",)),
+            ("bad", "The next start would be refused: topic t was recreated"),
+        ),
+    ],
+)
+def test_verdicts(status: Status, verdict: tuple[str, str]) -> None:
+    assert judge((0.0, status)).verdict == verdict
+
+
+def test_a_pipeline_that_does_not_move_is_stalled() -> None:
+    assert judge((0.0, of(50)), (59.0, of(50))).verdict.level == "busy"
+    stalled = judge((0.0, of(50)), (30.0, of(50)), (61.0, of(50)))
+    assert stalled.verdict == (
+        "bad",
+        "Stalled: 50 offsets wait, and no position has moved for 61 s",
+    )
+    moved = judge((0.0, of(50)), (61.0, of(50)), (63.0, of(52)))
+    assert (moved.verdict.level, moved.per_second, moved.still) == ("busy", 1.0, 0.0)
+    assert judge((0.0, of(50)), (61.0, of(50, epoch=2))).verdict.level == "busy"
+    assert judge((0.0, of(100)), (90.0, of(100))).verdict.level == "fine"  # nothing waits
+
+
+def test_a_log_of_moves() -> None:
+    """Into topics nothing is marked as superseded: a reset undoes what was beyond it."""
+    tp, ten = TopicPartition("t", 0), Counts(10, 10, 0, 0)
+    steps = [
+        Entry(tp, 0, 0, 1, TAKEN),
+        Entry(tp, 0, 10, 1, DATA, ten),
+        Entry(tp, 10, 20, 1, DATA, ten),
+        Entry(tp, 5, 5, 2, TAKEN),
+        Entry(tp, 5, 15, 2, DATA, ten),
+    ]
+    ledger = Ledger("p", 2, {tp: Held(15, 2)}, steps, moves=True, resets={tp: {2: 5}})
+    history = history_of(ledger)
+    assert [(span.start, span.end, span.kind) for span in history.lanes[0].spans] == [
+        (0, 5, "data"),
+        (5, 15, "data"),
+        (5, 20, "undone"),
+    ]
+    assert history.epochs[0].events == {"reset": 1}
+    half = replace(ledger, positions={tp: Held(15, 2), TopicPartition("t", 1): Held(3, 1)})
+    assert history_of(half).holder == "Epoch 2 holds t-0; epoch 1 holds t-1."
+
+
+def test_durations() -> None:
+    shown = [duration(one) for one in (0.2, 5, 119, 120, 7_300, 200_000)]
+    assert shown == ["0.2 s", "5 s", "119 s", "2 min", "2 h", "2 d"]
+
+
+# -- which pipelines -----------------------------------------------------------------------------
+
+
+def test_a_folder_of_pipelines(tmp_path: Path) -> None:
+    pipeline_file(tmp_path, "b")
+    pipeline_file(tmp_path, "a")
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    (tmp_path / "odd.toml").write_text("name = 'odd'\n[source]\n[sink]\n")
+    (tmp_path / "torn.toml").write_text("name = ")
+    found = subjects_of([tmp_path])
+    assert [one.name for one in found] == ["a", "b", "odd.toml", "torn.toml"]
+    assert [one.pipeline is None for one in found] == [False, False, True, True]
+    shown = overview(found[2])
+    assert shown.verdict.level == "bad"
+    assert "source" in shown.verdict.sentence
+
+
+def test_what_can_not_be_shown_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongInput, match="there is no pipeline file"):
+        subjects_of([tmp_path])
+    (tmp_path / "odd.toml").write_text("name = 'odd'\n[source]\n[sink]\n")
+    with pytest.raises(ConfigError):
+        subjects_of([tmp_path / "odd.toml"])
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(WrongInput, match="are both named 'a'"):
+        subjects_of([pipeline_file(tmp_path, "a"), pipeline_file(other, "a")])

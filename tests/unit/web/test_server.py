@@ -1,0 +1,318 @@
+"""The pages: what they show, what they refuse, and what they change with the token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from oncely.audit.report import Report
+from oncely.errors import ConfigError
+from oncely.html import style_hash
+from oncely.web.access import Access, checked_token
+from oncely.web.audits import newest, report_of
+from oncely.web.server import Site
+from oncely.web.style import SCRIPT, STYLE
+from oncely.web.watch import Watched
+from tests.unit.audit import reports
+from tests.webtools import PASSWORD, Topics, filled, pipeline_file, subject
+
+TOKEN = "a-token-of-this-test"
+BASE = "http://127.0.0.1:8484"
+
+
+def site_of(folder: Path, token: str | None = TOKEN, host: str = "127.0.0.1") -> Site:
+    """A site of three pipelines: one that has run, one that never has, one without a database."""
+    billing = pipeline_file(folder, "billing", f"postgresql://app:{PASSWORD}@127.0.0.1:1/db")
+    found = [filled(folder), pipeline_file(folder, "clicks"), billing]
+    watched = [Watched(subject(one, Topics()), every=3600) for one in found]
+    return Site(watched, Access.of(host, 8484, token), folder)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = site_of(tmp_path_factory.mktemp("site"))
+    for one in made.watched:
+        one.overview.get(60)
+        one.detail.get(60)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(site: Site) -> TestClient:
+    return client_of(site)
+
+
+def client_of(site: Site, base: str = BASE) -> TestClient:
+    return TestClient(site.app(), base_url=base, follow_redirects=False)
+
+
+def logged_in(site: Site) -> tuple[TestClient, str]:
+    """A client with a session, and the token of its forms."""
+    client = client_of(site)
+    done = client.post("/login", data={"token": TOKEN}, headers={"origin": BASE})
+    assert done.status_code == 303
+    cookie = done.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    found = re.search(r'name="form_token" value="([^"]+)"', client.get("/p/shop").text)
+    assert found is not None
+    return client, found[1]
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def test_all_pipelines_are_listed_beside_one_that_is_down(client: TestClient) -> None:
+    text = client.get("/").text
+    assert "3 pipelines, 1 of them with a problem" in text
+    assert "Behind by 30 offsets" in text
+    assert "It has never run" in text
+    assert "no connection to PostgreSQL" in text
+    assert "t → sql rows" in text
+
+
+def test_the_page_of_a_pipeline(client: TestClient) -> None:
+    text = client.get("/p/shop").text
+    for told in (
+        "Epoch 4 holds every partition.", "undone by a reset", "Takeovers", "Dead letters",
+        "name: not a string", "t-0@59", "Reset of positions", "Guarantee: exactly once",
+        "Each task writes rows, rejects and the new position",
+    ):  # fmt: skip
+        assert told in text, told
+    assert client.get("/p/billing").status_code == 200
+    assert client.get("/p/none").status_code == client.get("/p/none/events").status_code == 404
+
+
+def test_records_are_escaped_and_secrets_are_hidden(client: TestClient) -> None:
+    text = client.get("/p/shop").text
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert "&lt;script&gt;alert" in text
+    assert "<b>57</b>" not in text
+    assert "\u202e" not in text
+    for path in ("/", "/p/shop", "/p/billing", "/p/shop/reset?verb=to-latest"):
+        assert PASSWORD not in unescape(client.get(path).text), path
+
+
+def test_nothing_is_loaded_from_elsewhere_and_scripts_only_from_here(client: TestClient) -> None:
+    for path in ("/", "/p/shop", "/login", "/none", "/live.js"):
+        answer = client.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'")
+        assert "unsafe" not in policy
+        assert style_hash(STYLE) in policy
+        assert "//" not in policy
+        assert answer.headers["x-frame-options"] == "DENY"
+        links = re.findall(r'(?:src|href|action)="([^"]+)"', answer.text)
+        assert all(one.startswith(("/", "#")) and "//" not in one for one in links)
+    assert "style=" not in client.get("/p/shop").text  # the policy would drop it
+    assert client.get("/live.js").text == SCRIPT
+
+
+def test_the_last_audit(site: Site) -> None:
+    assert site.audits is not None
+    assert "Last audit" not in client_of(site).get("/p/shop").text
+    shop = replace(reports.damaged(), pipeline="shop")
+    later = replace(shop, at=shop.at.replace(year=2027), found={"lost": 7})
+    other = replace(later, pipeline="other", at=shop.at.replace(year=2028))
+    for at, one in enumerate((shop, later, other)):
+        (site.audits / f"{at}.json").write_text(json.dumps(one.as_json()))
+    (site.audits / "torn.json").write_text('{"pipeline": "shop"')
+    (site.audits / "list.json").write_text("[1]")
+    text = client_of(site).get("/p/shop").text
+    assert "Damage was found: 7 lost. The audit was made at" in text
+    assert "By partition" in text
+    assert "2027-11-22" in text
+
+
+@pytest.mark.parametrize("report", [reports.clean(), reports.damaged(), reports.unknown()])
+def test_a_report_is_read_as_it_was_written(report: Report) -> None:
+    assert report_of(json.loads(json.dumps(report.as_json()))).as_json() == report.as_json()
+
+
+def test_of_a_watch_the_last_line_counts(tmp_path: Path) -> None:
+    lines = [json.dumps(one.as_json()) for one in (reports.damaged(), reports.clean())]
+    (tmp_path / "watch.json").write_text("\n".join(lines) + "\n")
+    found = newest(tmp_path, "orders")
+    assert found is not None
+    assert found.verdict == "clean"
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "", "[::1", "8484"]
+)
+def test_a_foreign_host_name_is_refused(client: TestClient, host: str) -> None:
+    """A foreign site that resolves to 127.0.0.1 must not read the pages (DNS rebinding)."""
+    for path in ("/", "/p/shop", "/events", "/live.js"):
+        answer = client.get(path, headers={"host": host})
+        assert answer.status_code == 421
+        assert "shop" not in answer.text
+
+
+def test_known_host_names() -> None:
+    access = Access.of("127.0.0.1", 8484, None, ["Ops.example"])
+    for host in ("127.0.0.1:8484", "localhost", "[::1]:8484", "ops.example:80", "OPS.EXAMPLE"):
+        assert access.is_known_host(host), host
+    assert not Access.of("0.0.0.0", 8484, TOKEN).is_known_host("localhost")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "null"},
+        {"origin": "http://evil.example"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": BASE, "sec-fetch-site": "cross-site"},
+        {"origin": BASE, "sec-fetch-site": "same-site"},
+    ],
+)
+def test_a_request_of_another_site_changes_nothing(site: Site, headers: dict[str, str]) -> None:
+    client, form_token = logged_in(site)
+    for path in ("/p/shop/replay", "/p/shop/reset", "/login", "/logout"):
+        form = {"form_token": form_token, "token": TOKEN, "verb": "to-earliest"}
+        assert client.post(path, data=form, headers=headers).status_code == 403
+    assert site.changes.of("shop") is None
+
+
+def test_changes_need_the_session_and_its_form(site: Site) -> None:
+    client, form_token = logged_in(site)
+    stranger = client_of(site)
+    origin = {"origin": BASE}
+    for path in ("/p/shop/replay", "/p/shop/reset"):
+        for one, form in (
+            (stranger, {}),
+            (stranger, {"form_token": form_token}),
+            (client, {}),
+            (client, {"form_token": "other"}),
+            (client, {"form_token": form_token, "more": "x" * 20_000}),
+        ):
+            assert one.post(path, data=form, headers=origin).status_code == 403
+        assert client.get(path.replace("reset", "replay")).status_code == 405
+    assert site.changes.of("shop") is None
+    assert 'method="post"' not in stranger.get("/p/shop").text
+
+
+def test_a_wrong_token_and_a_server_without_one(site: Site, tmp_path: Path) -> None:
+    client = client_of(site)
+    wrong = client.post("/login", data={"token": "wrong"}, headers={"origin": BASE})
+    assert wrong.status_code == 403
+    assert "set-cookie" not in wrong.headers
+    without = Site([], Access.of("127.0.0.1", 8484, None))
+    refused = client_of(without).post("/login", data={"token": ""}, headers={"origin": BASE})
+    assert refused.status_code == 403
+    assert "Log in" not in client_of(without).get("/").text
+    with pytest.raises(ConfigError, match="can be guessed"):
+        checked_token("short")
+
+
+def test_a_session_ends(site: Site) -> None:
+    client, form_token = logged_in(site)
+    form, origin = {"form_token": form_token}, {"origin": BASE}
+    assert client.post("/logout", data=form, headers=origin).status_code == 303
+    assert client.post("/p/shop/replay", data=form, headers=origin).status_code == 403
+
+
+def test_other_machines_read_with_the_token_only(site: Site) -> None:
+    base = "http://10.0.0.7:8484"
+    private = replace(site, access=Access.of("10.0.0.7", 8484, TOKEN))
+    client = client_of(private, base)
+    for path in ("/", "/p/shop", "/p/shop/events", "/p/shop/reset?verb=to-latest"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    done = client.post("/login", data={"token": TOKEN}, headers={"origin": base})
+    assert done.status_code == 303
+    assert client.get("/p/shop").status_code == 200
+
+
+# -- changes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Site]:
+    """A site that a test may change."""
+    made = site_of(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_reset_and_its_dry_run(own: Site) -> None:
+    client, form_token = logged_in(own)
+    plan = client.get("/p/shop/reset?verb=to-offset&value=50&topic=t:0").text
+    assert "This is a dry run" in plan
+    assert "50 are read again" in plan
+    assert "an append table contains their" in plan
+    assert client.get("/p/shop/reset?verb=to-offset&value=x").status_code == 400
+    assert client.get("/p/shop/reset?verb=sideways").status_code == 400
+    assert client.get("/p/shop/reset?verb=to-latest&topic=other").status_code == 400
+    form = {"form_token": form_token, "verb": "to-offset", "value": "50", "topic": "t:0"}
+    done = client.post("/p/shop/reset", data=form, headers={"origin": BASE})
+    assert (done.status_code, done.headers["location"]) == (303, "/p/shop")
+    own.changes.wait("shop", 60)
+    job = own.changes.of("shop")
+    assert job is not None
+    assert job.text == "positions were reset with epoch 5; a running pipeline is fenced"
+    pipeline = own.watched[0].subject.pipeline
+    assert pipeline is not None
+    assert [one.position for one in pipeline.status().partitions] == [50, 40]
+    assert "positions were reset with epoch 5" in client.get("/p/shop").text
+
+
+def test_a_replay_writes_what_is_valid_now(own: Site) -> None:
+    client, form_token = logged_in(own)
+    pipeline = own.watched[0].subject.pipeline
+    assert pipeline is not None
+    assert len(pipeline.rejects().listed) == 3
+    form, origin = {"form_token": form_token}, {"origin": BASE}
+    assert client.post("/p/shop/replay", data=form, headers=origin).status_code == 303
+    own.changes.wait("shop", 60)
+    job = own.changes.of("shop")
+    assert job is not None
+    assert (job.state, job.text) == ("done", "written: 1 dead letter; kept: 2")
+    assert [one.offset for one in pipeline.rejects().listed] == [57, 58]
+
+
+def test_a_change_that_fails_is_told_without_secrets(own: Site) -> None:
+    client, form_token = logged_in(own)
+    form, origin = {"form_token": form_token}, {"origin": BASE}
+    assert client.post("/p/billing/replay", data=form, headers=origin).status_code == 303
+    own.changes.wait("billing", 60)
+    text = unescape(client.get("/p/billing").text)
+    assert "Replay of dead letters</strong> has failed" in text
+    assert PASSWORD not in text
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+def test_an_event_tells_of_a_change(own: Site) -> None:
+    shop = own.watched[0]
+    shop.overview.get(60)
+    topics = shop.subject.pipeline.__dict__["source"] if shop.subject.pipeline else None
+    assert isinstance(topics, Topics)
+
+    lines: list[str] = []
+
+    async def first() -> None:
+        stream = replace(own, ended=lambda: len(lines) > 1)
+        async for line in stream.changed([shop], details=False):
+            lines.append(line)
+            if len(lines) == 1:
+                topics.ends = {tp: end + 1 for tp, end in topics.ends.items()}
+                shop.hurry()
+
+    asyncio.run(first())
+    assert lines[0] == "retry: 3000\n\n"
+    assert lines[1].startswith("event: changed\n")
