@@ -1,0 +1,42 @@
+"""What `make docs` adds to the pages: the generated reference, the decisions, the examples."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from oncely.config.reference import markdown
+
+_HERE = Path(__file__).parent
+_OUTSIDE = re.compile(r"\]\(\.\./(examples/[\w./-]+)\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put every decision into the navigation."""
+    decisions = sorted(f"decisions/{one.name}" for one in (_HERE / "decisions").glob("*.md"))
+    for section in config.nav or ():
+        for pages in section.values():
+            for page in pages if isinstance(pages, list) else ():
+                if "Decisions" in page:
+                    page["Decisions"] = decisions
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the examples, which are beside the folder of the pages."""
+    for file in sorted((_HERE.parent / "examples").glob("*.*")):
+        files.append(
+            File.generated(config, f"examples/{file.name}", abs_src_path=str(file.resolve()))
+        )
+    return files
+
+
+def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Lead links to the examples into the site, and append the settings to their page."""
+    if page.file.src_uri == "pipeline-file.md":
+        text += markdown()
+    return _OUTSIDE.sub(r"](\1)", text)
