@@ -80,7 +80,12 @@ class _Screen(logging.Handler):
 
 
 def configure(*, debug: bool, as_json: bool = False) -> None:
-    """Send log entries to stderr: from INFO on for Oncely, from WARNING on for others."""
+    """Send log entries to stderr: from INFO on for Oncely, from WARNING on for others.
+
+    Until `named` is called, the entries name no pipeline: a command begins here, and a process of
+    tests runs several.
+    """
+    named("")
     handler = _Screen()
     if as_json:
         handler.setFormatter(_Json())

@@ -66,6 +66,7 @@ def test_a_line_of_json_names_the_pipeline_and_hides_secrets(
 
 
 def test_every_line_of_text_names_the_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.named("of an earlier command")
     logs.configure(debug=False)
     logging.getLogger("oncely.run").info("before")
     logs.named("orders")
