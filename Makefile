@@ -50,8 +50,8 @@ models-deep: $(READY) ## Check the models in larger sizes, which takes hours
 	@$(BIN)/python -m models.check --deep
 
 check: $(READY) ## Lint, format, types, import layers
-	@$(BIN)/ruff check src tests demo bench truth storm simulate models docs
-	@$(BIN)/ruff format --check src tests demo bench truth storm simulate models docs
+	@$(BIN)/ruff check src tests demo bench truth storm simulate models docs packaging
+	@$(BIN)/ruff format --check src tests demo bench truth storm simulate models docs packaging
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
@@ -74,8 +74,8 @@ docs: $(READY) ## Write the documentation as a site: build/docs/index.html
 	@echo "build/docs/index.html"
 
 format: $(READY) ## Format the code
-	@$(BIN)/ruff check --fix-only --quiet src tests demo bench truth storm simulate models docs
-	@$(BIN)/ruff format src tests demo bench truth storm simulate models docs
+	@$(BIN)/ruff check --fix-only --quiet src tests demo bench truth storm simulate models docs packaging
+	@$(BIN)/ruff format src tests demo bench truth storm simulate models docs packaging
 
 clean: ## Remove what was built; downloads in the cache stay
 	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

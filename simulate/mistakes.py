@@ -151,8 +151,8 @@ def _marked_too_early() -> AbstractContextManager[object]:
     """Kafka's group offset is set when a commit begins."""
     planned = Member._planned
 
-    def early(self: Member, fence: Any, ranges: Any) -> None:
-        planned(self, fence, ranges)
+    def early(self: Member, fence: Any, ranges: Any, seconds: Any) -> None:
+        planned(self, fence, ranges, seconds)
         self._group.mark({tp: range_.end for tp, range_ in ranges.items()})
 
     return _patch(Member, "_planned", early)

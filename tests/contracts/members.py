@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from oncely import phases
 from oncely.clients.kafka.group_consumer import Polled, Rebalances
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome
@@ -51,6 +52,8 @@ def commit(
     stop, outcomes = StopSignal(), list[Outcome]()
 
     def listen(event: events.Event) -> None:
+        if isinstance(event, events.BatchCommitted):
+            phases.longest([event.phases])  # a member measures its batches by itself
         if isinstance(event, events.BatchCommitted | events.FencedOut | events.BatchFailed):
             stop.ask()
 

@@ -13,6 +13,7 @@ from oncely.core.batch import StagedRowsGone
 from oncely.core.claim import PositionMoved
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Unavailable
+from oncely.phases import into
 from tests.contracts.sinks import (
     BATCHES,
     CHUNKS,
@@ -59,7 +60,9 @@ def test_rows_rejects_history_and_positions_take_effect_together(to: SinkAdapter
     batch = staged_batch(sink, fence, RANGES, bad=BAD)
     assert [one.rows for one in batch.staged] == [9, 5]
     assert untouched(to)
-    assert not publish_all(sink, batch, fence)
+    with into(seconds := {}):
+        assert not publish_all(sink, batch, fence)
+    assert all(seconds[name] > 0 for name in ("write", "commit"))
     assert published(to)
     assert publish_all(sink, batch, fence)  # a replay
     assert published(to)

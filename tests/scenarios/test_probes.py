@@ -6,7 +6,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import psycopg
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import OncelyError
+from oncely.phases import PHASES
 from oncely.pipeline import Pipeline
 from oncely.pipeline.probes import Http
 from oncely.runtimes.stop import StopSignal
@@ -33,6 +34,14 @@ def asked(port: int, path: str) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def assert_all_phases(found: Mapping[tuple[str, str], float], world: World) -> None:
+    seconds = {
+        phase: found["oncely_batch_seconds_sum", f'pipeline="{world.name}",phase="{phase}"']
+        for phase in ("process", *PHASES)
+    }
+    assert all(one > 0 for one in seconds.values()), seconds
 
 
 @contextmanager
@@ -88,6 +97,7 @@ def test_a_run_that_cannot_commit_is_not_alive_and_recovers(
             "the metrics of all records",
         )
         assert found["kafka_consumergroup_current_offset", lag] == 75
+        assert_all_phases(found, world)
     assert_exactly_once(world)
 
 
@@ -125,4 +135,5 @@ def test_a_worker_has_them_too(make_world: Callable[..., World]) -> None:
         await_that(lambda: samples(asked(port, "/metrics")[1]).get(lag) == 0, "no lag")
         pending = "oncely_rejects_pending", f'pipeline="{world.name}"'
         await_that(lambda: samples(asked(plain, "/metrics")[1]).get(pending) == 0, "no rejects")
+        assert_all_phases(samples(asked(plain, "/metrics")[1]), world)
         assert asked(plain, "/livez")[0] == 404

@@ -19,6 +19,7 @@ import pyarrow as pa
 from oncely.clients.files.s3_options import S3Options
 from oncely.core.claim import PositionMoved
 from oncely.errors import ConfigError, OncelyError, TableMismatch, Unavailable, check
+from oncely.phases import phase
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class DeltaTables:
             once = CommitProperties(max_commit_retries=0)
             table.alter.add_columns(Schema.from_arrow(schema).fields, commit_properties=once)
 
+    @phase("commit")
     def commit(self, table: Any, change: Change) -> None:
         """Commit on the handle on which the change was decided.
 

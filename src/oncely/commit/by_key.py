@@ -19,6 +19,7 @@ from oncely.core.batch import Chunk, Reject, Rejection
 from oncely.core.claim import Fence
 from oncely.core.lanes import Lanes, Parts
 from oncely.errors import Unavailable
+from oncely.phases import longest, measured
 from oncely.sinks.base import FinishesParts
 
 _PIECE = 100  # records of a transaction
@@ -73,8 +74,11 @@ class ByKey:
             OncelyError: the errors of :func:`oncely.commit.path.commit`; the first one of a thread.
         """
         with ThreadPoolExecutor(len(self._lanes), "oncely-lane") as threads:
-            for lane in range(len(self._lanes)):
-                threads.submit(copy_context().run, self._work, lane)
+            ended = [
+                threads.submit(copy_context().run, measured, self._work, lane)
+                for lane in range(len(self._lanes))
+            ]
+        longest(one.result()[1] for one in ended)
         return self._ended()
 
     def _ended(self) -> list[Outcome]:

@@ -20,6 +20,7 @@ from oncely.core.claim import NOT_COUNTED, Claim, Counts
 from oncely.core.topics import TopicPartition
 from oncely.errors import Unavailable
 from oncely.ledgers.base import MovesPositions
+from oncely.phases import phase
 from oncely.sinks.base import CommitsChunks, Sink, StagesBatches
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Delivery(Generic[AnySink_co]):
         return self.order == "together" and self.ledger.one_store
 
 
+@phase("write")
 def commit_chunk(
     delivery: Delivery[CommitsChunks], chunk: Chunk, claim: Claim, max_rejects: int | None
 ) -> Mapping[TopicPartition, Counts]:
@@ -64,7 +66,8 @@ def commit_chunk(
         return sink.commit(chunk, claim.fence, claim, max_rejects)
     if delivery.order == "records_first":
         counts = sink.commit(chunk, claim.fence, None, max_rejects)
-        delivery.ledger.move(claim, counts)
+        with phase("commit"):
+            delivery.ledger.move(claim, counts)
         return counts
     # Decode before the position moves: an error in decode should lose no records.
     CommitBudget(max_rejects, "decode or transform").spend(chunk.rejections)
@@ -78,6 +81,7 @@ def commit_chunk(
     return written[0] if written else nothing
 
 
+@phase("write")
 def publish_batch(delivery: Delivery[StagesBatches], batch: Batch, claim: Claim) -> None:
     """Make a batch and its positions take effect. Raises the errors of the sink's ``publish``."""
     sink = delivery.sink
@@ -85,7 +89,8 @@ def publish_batch(delivery: Delivery[StagesBatches], batch: Batch, claim: Claim)
         sink.publish(batch, claim.fence, claim)
     elif delivery.order == "records_first":
         sink.publish(batch, claim.fence, None)
-        delivery.ledger.move(claim.data, batch.counts)
+        with phase("commit"):
+            delivery.ledger.move(claim.data, batch.counts)
     else:
         _position_first(
             delivery.ledger,
@@ -109,7 +114,8 @@ def _position_first(
     """
     named = ", ".join(f"{tp} {range_}" for tp, range_ in sorted(claim.ranges.items()))
     try:
-        ledger.move(claim, counts)
+        with phase("commit"):
+            ledger.move(claim, counts)
     except Unavailable as error:
         log.warning(
             "at most once: the records of %s are lost if their position was moved, which"

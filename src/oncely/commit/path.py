@@ -41,6 +41,7 @@ from oncely.errors import (
     OncelyError,
     Unavailable,
 )
+from oncely.phases import phase
 from oncely.sinks.base import CommitsChunks, FinishesParts, Sink, StagesBatches
 
 Entries = Mapping[TopicPartition, Entry]
@@ -67,7 +68,8 @@ def attempts(patience: Backoff, *, stages: bool = False) -> Iterator[AbstractCon
     def attempt() -> Iterator[None]:
         nonlocal known
         try:
-            yield
+            with phase("commit"):
+                yield
             known = True
         except PositionMoved:
             pass
@@ -151,7 +153,8 @@ def commit_parts(
             part = chunk.keep(claim.parts)
             try:
                 if claim.parts:
-                    found = delivery.sink.finish(part, fence, claim, max_rejects)
+                    with phase("write"):
+                        found = delivery.sink.finish(part, fence, claim, max_rejects)
                     outcomes += [
                         Outcome(tp, one.range, one.counts, kind=one.kind)
                         for tp, finished in found.items()

@@ -76,7 +76,8 @@ class RangeCommitted:
 @dataclass(frozen=True)
 class BatchCommitted:
     """Every range of a batch has taken effect; the positions are at its ends. ``epoch`` is that of
-    the commit; 0: that of the last takeover."""
+    the commit; 0: that of the last takeover. ``phases`` has the seconds of each phase that was
+    measured (:mod:`oncely.phases`)."""
 
     batch_id: int
     records: int
@@ -86,6 +87,7 @@ class BatchCommitted:
     positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
     epoch: int = 0
     filtered: int = 0
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import check
+from oncely.phases import phase, timed
 from oncely.runtimes.row_transform import RowTransform
 
 
@@ -66,7 +67,7 @@ class Chunks:
         """Yield a chunk whenever one is full, and the rest at the end of the input."""
         parts: list[_Part] = []
         began = 0.0
-        for records in tables:
+        for records in timed("read", tables):
             for piece in self._slices(records):
                 began = began if parts else time.monotonic()
                 parts.append(self._part(piece))
@@ -92,6 +93,7 @@ class Chunks:
             or time.monotonic() - began >= self._bounds.seconds
         )
 
+    @phase("decode")
     def _part(self, records: pa.Table) -> _Part:
         decoded = self._decode(records)
         check(
@@ -114,6 +116,7 @@ class Chunks:
             records.nbytes,
         )
 
+    @phase("decode")
     def _chunk(self, parts: Sequence[_Part]) -> Chunk:
         first = np.cumsum([0, *(part.records.num_rows for part in parts)])
         records = pa.concat_tables([part.records for part in parts])

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from oncely.core import events
 from oncely.core.prometheus import Histogram, Metric, Sample
 from oncely.core.topics import Position, TopicPartition
+from oncely.phases import PHASES
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _OUTCOMES = ("written", "rejected", "filtered")
 _RESULTS = ("committed", "replayed")
-_PHASES = ("wait", "process")
+_PHASES = ("wait", "process", *PHASES)
 _COUNTED = {
     "rows": "Rows that were made of records.",
     "rejects": "Records that became dead letters.",
@@ -63,6 +64,8 @@ class RunMetrics:
             case events.BatchCommitted():
                 self._commit_seconds.observe(event.seconds)
                 self._phase("process", self._planned_at)
+                for phase, seconds in event.phases.items():
+                    self._phases[phase].observe(seconds)
                 self._planned_at, self._idle_since = None, self.clock()
             case events.BatchFailed():
                 self._counts["failures"] += 1
@@ -124,7 +127,8 @@ class RunMetrics:
         )
         yield Metric(
             "oncely_batch_seconds",
-            "Seconds of a batch by phase: wait before its plan, process until its last commit.",
+            "Seconds of a batch by phase: wait before its plan, process until its last commit,"
+            " and in it plan, read, decode, write, commit.",
             [
                 sample
                 for phase, seconds in self._phases.items()

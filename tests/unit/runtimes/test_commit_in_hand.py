@@ -23,7 +23,7 @@ from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.reading import Reading
-from oncely.runtimes.spark.task import CommitPlan, commit_chunks
+from oncely.runtimes.spark.task import CommitPlan, Spent, commit_chunks
 from tests.sinktools import T0, at_t0, numbered, together
 
 
@@ -93,7 +93,8 @@ def batch(first: int, count: int = 10) -> pa.RecordBatch:
 
 
 def answers(rows: Sequence[pa.RecordBatch]) -> list[tuple[Any, Any, bool]]:
-    found = [pickle.loads(row["answer"][0].as_py()) for row in rows]  # our own
+    *found, spent = [pickle.loads(row["answer"][0].as_py()) for row in rows]  # our own
+    found += [] if isinstance(spent, Spent) else [spent]
     return [
         (one.range.start, one.range.end, False) if isinstance(one, Outcome) else (None, None, True)
         for one in found

@@ -238,8 +238,9 @@ def test_a_batch_waits_and_is_processed(health: Health, clock: Clock) -> None:
     clock.now += 3
     health(events.BatchPlanned(0, {}))
     clock.now += 2
-    health(events.BatchCommitted(0, 1, 1, 0, 2.5))
+    health(events.BatchCommitted(0, 1, 1, 0, 2.5, phases={"decode": 0.5, "commit": 1.25}))
     assert (seconds("wait"), seconds("process")) == ((3, 1), (2, 1))
+    assert (seconds("decode"), seconds("commit"), seconds("read")) == ((0.5, 1), (1.25, 1), (0, 0))
     health(events.BatchPlanned(1, {}))
     clock.now += 50
     health(events.BatchFailed("x", 1, 1.0))

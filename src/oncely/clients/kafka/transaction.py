@@ -28,6 +28,7 @@ from oncely.clients.kafka.client import stay_connected
 from oncely.clients.kafka.sender import InstanceFenced, Message, Sender, served
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
+from oncely.phases import phase
 
 __all__ = ["InstanceFenced", "Message", "Transaction"]
 
@@ -131,6 +132,7 @@ class Transaction(Sender):
         if left:
             raise Unavailable(f"{self._brokers}: {left} messages were not taken in time")
 
+    @phase("commit")
     def commit(self) -> None:
         """Send the queued messages and commit.
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from oncely.clients.sql.connection import BadData, Connect, Connection, Dialect
+from oncely.phases import phase
 
 _kept: dict[tuple[Dialect, str], list[tuple[str, Connection]]] = {}
 _lock = threading.Lock()
@@ -106,7 +107,8 @@ def transaction(connection: Connection) -> Iterator[Connection]:
         raise
     # Outside the try: after a COMMIT that raised, only the ledger shows the outcome.
     try:
-        connection.commit()
+        with phase("commit"):
+            connection.commit()
     except BadData:
         with suppress(Exception):
             connection.rollback()

@@ -33,6 +33,7 @@ from oncely.ledgers.topic.records import (
     stamp,
 )
 from oncely.ledgers.totals import add_range
+from oncely.phases import longest, measured
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -244,4 +245,7 @@ def run_concurrently(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
     if len(wanted) < 2:
         return [work(one) for one in wanted]
     with ThreadPoolExecutor(TOGETHER) as pool:
-        return [future.result() for future in [pool.submit(work, one) for one in wanted]]
+        ended = [pool.submit(measured, work, one) for one in wanted]
+        found = [one.result() for one in ended]
+    longest(seconds for _, seconds in found)
+    return [answer for answer, _ in found]

@@ -21,6 +21,7 @@ from oncely.core.budget import refuse_beyond
 from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
+from oncely.phases import phase
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 from oncely.runtimes.dead_letters import dead_letters
 from oncely.runtimes.spark.decode_task import (
@@ -67,11 +68,12 @@ class BatchCommit(PublishingRun[StagesBatches, Transform]):
         plan = DecodePlan(self.decoder, self.only_topic)
         schema = from_arrow_schema(decoded_schema(self.decoder.schema))
         decoded = frame.mapInArrow(carried(partial(decode_task, plan)), schema)
-        # A local checkpoint, not a cache: rejects are counted in one job and rows staged in
-        # another, and a block that is lost in between must fail the batch. Decoded again, a record
-        # could be a reject in one job and a row in the other.
-        decoded = decoded.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK)
-        counts, rejects = self._set_aside(decoded, ranges)
+        with phase("decode"):
+            # A local checkpoint, not a cache: rejects are counted in one job and rows staged in
+            # another, and a block that is lost in between must fail the batch. Decoded again, a
+            # record could be a reject in one job and a row in the other.
+            decoded = decoded.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK)
+            counts, rejects = self._set_aside(decoded, ranges)
         rows = decoded.where(decoded[REASON].isNull()).select(*self.decoder.schema.names)
         self.sink.begin_batch()
         staged = stage_frame(self.sink, self.transform(rows), self.fence, batch_id)

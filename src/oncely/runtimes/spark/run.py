@@ -29,6 +29,7 @@ from oncely.errors import (
     Unavailable,
     WrongInput,
 )
+from oncely.phases import Seconds, into, phase
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.opening import missing_before, settle_gaps
 from oncely.runtimes.same_log import SameLog
@@ -318,14 +319,13 @@ class SparkRun:
     # -- one batch -------------------------------------------------------------------------
 
     def _batch(self, frame: DataFrame, batch_id: int, checkpoint: Any) -> None:
-        began = time.monotonic()
-        self._same_source()
-        ranges = self._plan(checkpoint, batch_id)
-        if not ranges:
-            return
-        self._same_log.check(self.batches.positions)
-        self.listener(events.BatchPlanned(batch_id, ranges))
-        outcomes = self.batches.run(frame, batch_id, ranges)
+        began, seconds = time.monotonic(), Seconds()
+        with into(seconds):
+            ranges = self._planned(checkpoint, batch_id)
+            if not ranges:
+                return
+            self.listener(events.BatchPlanned(batch_id, ranges))
+            outcomes = self.batches.run(frame, batch_id, ranges)
         self._same_source()
         self._tell(outcomes)
         ends = {tp: range_.end for tp, range_ in ranges.items()}
@@ -340,6 +340,7 @@ class SparkRun:
                 time.monotonic() - began,
                 ends,
                 filtered=sum(one.counts.filtered for one in outcomes),
+                phases=seconds,
             )
         )
 
@@ -352,6 +353,14 @@ class SparkRun:
                     one.replayed, one.kind,
                 )
             )  # fmt: skip
+
+    @phase("plan")
+    def _planned(self, checkpoint: Any, batch_id: int) -> dict[TopicPartition, OffsetRange]:
+        """The batch's ranges, after checks that the source is the same."""
+        self._same_source()
+        if ranges := self._plan(checkpoint, batch_id):
+            self._same_log.check(self.batches.positions)
+        return ranges
 
     def _plan(self, checkpoint: Any, batch_id: int) -> dict[TopicPartition, OffsetRange]:
         """The batch's exact ranges; a new partition begins at its first offset."""

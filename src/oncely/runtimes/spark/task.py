@@ -37,6 +37,7 @@ from oncely.core.claim import NO_RECORDS, Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError
+from oncely.phases import Seconds, into, longest, phase, timed
 from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.spark import worker
@@ -115,6 +116,13 @@ class Answer:
     staged: Staged | None = None
 
 
+@dataclass(frozen=True)
+class Spent:
+    """The last answer of a task: its seconds by phase."""
+
+    seconds: Seconds
+
+
 # -- tasks ------------------------------------------------------------------------------------
 
 
@@ -140,8 +148,11 @@ def stage_ranges(plan: RangePlan, batches: Batches) -> Batches:
         tally = _Tally(plan.max_rejects)
         with _staging(plan) as task:
             for chunk in plan.reading.chunks(batches):
-                tally.add(chunk, task.add(chunk))
-            staged = task.finish()
+                with phase("write"):
+                    refused = task.add(chunk)
+                tally.add(chunk, refused)
+            with phase("write"):
+                staged = task.finish()
         yield tally.answer(staged)
 
     return _answering(work(), batches)
@@ -169,13 +180,15 @@ def stage_packets(plan: RangePlan, batches: Batches) -> Batches:
 
     def work() -> Generator[Answer | bytes, None, None]:
         with _staging(plan) as task:
-            for batch in batches:
+            for batch in timed("read", batches):
                 for answer, packet in zip(batch["answer"], batch["packet"], strict=True):
                     if packet.is_valid:
-                        task.add_packet(packet.as_buffer())
+                        with phase("write"):
+                            task.add_packet(packet.as_buffer())
                     else:
                         yield answer.as_py()
-            staged = task.finish()
+            with phase("write"):
+                staged = task.finish()
         yield Answer(staged=staged)
 
     return _answering(work(), batches)
@@ -185,8 +198,10 @@ def stage_rows(plan: StagePlan, batches: Batches) -> Batches:
     """Stage rows of a Spark transform under the attempt's own name."""
 
     def work() -> Generator[Staged, None, None]:
-        rows = (pa.Table.from_batches([batch]) for batch in batches)
-        yield plan.sink.stage(plan.fence, plan.batch_id, _attempt(), rows)
+        rows = (pa.Table.from_batches([batch]) for batch in timed("read", batches))
+        with phase("write"):
+            staged = plan.sink.stage(plan.fence, plan.batch_id, _attempt(), rows)
+        yield staged
 
     return _answering(work(), batches)
 
@@ -222,9 +237,11 @@ def _answering(
 ) -> Batches:
     """The rows of a task; an error is the last one."""
     worker.settle()
-    with closing(answers):  # also when the consumer has stopped
+    spent = Spent({})
+    with closing(answers), into(spent.seconds):  # also when the consumer has stopped
         try:
             yield from map(row, answers)
+            yield row(spent)
         except OncelyError as error:
             yield row(error)
             for _ in batches:  # Spark discards the worker if the iterator is not exhausted
@@ -244,6 +261,7 @@ def collect(
     found = [pickle.loads(bytes(row[0])) for row in rows]  # noqa: S301 - our own tasks' answers
     errors = [one for one in found if isinstance(one, OncelyError)]
     worst = max(errors, key=lambda error: (error.exit_code == 3, not error.retryable), default=None)
+    longest(one.seconds for one in found if isinstance(one, Spent))
     return [one for one in found if isinstance(one, kind)], worst
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from oncely.clients.kafka.group_consumer import Polled, Rebalances
 from oncely.commit.backoff import Backoff
@@ -31,6 +31,7 @@ from oncely.core.claim import NO_RECORDS, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import Fenced, OncelyError, TopicMissing, Unavailable
+from oncely.phases import Seconds, into
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.worker.assignment import Assignment, Fetched, Limits, Stage, Work
@@ -47,6 +48,13 @@ _LOOK = 1.0  # seconds between two looks at positions
 _TELL = 5.0  # seconds between two signs of life
 _MISSING_TOPIC_TRIES = 4  # a broker that has just restarted lacks some topics for a moment
 _RETRIED = (Unavailable, TopicMissing)
+
+
+class _InHand(NamedTuple):
+    fence: Fence
+    ranges: dict[TopicPartition, OffsetRange]
+    began: float
+    seconds: Seconds
 
 
 class Group(Protocol):
@@ -108,9 +116,10 @@ class Member(Rebalances):
         self.assignment = Assignment(self.limits)
         self._group: Group
         self._hand: PipelinedCommit
-        self._in_hand: tuple[Fence, dict[TopicPartition, OffsetRange], float] | None = None
+        self._in_hand: _InHand | None = None
         self._marks: dict[TopicPartition, Position] = {}
-        self._ready: tuple[Work, Chunk] | None = None
+        self._ready: tuple[Work, Chunk, Seconds] | None = None
+        self._read = 0.0
         self._held: dict[TopicPartition, tuple[Position, float]] = {}
         self._batch = 0
         self._not_before = self._look_at = self._ask_at = self._tell_at = self._watch_at = 0.0
@@ -139,7 +148,7 @@ class Member(Rebalances):
     def turn(self) -> None:
         """One round: poll, and act on what has happened."""
         waiting = self._hand.busy and (self.assignment.buffered or self._ready)
-        self._receive(self._group.poll(_BUSY if waiting else _IDLE))
+        self._poll(_BUSY if waiting else _IDLE)
         if self.clock() >= self._tell_at:
             self._tell_at = self.clock() + _TELL
             self.listener(events.Polled())
@@ -182,7 +191,7 @@ class Member(Rebalances):
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Finish the commit in hand; what is buffered is dropped."""
-        working = self._in_hand is not None and partitions & self._in_hand[1].keys()
+        working = self._in_hand is not None and partitions & self._in_hand.ranges.keys()
         try:
             if self.restarts and not self._closing:
                 self._flush()
@@ -270,6 +279,13 @@ class Member(Rebalances):
 
     # -- records ---------------------------------------------------------------------------
 
+    def _poll(self, seconds: float) -> None:
+        began = self.clock()
+        polled = self._group.poll(seconds)
+        if polled.messages:
+            self._read += self.clock() - began
+        self._receive(polled)
+
     def _receive(self, polled: Polled) -> None:
         for tp, messages in polled.messages.items():
             if tp not in self._held:
@@ -307,8 +323,10 @@ class Member(Rebalances):
         if found := self.assignment.holes():
             fence, holes = found
             self.assignment.pass_over(holes)
-            self._planned(fence, holes)
-            self._hand.begin_work(self.run.close_holes(fence, holes))
+            seconds = Seconds()
+            self._planned(fence, holes, seconds)
+            with into(seconds):
+                self._hand.begin_work(self.run.close_holes(fence, holes))
         elif self.clock() >= self._watch_at:
             self._watch()
 
@@ -324,24 +342,28 @@ class Member(Rebalances):
         self._watch_at = self.clock() + _WATCH
         fences = self.assignment.fences
         fence = max(fences, key=lambda one: one.epoch, default=self.run.fence)
-        self._in_hand = fence, {}, self.clock()
+        self._in_hand = _InHand(fence, {}, self.clock(), {})
         self._hand.begin_work(partial(self.run.watch, fence if fences else None))
 
-    def _decoded(self, work: Work | None) -> tuple[Work, Chunk] | None:
-        """Work with its chunk; None if there is none, or it can't be decoded now."""
+    def _decoded(self, work: Work | None) -> tuple[Work, Chunk, Seconds] | None:
+        """Work with its chunk, and the seconds of that; None if there is none, or it can't be
+        decoded now."""
         if work is None:
             return None
+        seconds, self._read = Seconds(read=self._read), 0.0
         try:
-            return work, self.run.chunk(work)
+            with into(seconds):
+                return work, self.run.chunk(work), seconds
         except Unavailable as error:  # of a schema registry
             self._lost(self.assignment.of(work.fence), ask=False)
             self._failed(error)
             return None
 
-    def _commit(self, work: Work, chunk: Chunk) -> None:
+    def _commit(self, work: Work, chunk: Chunk, seconds: Seconds) -> None:
         run = self.run
-        self._planned(work.fence, dict(work.ranges))
-        self._hand.begin(run.delivery, work.fence, chunk, lambda: run.before(work))
+        self._planned(work.fence, dict(work.ranges), seconds)
+        with into(seconds):
+            self._hand.begin(run.delivery, work.fence, chunk, lambda: run.before(work))
 
     def _put_back(self, partitions: Collection[TopicPartition]) -> None:
         """These partitions are about to change hands: what was decoded ahead of them is not
@@ -354,15 +376,17 @@ class Member(Rebalances):
         self._put_back(partitions)
         self.assignment.lost(partitions, ask=ask)
 
-    def _planned(self, fence: Fence, ranges: dict[TopicPartition, OffsetRange]) -> None:
-        self._in_hand = fence, ranges, self.clock()
+    def _planned(
+        self, fence: Fence, ranges: dict[TopicPartition, OffsetRange], seconds: Seconds
+    ) -> None:
+        self._in_hand = _InHand(fence, ranges, self.clock(), seconds)
         self.listener(events.BatchPlanned(self._batch, ranges, fence.epoch))
 
     def _finish(self) -> None:
         """Act on the end of the commit in hand."""
         if self._in_hand is None:
             return
-        (fence, ranges, began), self._in_hand = self._in_hand, None
+        (fence, ranges, began, seconds), self._in_hand = self._in_hand, None
         batch, self._batch = self._batch, self._batch + 1
         try:
             outcomes = self._hand.finish()
@@ -386,7 +410,7 @@ class Member(Rebalances):
         self.listener(
             events.BatchCommitted(
                 batch, done.records, done.rows, done.rejects, self.clock() - began, ends,
-                fence.epoch, done.filtered,
+                fence.epoch, done.filtered, seconds,
             )
         )  # fmt: skip
         self._mark({tp: at for tp, at in ends.items() if tp in self.assignment.positions})

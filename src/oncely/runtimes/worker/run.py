@@ -17,6 +17,7 @@ from oncely.core.claim import NO_RECORDS, Fence, Notes, Opened, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import Fenced
+from oncely.phases import phase
 from oncely.runtimes.chunks import Letters
 from oncely.runtimes.messages import table_of
 from oncely.runtimes.opening import missing_before, settle_gaps
@@ -128,6 +129,7 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
 
     # -- commits ---------------------------------------------------------------------------
 
+    @phase("decode")
     def chunk(self, work: Work) -> Chunk:
         """Decode and transform records."""
         messages = [
@@ -160,6 +162,7 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
             fence.refuse_taken(self.ledger.positions(fence))
         return []
 
+    @phase("plan")
     def before(self, work: Work) -> None:
         """Before a commit: the topics are the same, and the ledger knows the leader epochs.
 

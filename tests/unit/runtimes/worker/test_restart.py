@@ -108,7 +108,7 @@ def test_what_was_given_out_is_not_read_again() -> None:
     """Its commit goes on."""
     member, hand, group, _ = restarting()
     assert member._begin_records()
-    (given,) = member._in_hand[1] if member._in_hand else ()
+    (given,) = member._in_hand.ranges if member._in_hand else ()
     hand.ends = False
     member.revoked(frozenset({P0, P1} - {given}), lost=False)
     assert group.sought == {given: 2}
