@@ -29,7 +29,7 @@ from demo.lake_rules import Row, folder_of, row_of
 from demo.reader import Place, messages, stable_ends
 
 _BROKERS = "READER_BROKERS"
-_OWN = "_oncely/"  # what Oncely keeps about the root
+_OWN = ("_oncely/", "./_READ_THE_MANIFEST.txt")  # what Oncely keeps about the root
 
 Entry = dict[str, Any]
 """What the manifest says of a file."""
@@ -147,7 +147,7 @@ def read_letters(brokers: str, topic: str) -> list[tuple[Place, bytes | None]]:
 
 
 def stored(root: Path) -> set[str]:
-    """Every file below the root, but the one that says whose it is."""
+    """Every file below the root, but those about the root."""
     found: set[str] = set()
     for folder, _, names in os.walk(root):
         below = os.path.relpath(folder, root)

@@ -115,7 +115,7 @@ class Lake:
     def paths(self) -> set[str]:
         """All files of tables below the root."""
         found = (p.relative_to(self.root).as_posix() for p in self.root.rglob("*") if p.is_file())
-        return {path for path in found if not path.startswith("_oncely/")}
+        return {path for path in found if not path.startswith(("_oncely/", owner.NOTICE))}
 
     def register(self, resets: Mapping[int, int] | None = None) -> None:
         """What a sink writes at its start: ledger and owner. Resets of partition 0 by epoch."""

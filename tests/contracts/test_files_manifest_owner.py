@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from oncely.cli.app import app
+from oncely.clients.files.store import Store
 from oncely.clients.kafka import topics
 from oncely.core.claim import Takeover
 from oncely.errors import ConfigError, TableMismatch
@@ -226,3 +231,37 @@ def test_a_missing_file_of_our_own_is_told(own: Lake, broker: Broker, tmp_path: 
     (own.root / file.path).unlink()
     (problem,) = verify(own.table).problems
     assert (problem.path, "not in the store" in problem.text) == (file.path, True)
+
+
+def test_a_root_has_a_notice(place: FilesPlace) -> None:
+    publish(place.sink())
+    notice = place.root / owner.NOTICE
+    text = notice.read_text()
+    assert place.name in text
+    assert f"{place.name}.manifest" in text
+    for verb in re.findall(r"oncely files \w+", text):
+        assert CliRunner().invoke(app, [*verb.split()[1:], "--help"]).exit_code == 0, verb
+    os.utime(notice, (0, 0))
+    open_sink(place.sink())
+    assert notice.stat().st_mtime == 0, "it is written once"
+
+    notice.unlink()  # a root of an earlier version
+    open_sink(place.sink())
+    assert notice.read_text() == text
+
+
+def test_a_notice_of_another_run_at_the_same_moment_is_no_error(
+    own: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "exists", lambda *_: False)
+    owner.claim(own.table.store, owner.Owner(own.topics.name, own.topics.manifest, own.topic_id))
+    assert (own.root / owner.NOTICE).read_text()
+
+
+def test_the_notice_belongs_to_the_root(own: Lake) -> None:
+    for path in (owner.NOTICE, owner.PATH):
+        own.age(path, 1_000_000)
+    found = vacuum(own.table)
+    assert (found.orphans, found.foreign, found.young) == ((), 0, 0)
+    assert (own.root / owner.NOTICE).exists()
+    assert verify(own.table).unnamed == 0

@@ -452,7 +452,8 @@ def in_files(broker: Broker, folder: Path) -> Golden:
     read = lambda topic: kafkatools.messages(broker.bootstrap, topic)  # noqa: E731
     hidden = _topic_ids(broker, [f"{place.name}.manifest", f"{place.name}.schema"])
     hidden[place.root.as_uri()] = "<root>"
-    own = sorted(one for one in (place.root / "_oncely").rglob("*") if one.is_file())
+    about = sorted(one for one in (place.root / "_oncely").rglob("*") if one.is_file())
+    own = [*about, place.root / "_READ_THE_MANIFEST.txt"]
     return {
         "files_manifest.jsonl": hide(
             _numbered(

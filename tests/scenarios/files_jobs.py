@@ -51,7 +51,7 @@ class _Watched:
         return lambda *args: self._steps.around(name, lambda: method(*args))
 
     def _write(self, path: str, data: Any) -> None:
-        if path.startswith((".oncely", "_oncely")):  # a probe, or the root's owner: no row's file
+        if path.startswith((".oncely", "_oncely", "_READ_THE_")):  # a probe, or about the root
             self._inner.write(path, data)
             return
         whole = memoryview(data)

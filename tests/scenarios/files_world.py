@@ -132,7 +132,7 @@ class FilesWorld(TopicWorld):
     def stored(self) -> set[str]:
         """All files of rows below the root, named or not."""
         found = (str(one.relative_to(self.root)) for one in self.root.rglob("*") if one.is_file())
-        return {path for path in found if not path.startswith("_oncely/")}
+        return {path for path in found if not path.startswith(("_oncely/", "_READ_THE_"))}
 
     def content(self, path: str) -> bytes:
         """The bytes of a file."""

@@ -56,7 +56,7 @@ class BucketWorld(FilesWorld):
         root = f"{self.bucket}/events"
         found = self._direct.get_file_info(FileSelector(root, recursive=True))
         paths = {one.path[len(root) + 1 :] for one in found if one.type == FileType.File}
-        return {path for path in paths if not path.startswith("_oncely/")}
+        return {path for path in paths if not path.startswith(("_oncely/", "_READ_THE_"))}
 
     def content(self, path: str) -> bytes:
         with self._direct.open_input_file(f"{self.bucket}/events/{path}") as stream:

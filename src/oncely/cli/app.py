@@ -564,6 +564,23 @@ def files_list(
     list_files(file, where or [], as_json)
 
 
+@files.command("paths")
+def files_paths(
+    file: File,
+    where: Where = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print the paths alone.")] = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Print the files that are part of the table as other programs open them, as JSON lines.
+
+    A line has the local path or URL, format, rows, bytes and, in a partitioned table, the partition
+    values. docs/reading-files.md shows how DuckDB, polars and Spark read just these files.
+    """
+    from oncely.cli.files import list_paths
+
+    list_paths(file, where or [], plain=plain)
+
+
 @files.command("read")
 def files_read(
     file: File,

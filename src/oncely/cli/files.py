@@ -1,7 +1,8 @@
-"""``oncely files list|read|verify|compact|vacuum``; ``schema`` is in :mod:`oncely.cli.schemas`."""
+"""``oncely files list|paths|read|verify|compact|vacuum``."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.errors import WrongInput
 from oncely.files.compact import compact
-from oncely.files.listing import listing
+from oncely.files.listing import addresses, listing
 from oncely.files.reading import Allowed
 from oncely.files.rows import rows
 from oncely.files.table import table_of
@@ -39,6 +40,17 @@ def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
         screen.out.print(_line(f"{one.rows:>12,} {one.bytes:>15,}  {one.path}"))
     of = "" if len(found.files) == found.total else f" of {found.total:,}"
     screen.out.print(f"{len(found.files):,}{of} files, {found.rows:,} rows, {found.bytes:,} bytes")
+
+
+def list_paths(file: Path, where: Sequence[str], *, plain: bool) -> None:
+    """Print the address of each file of the table, one a line.
+
+    Addresses are not redacted: a reader must be able to open them.
+    """
+    for one in addresses(table_of(opened(file)), chosen(where)):
+        line = one["path"] if plain else json.dumps(one)
+        sys.stdout.buffer.write(f"{line}\n".encode())
+    sys.stdout.flush()
 
 
 def read_files(

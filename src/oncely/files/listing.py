@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,3 +54,22 @@ def listing(table: Table, where: Mapping[str, str | None] | None = None) -> List
     """
     contents = table.look()
     return Listing(tuple(table.chosen(contents, where or {})), len(contents.files))
+
+
+def addresses(
+    table: Table, where: Mapping[str, str | None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The files with these partition values as other programs open them, as JSON-able values.
+
+    Raises:
+        ConfigError: never written to, or not partitioned by these columns.
+        Unavailable: the cluster does not answer.
+    """
+    for file in listing(table, where).files:
+        found = {
+            "path": table.store.address(file.path),
+            "format": file.format,
+            "rows": file.rows,
+            "bytes": file.bytes,
+        }
+        yield found | {"partition": file.partition} if file.partition else found

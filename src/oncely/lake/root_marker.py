@@ -1,4 +1,6 @@
-"""The owner of a root: a small file that contains the id of the manifest topic.
+"""Two files that mark a root: its owner, and a notice for people who list the folder.
+
+The owner is a small file that contains the id of the manifest topic.
 
 Files that the manifest does not list are orphans, and orphans are deleted. Two tables below one
 root would each treat the other's files as orphans. So a root belongs to one manifest topic: a run
@@ -8,17 +10,41 @@ pyarrow offers no compare-and-set of object stores. Two first runs that claim a 
 moment may both write; the second read below lets the loser detect it, unless its read comes before
 the other's write. Then the loser detects it at its next start, and its ``vacuum`` refuses: files of
 both are kept until the user moves one of the tables.
+
+The notice is a text in the root. It is written when the root is claimed, and by the next run into a
+root of an earlier version.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from oncely.clients.files.store import NoSuchFile, Store
-from oncely.errors import ConfigError
+from oncely.errors import ConfigError, InvariantViolation
 
 PATH = "_oncely/owner.json"
 """The path below the root. An underscore hides it from tools that read directories."""
+
+NOTICE = "_READ_THE_MANIFEST.txt"
+"""The path of the notice below the root; the underscore has the same purpose."""
+
+_NOTICE = """\
+This folder contains the files of a table, and files that are not part of it: files of attempts that
+were never committed, and files that a compaction or a repair has replaced. A reader that lists the
+folder reads rows twice, and rows that were never committed. Partition folders do not change that.
+
+The list of the table's files is the Kafka topic {manifest_topic}, the manifest
+of pipeline {pipeline}. With the pipeline's file:
+
+  oncely files paths FILE     the files, as JSON lines for DuckDB, polars, Spark and others
+  oncely files read FILE      the rows, compared with their checksums
+  oncely files verify FILE    compares each file with the manifest
+  oncely files vacuum FILE    removes files that are not part of the table
+
+Delete nothing here by hand: `oncely files vacuum` knows which files a run may still publish.
+"""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -37,7 +63,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 def claim(store: Store, owner: Owner) -> None:
-    """Claim the root for this manifest, or check that it is its owner.
+    """Claim the root for this manifest, or check that it is its owner; write a missing notice.
 
     Raises:
         ConfigError: it belongs to another manifest.
@@ -46,6 +72,11 @@ def claim(store: Store, owner: Owner) -> None:
         store.write(PATH, msgspec.json.encode(owner))
         store.durable()
     require(store, owner.topic_id)
+    if not store.exists(NOTICE):
+        text = _NOTICE.format(manifest_topic=owner.manifest_topic, pipeline=owner.pipeline)
+        # Another run of the pipeline may write it at the same moment.
+        with suppress(InvariantViolation):
+            store.write(NOTICE, text.encode())
 
 
 def require(store: Store, topic_id: str) -> None:

@@ -25,7 +25,7 @@ from oncely.core.claim import Counts
 from oncely.core.topics import TopicPartition, from_tree
 from oncely.verify.state import RESET, TAKEN, Entry, Files, Held, Ledger, NamedFile, Rules
 
-_OWN_FOLDERS = ("_oncely/", "_delta_log/", ".oncely-probe-")
+_OWN = ("_oncely/", "_READ_THE_MANIFEST.txt", "_delta_log/", ".oncely-probe-")
 
 
 def rules_of(settings: PipelineSettings) -> Rules:
@@ -169,7 +169,7 @@ def _whole(
 
 
 def _stored(store: Store) -> dict[str, int]:
-    return {one.path: one.bytes for one in store.list() if not one.path.startswith(_OWN_FOLDERS)}
+    return {one.path: one.bytes for one in store.list() if not one.path.startswith(_OWN)}
 
 
 # -- Delta -----------------------------------------------------------------------------------------

@@ -170,6 +170,7 @@ def test_every_file_but_those_about_the_root_is_listed(lake):
         about = lake["root"] / "_oncely" / name
         about.parent.mkdir(exist_ok=True)
         about.touch()
+    (lake["root"] / "_READ_THE_MANIFEST.txt").touch()
     assert stored(lake["root"]) == lake["manifest"].keys()
 
 

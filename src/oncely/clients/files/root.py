@@ -51,6 +51,16 @@ def shown_url(url: str) -> str:
     return url.partition("?")[0]
 
 
+def address(url: str, path: str) -> str:
+    """A file below the root as other programs open it: a local path, or a URL.
+
+    The URL's own escapes are decoded; those of the path are part of the file's name.
+    """
+    parts = urlsplit(url)
+    full = f"{unquote(parts.path)}/{path}"
+    return full if parts.scheme == "file" else f"{parts.scheme}://{parts.netloc}{full}"
+
+
 def below(path: str) -> str:
     """The path, after a check that it is below the root.
 

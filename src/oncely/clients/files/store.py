@@ -22,7 +22,7 @@ import pyarrow as pa
 from oncely.clients.files import s3_uploads
 from oncely.clients.files.errors import NoSuchFile, classify_store_error, unreachable
 from oncely.clients.files.filesystem import Bytes, Connect, FileSystem, Stored, connect
-from oncely.clients.files.root import below, checked_url, shown_url
+from oncely.clients.files.root import address, below, checked_url, shown_url
 from oncely.clients.files.s3_options import S3Options
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavailable
 
@@ -78,6 +78,10 @@ class Store:
     def local(self) -> bool:
         """True if it is a folder of this machine."""
         return self.url.startswith("file:")
+
+    def address(self, path: str) -> str:
+        """A file's address for other programs: a local path, or a URL."""
+        return address(self.url, below(path))
 
     def write(self, path: str, data: Bytes) -> None:
         """Write a whole file. On a disk it is durable after :meth:`durable` only."""

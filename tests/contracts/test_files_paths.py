@@ -1,0 +1,132 @@
+"""``oncely files paths``: other programs read just the table, by the lines of the documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from oncely.cli import files
+from oncely.cli.app import app
+from oncely.clients.files.store import Store
+from oncely.files.compact import compact
+from oncely.testing.servers.kafka import Broker
+from tests.conftest import repository
+from tests.laketools import COLUMNS, Lake, events, lake
+
+WIDER = pa.schema([("id", pa.float64()), *list(COLUMNS)[1:], ("note", pa.string())])
+PAGE = (repository() / "docs" / "reading-files.md").read_text()
+
+
+@pytest.fixture
+def own(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """Two users and a schema that has grown; a compaction, and orphans of both formats."""
+    made = lake(broker, tmp_path / "lake  of 'events'", format="parquet")
+    for start in (0, 2):
+        made.batch_of(events("a/b %", start, 2), form="parquet")
+    compact(made.table)
+    later = [row | {"id": row["id"] + 0.5, "note": "x"} for row in events("bob", 4, 3)]
+    made.publish([made.file(later, WIDER, form="parquet")], [WIDER])
+    made.rows += later
+    for form in ("parquet", "avro"):
+        made.file(events("bob", 90, 2), form=form)
+    made.topics.reader().settled()
+    monkeypatch.setattr(files, "opened", lambda file: file)
+    monkeypatch.setattr(files, "table_of", lambda _: made.table)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def paths(*options: str) -> str:
+    done = CliRunner().invoke(app, ["files", "paths", "events.toml", *options])
+    assert done.exit_code == 0, done.exception
+    return done.stdout
+
+
+def documented(language: str) -> str:
+    found = re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
+    return str(found[0])
+
+
+def test_paths_are_those_of_the_manifest(own: Lake) -> None:
+    given = [json.loads(line) for line in paths().splitlines()]
+    live = own.table.look().files
+    assert {one["path"] for one in given} == {str(own.root / path) for path in live}
+    assert len(live) < len(own.paths()) - 2, "replaced files and orphans are stored, too"
+    for one in given:
+        file = live[Path(one["path"]).relative_to(own.root).as_posix()]
+        assert one == {
+            "path": str(own.root / file.path),
+            "format": "parquet",
+            "rows": file.rows,
+            "bytes": (own.root / file.path).stat().st_size,
+            "partition": file.partition,
+        }
+    assert [one["partition"]["user"] for one in given] == ["a/b %", "bob"]
+    assert paths("--plain").splitlines() == [one["path"] for one in given]
+    (bob,) = paths("--where", "user=bob", "--plain").splitlines()
+    assert bob == given[1]["path"]
+
+
+def test_a_table_without_directories_has_no_partition_values(
+    broker: Broker, tmp_path: Path
+) -> None:
+    made = lake(broker, tmp_path, partition_by=())
+    made.batch_of(events("ann", 0, 1))
+    assert [one.keys() for one in files.addresses(made.table)] == [
+        {"path", "format", "rows", "bytes"}
+    ]
+
+
+def test_duckdb_reads_the_documented_way(own: Lake, tmp_path: Path) -> None:
+    (tmp_path / "files.jsonl").write_text(paths())
+    with duckdb.connect() as db:
+        for statement in documented("sql").split(";"):
+            if statement.strip():
+                db.execute(statement)
+        assert db.fetchall() == [(len(own.rows),)]
+        same = documented("sql").replace("count(*)", "id, user, note")
+        found = db.execute(same).fetchall()
+    assert sorted(found, key=str) == sorted(known(own), key=str)
+
+
+def test_polars_reads_the_documented_way(
+    own: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "files.jsonl").write_text(paths())
+    scope: dict[str, Any] = {}
+    exec(documented("python"), scope)
+    assert capsys.readouterr().out == f"{len(own.rows)}\n"
+    found = scope["rows"].select("id", "user", "note").collect().rows()
+    assert sorted(found, key=str) == sorted(known(own), key=str)
+
+
+def known(own: Lake) -> list[tuple[float, str, str | None]]:
+    return [(float(row["id"]), row["user"], row.get("note")) for row in own.rows]
+
+
+def test_polars_reads_avro(own: Lake) -> None:
+    made = own.with_(format="avro")
+    file = made.file(events("cy", 50, 2))
+    assert pl.read_avro(made.table.store.address(file.path))["id"].to_list() == [50, 51]
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("file:///a%20b/c", "/a b/c/u=x%2Fy/f"),
+        ("s3://bucket", "s3://bucket/u=x%2Fy/f"),
+        ("s3://bucket/a%20b/", "s3://bucket/a b/u=x%2Fy/f"),
+        ("gs://bucket/a?project_id=p", "gs://bucket/a/u=x%2Fy/f"),
+        ("abfs://c@account.dfs.core.windows.net/a", "abfs://c@account.dfs.core.windows.net/a/u=x%2Fy/f"),
+    ],
+)  # fmt: skip
+def test_addresses(url: str, address: str) -> None:
+    assert Store(url).address("u=x%2Fy/f") == address
