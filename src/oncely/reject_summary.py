@@ -24,8 +24,12 @@ KEPT = 16_384
 """Maximum bytes of a value that are sent to the driver."""
 _REASON = 300  # characters
 _VALUE = 200
-# Parts that differ between records with the same mistake: quoted values and numbers.
-_VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
+# Parts that differ between records with the same mistake: quoted values, numbers, and the values in
+# PostgreSQL's details: "Key (email)=(a@b.example) already exists", "Failing row contains (1, a)". A
+# reason may be cut before the second quote.
+_VARIABLE = re.compile(
+    r"(?<!\w)'[^']*(?:'|$)|\"[^\"]*(?:\"|$)|(?:(?<==)|(?<=contains ))\(.*|\d+(?:\.\d+)?", re.DOTALL
+)
 
 
 class RejectSample(NamedTuple):
@@ -109,11 +113,16 @@ class RejectSummary:
             yield json.dumps(one.shown(), ensure_ascii=False)
 
 
+def masked(reason: str) -> str:
+    """The reason without quoted values and numbers, which may be parts of the record."""
+    return _VARIABLE.sub("…", reason)
+
+
 def _grouped(reasons: Sequence[str]) -> list[list[int]]:
     """Indices by reason, ignoring numbers and quoted values; the largest group first."""
     groups: dict[str, list[int]] = {}
     for at, reason in enumerate(reasons):
-        groups.setdefault(_VARIABLE.sub("…", reason), []).append(at)
+        groups.setdefault(masked(reason), []).append(at)
     return sorted(groups.values(), key=len, reverse=True)
 
 

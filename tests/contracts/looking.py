@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from tests.sinktools import Place, offsets
@@ -39,3 +40,16 @@ def create(place: Place, columns: str, table: str = "rows") -> None:
     else:
         own = columns.replace("bigint", "INT").replace("text", "TEXT")
         place.sql(f"CREATE TABLE {table} ({own}) STRICT")
+
+
+def wait_for_a_lock(place: Place) -> None:
+    """Until a session waits for a lock of another one."""
+    for _ in range(3_000):
+        waits = place.sql(
+            "SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
+            " AND datname = current_database()"
+        )
+        if waits[0][0]:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("nobody waits for a lock")

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -28,10 +28,13 @@ from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoded
 from oncely.files.compact import compact
 from oncely.ledgers.sql.ledger import SqlLedger
+from oncely.pipeline.destination import LedgerState
+from oncely.pipeline.rejects import RejectFilter, discard
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.reading import Reading
 from oncely.runtimes.spark.task import CommitPlan, commit_chunks
 from oncely.sinks.handlers.sink import HandlersSink
+from oncely.sinks.sql.discard import SqlDiscards
 from oncely.sinks.sql.replay import SqlReplay
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
@@ -222,6 +225,17 @@ def test_a_replay_into_a_table(place: Place) -> None:
     commit_all(sink, at_t0(0, bad(0, 1)), fence)
     assert replay(SqlReplay(sink), judging(), Backoff()) == (2, 0)
     in_the_table("dead letters into a table", crossed)
+
+
+def test_a_discard(place: Place) -> None:
+    sink, fence = ready(sink_to(place, connect=sql(crossed := Crossed())))
+    commit_all(sink, at_t0(0, bad(0, 1)), fence)
+    letters = SimpleNamespace(
+        discarding=lambda: SqlDiscards(sink), look=lambda: LedgerState(rejects=2)
+    )
+    pipeline: Any = SimpleNamespace(destination=letters)
+    assert discard(pipeline, RejectFilter(), execute=True).total == 2
+    in_the_table("a discard of dead letters in SQL", crossed)
 
 
 def test_a_replay_into_a_topic(broker: Broker) -> None:

@@ -25,6 +25,7 @@ from oncely.errors import Stopped, WrongInput
 from oncely.sinks.sql.replay import SqlReplay
 from oncely.sinks.sql.rewrite import SqlRewrites
 from oncely.sinks.sql.sink import SqlSink
+from tests.contracts.looking import wait_for_a_lock
 from tests.replaytools import judging
 from tests.sinktools import (
     SOURCE,
@@ -490,24 +491,11 @@ def test_of_two_repairs_of_a_lost_record_the_second_replaces_the_first(
     second: list[Any] = []
     other = threading.Thread(target=lambda: second.append(repaired(sink, damage(2))))
     other.start()
-    _wait_for_a_lock(place)
+    wait_for_a_lock(place)
     first.finish()
     other.join(_WAIT)
     assert second[0].removed_rows == 1
     assert seen(place) == once()
-
-
-def _wait_for_a_lock(place: Place) -> None:
-    """Until a session waits for a lock of another one."""
-    for _ in range(3_000):
-        waits = place.sql(
-            "SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
-            " AND datname = current_database()"
-        )
-        if waits[0][0]:
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("nobody waits for a lock")
 
 
 @pytest.mark.parametrize(("at", "ended"), [("copy", True), ("commit", True), ("copy", False)])
@@ -573,7 +561,7 @@ def test_a_replay_beside_a_repair(on_postgres: Place) -> None:
     done: list[Any] = []
     repairs = threading.Thread(target=lambda: done.append(repaired(sink, damage(BAD))))
     repairs.start()
-    _wait_for_a_lock(place)
+    wait_for_a_lock(place)
     waiting.go_on.set()
     thread.join(_WAIT)
     repairs.join(_WAIT)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 
+import pytest
+
 from oncely.errors import OncelyError, TooManyRejects
-from oncely.reject_summary import SAMPLE, RejectSample, RejectSummary
+from oncely.reject_summary import SAMPLE, RejectSample, RejectSummary, masked
 from oncely.secrets import Secrets
 
 
@@ -69,3 +71,26 @@ def test_values_are_shortened_and_secrets_taken_out() -> None:
     assert shown[0] == {"reason": "refused: ***", "records": 1}
     assert shown[2]["value"].startswith("x" * 190 + "***")
     assert (shown[3]["offset"], shown[3]["value"]) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "left"),
+    [
+        ("email: 'ann@shop.example' is no number", "email: … is no number"),
+        ('invalid input syntax for type bigint: "x 1"', "invalid input syntax for type bigint: …"),
+        (
+            'violates "u" (Key (email)=(ann@shop.example) already exists.)',
+            "violates … (Key (email)=…",
+        ),
+        (
+            "violates check (Failing row contains (ann, (x), 7).)",
+            "violates check (Failing row contains …",
+        ),
+        ("no JSON at byte 17.5", "no JSON at byte …"),
+        ("it can't be 'ann'", "it can't be …"),
+        ("no boolean: 'a long value that is cut…", "no boolean: …"),
+        ("no JSON", "no JSON"),
+    ],
+)
+def test_a_masked_reason_quotes_nothing_of_the_record(reason: str, left: str) -> None:
+    assert masked(reason) == left

@@ -429,7 +429,7 @@ def offsets_reset(
     reset_offsets(file, verb, topic or [], execute=execute, events=events, as_json=as_json)
 
 
-rejects = typer.Typer(help="List or replay records that could not be written.",
+rejects = typer.Typer(help="List, replay or discard records that could not be written.",
                       no_args_is_help=True)  # fmt: skip
 app.add_typer(rejects, name="rejects")
 
@@ -443,7 +443,11 @@ RejectPartition = Annotated[
 ]
 RejectSince = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Only of records at or after it; UTC without an offset."),
+    typer.Option(metavar="TIME", help="Only of records at or after it (UTC), or no older: 12h."),
+]
+RejectBefore = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only of records before it (UTC), or older: 90d."),
 ]
 
 
@@ -454,13 +458,42 @@ def rejects_list(
     reason: RejectReason = None,
     partition: RejectPartition = None,
     since: RejectSince = None,
+    before: RejectBefore = None,
+    discarded: Annotated[
+        bool, typer.Option("--discarded", help="Those that were discarded.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """List records that could not be written: the reasons with their numbers, then records."""
     from oncely.cli.rejects import list_rejects, reject_filter
 
-    list_rejects(file, limit, reject_filter(reason, partition, since), as_json)
+    which = reject_filter(reason, partition, since, before)
+    list_rejects(file, limit, which, discarded=discarded, as_json=as_json)
+
+
+@rejects.command("discard")
+def rejects_discard(
+    file: File,
+    reason: RejectReason = None,
+    partition: RejectPartition = None,
+    since: RejectSince = None,
+    before: RejectBefore = None,
+    execute: Annotated[
+        bool, typer.Option("--yes/--dry-run", help="Do it; by default it only counts.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Remove key, value and headers of dead letters for good: a dry run unless --yes is given.
+
+    A discarded dead letter is not replayed any more. Its offset and a masked reason stay, so that
+    audits still account for the record. For dead letters in SQL; the pipeline may run meanwhile.
+    """
+    from oncely.cli.rejects import discard_rejects, reject_filter
+
+    which = reject_filter(reason, partition, since, before)
+    discard_rejects(file, which, execute=execute, as_json=as_json)
 
 
 @rejects.command("replay")

@@ -1,8 +1,11 @@
-"""``oncely rejects list`` and ``oncely rejects replay``."""
+"""``oncely rejects list``, ``oncely rejects replay`` and ``oncely rejects discard``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from oncely.cli import screen
@@ -10,8 +13,9 @@ from oncely.cli.opened import opened
 from oncely.cli.run import importable
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.tables import LEFT, REST, RIGHT, printable, show
+from oncely.config.values import parse_seconds
 from oncely.errors import WrongInput
-from oncely.pipeline.rejects import RejectFilter, Rejects
+from oncely.pipeline.rejects import Reason, RejectFilter
 from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.runtimes.spark import session
 from oncely.sources.start import parse_moment
@@ -19,14 +23,17 @@ from oncely.sources.start import parse_moment
 _LONGEST = 200
 
 
-def list_rejects(file: Path, limit: int, which: RejectFilter, as_json: bool) -> None:
+def list_rejects(
+    file: Path, limit: int, which: RejectFilter, *, discarded: bool, as_json: bool
+) -> None:
     """Print the reasons of dead letters, and the first dead letters."""
-    found = opened(file).rejects(limit, None if which == RejectFilter() else which)
+    chosen = None if which == RejectFilter() else which
+    found = opened(file).rejects(limit, chosen, discarded=discarded)
     if as_json:
         screen.show_json(rejects_as_json(found))
         return
     if found.listed:
-        _reasons(found)
+        _reasons(found.reasons)
         show(
             [
                 ("topic", LEFT),
@@ -43,32 +50,51 @@ def list_rejects(file: Path, limit: int, which: RejectFilter, as_json: bool) -> 
         )
         screen.out.print()
     more = found.total - len(found.listed)
-    screen.out.print(f"{found.total:,} rejects" + (f", {more:,} more than shown" if more else ""))
+    total = f"{found.total:,} {'discarded ' if discarded else ''}rejects"
+    screen.out.print(total + (f", {more:,} more than shown" if more else ""))
     if found.scanned:
         screen.note(f"reasons and filters are those of the first {found.scanned:,} rejects")
 
 
-def _reasons(found: Rejects) -> None:
-    rows = ((one.rejects, _line(one.reason)) for one in found.reasons)
+def _reasons(found: Iterable[Reason]) -> None:
+    rows = ((one.rejects, _line(one.reason)) for one in found)
     show([("rejects", RIGHT), ("reason", LEFT)], rows)
     screen.out.print()
 
 
 def reject_filter(
-    reason: str | None, partition: Sequence[str] | None, since: str | None
+    reason: str | None,
+    partition: Sequence[str] | None,
+    since: str | None,
+    before: str | None = None,
 ) -> RejectFilter:
     """The filter of the options.
 
     Raises:
-        WrongInput: ``since`` is no time.
+        WrongInput: ``since`` or ``before`` is no time.
     """
-    try:
-        begin = None if since is None else parse_moment(since).timestamp_ms
-    except ValueError:
-        raise WrongInput(
-            f"--since: {since!r} is no time", way_out="write ISO 8601: 2026-01-31T12:00:00Z"
-        ) from None
-    return RejectFilter(reason or "", tuple(partition or ()), begin)
+    times = _moment("--since", since), _moment("--before", before)
+    return RejectFilter(reason or "", tuple(partition or ()), *times)
+
+
+def _moment(option: str, text: str | None) -> int | None:
+    """A time, or an age before now, in ms since 1970."""
+    if text is None:
+        return None
+    with suppress(ValueError):
+        return parse_moment(text).timestamp_ms
+    with suppress(ValueError):
+        return int((time.time() - _age(text)) * 1000)
+    raise WrongInput(
+        f"{option}: {text!r} is no time",
+        way_out='write ISO 8601, 2026-01-31T12:00:00Z, or an age: 90d, "12 hours"',
+    )
+
+
+def _age(text: str) -> float:
+    """Seconds; in addition to the times of a pipeline file, days."""
+    days = re.fullmatch(r"(\d{1,6})\s*(?:d|days?)", text.strip().lower())
+    return int(days[1]) * 86_400.0 if days else parse_seconds(text)
 
 
 def _bytes(value: bytes | None) -> str | None:
@@ -77,6 +103,19 @@ def _bytes(value: bytes | None) -> str | None:
 
 def _line(text: str) -> str:
     return printable(text, _LONGEST)
+
+
+def discard_rejects(file: Path, which: RejectFilter, *, execute: bool, as_json: bool) -> None:
+    """Discard dead letters, or print those that would be."""
+    done = opened(file).discard(which, execute=execute)
+    if as_json:
+        screen.show_json(done.as_json())
+        return
+    if done.reasons:
+        _reasons(done.reasons)
+    screen.out.print(f"{done.total:,} rejects {'were' if execute else 'would be'} discarded")
+    if done.total and not execute:
+        screen.note("this is a dry run; --yes removes key, value and headers for good")
 
 
 def replay_rejects(file: Path, as_json: bool) -> None:

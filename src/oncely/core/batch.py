@@ -17,12 +17,16 @@ from oncely.core.digest import Digests, digest_sums
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError, TooManyRejects, Unavailable
-from oncely.reject_summary import KEPT, RejectSample, RejectSummary
+from oncely.reject_summary import KEPT, RejectSample, RejectSummary, masked
 
 IntArray = npt.NDArray[np.integer[Any]]
 
 Stage = Literal["decode", "transform", "write", "handle"]
 """The step that refused a record."""
+
+DISCARDED = "discarded"
+"""The stage of a dead letter whose content was removed. It still accounts for its record, and is
+neither pending nor replayed."""
 
 
 class Rejection(NamedTuple):
@@ -49,6 +53,12 @@ class Reject:
     headers: Sequence[tuple[str, bytes | None]]
     stage: str
     reason: str
+
+    @property
+    def discarded(self) -> Reject:
+        """What remains when the content is removed: origin, timestamp, and a masked reason."""
+        reason = masked(self.reason)
+        return replace(self, key=None, value=None, headers=(), stage=DISCARDED, reason=reason)
 
     def because(self, why: Rejection) -> Reject:
         """The same record with a newer reason."""

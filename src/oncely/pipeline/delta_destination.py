@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -87,13 +88,23 @@ class DeltaDestination:
         """Refuse a root, columns or a table that do not fit."""
         self.sink(schema).check()
 
-    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+    def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
+        if discarded:
+            self.discarding()
         ledger = self.bare_sink.ledger
         named = ledger.read().document.rejects
         letters = [one for path, _ in named for one in ledger.letters(path)]
         letters.sort(key=lambda one: (one.partition, one.offset))
         return letters[:limit], len(letters)
+
+    def discarding(self) -> NoReturn:
+        """Refuse."""
+        raise ConfigError(
+            "sink.kind",
+            "dead letters of a Delta table are in files that its ledger names: none can be changed",
+            way_out="correct the settings and replay them; docs/dead-letters.md",
+        )
 
     @property
     def late_delete(self) -> str | None:

@@ -13,7 +13,13 @@ from oncely.core.batch import Reject
 from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline.problems import Inspection
-from oncely.sinks.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
+from oncely.sinks.base import (
+    DiscardsDeadLetters,
+    ReplaysDeadLetters,
+    RewritesRecords,
+    RewritesTogether,
+    Sink,
+)
 from oncely.sinks.sql.privileges import Room
 
 
@@ -143,8 +149,18 @@ class Destination(Protocol):
             TableMismatch, ConfigError: the error names the mismatch.
         """
 
-    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
-        """The first dead letters, and their total number. Raises the errors of :meth:`look`."""
+    def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
+        """The first pending, or discarded, dead letters, and their total number.
+
+        Raises the errors of :meth:`look`, and for ``discarded`` those of :meth:`discarding`.
+        """
+
+    def discarding(self) -> DiscardsDeadLetters:
+        """Begin a discard of dead letters.
+
+        Raises:
+            ConfigError: dead letters can't be changed there; the error names the way out.
+        """
 
     @property
     def late_delete(self) -> str | None:

@@ -19,6 +19,7 @@ from oncely.pipeline import inspect as looking
 from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
+from oncely.sinks.sql.discard import SqlDiscards
 from oncely.sinks.sql.privileges import Needs, missing_privileges
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
@@ -82,9 +83,13 @@ class HandlersDestination:
         self.sink(schema)
         looking.check_table(self.bare_sink)
 
-    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+    def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        return looking.dead_letters(self.bare_sink, limit)
+        return looking.dead_letters(self.bare_sink, limit, discarded=discarded)
+
+    def discarding(self) -> SqlDiscards:
+        """Begin a discard in the ledger."""
+        return SqlDiscards(self.bare_sink)
 
     @property
     def late_delete(self) -> str | None:

@@ -83,13 +83,16 @@ def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
         yield "sink.table", lambda: create_statement(dialect, wanted)
 
 
-def dead_letters(sink: SqlSink, limit: int) -> tuple[Sequence[Reject], int]:
-    """The first dead letters, and their total number."""
+def dead_letters(
+    sink: SqlSink, limit: int, *, discarded: bool = False
+) -> tuple[Sequence[Reject], int]:
+    """The first pending, or discarded, dead letters, and their total number."""
     with session(sink) as connection:
         if connection is None or not sink.ledger.tables.exists(connection):
             return (), 0
         letters = DeadLetters(sink.ledger.tables.as_found(connection))
-        return letters.read(connection, FIRST, limit), letters.count(connection)
+        found = letters.read(connection, FIRST, limit, discarded=discarded)
+        return found, letters.count(connection, discarded=discarded)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from oncely.pipeline.offsets import PartitionOffsets, Reset
 from oncely.pipeline.on_spark import work_on_spark
 from oncely.pipeline.planning import Plan
 from oncely.pipeline.probes import Http
-from oncely.pipeline.rejects import RejectFilter, Rejects
+from oncely.pipeline.rejects import Discarded, RejectFilter, Rejects
 from oncely.pipeline.repaired import Found, Repaired
 from oncely.pipeline.sql_destination import SqlDestination
 from oncely.pipeline.standby import OnFenced
@@ -536,16 +536,36 @@ class Pipeline:
         return offsets.reset(self, verb, topics, execute=execute, path=events)
 
     @_hiding
-    def rejects(self, limit: int = 100, which: RejectFilter | None = None) -> Rejects:
+    def rejects(
+        self, limit: int = 100, which: RejectFilter | None = None, *, discarded: bool = False
+    ) -> Rejects:
         """The first dead letters, their reasons, and their total number.
 
         Args:
             limit: the number of dead letters to return.
             which: only dead letters that it chooses.
+            discarded: those that were discarded, instead of those that are pending.
 
-        Raises the errors of :meth:`status`.
+        Raises the errors of :meth:`status`, and for ``discarded`` those of :meth:`discard`.
         """
-        return rejects.rejects(self, limit, which)
+        return rejects.rejects(self, limit, which, discarded=discarded)
+
+    @_hiding
+    def discard(self, which: RejectFilter, *, execute: bool = False) -> Discarded:
+        """Remove key, value and headers of pending dead letters, in one transaction.
+
+        A discarded dead letter is not replayed. Topic, partition, offset, timestamp and the reason,
+        without quoted values and numbers, remain: audits count it as before.
+
+        Args:
+            which: only dead letters that it chooses.
+            execute: write; otherwise a dry run.
+
+        Raises:
+            ConfigError: the destination can't change dead letters (topics, files, Delta tables).
+            Unavailable: the server did not return.
+        """
+        return rejects.discard(self, which, execute=execute)
 
     @_hiding
     def repair(

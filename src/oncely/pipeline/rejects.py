@@ -1,7 +1,8 @@
-"""Listing and replay of dead letters, with the present settings of the pipeline."""
+"""Listing, replay and discard of dead letters, with the present settings of the pipeline."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from oncely.commit import replay as commit
 from oncely.commit.backoff import Backoff
+from oncely.commit.path import attempts
 from oncely.core.batch import Reject, Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
@@ -38,13 +40,14 @@ class RejectFilter:
     Attributes:
         reason: a part of the reason; capitals do not matter.
         partitions: ``topic`` or ``topic:0,1``; empty: all.
-        since: the least timestamp of the record, in ms since 1970. A record without a timestamp is
-            never chosen by it.
+        since, before: the least timestamp of the record, and the end of the timestamps, in ms since
+            1970. A record without a timestamp is never chosen by them.
     """
 
     reason: str = ""
     partitions: tuple[str, ...] = ()
     since: int | None = None
+    before: int | None = None
 
     def __call__(self, one: Reject) -> bool:
         """True if the dead letter has the properties."""
@@ -62,6 +65,7 @@ class RejectFilter:
             self.reason.lower() in one.reason.lower()
             and (any(inside) or not self.partitions)
             and (self.since is None or (at is not None and at >= self.since))
+            and (self.before is None or (at is not None and at < self.before))
         )
 
 
@@ -89,15 +93,18 @@ class Rejects:
     scanned: int = 0
 
 
-def rejects(pipeline: Pipeline, limit: int, which: RejectFilter | None = None) -> Rejects:
+def rejects(
+    pipeline: Pipeline, limit: int, which: RejectFilter | None = None, *, discarded: bool = False
+) -> Rejects:
     """The first ``limit`` dead letters, of those that a filter chooses.
 
     Raises:
+        ConfigError: ``discarded`` where nothing is discarded.
         WrongInput: the server refuses the login.
         Unavailable: no answer.
     """
     most = _GROUPED if which is None else _FILTERED
-    found, total = pipeline.destination.rejects(max(limit, most))
+    found, total = pipeline.destination.rejects(max(limit, most), discarded=discarded)
     chosen = [one for one in found if which is None or which(one)]
     summary = RejectSummary.of([one.reason for one in chosen], lambda _: ())
     return Rejects(
@@ -140,6 +147,39 @@ def replay(
     judge = _judge(pipeline, spark, headers="headers" in destination.sink(schema).needs)
     with destination.replaying(schema) as letters:
         return commit.replay(letters, judge, Backoff(), progress=progress)
+
+
+@dataclass(frozen=True)
+class Discarded:
+    """Dead letters that were discarded, or would be.
+
+    Attributes:
+        reasons: their reasons, masked, with the numbers of dead letters; the most frequent first.
+        executed: False: a dry run.
+    """
+
+    reasons: tuple[Reason, ...]
+    executed: bool
+
+    @property
+    def total(self) -> int:
+        """The number of dead letters."""
+        return sum(one.rejects for one in self.reasons)
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-able values."""
+        reasons = [one._asdict() for one in self.reasons]
+        return {"discarded": self.total, "executed": self.executed, "reasons": reasons}
+
+
+def discard(pipeline: Pipeline, which: RejectFilter, *, execute: bool) -> Discarded:
+    """Remove the content of pending dead letters; see :meth:`Pipeline.discard`."""
+    letters, found = pipeline.destination.discarding(), Counter[str]()
+    if pipeline.destination.look().rejects:
+        for attempt in attempts(Backoff()):
+            with attempt:
+                found = Counter(letters.discard(which, execute=execute))
+    return Discarded(tuple(Reason(*one) for one in found.most_common()), execute)
 
 
 def _judge(pipeline: Pipeline, spark: SparkSession | None, *, headers: bool) -> Judge:

@@ -22,6 +22,7 @@ from oncely.pipeline import inspect as looking
 from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
+from oncely.sinks.sql.discard import SqlDiscards
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
 from oncely.sinks.sql.replay import SqlReplay
 from oncely.sinks.sql.rewrite import SqlRewrites
@@ -104,9 +105,13 @@ class SqlDestination:
         """Refuse a table that does not accept the rows."""
         looking.check_table(self.sink(schema))
 
-    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+    def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        return looking.dead_letters(self.bare_sink, limit)
+        return looking.dead_letters(self.bare_sink, limit, discarded=discarded)
+
+    def discarding(self) -> SqlDiscards:
+        """Begin a discard in the ledger."""
+        return SqlDiscards(self.bare_sink)
 
     @property
     def late_delete(self) -> str | None:

@@ -14,7 +14,13 @@ from oncely.errors import ConfigError
 from oncely.ledgers.stores.base import OffsetStore
 from oncely.pipeline.destination import Destination, LedgerState, SinkPlan
 from oncely.pipeline.problems import Inspection
-from oncely.sinks.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
+from oncely.sinks.base import (
+    DiscardsDeadLetters,
+    ReplaysDeadLetters,
+    RewritesRecords,
+    RewritesTogether,
+    Sink,
+)
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,13 @@ class StoredDestination:
         self.inner.check(schema)
         self.store.load()
 
-    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+    def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        return self.inner.rejects(limit)
+        return self.inner.rejects(limit, discarded=discarded)
+
+    def discarding(self) -> DiscardsDeadLetters:
+        """Begin a discard: dead letters are beside the records."""
+        return self.inner.discarding()
 
     @property
     def late_delete(self) -> str | None:

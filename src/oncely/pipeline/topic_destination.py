@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from oncely.clients.kafka import limits, topics
 from oncely.clients.kafka.client import KafkaAdmin, make
 from oncely.config import FilesSinkSettings, KafkaSinkSettings, PipelineSettings
 from oncely.core.batch import Reject
-from oncely.errors import OncelyError
+from oncely.errors import ConfigError, OncelyError
 from oncely.ledgers.topic.cluster import Connect, PipelineTopics
 from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan, TopicPlan
 from oncely.pipeline.problems import Check, Inspection
@@ -139,10 +139,22 @@ class TopicDestination(Generic[S]):
         self.refuse_cluster()
         return self._topics.look()
 
-    def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
+    def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
+        if discarded:
+            self.discarding()
         self.refuse_cluster()
         return self._topics.rejects(limit)
+
+    def discarding(self) -> NoReturn:
+        """Refuse."""
+        raise ConfigError(
+            "sink.rejects_topic",
+            f"dead letters are messages of the topic {self.given.rejects}: none can be changed or"
+            " removed alone",
+            way_out="set retention.ms of that topic: Kafka then deletes old dead letters;"
+            " docs/dead-letters.md",
+        )
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse another cluster, and unsuitable columns, topics or root."""

@@ -260,6 +260,26 @@ class ReplaysDeadLetters(Protocol):
         """
 
 
+class DiscardsDeadLetters(Protocol):
+    """Removes the content of dead letters that nobody needs; each still accounts for its record."""
+
+    def discard(self, which: Callable[[Reject], bool], *, execute: bool) -> Mapping[str, int]:
+        """Discard the pending dead letters that are chosen, in one transaction.
+
+        A dead letter that a replay takes at the same time is replayed or discarded, not both.
+
+        Args:
+            which: chooses.
+            execute: write; otherwise only count.
+
+        Returns:
+            Their masked reasons, and the number of dead letters of each.
+
+        Raises:
+            Unavailable: the outcome is unknown; repeat.
+        """
+
+
 class RewritesRecords(Protocol):
     """Replaces what records below the position have produced; for repairs and backfills.
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from oncely.cli.rejects import reject_filter
+from oncely.config import parse
 from oncely.core.batch import Reject
 from oncely.core.topics import TopicPartition
-from oncely.errors import WrongInput
+from oncely.errors import ConfigError, WrongInput
+from oncely.pipeline import Pipeline
 from oncely.pipeline.rejects import RejectFilter
 
 NOON = 1_767_268_800_000  # 2026-01-01T12:00:00Z
@@ -30,6 +34,8 @@ def letter(topic: str = "t", partition: int = 0, at: int | None = NOON) -> Rejec
         (RejectFilter(partitions=("u", "tt")), False),
         (RejectFilter(since=NOON), True),
         (RejectFilter(since=NOON + 1), False),
+        (RejectFilter(before=NOON), False),
+        (RejectFilter(before=NOON + 1), True),
         (RejectFilter("json", ("t",), NOON), True),
         (RejectFilter("json", ("u",), NOON), False),
     ],
@@ -40,6 +46,7 @@ def test_a_filter_chooses_what_has_all_of_its_properties(which: RejectFilter, ch
 
 def test_a_record_without_a_time_is_of_no_age() -> None:
     assert not RejectFilter(since=0)(letter(at=None))
+    assert not RejectFilter(before=NOON)(letter(at=None))
 
 
 def test_options_become_a_filter() -> None:
@@ -47,5 +54,41 @@ def test_options_become_a_filter() -> None:
     assert found == RejectFilter("x", ("t:0",), NOON)
     assert reject_filter(None, None, "2026-01-01T12:00:00") == RejectFilter(since=NOON)
     assert reject_filter(None, None, None) == RejectFilter()
+    found = reject_filter(None, None, None, "2026-01-01T12:00:00")
+    assert found == RejectFilter(before=NOON)
     with pytest.raises(WrongInput, match="--since: 'yesterday' is no time"):
         reject_filter("x", None, "yesterday")
+    with pytest.raises(WrongInput, match="--before: '90x' is no time"):
+        reject_filter("x", None, None, "90x")
+
+
+def test_an_age_is_before_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncely.cli.rejects.time.time", lambda: NOON / 1000)
+    day = 86_400_000
+    assert reject_filter(None, None, "12 hours", "90d") == RejectFilter(
+        since=NOON - day // 2, before=NOON - 90 * day
+    )
+
+
+@pytest.mark.parametrize(
+    ("sink", "key"),
+    [
+        ({"kind": "kafka", "topic": "o", "rejects_topic": "o.rejects"}, "sink.rejects_topic"),
+        ({"kind": "files", "url": "file:///lake", "manifest_topic": "o"}, "sink.rejects_topic"),
+        ({"kind": "delta", "url": "file:///lake"}, "sink.kind"),
+    ],
+    ids=["kafka", "files", "delta"],
+)
+def test_dead_letters_that_cannot_be_changed(sink: dict[str, Any], key: str) -> None:
+    settings = {
+        "name": "p",
+        "source": {"brokers": "127.0.0.1:1", "topics": ["t"]},
+        "decode": {"format": "json", "schema": "id BIGINT"},
+        "sink": sink,
+    }
+    pipeline = Pipeline(parse(settings))
+    with pytest.raises(ConfigError, match=key) as refused:
+        pipeline.discard(RejectFilter())
+    assert "docs/dead-letters.md" in str(refused.value)
+    with pytest.raises(ConfigError, match=key):
+        pipeline.rejects(discarded=True)

@@ -1,4 +1,8 @@
-"""Dead letters: rejected records, with the reason."""
+"""Dead letters: rejected records, with the reason.
+
+A dead letter is pending until it is replayed, which deletes its row, or discarded: then its row
+stays, without content and with the stage ``discarded``, because audits count the rows.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from oncely.clients.sql.connection import Connection
-from oncely.core.batch import Reject
+from oncely.core.batch import DISCARDED, Reject
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.sql.statements import within
@@ -33,29 +37,36 @@ class DeadLetters:
                 ' ON CONFLICT (pipeline, topic, "partition", "offset") DO UPDATE SET '
                 + ", ".join(f"{one} = excluded.{one}" for one in kept)
             ),
-            [
-                (self._tables.pipeline, *r.partition, r.offset, *_contents(r), epoch)
-                for r in rejects
-            ],
+            [(*self._key(r), *_contents(r), epoch) for r in rejects],
         )
 
-    def count(self, connection: Connection) -> int:
-        """The number of dead letters."""
+    def count(self, connection: Connection, *, discarded: bool = False) -> int:
+        """The number of pending, or of discarded, dead letters."""
         rows = connection.query(
-            self._tables.sql("SELECT COUNT(*) FROM {oncely_rejects} WHERE pipeline = %s"),
+            self._tables.sql(
+                "SELECT COUNT(*) FROM {oncely_rejects} WHERE pipeline = %s AND " + _of(discarded)
+            ),
             (self._tables.pipeline,),
         )
         return int(rows[0][0])
 
     def read(
-        self, connection: Connection, after: tuple[str, int, int], limit: int, *, lock: bool = False
+        self,
+        connection: Connection,
+        after: tuple[str, int, int],
+        limit: int,
+        *,
+        lock: bool = False,
+        discarded: bool = False,
     ) -> list[Reject]:
-        """Dead letters in (topic, partition, offset) order, beginning after ``after``."""
+        """Pending, or discarded, dead letters in (topic, partition, offset) order, beginning after
+        ``after``."""
         rows = connection.query(
             self._tables.sql(
                 'SELECT topic, "partition", "offset", timestamp_ms, "key", "value", headers,'
                 " stage, reason FROM {oncely_rejects}"
                 ' WHERE pipeline = %s AND (topic, "partition", "offset") > (%s, %s, %s)'
+                f" AND {_of(discarded)}"
                 ' ORDER BY topic, "partition", "offset" LIMIT %s'
                 + (self._tables.dialect.for_update if lock else "")
             ),
@@ -74,6 +85,23 @@ class DeadLetters:
             )
             for topic, partition, offset, timestamp, key, value, headers, stage, reason in rows
         ]
+
+    def discard(self, connection: Connection, discarded: Sequence[Reject]) -> None:
+        """Replace dead letters, which the caller has locked, by what remains of them."""
+        connection.execute_many(
+            self._tables.sql(
+                'UPDATE {oncely_rejects} SET "key" = NULL, "value" = NULL, headers = %s,'
+                " stage = %s, reason = %s WHERE pipeline = %s AND topic = %s"
+                ' AND "partition" = %s AND "offset" = %s'
+            ),
+            [
+                (_headers_text(r.headers), r.stage, _printable(r.reason), *self._key(r))
+                for r in discarded
+            ],
+        )
+
+    def _key(self, r: Reject) -> tuple[object, ...]:
+        return (self._tables.pipeline, *r.partition, r.offset)
 
     def remove(self, connection: Connection, partition: TopicPartition, offset: int) -> bool:
         """Delete a dead letter; False if it does not exist."""
@@ -112,6 +140,10 @@ class DeadLetters:
             ),
             (self._tables.pipeline, *partition, at),
         )
+
+
+def _of(discarded: bool) -> str:
+    return f"stage {'=' if discarded else '<>'} '{DISCARDED}'"
 
 
 def _contents(r: Reject) -> tuple[object, ...]:
