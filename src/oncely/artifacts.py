@@ -119,7 +119,7 @@ def spark_home() -> Path:
     """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise WrongInput("PySpark is not installed", way_out="pip install oncely")
+        raise WrongInput("PySpark is not installed", way_out="pip install 'oncely[spark]'")
     return Path(spec.origin).parent
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -226,14 +226,7 @@ def test_without_a_table_that_may_not_be_created(place: DeltaPlace) -> None:
 
 
 def test_without_the_package(place: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **more: Any) -> Any:
-        if name.partition(".")[0] == "deltalake":
-            raise ImportError(name)
-        return real(name, *args, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(ConfigError, match="not installed") as caught:
         open_sink(place.sink())
     assert caught.value.way_out == "pip install 'oncely[delta]'"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import repository
+from tests.extras import IN_THE_BASE, OPTIONAL, PIPELINE, validated
 
 FILES = ("pyproject.toml", "README.md")
 
@@ -49,3 +50,5 @@ def test_it_is_complete_and_its_command_runs(tmp_path: Path) -> None:
     assert str(venv) in done(python, "-c", "import oncely; print(oncely.__file__)")
     assert done(venv / "bin" / "oncely", "--version").startswith("oncely ")
     assert '"$schema"' in done(venv / "bin" / "oncely", "schema")
+    given = [{**PIPELINE, "sink": one} for one in IN_THE_BASE]
+    assert validated(OPTIONAL, given, python) == [None] * len(given)

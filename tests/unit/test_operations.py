@@ -280,7 +280,7 @@ def test_the_container_file() -> None:
     text = (PACKAGING / "Containerfile").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert {line.split()[0] for line in lines} <= {
-        "FROM", "COPY", "RUN", "USER", "WORKDIR", "EXPOSE", "ENTRYPOINT", "CMD",
+        "FROM", "COPY", "ARG", "RUN", "USER", "WORKDIR", "EXPOSE", "ENTRYPOINT", "CMD",
     }  # fmt: skip
     sources = [word for line in lines if line.startswith("COPY") and "--from" not in line
                for word in line.split()[1:-1]]  # fmt: skip

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from oncely.audit.evidence import IntArray
 from oncely.core.expected import Changes
 from oncely.core.topics import TopicPartition
+from oncely.extras import polars as pl
 
 _NONE = -1
 

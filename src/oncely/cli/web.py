@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from oncely.cli import screen
 from oncely.cli.run import importable
 from oncely.clients.http_server import parse_address
-from oncely.errors import ConfigError, WrongInput
+from oncely.errors import WrongInput
+from oncely.extras import require
 from oncely.secrets import Secrets
 from oncely.web.access import TOKEN, Access, checked_token, is_loopback
 from oncely.web.model import Subject
@@ -50,15 +51,11 @@ def serve(
         ConfigError: the extra is not installed, or the token can be guessed.
         WrongInput: an address that can't be listened at, or that others reach without a token.
     """
-    try:
-        import uvicorn
+    require("web", "web", "the site")
+    import uvicorn
 
-        from oncely.web.server import Site
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "web", f"needs the package {error.name}, which is not installed",
-            way_out="pip install 'oncely[web]'",
-        ) from None  # fmt: skip
+    from oncely.web.server import Site
+
     found = opened_subjects(paths)
     host, port = parse_address("--listen", address)
     token = _token(make_token)

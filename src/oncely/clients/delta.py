@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from oncely.clients.files.s3_options import S3Options
 from oncely.core.claim import PositionMoved
-from oncely.errors import ConfigError, OncelyError, TableMismatch, Unavailable, check
+from oncely.errors import OncelyError, TableMismatch, Unavailable, check
+from oncely.extras import require
 from oncely.phases import phase
 
 
@@ -195,16 +196,9 @@ def connect(url: str, s3: S3Options | None) -> DeltaTables:
     """The table at a URL.
 
     Raises:
-        ConfigError: the package deltalake is not installed.
+        ConfigError: a package of the extra is not installed.
     """
-    try:
-        import deltalake  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "sink.kind",
-            "delta needs the package deltalake, which is not installed",
-            way_out="pip install 'oncely[delta]'",
-        ) from None
+    require("delta", "sink.kind", "delta")
     return DeltaTables(url, s3)
 
 

@@ -14,11 +14,11 @@ import zlib
 from collections.abc import Iterator
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from oncely.decode.avro_names import arrow_schema_of, avro_name, avro_schema_of, schema_id, storable
 from oncely.errors import InvariantViolation
+from oncely.extras import polars as pl
 from oncely.lake.avro_rows import row_ends
 from oncely.lake.conform import conform, recast
 

@@ -34,6 +34,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoder
 from oncely.errors import ConfigError, OncelyError, WrongInput
+from oncely.extras import require
 from oncely.ledgers.stores.ledger import StoreLedger
 from oncely.ledgers.topic.cluster import Connect as KafkaConnect
 from oncely.pipeline import offsets, planning, rejects, running, status, working
@@ -238,6 +239,8 @@ class Pipeline:
         Files and Delta bring packages of data frames, which short commands need not wait for.
         """
         given = self.settings.sink
+        if given.kind in ("files", "delta"):
+            require(given.kind, "sink.kind", given.kind)
         inner: Destination
         if isinstance(given, SqlSinkSettings):
             inner = SqlDestination(self.settings, given, self.connect)

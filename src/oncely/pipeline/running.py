@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from oncely.core import events
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable
+from oncely.extras import require
 from oncely.pipeline.event_log import EventLog
 from oncely.pipeline.probes import Http, probed
 from oncely.pipeline.sessions import check_session
@@ -53,6 +54,7 @@ def preflight(pipeline: Pipeline) -> None:
 
     Raises the errors of :meth:`oncely.pipeline.Pipeline.preflight`.
     """
+    require("spark", "spark", "a run on Spark")
     key = pipeline.settings.filter.waits
     if key is not None:
         raise ConfigError(

@@ -11,12 +11,13 @@ from oncely.config.offsets import (
     SqlOffsets,
     ZooKeeperOffsets,
 )
+from oncely.extras import require
 from oncely.ledgers.stores.base import OffsetStore
 from oncely.ledgers.stores.file import FileStore
 from oncely.ledgers.stores.kafka import KafkaStore
-from oncely.ledgers.stores.redis import RedisStore, import_redis
+from oncely.ledgers.stores.redis import RedisStore
 from oncely.ledgers.stores.sql import SqlStore
-from oncely.ledgers.stores.zookeeper import ZooKeeperStore, import_kazoo
+from oncely.ledgers.stores.zookeeper import ZooKeeperStore
 from oncely.sources.kafka import KafkaSource
 
 
@@ -44,8 +45,8 @@ def store_of(offsets: OffsetsSettings, name: str, source: KafkaSource) -> Offset
         case SqlOffsets():
             return SqlStore(offsets.url.get_secret_value(), name, offsets.table)
         case RedisOffsets():
-            import_redis()
+            require("redis", "offsets.store", "redis")
             return RedisStore(offsets.url.get_secret_value(), name)
         case ZooKeeperOffsets():
-            import_kazoo()
+            require("zookeeper", "offsets.store", "zookeeper")
             return ZooKeeperStore(offsets.hosts, name, offsets.path)

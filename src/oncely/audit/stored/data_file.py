@@ -6,9 +6,10 @@ import io
 import re
 from typing import Any, Literal
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from oncely.extras import polars as pl
 
 _ESCAPE = re.compile(r"_x([0-9A-F]{4,6})_")
 _EMPTY = "_x_"

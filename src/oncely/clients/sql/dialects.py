@@ -6,12 +6,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import psycopg
-
 from oncely.clients.sql.connection import Dialect
-from oncely.clients.sql.postgres import Postgres
 from oncely.clients.sql.sqlite import Sqlite
 from oncely.errors import ConfigError
+from oncely.extras import require
 
 _WAYS = "postgresql://user:password@host:port/database, or sqlite:////absolute/path.db"
 
@@ -27,7 +25,7 @@ def dialect_for(url: str, connect_timeout: float = 10.0) -> Dialect:
             whole seconds, at least two.
 
     Raises:
-        ConfigError: another scheme, or not a URL of its scheme.
+        ConfigError: another scheme, not a URL of its scheme, or no driver is installed.
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme.lower() in ("postgresql", "postgres"):
@@ -38,7 +36,12 @@ def dialect_for(url: str, connect_timeout: float = 10.0) -> Dialect:
     raise ConfigError("sink.url", f"{shown} is not a supported database", way_out=_WAYS)
 
 
-def _postgres(url: str, connect_timeout: int) -> Postgres:
+def _postgres(url: str, connect_timeout: int) -> Dialect:
+    require("sql", "sink.url", "PostgreSQL")
+    import psycopg
+
+    from oncely.clients.sql.postgres import Postgres
+
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
         misread = _misread(parts)

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from oncely.clients.per_process import Lazy
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
+from oncely.extras import require
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import decode, encode, field, foreign, read_field
 from oncely.secrets import Secrets
@@ -96,7 +97,7 @@ class RedisStore(OffsetStore):
         self._client.close()
 
     def _ask(self, doing: str, request: Callable[[redis.Redis], Any]) -> Any:
-        import_redis()
+        require("redis", "offsets.store", "redis")
         from redis.exceptions import RedisError
 
         try:
@@ -124,22 +125,6 @@ class RedisStore(OffsetStore):
         if "DB index" in str(error):
             return ConfigError("offsets.url", text, way_out=_WAY)
         return Unavailable(text)  # out of memory, a failed snapshot: must be fixed on the server
-
-
-def import_redis() -> None:
-    """Import the client package, or report that it is missing.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import redis  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "offsets.store",
-            "redis needs the package redis, which is not installed",
-            way_out="pip install 'oncely[redis]'",
-        ) from None
 
 
 def _connect(url: str, timeout: float) -> redis.Redis:

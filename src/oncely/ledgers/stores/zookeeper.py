@@ -17,6 +17,7 @@ from urllib.parse import quote
 from oncely.clients.per_process import Lazy
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
+from oncely.extras import require
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import decode, encode, field, foreign
 
@@ -128,7 +129,7 @@ class ZooKeeperStore(OffsetStore):
             raise bad
 
     def _ask(self, doing: str, request: Callable[[_Asking], Any]) -> Any:
-        import_kazoo()
+        require("zookeeper", "offsets.store", "zookeeper")
         from kazoo.exceptions import KazooException
         from kazoo.handlers.threading import KazooTimeoutError
 
@@ -172,22 +173,6 @@ class _Asking:
             except NoNodeError:
                 found.append(None)
         return found
-
-
-def import_kazoo() -> None:
-    """Import the client package, or report that it is missing.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import kazoo  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "offsets.store",
-            "zookeeper needs the package kazoo, which is not installed",
-            way_out="pip install 'oncely[zookeeper]'",
-        ) from None
 
 
 def _connect(hosts: str, timeout: float) -> KazooClient:

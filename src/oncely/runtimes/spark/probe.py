@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from oncely.extras import PACKAGES, is_installed
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NEEDED = ("oncely", "pyarrow", "psycopg", "pgpq", "confluent_kafka", "duckdb", "msgspec")
+NEEDED = ("oncely", "pyarrow", "confluent_kafka", "duckdb", "msgspec")
+_OPTIONAL = PACKAGES["sql"]
 _HOLD_SECONDS = 0.2  # long enough that one executor does not run all tasks
 _TASKS_A_SLOT = 2
 
@@ -56,7 +59,8 @@ def probe(session: SparkSession, functions: Sequence[str]) -> Slots:
     this = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(this)
     slots = int(session.sparkContext.defaultParallelism)
-    modules = [*NEEDED, *(path.partition(":")[0] for path in functions)]
+    here = filter(is_installed, _OPTIONAL)
+    modules = [*NEEDED, *here, *(path.partition(":")[0] for path in functions)]
     ask = _asking(modules, _HOLD_SECONDS if slots > 1 else 0.0)
     count = max(1, slots * _TASKS_A_SLOT)
     try:

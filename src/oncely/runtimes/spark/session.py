@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from oncely.artifacts import SPARK_KAFKA, java, resolve
 from oncely.errors import Unavailable
+from oncely.extras import require
 from oncely.runtimes.spark.options import REDACTION_REGEX
 
 if TYPE_CHECKING:
@@ -104,7 +105,11 @@ def existing() -> SparkSession | None:
 
     Below ``spark-submit`` there always is one: the JVM has begun before this process, with settings
     that can't be changed any more.
+
+    Raises:
+        ConfigError: PySpark is not installed.
     """
+    require("spark", "spark", "a run on Spark")
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of, row_digests
 from oncely.core.topics import TopicPartition
+from oncely.extras import polars as pl
 from oncely.lake.conform import conform
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by

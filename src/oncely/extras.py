@@ -1,0 +1,72 @@
+"""Optional dependencies: the packages that ``pip install 'oncely[EXTRA]'`` adds."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from oncely.errors import ConfigError
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "spark": ("pyspark", "pandas"),
+    "sql": ("psycopg", "pgpq"),
+    "files": ("polars",),
+    "delta": ("deltalake", "polars"),
+    "redis": ("redis",),
+    "zookeeper": ("kazoo",),
+    "web": ("starlette", "uvicorn"),
+}
+"""The names by which the packages of an extra are imported."""
+
+
+def is_installed(package: str) -> bool:
+    """True if the package can be imported; it is not."""
+    return importlib.util.find_spec(package) is not None
+
+
+def require(extra: str, key: str, subject: str) -> None:
+    """Refuse to continue without the packages of an extra.
+
+    Args:
+        extra: a key of :data:`PACKAGES`.
+        key: the key of the pipeline file, or the command, that needs them.
+        subject: the subject of the sentence.
+
+    Raises:
+        ConfigError: a package is not installed.
+    """
+    for package in PACKAGES[extra]:
+        if not is_installed(package):
+            raise ConfigError(
+                key,
+                f"{subject} needs the package {package}, which is not installed",
+                way_out=f"pip install 'oncely[{extra}]'",
+            )
+
+
+class Deferred:
+    """A package of an extra; imported when an attribute of it is used.
+
+    Args:
+        package: its name.
+        extra, key, subject: as of :func:`require`.
+    """
+
+    def __init__(self, package: str, extra: str, key: str, subject: str) -> None:
+        self._package, self._required = package, (extra, key, subject)
+
+    def __getattr__(self, name: str) -> Any:
+        require(*self._required)
+        value = getattr(importlib.import_module(self._package), name)
+        setattr(self, name, value)
+        return value
+
+
+if TYPE_CHECKING:
+    import polars
+else:
+    polars = Deferred("polars", "files", "sink.kind", "reading or writing files")
+
+__all__ = ["PACKAGES", "Deferred", "is_installed", "polars", "require"]
