@@ -97,20 +97,41 @@ def test_rows_without_their_origin_have_a_digest_too(place: Place) -> None:
     assert stored(place) == [(0, of_rows(place, "1 = 1", WITHOUT), WITHOUT)]
 
 
-def test_rows_that_the_table_refuses_have_no_part(place: Place) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_rows_that_the_table_refuses_have_no_part(place: Place, ahead: bool) -> None:
     create(place, "id bigint CHECK (id <> 3), name text, kafka_topic text, kafka_partition bigint,"
            " kafka_offset bigint")  # fmt: skip
     sink, fence = ready(sink_to(place, keep_source=True))
-    commit_all(sink, at_t0(0, numbered(0, 6)), fence)
+    given = at_t0(0, numbered(0, 6))
+    if ahead:
+        sink.prepare_chunk(given)
+    commit_all(sink, given, fence)
     assert ids(place) == [0, 1, 2, 4, 5]
     assert stored(place) == [(0, of_rows(place, "1 = 1"), WITH_OFFSET)]
 
 
-def test_a_part_that_was_committed_before_has_no_part(place: Place) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_part_that_was_committed_before_has_no_part(place: Place, ahead: bool) -> None:
     sink, fence = ready(sink_to(place, keep_source=True))
     commit_all(sink, at_t0(0, numbered(0, 4)), fence)
-    commit_all(sink, at_t0(0, numbered(0, 9)), fence)
+    given = at_t0(0, numbered(0, 9))
+    if ahead:
+        sink.prepare_chunk(given)
+    commit_all(sink, given, fence)
+    assert ids(place) == list(range(9))
     assert stored(place)[1:] == [(4, of_rows(place, "kafka_offset >= 4"), WITH_OFFSET)]
+
+
+def test_a_chunk_that_was_prepared_for_other_types_is_prepared_again(place: Place) -> None:
+    create(place, "id integer, name text")
+    sink, fence = ready(sink_to(place))
+    given = at_t0(0, [rec(n, id=2**40 + n, name="n") for n in range(4)])
+    sink.prepare_chunk(given)
+    place.sql("DROP TABLE rows")
+    create(place, "id bigint, name text")
+    commit_all(sink.bind(), given, fence)
+    assert ids(place) == [2**40 + n for n in range(4)]
+    assert stored(place) == [(0, of_rows(place, "1 = 1", WITHOUT), WITHOUT)]
 
 
 def test_ranges_without_rows_have_the_digest_zero(place: Place) -> None:

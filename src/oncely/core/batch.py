@@ -97,6 +97,8 @@ class Chunk:
         timestamps: per record, Kafka's timestamp in the form of Spark's source; None if nothing
             requests it.
         keys: per record, its key; None if the records are not divided by key.
+        prepared: what a sink has computed from the chunk before its commit. A copy of the chunk,
+            which may hold other records, begins without it.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -112,6 +114,7 @@ class Chunk:
     headers: pa.ChunkedArray | None = None
     timestamps: pa.ChunkedArray | None = None
     keys: pa.ChunkedArray | None = None
+    prepared: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of_nothing(cls, ranges: Mapping[TopicPartition, OffsetRange]) -> Chunk:

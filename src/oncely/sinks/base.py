@@ -85,6 +85,14 @@ class CommitsChunks(Sink, Protocol):
         """
 
 
+@runtime_checkable
+class PreparesChunks(Protocol):
+    """A sink that computes a part of a commit from the chunk alone."""
+
+    def prepare_chunk(self, chunk: Chunk) -> None:
+        """Compute it now, in the thread that decodes, while another chunk is committed."""
+
+
 class FinishesParts(CommitsChunks, Protocol):
     """A sink to which several threads commit at the same time."""
 

@@ -35,6 +35,7 @@ from oncely.phases import Seconds, into
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.worker.assignment import Assignment, Fetched, Limits, Stage, Work
+from oncely.runtimes.worker.collector import rare_collections
 from oncely.runtimes.worker.filters import Gates
 from oncely.runtimes.worker.run import WorkerRun
 
@@ -133,7 +134,10 @@ class Member(Rebalances):
         Raises:
             OncelyError: why it ended otherwise.
         """
-        with PipelinedCommit(self.run.budget(), overlap=self.overlap) as self._hand:
+        with (
+            rare_collections(),
+            PipelinedCommit(self.run.budget(), overlap=self.overlap) as self._hand,
+        ):
             self._group = self.join(self)
             try:
                 while not self.stop.draining:

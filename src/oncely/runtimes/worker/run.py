@@ -25,7 +25,7 @@ from oncely.runtimes.reprocess import Reprocessing
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.same_log import refuse_cut
 from oncely.runtimes.worker.assignment import Work
-from oncely.sinks.base import CommitsChunks
+from oncely.sinks.base import CommitsChunks, PreparesChunks
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.start import Start
 
@@ -140,7 +140,11 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
         again = Reprocessing(self.decoder.decode, self.transform, self.letters, headers)
         starts = {tp: range_.start for tp, range_ in work.ranges.items()}
         (chunk,) = again.chunks(starts, [table])
-        return replace(chunk, keys=table.column("key")) if self.by_key else chunk
+        if self.by_key:
+            return replace(chunk, keys=table.column("key"))
+        if isinstance(self.sink, PreparesChunks):
+            self.sink.prepare_chunk(chunk)
+        return chunk
 
     @property
     def by_key(self) -> bool:

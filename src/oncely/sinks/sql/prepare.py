@@ -12,6 +12,9 @@ import pyarrow.compute as pc
 
 from oncely.clients.sql.connection import ColumnFit
 from oncely.core.batch import Chunk, IntArray, Rejection
+from oncely.core.claim import Counts
+from oncely.core.digest import Digests
+from oncely.core.topics import TopicPartition
 from oncely.errors import TableMismatch
 from oncely.sinks.sql.cast import cast_rows, cast_values
 from oncely.sinks.sql.target import Target
@@ -29,11 +32,13 @@ class Prepared:
             except for the keys), with the columns ORDINAL and DELETED.
         row_record: per row, its record.
         rejections: all rejections so far.
+        digests: of the rows, in the types of the table; None if they are not computed.
     """
 
     rows: pa.Table
     row_record: IntArray
     rejections: tuple[Rejection, ...]
+    digests: Digests | None = None
 
     def without(self, rejections: list[Rejection]) -> Prepared:
         """Without all rows of rejected records: a record is a reject or rows, never both."""
@@ -43,7 +48,12 @@ class Prepared:
             self.rows.filter(pa.array(keep)),
             self.row_record[keep],
             (*self.rejections, *rejections),
+            self.digests and self.digests._replace(of_row=self.digests.of_row[keep]),
         )
+
+    def counts(self, chunk: Chunk) -> dict[TopicPartition, Counts]:
+        """The counts of a transaction with these rows, and their digests."""
+        return chunk.counts(self.row_record, self.rejections, self.digests)
 
 
 def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Prepared:

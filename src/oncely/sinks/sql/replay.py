@@ -20,7 +20,7 @@ from oncely.core.amendments import replayed
 from oncely.core.batch import Reject, Rejection
 from oncely.errors import InvariantViolation
 from oncely.sinks.base import LETTERS_STAY, Judged, Portion, Tried, row_refused
-from oncely.sinks.sql.prepare import Prepared, prepare
+from oncely.sinks.sql.prepare import Prepared
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.write import write_rows
 
@@ -71,7 +71,7 @@ class SqlReplay:
         sink = self.sink
         if sink.target is None:
             raise InvariantViolation("replay before bind")
-        prepared = prepare(judged.chunk, sink.target, sink.keep_source)
+        prepared = sink.prepared(judged.chunk)
         if not judged.traceable:
             _none_refused(prepared.rejections[len(judged.chunk.rejections) :])
         if prepared.rows.num_rows:
@@ -98,8 +98,8 @@ class SqlReplay:
     ) -> None:
         chunk, history = judged.chunk, self.sink.ledger.history
         record = judged.own(prepared.row_record, failed)
-        digests = self.sink.digests(chunk, prepared)
-        changes = replayed(chunk, record, failed, digests, partial(history.containing, ours))
+        containing = partial(history.containing, ours)
+        changes = replayed(chunk, record, failed, prepared.digests, containing)
         history.amend(ours, changes, epoch)
 
     def _settle(

@@ -32,7 +32,7 @@ from oncely.core.rewrite import Rewrite, Rewritten
 from oncely.core.topics import TopicPartition
 from oncely.errors import InvariantViolation, WrongInput
 from oncely.ledgers.sql.statements import within
-from oncely.sinks.sql.prepare import Prepared, prepare
+from oncely.sinks.sql.prepare import Prepared
 from oncely.sinks.sql.sink import Contents, Refused, SqlSink
 from oncely.sinks.sql.target import SOURCE_COLUMNS, Target
 from oncely.sinks.sql.write import quoted, write_rows
@@ -87,7 +87,7 @@ class SqlRewrites:
 
     def rewrite(self, work: Rewrite) -> Rewritten:
         """Replace what the offsets have produced, in one transaction."""
-        prepared = prepare(work.chunk, self._target, self.sink.keep_source)
+        prepared = self.sink.prepared(work.chunk)
         contents = Contents.of(work.chunk, prepared)
         while True:
             try:
@@ -98,7 +98,7 @@ class SqlRewrites:
     def _rewrite_once(self, work: Rewrite, contents: Contents) -> Rewritten:
         ledger, tp = self.sink.ledger, work.partition
         _, prepared, letters = contents
-        counts = self.sink.counts(contents).get(tp, NO_RECORDS)
+        counts = prepared.counts(work.chunk).get(tp, NO_RECORDS)
         with ledger.transaction(self._fence(work.expected)) as ours:
             self.sink.dialect.lock_for_rewrite(ours, self.sink.pipeline)
             rejects = ledger.dead_letters.remove_within(ours, tp, work.offsets)

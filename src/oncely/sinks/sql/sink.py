@@ -23,6 +23,8 @@ from oncely.sinks.sql.prepare import Prepared, prepare
 from oncely.sinks.sql.target import Target, Wanted, create_tables, inspect
 from oncely.sinks.sql.write import write_rows
 
+_PREPARED = "sql"
+
 
 @dataclass(frozen=True)
 class SqlSink:
@@ -98,7 +100,9 @@ class SqlSink:
         """
         check(self.target is not None or not chunk.rows.num_rows, "commit before bind")
         budget = CommitBudget(max_rejects, "decode, transform or table")
-        prepared = prepare(chunk, self.target, self.keep_source)
+        target, prepared = chunk.prepared.pop(_PREPARED, (None, None))
+        if prepared is None or target is not self.target:
+            prepared = self.prepared(chunk)
         budget.spend(prepared.rejections)
         contents = Contents.of(chunk, prepared)
         while True:
@@ -115,8 +119,8 @@ class SqlSink:
         Raises:
             Refused: the database refuses rows; the transaction was rolled back.
         """
-        _, prepared, letters = contents
-        counts = self.counts(contents)
+        chunk, prepared, letters = contents
+        counts = prepared.counts(chunk)
         with self.ledger.transaction(fence) as ours:
 
             def still_ours() -> None:
@@ -135,19 +139,19 @@ class SqlSink:
                 self.ledger.compare_and_set(ours, claim, counts)
         return counts
 
-    def counts(self, contents: Contents) -> dict[TopicPartition, Counts]:
-        """The counts of a transaction's records, with the digests of its rows."""
-        chunk, prepared, _ = contents
-        digests = self.digests(chunk, prepared)
-        return chunk.counts(prepared.row_record, prepared.rejections, digests)
+    def prepare_chunk(self, chunk: Chunk) -> None:
+        """Convert the rows, and compute their digests."""
+        chunk.prepared[_PREPARED] = self.target, self.prepared(chunk)
 
-    def digests(self, chunk: Chunk, prepared: Prepared) -> Digests | None:
-        """The digests of the rows, in the types of the table."""
+    def prepared(self, chunk: Chunk) -> Prepared:
+        """The rows to send, with their digests."""
+        found = prepare(chunk, self.target, self.keep_source)
         recipe = None if self.target is None else self.target.recipe(self.keep_source)
-        if recipe is None or not prepared.rows.num_rows:
-            return None
-        offsets = chunk.offset[prepared.row_record] if recipe.offset else None
-        return Digests(row_digests(prepared.rows, offsets, recipe), str(recipe))
+        if recipe is None or not found.rows.num_rows:
+            return found
+        offsets = chunk.offset[found.row_record] if recipe.offset else None
+        digests = Digests(row_digests(found.rows, offsets, recipe), str(recipe))
+        return replace(found, digests=digests)
 
     # -- batch commit --------------------------------------------------------------------------
 
