@@ -1,15 +1,19 @@
 """The errors of Oncely, classified by the reaction that they require of the operator.
 
-OncelyError ├── WrongInput            change something, then start again          exit 2, never
-retried │   ├── ConfigError       a key of the pipeline file │   │   └── TopicMissing  no such
-topic, or no permission to describe it │   ├── TableMismatch     the sink's table does not fit the
-rows │   └── SourceMismatch    not the topic that the ledger was written for ├── Fenced
-a newer run has taken over                  exit 3: do not restart ├── Stopped               needs
-an operator's decision                exit 1, never retried │   ├── DataLost          records were
-deleted from the topic before they were read │   └── TooManyRejects    the reject budget is spent
-├── Unavailable           a server did not answer; try again later    exit 1, retried │   └──
-LedgerWentBack    rows and ledger were restored to an old state  exit 1, retried └──
-InvariantViolation    a defect in Oncely: nothing was committed   exit 1, never retried
+OncelyError
+├── WrongInput            change something, then start again           exit 2, never retried
+│   ├── ConfigError       a key of the pipeline file
+│   │   └── TopicMissing  no such topic, or no permission to describe it
+│   ├── TableMismatch     the sink's table does not fit the rows
+│   ├── SourceMismatch    not the topic that the ledger was written for
+│   └── NewerFormat       a newer version of Oncely has written the stored data
+├── Fenced                a newer run has taken over                   exit 3: do not restart
+├── Stopped               needs an operator's decision                 exit 1, never retried
+│   ├── DataLost          records were deleted from the topic before they were read
+│   └── TooManyRejects    the reject budget is spent
+├── Unavailable           a server did not answer; try again later     exit 1, retried
+│   └── LedgerWentBack    rows and ledger were restored to an old state
+└── InvariantViolation    a defect in Oncely: nothing was committed    exit 1, never retried
 """
 
 from __future__ import annotations
@@ -86,6 +90,17 @@ class TableMismatch(WrongInput):
 
 class SourceMismatch(WrongInput):
     """Cluster, topic id or end of the log contradict the ledger: another topic of the same name."""
+
+
+class NewerFormat(WrongInput):
+    """Stored data has a format that only a newer version of Oncely knows; nothing was written."""
+
+    def __init__(self, what: str, found: object, known: int) -> None:
+        super().__init__(
+            f"{what} has format {found}, and this version of Oncely knows formats up to {known}:"
+            " a newer version has written it; nothing was written now",
+            way_out="upgrade Oncely here, at least to the version that has run this pipeline last",
+        )
 
 
 class Fenced(OncelyError):

@@ -16,6 +16,7 @@ from oncely.clients.delta import DeltaTables
 from oncely.core.ledger import Entry
 from oncely.errors import (
     ConfigError,
+    NewerFormat,
     Stopped,
     TableMismatch,
     Unavailable,
@@ -253,6 +254,11 @@ def test_a_handle_that_is_not_the_newest_commits_nothing(place: DeltaPlace) -> N
 def test_a_ledger_of_a_newer_version_is_refused(place: DeltaPlace) -> None:
     open_sink(place.sink())
     (ledger,) = (place.root / "_oncely").rglob("*.json")
-    ledger.write_text(ledger.read_text().replace('"format":1', '"format":2'))
-    with pytest.raises(Stopped, match="newer version of Oncely"):
+    newer = '{"format":2,"positions":"in a form of its own"}'
+    assert '"format":1' in ledger.read_text()
+    ledger.write_text(newer)
+    with pytest.raises(NewerFormat, match=r"has format 2, .*formats up to 1") as refused:
         open_sink(place.sink())
+    assert "upgrade Oncely" in refused.value.way_out
+    assert ledger.read_text() == newer
+    assert [*(place.root / "_oncely").rglob("*.json")] == [ledger]

@@ -11,7 +11,14 @@ from confluent_kafka import TopicPartition
 from oncely.clients.kafka.client import KafkaAdmin
 from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.clients.kafka.topics import configured, identified
-from oncely.errors import ConfigError, DataLost, InvariantViolation, SourceMismatch, Unavailable
+from oncely.errors import (
+    ConfigError,
+    DataLost,
+    InvariantViolation,
+    NewerFormat,
+    SourceMismatch,
+    Unavailable,
+)
 from oncely.lake.manifest import Contents, Manifest
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
@@ -209,9 +216,18 @@ def test_a_log_that_lost_its_beginning(broker: Broker, own: Topics) -> None:
 
 def test_foreign_messages_are_told(broker: Broker, own: Topics) -> None:
     own.make()
-    produce(broker, own.manifest, [(0, b"a", b'{"version":2,"kind":"file"}')])
-    with own.reader() as reader, pytest.raises(InvariantViolation, match="version 2"):
+    produce(broker, own.manifest, [(0, b"a", b'{"version":0,"kind":"file"}')])
+    with own.reader() as reader, pytest.raises(InvariantViolation, match="version 0"):
         reader.look()
+
+
+@pytest.mark.parametrize("key", [b"a", b'["owner","p"]'])
+def test_a_message_of_a_newer_version_is_refused(broker: Broker, own: Topics, key: bytes) -> None:
+    own.make()
+    produce(broker, own.manifest, [(0, key, b'{"version":2,"path":7}')])
+    with own.reader() as reader, pytest.raises(NewerFormat, match=r"format 2, .* up to 1") as told:
+        reader.look()
+    assert "upgrade Oncely" in told.value.way_out
 
 
 def test_what_was_read_of_tens_of_thousands_of_files_is_not_read_again(

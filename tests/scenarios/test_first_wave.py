@@ -23,6 +23,7 @@ from oncely import Pipeline, parse
 from oncely.core import events
 from oncely.files import table_of
 from oncely.files.verify import verify
+from oncely.ledgers.sql.tables import VERSION
 from oncely.sources.reset import ToEarliest
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
@@ -173,6 +174,9 @@ def test_a_pipeline_of_the_first_wave_goes_on(
     opened = taken_over(narrow, spark)
     assert not opened.first_start
     assert opened.epoch == before.epoch + 1
+    if isinstance(reader, Table):
+        assert reader.sql("SELECT DISTINCT schema_version FROM oncely_pipelines"
+                          f" WHERE pipeline = '{case.name}'") == [(VERSION,)]  # fmt: skip
     at = {tp.partition: position for tp, position in opened.positions.items()}
     assert at == {**dict.fromkeys(range(of), 0), **before.positions}
     done = set(FIRST) if case.replays else set()  # with wider columns, by the first wave

@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from oncely.errors import InvariantViolation
+from oncely.errors import InvariantViolation, NewerFormat
 
 VERSION = 1
 Format = Literal["avro", "parquet"]
@@ -166,7 +166,8 @@ def read_manifest(key: bytes | None, value: bytes | None) -> tuple[str, Manifest
     """Parse a manifest message: the path, and the file; None if it is no longer part of the table.
 
     Raises:
-        InvariantViolation: a foreign message, or one of a newer version.
+        InvariantViolation: a foreign message.
+        NewerFormat: a newer version of Oncely has written it.
     """
     path = _text(key)
     if value is None:
@@ -184,7 +185,7 @@ def read_owner(key: bytes | None, value: bytes | None) -> tuple[str, ManifestOwn
         None for another message of the manifest topic.
 
     Raises:
-        InvariantViolation: a record of a newer version.
+        NewerFormat: a newer version of Oncely has written it.
     """
     if not (key or b"").startswith(b"["):
         return None
@@ -199,7 +200,8 @@ def read_schema(key: bytes | None, value: bytes | None) -> ScopeSchema | None:
     """Parse a message of the schema topic; None for a tombstone.
 
     Raises:
-        InvariantViolation: a foreign message, or one of a newer version.
+        InvariantViolation: a foreign message.
+        NewerFormat: a newer version of Oncely has written it.
     """
     if value is None:
         return None
@@ -226,10 +228,12 @@ T = TypeVar("T", ManifestFile, ManifestOwner, ScopeSchema)
 
 def _value(value: bytes, kind: type[T]) -> T:
     try:
-        found = msgspec.json.decode(value, type=dict)
-        if found.get("version") != VERSION:
+        version = msgspec.json.decode(value, type=dict).get("version")
+        if isinstance(version, int) and version > VERSION:
+            raise NewerFormat(f"the {kind.__struct_config__.tag} message", version, VERSION)
+        if version != VERSION:
             raise InvariantViolation(
-                f"a message of version {found.get('version')!r}; this Oncely reads {VERSION}"
+                f"a message of version {version!r}; this Oncely reads {VERSION}"
             )
         return msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -39,6 +39,7 @@ from oncely.core.claim import (
 from oncely.core.ledger import Entry
 from oncely.core.topics import SourceIdentity, TopicPartition, by_topic, from_tree
 from oncely.errors import Fenced, LedgerWentBack, Stopped, TableMismatch, Unavailable, check
+from oncely.ledgers.format import require_known_format
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.totals import Totals, add_range, covered_by
 
@@ -115,6 +116,7 @@ class DeltaLedger:
 
         Raises:
             Stopped: the document that the table refers to is missing.
+            NewerFormat: a newer version of Oncely has written it.
         """
         for _ in range(_TRIES):
             table = self._tables.load()
@@ -125,13 +127,9 @@ class DeltaLedger:
                 found = self._store.read(f"{self._folder}/{version}.json")
             except NoSuchFile:  # unless a newer commit has replaced it meanwhile, it is lost
                 continue
-            document = msgspec.json.decode(found, type=Document)
-            if document.format > _FORMAT:
-                raise Stopped(
-                    f"pipeline {self._pipeline!r} was run by a newer version of Oncely",
-                    way_out="run it by that version",
-                )
-            return State(table, version, document)
+            what = f"the ledger of pipeline {self._pipeline!r} in the Delta table"
+            require_known_format(found, _FORMAT, what)
+            return State(table, version, msgspec.json.decode(found, type=Document))
         raise Stopped(
             f"pipeline {self._pipeline!r}: the table names the ledger"
             f" {FOLDER}/{self._folder}/{version}.json, which is gone",

@@ -43,6 +43,7 @@ CREATE TABLE IF NOT EXISTS "oncely_pipelines" (
     max_rejects TEXT NOT NULL DEFAULT '',
     counted_records BIGINT NOT NULL DEFAULT 0,
     counted_rejects BIGINT NOT NULL DEFAULT 0,
+    schema_version BIGINT NOT NULL DEFAULT 1,
     created_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP
 );
 CREATE TABLE IF NOT EXISTS "oncely_positions" (

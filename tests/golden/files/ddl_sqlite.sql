@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS "oncely_pipelines" (
     max_rejects TEXT NOT NULL DEFAULT '',
     counted_records INTEGER NOT NULL DEFAULT 0,
     counted_rejects INTEGER NOT NULL DEFAULT 0,
+    schema_version INTEGER NOT NULL DEFAULT 1,
     created_at TEXT NOT NULL DEFAULT (replace(datetime('now'), ' ', 'T') || 'Z')
 ) STRICT;
 CREATE TABLE IF NOT EXISTS "oncely_positions" (

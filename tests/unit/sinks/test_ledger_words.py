@@ -12,9 +12,17 @@ import pytest
 
 from oncely.core.budget import RejectCount
 from oncely.core.topics import TopicPartition
-from oncely.errors import Stopped
+from oncely.errors import NewerFormat, Stopped
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.records import LedgerKeys, OffsetMetadata, View, encode, read_stamp, stamp
+from oncely.ledgers.topic.records import (
+    LedgerKeys,
+    OffsetMetadata,
+    PipelineRecord,
+    View,
+    encode,
+    read_stamp,
+    stamp,
+)
 
 T0 = TopicPartition("t", 0)
 WORDS = LedgerKeys("p")
@@ -47,6 +55,27 @@ def test_a_record_of_ours_that_cant_be_read_names_its_key(key: bytes) -> None:
         with pytest.raises(Stopped, match="that Oncely has not written") as refused:
             WORDS.take(View(), key, value)
         assert refused.value.way_out
+
+
+@pytest.mark.parametrize("key", [WORDS.pipeline_key(), WORDS.position_key(T0)])
+def test_a_record_of_a_newer_format_is_refused(key: bytes) -> None:
+    """Before its fields are parsed: they may have other types."""
+    view = View()
+    with pytest.raises(NewerFormat, match=r"has format 2, .*formats up to 1") as refused:
+        WORDS.take(view, key, b'{"format":2,"epoch":"in a form of its own"}')
+    assert "upgrade Oncely" in refused.value.way_out
+    assert view == View()
+    other = LedgerKeys("other")
+    assert WORDS.take(view, other.pipeline_key(), b'{"format":2}'), "of another pipeline"
+
+
+def test_a_record_without_a_format_has_the_first_one() -> None:
+    stored = encode(PipelineRecord(1, "run", "c", {}, "out", {}, {}))
+    assert b"format" not in stored
+    for value in (stored, stored[:-1] + b',"format":1}'):
+        view = View()
+        assert WORDS.take(view, WORDS.pipeline_key(), value)
+        assert view.pipeline is not None
 
 
 def test_foreign_messages_are_told_once(caplog: pytest.LogCaptureFixture) -> None:

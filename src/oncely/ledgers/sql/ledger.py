@@ -114,7 +114,8 @@ class SqlLedger:
         with brief_session(self.dialect, "reset" if reset else "open", self.connect) as setup:
             if self.create:
                 takeovers.create_ledger(setup, self.tables)
-            takeovers.require_ledger(setup, self.tables)
+            else:
+                takeovers.require_ledger(setup, self.tables)
             fence = takeovers.take_epoch(setup, self.tables, takeover.source, opener)
             return takeovers.take_positions(setup, self.tables, fence, opener, takeover)
 

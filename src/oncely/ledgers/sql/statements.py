@@ -11,7 +11,7 @@ from oncely.core.claim import Fence, QueryBatch
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
-from oncely.ledgers.sql.tables import LedgerTables
+from oncely.ledgers.sql.tables import VERSION, LedgerTables
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Registered:
             the holder's if some were taken over since.
         target_identity, ledger_identity: distinguish the destination table, and the table of the
             positions, from others of the same name; None in a row of an earlier version.
+        schema_version: the version of the schema at the last takeover; see ``MIGRATIONS``.
     """
 
     epoch: int
@@ -41,6 +42,7 @@ class Registered:
     query_plan: str | None = None
     target_identity: str | None = None
     ledger_identity: str | None = None
+    schema_version: int = 1
     whole_epoch: int = 0
     whole_by: str = ""
 
@@ -72,20 +74,20 @@ class LedgerStatements:
         """Insert the pipeline's row if it is missing."""
         connection.execute(
             self._tables.sql(
-                "INSERT INTO {oncely_pipelines} (pipeline, epoch, cluster_id, target)"
-                " VALUES (%s, 0, %s, %s) ON CONFLICT (pipeline) DO NOTHING"
+                "INSERT INTO {oncely_pipelines} (pipeline, epoch, cluster_id, target,"
+                " schema_version) VALUES (%s, 0, %s, %s, %s) ON CONFLICT (pipeline) DO NOTHING"
             ),
-            (self._tables.pipeline, cluster_id, self._tables.beside.name),
+            (self._tables.pipeline, cluster_id, self._tables.beside.name, VERSION),
         )
 
     def next_epoch(self, connection: Connection, run: str) -> int:
-        """Give the next epoch to ``run``."""
+        """Give the next epoch to ``run``, and store the version that it writes."""
         rows = connection.query(
             self._tables.sql(
-                "UPDATE {oncely_pipelines} SET epoch = epoch + 1, run = %s WHERE pipeline = %s"
-                " RETURNING epoch"
+                "UPDATE {oncely_pipelines} SET epoch = epoch + 1, run = %s, schema_version = %s"
+                " WHERE pipeline = %s RETURNING epoch"
             ),
-            (run, self._tables.pipeline),
+            (run, VERSION, self._tables.pipeline),
         )
         return int(rows[0][0])
 
@@ -94,8 +96,9 @@ class LedgerStatements:
         rows = connection.query(
             self._tables.sql(
                 "SELECT epoch, cluster_id, target, query_id, query_batch, held_epoch, held_by,"
-                " query_plan, target_identity, ledger_identity, run FROM {oncely_pipelines}"
-                " WHERE pipeline = %s" + (self._tables.dialect.for_update if lock else "")
+                " query_plan, target_identity, ledger_identity, schema_version, run"
+                " FROM {oncely_pipelines} WHERE pipeline = %s"
+                + (self._tables.dialect.for_update if lock else "")
             ),
             (self._tables.pipeline,),
         )

@@ -4,12 +4,14 @@ They are beside the destination table, in the same database, so that one transac
 All statements work on every dialect.
 
 A column that a later version adds is in its table's definition, one per line, and is either
-nullable or has a constant default. Tables of an earlier version get it at the next open
-(:meth:`LedgerTables.missing`). Read-only commands, such as ``oncely plan``, read the column's
-default until then (:meth:`LedgerTables.as_found`).
+nullable or has a constant default; :data:`MIGRATIONS` names it. Tables of an earlier version get it
+at the next open (:meth:`LedgerTables.missing`). Read-only commands, such as ``oncely plan``, read
+the column's default until then (:meth:`LedgerTables.as_found`). A pipeline that a newer version has
+taken over is refused (docs/decisions/0052).
 
     oncely_pipelines   one row a pipeline: the epoch given out last, the one that holds the
-                       positions, the Kafka cluster, the table, the count of rejects
+                       positions, the Kafka cluster, the table, the count of rejects, the version
+                       of the schema
     oncely_positions   one row a topic-partition: position, and epoch and name of the run that may
                        move it
     oncely_ranges      the history: each committed range, old neighbours joined
@@ -21,13 +23,43 @@ default until then (:meth:`LedgerTables.as_found`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 
 from oncely.clients.sql.connection import Connection, Dialect, TableName
+from oncely.errors import NewerFormat
 
+PIPELINES = "oncely_pipelines"
 POSITIONS = "oncely_positions"
 AMENDMENTS = "oncely_amendments"
-TABLES = ("oncely_pipelines", POSITIONS, "oncely_ranges", "oncely_rejects", AMENDMENTS)
+TABLES = (PIPELINES, POSITIONS, "oncely_ranges", "oncely_rejects", AMENDMENTS)
+
+MIGRATIONS: Mapping[int, tuple[str, ...]] = {
+    2: (
+        "oncely_pipelines.query_id",
+        "oncely_pipelines.query_batch",
+        "oncely_pipelines.held_epoch",
+        "oncely_pipelines.held_by",
+        "oncely_pipelines.query_plan",
+        "oncely_pipelines.target_identity",
+        "oncely_pipelines.ledger_identity",
+        "oncely_pipelines.max_rejects",
+        "oncely_pipelines.counted_records",
+        "oncely_pipelines.counted_rejects",
+        "oncely_positions.leader_epoch",
+        "oncely_positions.run",
+        "oncely_ranges.superseded",
+    ),
+    3: ("oncely_ranges.digest", "oncely_ranges.recipe", AMENDMENTS),
+    4: ("oncely_pipelines.schema_version",),
+}
+"""By version, the columns and tables that it adds to the version before.
+
+A database without ``schema_version`` counts as version 1 and may have columns of 2 and 3: a step
+skips those that exist. A step only adds, so that runs of earlier versions, of other pipelines too,
+can continue; a step that was released never changes.
+"""
+
+VERSION = max(MIGRATIONS)
 
 _DDL = (
     """CREATE TABLE IF NOT EXISTS {oncely_pipelines} (
@@ -46,6 +78,7 @@ _DDL = (
     max_rejects TEXT NOT NULL DEFAULT '',
     counted_records BIGINT NOT NULL DEFAULT 0,
     counted_rejects BIGINT NOT NULL DEFAULT 0,
+    schema_version BIGINT NOT NULL DEFAULT 1,
     created_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP
 )""",
     """CREATE TABLE IF NOT EXISTS {oncely_positions} (
@@ -161,28 +194,62 @@ class LedgerTables:
     def missing(self, connection: Connection) -> list[str]:
         """The statements that create missing tables, columns and indexes on them.
 
-        Empty if the ledger is complete. Tables of an earlier version lack columns.
+        Empty if the ledger is complete. Tables of an earlier version lack columns, which are added
+        version by version.
+
+        Raises:
+            NewerFormat: a newer version has taken the pipeline over.
         """
         there = self._columns(connection)
-        added = [
-            f"ALTER TABLE {{{table}}} ADD COLUMN {self.dialect.quote(name)} {definition}"
-            for table, columns in _lacking(there).items()
-            for name, definition in columns.items()
-        ]
+        self._require_known(connection, there)
+        added = list(self._migrations(there))
         if all(there.values()) and not added:
             return []
         tables = [one for one in _DDL if one.startswith("CREATE TABLE")]
         others = [one for one in _DDL if one not in tables]
         return [self.dialect.translate(self.sql(one)) for one in (*tables, *added, *others)]
 
+    def _migrations(self, there: Mapping[str, Set[str]]) -> Iterator[str]:
+        lacking = _lacking(there)
+        for names in MIGRATIONS.values():
+            for table, _, name in (one.partition(".") for one in names):
+                if name in lacking.get(table, {}):
+                    quoted, definition = self.dialect.quote(name), lacking[table][name]
+                    yield f"ALTER TABLE {{{table}}} ADD COLUMN {quoted} {definition}"
+
+    def _require_known(self, connection: Connection, there: Mapping[str, Set[str]]) -> None:
+        if "schema_version" not in there[PIPELINES]:
+            return
+        rows = connection.query(
+            self.sql("SELECT schema_version FROM {oncely_pipelines} WHERE pipeline = %s"),
+            (self.pipeline,),
+        )
+        for (version,) in rows:
+            self.require_known(version)
+
+    def require_known(self, version: int) -> None:
+        """Refuse the version of a pipeline's row if it is newer than :data:`VERSION`.
+
+        Raises:
+            NewerFormat: it is; this version may not know how to change the tables.
+        """
+        if version > VERSION:
+            what = f"the ledger of pipeline {self.pipeline!r} in {self.dialect.endpoint}"
+            raise NewerFormat(what, version, VERSION)
+
     def as_found(self, connection: Connection) -> LedgerTables:
         """The same tables for SELECT only: a missing column is read as its default.
 
         Such a table is read through a WITH query in front of the statement.
+
+        Raises:
+            NewerFormat: a newer version has taken the pipeline over.
         """
+        there = self._columns(connection)
+        self._require_known(connection, there)
         found = LedgerTables(self.dialect, self.beside, self.pipeline)
         parts = []
-        for table, columns in _lacking(self._columns(connection)).items():
+        for table, columns in _lacking(there).items():
             own = ", ".join(f"{_default(of)} AS {name}" for name, of in columns.items())
             found._names[table] = f"found_{table}"
             parts.append(f"found_{table} AS (SELECT *, {own} FROM {self._names[table]})")

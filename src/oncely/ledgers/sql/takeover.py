@@ -62,7 +62,13 @@ Beyond = Mapping[TopicPartition, tuple[OffsetRange, ...]]
 
 
 def create_ledger(connection: Connection, tables: LedgerTables) -> None:
-    """Create missing tables and columns of the ledger, and nothing else."""
+    """Create missing tables and columns of the ledger, and nothing else; in one transaction.
+
+    Two openers that do so at the same time are serialised, and the second one changes nothing.
+
+    Raises:
+        NewerFormat: a newer version has taken the pipeline over.
+    """
     if not tables.missing(connection):
         return
     with transaction(connection):
@@ -76,6 +82,7 @@ def require_ledger(connection: Connection, tables: LedgerTables) -> None:
 
     Raises:
         TableMismatch: a table or column of the ledger is missing and ``create`` is false.
+        NewerFormat: a newer version has taken the pipeline over.
     """
     missing = tables.missing(connection)
     if not missing:
@@ -163,9 +170,13 @@ def whole_of(known: Registered, pipeline: str) -> Fence:
 def take_epoch(
     connection: Connection, tables: LedgerTables, source: SourceIdentity, opener: Opener
 ) -> Fence:
-    """Step 1: the next epoch.
+    """Step 1: the next epoch, with the version of the schema that its run writes.
+
+    The version was compared before anything was created, and is compared again with the pipeline's
+    row locked: after a takeover by a newer version no older one takes an epoch.
 
     Raises:
+        NewerFormat: a newer version has taken the pipeline over.
         Fenced: another run has taken the positions since this one held them.
         SourceMismatch: the ledger belongs to another cluster or topic.
         TableMismatch: the pipeline has written to another table; or its table is missing.
@@ -174,6 +185,7 @@ def take_epoch(
     with transaction(connection):
         ledger.register(connection, source.cluster_id)
         registered = _locked(connection, ledger)
+        tables.require_known(registered.schema_version)
         same_cluster(registered.cluster_id, source, tables.pipeline)
         same_topics(ledger.topic_ids(connection), source, tables.pipeline)
         if opener.table is not None:

@@ -16,6 +16,10 @@ pipeline's name. An offset without such metadata was written by another program 
 is an offset of another pipeline. The metadata of earlier versions has no name: see
 :meth:`LedgerKeys.owns`.
 
+A value with a ``format`` above :data:`FORMAT` was written by a newer version and is refused; one
+without it has format 1. A takeover writes the pipeline's record, so that no older version follows a
+newer one (docs/decisions/0052).
+
 Both copies contain the mode of the run that wrote them, which determines the only transactional id
 that may move the position (docs/decisions/0012).
 """
@@ -32,9 +36,12 @@ from oncely.core.budget import RejectCount
 from oncely.core.ledger import Entry
 from oncely.core.topics import Position, TopicPartition, from_tree
 from oncely.errors import Stopped
+from oncely.ledgers.format import require_known_format
 from oncely.ledgers.totals import Totals
 
 _STAMP = "oncely"
+FORMAT = 1
+"""The newest format of records. Format 1 is not written."""
 
 Mode = Literal["partition", "batch", "first", "second"]
 """The transactional id that moves a position on.
@@ -309,6 +316,7 @@ class LedgerKeys:
 
         Raises:
             Stopped: a record of this pipeline is invalid: another program has written it.
+            NewerFormat: a newer version of Oncely has written a record of this pipeline.
         """
         try:
             known = msgspec.json.decode(key or b"")
@@ -322,6 +330,8 @@ class LedgerKeys:
         return False
 
     def _take_ours(self, view: View, key: list[object], value: bytes | None) -> None:
+        what = f"the ledger topic's record of pipeline {self.pipeline!r}"
+        require_known_format(value or b"", FORMAT, what)
         try:
             match key:
                 case ["pipeline", _]:

@@ -74,7 +74,8 @@ class SqlSink:
         with brief_session(self.dialect, "open", self.connect) as setup:
             if self.create:
                 create_tables(setup, self.ledger.tables, self.wanted)
-            require_ledger(setup, self.ledger.tables)
+            else:
+                require_ledger(setup, self.ledger.tables)
             inspect(self.dialect, setup, self.wanted)
 
     def open(self, takeover: Takeover) -> Opened:

@@ -1,0 +1,31 @@
+"""The format of a stored JSON document: absent for the first one, refused if a newer version wrote
+it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from oncely.errors import NewerFormat
+
+
+class _Stored(msgspec.Struct):
+    format: int = 1
+
+
+def require_known_format(document: bytes, known: int, what: str) -> None:
+    """Refuse a document of a newer format, before its other fields are parsed.
+
+    Args:
+        document: JSON; anything but an object with a number as ``format`` is the parser's.
+        known: the newest format of this version.
+        what: the document, for the message.
+
+    Raises:
+        NewerFormat: a newer version of Oncely has written it.
+    """
+    try:
+        found = msgspec.json.decode(document, type=_Stored).format
+    except msgspec.DecodeError:
+        return
+    if found > known:
+        raise NewerFormat(what, found, known)
