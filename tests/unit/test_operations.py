@@ -22,7 +22,7 @@ from oncely.cli.app import app
 from oncely.core import events
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
-from oncely.runtimes.health import Health
+from oncely.runtimes.health import Health, metrics
 from tests.conftest import repository
 from tests.plain_yaml import read
 from tests.prometheus import samples
@@ -49,7 +49,7 @@ def exposed() -> tuple[str, str]:
     health.aged({T0: 0})
     health.rejected(1)
     gauges.audited(reports.damaged())
-    return health.metrics(), gauges.text()
+    return metrics([health]), gauges.text()
 
 
 @cache

@@ -138,7 +138,14 @@ def init(
 
 @app.command()
 def run(
-    file: File,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The pipeline file (TOML); several files, or a folder of them, run in one Spark"
+            " application.",
+            metavar="FILE|FOLDER...",
+        ),
+    ],
     until: Annotated[
         Until | None,
         typer.Option(help="End when all records that exist at the start are committed."),
@@ -159,17 +166,18 @@ def run(
     log_format: LogLinesFormat = LogFormat.TEXT,  # noqa: ARG001
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Run a pipeline until Ctrl-C, or until all present records are committed.
+    """Run pipelines until Ctrl-C, or until all present records are committed.
 
-    Ctrl-C or SIGTERM ends it after the current batch; a second signal ends it at once.
+    Ctrl-C or SIGTERM ends it after the current batch; a second signal ends it at once. Of several
+    pipelines, one that fails ends alone; the command ends with the last one.
 
     Exit codes: 0 success (with --until: all is committed); 2 wrong input; 3 fenced by a newer run
-    (do not restart); 1 other errors.
+    (do not restart); 1 other errors. Of several pipelines the highest.
     """
-    from oncely.cli.run import probes, run_file
+    from oncely.cli.run import probes, run_files
 
-    code = run_file(
-        file,
+    code = run_files(
+        files,
         "latest" if until else None,
         spark_log,
         events,

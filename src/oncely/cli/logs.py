@@ -7,6 +7,9 @@ import logging
 import socketserver
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,13 +28,24 @@ _STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "b
 FIELDS = "oncely_fields"
 """The attribute of a log entry that contains its further keys in JSON."""
 
-_pipeline = ""
+_only = ""
+_among: ContextVar[str] = ContextVar("pipeline", default="")
 
 
 def named(pipeline: str) -> None:
-    """Name the pipeline in all later entries of this process."""
-    global _pipeline  # noqa: PLW0603 - a command is a process, and works on one pipeline
-    _pipeline = pipeline
+    """Name the only pipeline of the command in all later entries of this process."""
+    global _only  # noqa: PLW0603 - a command is a process
+    _only = pipeline
+
+
+@contextmanager
+def among_others(pipeline: str) -> Iterator[None]:
+    """Name one of several pipelines in the entries of this context."""
+    token = _among.set(pipeline)
+    try:
+        yield
+    finally:
+        _among.reset(token)
 
 
 class _Lines(logging.Formatter):
@@ -42,7 +56,9 @@ class _Lines(logging.Formatter):
     default_msec_format = "%s.%03dZ"
 
     def format(self, record: logging.LogRecord) -> str:
-        record.pipeline = f" [{_pipeline}]" if _pipeline else ""
+        name, among = _among.get() or _only, _among.get()
+        record.pipeline = f" [{name}]" if name else ""
+        record.among = f" [{among}]" if among else ""
         return screen.redact(super().format(record))
 
 
@@ -55,7 +71,7 @@ class _Json(logging.Formatter):
             "time": time_.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
-            "pipeline": _pipeline or None,
+            "pipeline": _among.get() or _only or None,
             "message": record.getMessage(),
             **getattr(record, FIELDS, {}),
         }
@@ -90,7 +106,7 @@ def configure(*, debug: bool, as_json: bool = False) -> None:
     if as_json:
         handler.setFormatter(_Json())
     elif screen.err.is_terminal:
-        handler.setFormatter(_Lines("%(asctime)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(_Lines("%(asctime)s%(among)s %(message)s", "%H:%M:%S"))
         _Lines.default_msec_format = ""
     else:
         handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s%(pipeline)s: %(message)s"))

@@ -85,8 +85,8 @@ EventFile = Annotated[
     Path | None,
     typer.Option(
         metavar="PATH",
-        help="Append events to this file, as JSON lines (docs/events.md).",
-        dir_okay=False,
+        help="Append events to this file, as JSON lines (docs/events.md); in a folder to a file"
+        " for each pipeline.",
     ),
 ]
 SparkLogFile = Annotated[

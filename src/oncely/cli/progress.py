@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+from rich.console import Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
@@ -19,6 +20,7 @@ from oncely.cli.logs import FIELDS
 from oncely.core import events
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError
+from oncely.threads import Thread
 
 log = logging.getLogger("oncely.run")
 _LOOK_AT_ENDS = 2.0
@@ -158,7 +160,7 @@ class EndsWatch:
 
     def start(self) -> None:
         """Begin to look."""
-        threading.Thread(target=self._watch, name="lag", daemon=True).start()
+        Thread(self._watch, "lag").start()
 
     def stop(self) -> None:
         """End the thread."""
@@ -233,31 +235,59 @@ class LogLines:
         log.info("%s", what)
 
 
+class LiveLines:
+    """The live lines of a command's pipelines at the bottom of the terminal."""
+
+    def __init__(self) -> None:
+        self._lines: list[LiveLine] = []
+        self._live = Live(
+            get_renderable=self.shown, console=screen.err, refresh_per_second=8, transient=True
+        )
+
+    def add(self, line: LiveLine) -> None:
+        """Show a line below the others."""
+        self._lines = [*self._lines, line]
+        self._live.start()
+
+    def remove(self, line: LiveLine) -> None:
+        """Show a line no longer."""
+        self._lines = [one for one in self._lines if one is not line]
+        if not self._lines:
+            self._live.stop()
+
+    def shown(self) -> Group:
+        """The lines as they are now."""
+        return Group(*[one.shown() for one in self._lines])
+
+
 class LiveLine:
     """For a terminal: rows, rejects, lag and the last batch in one live line.
 
     Warnings and rare events are printed above it.
+
+    Args:
+        name: the name of the pipeline.
+        ends: asked for the lag.
+        lines: the lines of the command, of which this is one.
     """
 
-    def __init__(self, name: str, ends: Ends) -> None:
+    def __init__(self, name: str, ends: Ends, lines: LiveLines | None = None) -> None:
         self.tally = Tally()
         self._name = name
         self._lock = threading.Lock()
         self._ends = EndsWatch(ends, _LOOK_AT_ENDS)
         self._doing = "starting"
         self._spinner = Spinner("dots", style="cyan")
-        self._live = Live(
-            get_renderable=self._line, console=screen.err, refresh_per_second=8, transient=True
-        )
+        self._lines = lines or LiveLines()
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._lines.add(self)
         self._ends.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ends.stop()
-        self._live.stop()
+        self._lines.remove(self)
 
     def __call__(self, event: events.Event) -> None:
         """Update the line; rare events are printed above it."""
@@ -266,6 +296,8 @@ class LiveLine:
             match event:
                 case events.BatchCommitted():
                     self._doing = f"last batch {event.records:,} records in {event.seconds:.1f} s"
+                case events.RunClosed():
+                    self._doing = f"failed: {event.error}" if event.error else "ended"
                 case events.Draining():
                     self._doing = "stopping after this batch; Ctrl-C again ends now"
         if not isinstance(event, events.BatchCommitted | events.Draining | events.Polled):
@@ -275,7 +307,8 @@ class LiveLine:
         """Show the text at the end of the line."""
         self._doing = what
 
-    def _line(self) -> Table:
+    def shown(self) -> Table:
+        """The line as it is now."""
         with self._lock:
             tally, doing = self.tally, self._doing
             lag = self._ends.lag(tally.positions)

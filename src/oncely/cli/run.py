@@ -6,22 +6,24 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal, TypeVar
 
 from oncely import artifacts
 from oncely.cli import options, screen
 from oncely.cli.durations import seconds
-from oncely.cli.opened import opened
-from oncely.cli.progress import LiveLine, LogLines, Progress
+from oncely.cli.opened import files_of, opened_together
+from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.spark_log import SparkLog
-from oncely.core.events import Listener
+from oncely.cli.together import Run, each, refuse_failed, refuse_unfit, telling
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.probes import Http, probed
+from oncely.pipeline.application import Application
+from oncely.pipeline.probes import Http, Probed, probed_together
 from oncely.pipeline.running import logged, preflight
 from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.spark import session
@@ -30,49 +32,82 @@ from oncely.runtimes.stop import StopSignal
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
+
 log = logging.getLogger("oncely.run")
 _PATIENCE = 5.0  # seconds that an orderly end may take after the second signal
 
 
-def run_file(
-    file: Path,
+def run_files(
+    paths: Sequence[Path],
     until: Literal["latest"] | None,
     spark_log: Path | None,
     events: Path | None = None,
     http: Http | None = None,
     on_fenced: OnFenced = "end",
 ) -> int:
-    """Run a pipeline file until it ends or a signal ends it; returns the exit code."""
+    """Run pipeline files in one Spark application until they end or a signal ends them.
+
+    Returns the exit code.
+    """
     stop = StopSignal()
     try:
         with Signals(asked_to_stop(stop, force)) as signals:
-            pipeline = opened(file)
+            files = files_of(paths)
+            application = opened_together(files)
             artifacts.java()
-            importable(file)
+            for file in {one.resolve().parent: one for one in files}.values():
+                importable(file)
             artifacts.resolve(artifacts.SPARK_KAFKA)  # downloads here, to show the progress
             with (
-                progress_of(pipeline) as progress,
-                logged(pipeline, events, progress) as told,
-                probed(pipeline, http, told) as listener,
-                SparkLog(pipeline.settings.name, spark_log) as out,
+                _runs_of(application, events, http) as runs,
+                SparkLog(application.name, spark_log) as out,
             ):
-                done = _run(pipeline, until, stop, signals, progress, listener, out, on_fenced)
+                _run(application, runs, until, stop, signals, out, on_fenced)
     except (Interrupted, KeyboardInterrupt):  # the latter from PySpark's handler
         log.info("asked to stop before anything was done")
         return 1 if until else 0
-    return ended(stop, until, done, progress)
+    return ended(stop, until, runs)
 
 
-def ended(stop: StopSignal, until: Literal["latest"] | None, done: bool, progress: Progress) -> int:
-    """Tell how a run has ended; returns the exit code."""
+def ended(stop: StopSignal, until: Literal["latest"] | None, runs: Sequence[Run]) -> int:
+    """Tell how runs have ended; returns the exit code.
+
+    Raises:
+        The errors of those that have failed.
+    """
     if stop.now:
         log.warning("ended at once: the current batch is read again at the next start")
         return 1
-    screen.note(progress.tally.summary())
-    if until and not done:
+    for one in runs:
+        screen.note("\n".join(one.end()))
+    if until and not all(one.done for one in runs):
         log.warning("asked to stop before everything was committed: start again to continue")
         return 1
     return 0
+
+
+@contextmanager
+def _runs_of(
+    application: Application, events: Path | None, http: Http | None
+) -> Iterator[Sequence[Run]]:
+    """The runs of the pipelines with their output, event logs and probes."""
+    pipelines = application.pipelines
+    if events is not None and len(pipelines) > 1 and not events.is_dir():
+        raise WrongInput(
+            f"--events {events}: no folder", way_out="several pipelines need a folder: create it"
+        )
+    lines = LiveLines()
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(progress_of(one, lines)) for one in pipelines]
+        told = [
+            stack.enter_context(logged(one, events, output))
+            for one, output in zip(pipelines, outputs, strict=True)
+        ]
+        given = [Probed(one, listener) for one, listener in zip(pipelines, told, strict=True)]
+        heard = stack.enter_context(probed_together(given, http))
+        alone = len(pipelines) == 1
+        yield [Run(*one, alone) for one in zip(pipelines, outputs, heard, strict=True)]
 
 
 def probes(
@@ -96,36 +131,45 @@ def probes(
 
 
 def _run(
-    pipeline: Pipeline,
+    application: Application,
+    runs: Sequence[Run],
     until: Literal["latest"] | None,
     stop: StopSignal,
     signals: Signals,
-    progress: Progress,
-    listener: Listener,
     out: SparkLog,
     on_fenced: OnFenced,
-) -> bool:
-    progress.say("checking topics and table")
-    preflight(pipeline)
+) -> None:
+    for one in runs:
+        one.say("checking topics and table")
+    each(runs, lambda run: preflight(run.pipeline))
+    refuse_unfit(runs)
 
-    def run(spark: SparkSession) -> bool:
-        progress.say("opening the ledger")
-        return pipeline.run(until, stop=stop, listener=listener, spark=spark, on_fenced=on_fenced)
+    def work(spark: SparkSession) -> None:
+        def one(run: Run) -> bool:
+            run.say("opening the ledger")
+            own = application.enter(spark, run.pipeline)
+            return run.pipeline.run(
+                until, stop=stop, listener=run.listener, spark=own, on_fenced=on_fenced
+            )
 
-    return on_spark(pipeline, stop, signals, progress, out, run)
+        each(runs, telling(one))
+
+    on_spark(application.start_spark, stop, signals, [one.say for one in runs], out, work)
+    refuse_failed(runs)
 
 
 def on_spark(
-    pipeline: Pipeline,
+    start: Callable[[IO[bytes] | None], SparkSession],
     stop: StopSignal,
     signals: Signals,
-    progress: Progress,
+    say: Sequence[Callable[[str], None]],
     out: SparkLog,
-    run: Callable[[SparkSession], bool],
-) -> bool:
+    run: Callable[[SparkSession], T],
+) -> T:
     """Run on a Spark session that is started for it, and stopped afterwards."""
-    progress.say("starting Spark")
-    spark = pipeline.start_spark(out.file)
+    for one in say:
+        one("starting Spark")
+    spark = start(out.file)
     try:
         signals.install()
         signals.idle = False
@@ -137,14 +181,14 @@ def on_spark(
         session.stop(spark)
 
 
-def progress_of(pipeline: Pipeline) -> Progress:
-    """The output of a run: a live line on a terminal, else log lines."""
+def progress_of(pipeline: Pipeline, lines: LiveLines | None = None) -> Progress:
+    """The output of a run: a live line (one of ``lines``) on a terminal, else log lines."""
     watching = replace(pipeline.source)  # clients are not shared between threads
     if options.json_logs:
         return LogLines(watching.stable_end)
     if not screen.err.is_terminal:
         return LogLines()
-    return LiveLine(pipeline.settings.name, watching.stable_end)
+    return LiveLine(pipeline.settings.name, watching.stable_end, lines)
 
 
 def importable(file: Path) -> None:

@@ -1,6 +1,6 @@
 """Output of the commands: results on stdout, everything else on stderr.
 
-A command works on one pipeline, whose secrets are redacted in every text.
+The secrets of the command's pipelines are redacted in every text.
 """
 
 from __future__ import annotations
@@ -31,18 +31,24 @@ out = Console(highlight=False, markup=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
-_secrets = Secrets()
+_secrets: tuple[Secrets, ...] = ()
 
 
-def hide(secrets: Secrets) -> None:
-    """Redact these values in all later output of this process."""
+def hide(*secrets: Secrets) -> None:
+    """Redact these values in all later output of this process.
+
+    Those of several pipelines are not united: a value that one of them shows openly may be a secret
+    of another one.
+    """
     global _secrets  # noqa: PLW0603 - a command is a process, and so are its streams
     _secrets = secrets
 
 
 def redact(text: str) -> str:
-    """The text without the secrets of the command's pipeline."""
-    return _secrets.redact(text)
+    """The text without the secrets of the command's pipelines."""
+    for one in _secrets:
+        text = one.redact(text)
+    return text
 
 
 def show_json(value: Any) -> None:
@@ -100,16 +106,18 @@ def show_error(error: BaseException, *, debug: bool) -> int:
     if debug:
         text = "".join(traceback.format_exception(error))
         err.print(Text(redact(text), style="dim"))
+    _complain(*complaint(error, debug=debug))
+    return error.exit_code if isinstance(error, OncelyError) else 1
+
+
+def complaint(error: BaseException, *, debug: bool) -> tuple[str, str]:
+    """What an error says, and the way out."""
     if isinstance(error, OncelyError):
-        _complain("\n  ".join([error.message, *error.details]), error.way_out)
-        return error.exit_code
+        return "\n  ".join([error.message, *error.details]), error.way_out
     lines = _said(error).strip().splitlines()
     first = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    _complain(
-        f"unexpected {first}",
-        "" if debug else "run it again with --debug to see where, and report it as a defect",
-    )
-    return 1
+    way_out = "" if debug else "run it again with --debug to see where, and report it as a defect"
+    return f"unexpected {first}", way_out
 
 
 def _said(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from oncely.cli import screen
+from oncely.cli.together import Failed
 from oncely.errors import ConfigError, TooManyRejects
 from oncely.private import make_private
 from oncely.reject_summary import RejectSummary
@@ -42,8 +43,10 @@ class SparkLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        if isinstance(error, TooManyRejects) and error.refused.reasons:
-            self._keep_refused(error.refused)
+        errors = error.errors if isinstance(error, Failed) else {self._name: error}
+        for name, one in errors.items():
+            if isinstance(one, TooManyRejects) and one.refused.reasons:
+                self._keep_refused(name, one.refused)
         if self.file is None:
             return
         self.file.close()
@@ -53,11 +56,11 @@ class SparkLog:
         elif failed:
             screen.note(f"Spark's own log: {self._path}")
 
-    def _keep_refused(self, refused: RejectSummary) -> None:
+    def _keep_refused(self, name: str, refused: RejectSummary) -> None:
         """Write reasons and sample into a file beside the log, readable for this user only."""
         beside = self._path.parent if self.file is not None else None
         try:
-            path, file = _own(self._name, ".rejects.jsonl", beside)
+            path, file = _own(name, ".rejects.jsonl", beside)
         except ConfigError as error:  # it must not replace the error that ends the run
             screen.note(f"the sample of the refused records is not kept: {error}")
             return

@@ -12,6 +12,7 @@ from oncely.cli.opened import opened, opened_app
 from oncely.cli.run import asked_to_stop, ended, force, importable, on_spark, progress_of
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.spark_log import SparkLog
+from oncely.cli.together import finished
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.on_spark import check
@@ -54,7 +55,7 @@ def work_file(
     except (Interrupted, KeyboardInterrupt):
         log.info("asked to stop before anything was done")
         return 1 if until else 0
-    return ended(stop, until, done, progress)
+    return ended(stop, until, [finished(pipeline, progress, done=done)])
 
 
 def work_on_spark(
@@ -91,11 +92,11 @@ def work_on_spark(
                         on="spark", workers=workers, spark=spark,
                     )  # fmt: skip
 
-                done = on_spark(pipeline, stop, signals, progress, out, work)
+                done = on_spark(pipeline.start_spark, stop, signals, [progress.say], out, work)
     except (Interrupted, KeyboardInterrupt):
         log.info("asked to stop before anything was done")
         return 1 if until else 0
-    return ended(stop, until, done, progress)
+    return ended(stop, until, [finished(pipeline, progress, done=done)])
 
 
 def _opened(file: Path) -> Pipeline:

@@ -21,6 +21,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import Fenced, OncelyError
 from oncely.ledgers.base import Ledger
+from oncely.threads import Thread
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class PositionTimer:
         self._ends: dict[TopicPartition, Position] = {}
         self._since = 0
         self._ending = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._to: tuple[Ledger, Fence] | None = None
 
     def begin(self, ledger: Ledger, fence: Fence) -> None:
@@ -81,7 +82,7 @@ class PositionTimer:
         self._to = ledger, fence
         if self._interval.seconds is not None and self._thread is None:
             self._ending = False
-            self._thread = threading.Thread(target=self._tick, name="commit-interval", daemon=True)
+            self._thread = Thread(self._tick, "commit-interval")
             self._thread.start()
 
     def hand_out(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:

@@ -78,6 +78,32 @@ def is_secret(key: str) -> bool:
     return _IS_SECRET.search(key) is not None
 
 
+_STATIC = frozenset(
+    f"spark.sql.{key}"
+    for key in (
+        "broadcastExchange.maxThreadThreshold", "cache.serializer",
+        "catalog.spark_catalog.defaultDatabase", "catalogImplementation",
+        "codegen.cache.maxEntries", "codegen.comments", "debug",
+        "defaultUrlStreamHandlerFactory.enabled", "event.truncate.length", "extensions",
+        "extensions.test.loadFromCp", "filesourceTableRelationCacheSize", "globalTempDatabase",
+        "hive.thriftServer.singleSession", "legacy.sessionInitWithConfigDefaults",
+        "metadataCacheTTLSeconds", "queryExecutionListeners",
+        "resultQueryStage.maxThreadThreshold", "shuffleExchange.maxThreadThreshold",
+        "sources.disabledJdbcConnProviderList", "sources.schemaStringLengthThreshold",
+        "streaming.streamingQueryListeners", "streaming.ui.enabled",
+        "streaming.ui.enabledCustomMetricList", "streaming.ui.retainedProgressUpdates",
+        "streaming.ui.retainedQueries", "subquery.maxThreadThreshold", "ui.retainedExecutions",
+        "warehouse.dir",
+    )
+)  # fmt: skip
+"""The entries of ``StaticSQLConf`` of Spark 4.0: all sessions of an application share them."""
+
+
+def is_of_session(key: str) -> bool:
+    """True for a setting that each session of a Spark application may have its own value of."""
+    return key.startswith("spark.sql.") and key not in _STATIC
+
+
 def is_local(master: str) -> bool:
     """True if driver and tasks are one process."""
     return _LOCAL.fullmatch(master) is not None

@@ -59,8 +59,13 @@ class Histogram:
 
 
 def exposition(metrics: Iterable[Metric]) -> str:
-    """The page that Prometheus reads."""
-    return "\n".join([line for one in metrics for line in _lines(one)] + [""])
+    """The page that Prometheus reads; samples of the same name are put together."""
+    merged: dict[str, Metric] = {}
+    for one in metrics:
+        known = merged.setdefault(one.name, one)
+        if known is not one:
+            merged[one.name] = known._replace(samples=[*known.samples, *one.samples])
+    return "\n".join([line for one in merged.values() for line in _lines(one)] + [""])
 
 
 def _lines(metric: Metric) -> Iterator[str]:

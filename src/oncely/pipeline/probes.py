@@ -6,17 +6,18 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncely.clients.http_server import Page, Server
 from oncely.core import events
 from oncely.core.prometheus import CONTENT_TYPE
 from oncely.errors import OncelyError, WrongInput
-from oncely.runtimes.health import Health, Limits
+from oncely.runtimes.health import Health, Limits, liveness, metrics, readiness
 from oncely.secrets import scope
+from oncely.threads import Thread
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
@@ -62,41 +63,70 @@ def probed(
     Raises:
         WrongInput: the address is malformed, or can't be listened at.
     """
-    if http is None:
-        yield listener
-        return
-    given, pause = pipeline.settings, pipeline.settings.trigger_seconds
-    health = Health(
-        given.name,
-        group or given.shown_group or given.name,
-        Limits(http.polling_ttl + pause, http.consuming_ttl + pause),
-        pipeline.secrets,
-    )
-
-    def heard(event: events.Event) -> None:
-        health(event)
-        listener(event)
-
-    with ExitStack() as servers:
-        if http.address is not None:
-            servers.enter_context(Server("--http", http.address, _pages(health)))
-        if http.metrics is not None:
-            page = _pages(health)["/metrics"]
-            pages = {"/": page, "/metrics": page}
-            servers.enter_context(Server("--metrics", http.metrics, pages))
-        servers.enter_context(_watched(pipeline, health))
+    with probed_together([Probed(pipeline, listener, group)], http) as (heard,):
         yield heard
 
 
-def _pages(health: Health) -> dict[str, Callable[[], Page]]:
+class Probed(NamedTuple):
+    """A pipeline, its listener, and the group whose lag is shown."""
+
+    pipeline: Pipeline
+    listener: events.Listener
+    group: str | None = None
+
+
+@contextmanager
+def probed_together(
+    given: Sequence[Probed], http: Http | None
+) -> Iterator[Sequence[events.Listener]]:
+    """As :func:`probed`, for pipelines whose probes and metrics are served together.
+
+    Raises:
+        WrongInput: the address is malformed, or can't be listened at.
+    """
+    if http is None:
+        yield [one.listener for one in given]
+        return
+    healths = [_health(one, http) for one in given]
+    with ExitStack() as servers:
+        if http.address is not None:
+            servers.enter_context(Server("--http", http.address, _pages(healths)))
+        if http.metrics is not None:
+            page = _pages(healths)["/metrics"]
+            pages = {"/": page, "/metrics": page}
+            servers.enter_context(Server("--metrics", http.metrics, pages))
+        for one, health in zip(given, healths, strict=True):
+            servers.enter_context(_watched(one.pipeline, health))
+        yield [_both(health, one.listener) for one, health in zip(given, healths, strict=True)]
+
+
+def _health(given: Probed, http: Http) -> Health:
+    settings, pause = given.pipeline.settings, given.pipeline.settings.trigger_seconds
+    return Health(
+        settings.name,
+        given.group or settings.shown_group or settings.name,
+        Limits(http.polling_ttl + pause, http.consuming_ttl + pause),
+        given.pipeline.secrets,
+    )
+
+
+def _both(first: events.Listener, second: events.Listener) -> events.Listener:
+    def heard(event: events.Event) -> None:
+        first(event)
+        second(event)
+
+    return heard
+
+
+def _pages(healths: Sequence[Health]) -> dict[str, Callable[[], Page]]:
     def probe(answer: tuple[bool, dict[str, Any]], bad: int) -> Page:
         good, document = answer
         return Page(json.dumps(document) + "\n", "application/json", 200 if good else bad)
 
     return {
-        "/livez": lambda: probe(health.liveness(), 500),
-        "/readyz": lambda: probe(health.readiness(), 503),
-        "/metrics": lambda: Page(health.metrics(), CONTENT_TYPE),
+        "/livez": lambda: probe(liveness(healths), 500),
+        "/readyz": lambda: probe(readiness(healths), 503),
+        "/metrics": lambda: Page(metrics(healths), CONTENT_TYPE),
     }
 
 
@@ -112,7 +142,7 @@ def _watched(pipeline: Pipeline, health: Health) -> Iterator[None]:
             while not over.wait(every):
                 looks.look()
 
-    threading.Thread(target=watch, name="ends", daemon=True).start()
+    Thread(watch, "ends").start()
     try:
         yield
     finally:

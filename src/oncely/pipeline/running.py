@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -67,15 +67,19 @@ def preflight(pipeline: Pipeline) -> None:
 
 def logged(
     pipeline: Pipeline, path: str | Path | None, listener: events.Listener
-) -> EventLog | nullcontext[events.Listener]:
+) -> AbstractContextManager[events.Listener]:
     """The listener, with an event log before it if there is a path.
+
+    In a folder each pipeline has a file of its own.
 
     Raises:
         WrongInput: the log can't be written.
     """
     if path is None:
         return nullcontext(listener)
-    return EventLog(path, pipeline.settings.name, pipeline.secrets, then=listener)
+    name = pipeline.settings.name
+    file = Path(path) / f"{name}.jsonl" if Path(path).is_dir() else path
+    return EventLog(file, name, pipeline.secrets, then=listener)
 
 
 def telling_the_end(listener: events.Listener, run: Callable[[], bool]) -> bool:

@@ -24,6 +24,7 @@ from oncely.core import events
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError, WrongInput
 from oncely.runtimes.stop import StopSignal
+from oncely.threads import Thread
 
 log = logging.getLogger("oncely.run")
 
@@ -59,7 +60,7 @@ class Election(Rebalances):
         self._elected, self._over = threading.Event(), threading.Event()
         self._last = threading.Event()  # join again, as the last
         self._error: OncelyError | None = None
-        self._thread = threading.Thread(target=self._belong, name="election", daemon=True)
+        self._thread = Thread(self._belong, "election")
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from oncely.core import events
-from oncely.core.prometheus import exposition
+from oncely.core.prometheus import Metric, exposition
 from oncely.core.topics import Position, TopicPartition
 from oncely.runtimes.metrics import PartitionGauges, RunMetrics
 from oncely.secrets import Secrets
@@ -170,7 +170,9 @@ class Health:
             now, since = self.clock(), self._behind_since
             idle = now - self._polled
             behind = 0.0 if since is None else now - since
-            polling, consuming = idle <= self.limits.polling, behind <= self.limits.consuming
+            over = self._state == "ended"  # among others, which a restart would end
+            polling = over or idle <= self.limits.polling
+            consuming = over or behind <= self.limits.consuming
             reasons = []
             if not polling:
                 reasons.append(
@@ -211,14 +213,41 @@ class Health:
         lag = {tp: ends[tp] - at for tp, at in self._positions.items() if tp in ends}
         return {tp: one for tp, one in lag.items() if one > 0}
 
-    def metrics(self) -> str:
-        """The metrics in Prometheus' format."""
+    def metrics(self) -> list[Metric]:
+        """The metrics of the pipeline."""
         with self._lock:
             running = self._state in ("running", "draining")
             partitions = PartitionGauges(self._positions, self._ends, self._lag, self._ages)
-            return exposition(
-                [
-                    *partitions.metrics(self.pipeline, self.group),
-                    *self._metrics.metrics(self._epoch, running=running),
-                ]
-            )
+            return [
+                *partitions.metrics(self.pipeline, self.group),
+                *self._metrics.metrics(self._epoch, running=running),
+            ]
+
+
+# -- of all pipelines of a process ---------------------------------------------------------
+
+
+def liveness(healths: Sequence[Health]) -> tuple[bool, dict[str, Any]]:
+    """Every run that has not ended is alive."""
+    return _together([one.liveness() for one in healths])
+
+
+def readiness(healths: Sequence[Health]) -> tuple[bool, dict[str, Any]]:
+    """Every run is ready."""
+    return _together([one.readiness() for one in healths])
+
+
+def metrics(healths: Sequence[Health]) -> str:
+    """The metrics of all, in Prometheus' format."""
+    return exposition([metric for one in healths for metric in one.metrics()])
+
+
+def _together(answers: Sequence[tuple[bool, dict[str, Any]]]) -> tuple[bool, dict[str, Any]]:
+    """The document of a single pipeline, or one that contains those of all."""
+    if len(answers) == 1:
+        return answers[0]
+    good = all(answer for answer, _ in answers)
+    documents = [document for _, document in answers]
+    reasons = [f"{one['pipeline']}: {reason}" for one in documents for reason in one["reasons"]]
+    status = "healthy" if good else "unhealthy"
+    return good, {"status": status, "reasons": reasons, "pipelines": documents}

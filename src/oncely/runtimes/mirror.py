@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.sources.kafka import KafkaSource
+from oncely.threads import Thread
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +28,14 @@ class Mirror:
         self._condition = threading.Condition()
         self._waiting: dict[TopicPartition, Position] = {}
         self._ending = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def start(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Begin, with the start positions of the run (a reset may have moved them back)."""
         if self._group is None:
             return
         self._ending = False
-        self._thread = threading.Thread(target=self._send_all, name="mirror", daemon=True)
+        self._thread = Thread(self._send_all, "mirror")
         self._thread.start()
         self.put(positions)
 

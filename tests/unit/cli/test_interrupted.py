@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from oncely.cli.run import run_file
+from oncely.cli.run import run_files
 from oncely.cli.work import work_file
 
-COMMANDS = [partial(run_file, spark_log=None), work_file]
+COMMANDS = [partial(run_files, spark_log=None), work_file]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from oncely.cli import screen
 from oncely.cli.logs import FIELDS
-from oncely.cli.progress import LiveLine, LogLines, Tally, sentence
+from oncely.cli.progress import LiveLine, LiveLines, LogLines, Tally, sentence
 from oncely.core import events
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
@@ -67,7 +67,7 @@ def test_the_live_line_stays_one_line(width: int, monkeypatch: pytest.MonkeyPatc
     for event in EVENTS:
         line(event)
     line._ends.ends = {T0: 1_000_030, T1: 7}
-    console.print(line._line())
+    console.print(line.shown())
     (shown,) = written.getvalue().strip("\n").splitlines()
     assert "flights-of-the-year" in shown
     assert len(shown) <= width
@@ -85,7 +85,7 @@ def test_the_end_of_a_partition_that_nobody_reads_is_no_lag(
     line = LiveLine("p", dict)
     line(OPENED)
     line._ends.ends = {TopicPartition("t", 9): 100, T0: 10, T1: 0}
-    console.print(line._line())
+    console.print(line.shown())
     assert "lag 0" in console.export_text()
 
 
@@ -108,3 +108,21 @@ def test_without_a_look_at_the_ends_there_is_no_lag(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.DEBUG, "oncely.run"), LogLines() as lines:
         lines(EVENTS[3])
     assert getattr(caplog.records[0], FIELDS)["lag"] is None
+
+
+def test_each_pipeline_has_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=100, height=20, force_terminal=True, color_system=None)
+    monkeypatch.setattr(screen, "err", console)
+    monkeypatch.setattr(logging.getLogger("oncely.run"), "propagate", False)
+    lines = LiveLines()
+    with LiveLine("orders", dict, lines) as orders, LiveLine("clicks", dict, lines) as clicks:
+        orders(EVENTS[3])
+        clicks(events.RunClosed(False, "gone"))
+        with console.capture() as capture:
+            console.print(lines.shown())
+        first, second = capture.get().splitlines()
+        assert "orders" in first
+        assert "18 rows" in first
+        assert "clicks" in second
+        assert "failed: gone" in second

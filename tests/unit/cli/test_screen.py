@@ -24,7 +24,7 @@ CANARY = "canary-4711-secret"
 
 @pytest.fixture(autouse=True)
 def pipeline_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen, "_secrets", Secrets.of([CANARY]))
+    monkeypatch.setattr(screen, "_secrets", (Secrets.of([CANARY]),))
 
 
 @pytest.fixture

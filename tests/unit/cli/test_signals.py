@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oncely.cli.run import importable, run_file
+from oncely.cli.run import importable, run_files
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.work import work_file
 
@@ -69,5 +69,5 @@ def test_a_signal_before_the_block_has_begun(
     monkeypatch.setattr(Signals, "install", at_once)
     assert work_file(tmp_path / "none.toml", None) == 0
     assert work_file(tmp_path / "none.toml", "latest") == 1
-    assert run_file(tmp_path / "none.toml", None, None) == 0
+    assert run_files([tmp_path / "none.toml"], None, None) == 0
     assert signal.getsignal(signal.SIGTERM) is before

@@ -9,7 +9,7 @@ import pytest
 from oncely.core import events
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
-from oncely.runtimes.health import Health, Limits
+from oncely.runtimes.health import Health, Limits, liveness, metrics, readiness
 from oncely.secrets import Secrets
 from tests.prometheus import samples
 
@@ -109,7 +109,7 @@ def test_a_failure_is_told_without_secrets(health: Health, clock: Clock) -> None
     clock.now += 301
     assert errors(health) == ["consuming_ttl_exceeded", "polling_ttl_exceeded"]
     assert health.liveness()[1]["reasons"][-1] == "the last error: login of admin:*** refused"
-    assert "s3cret!" not in str(health.liveness()) + health.metrics()
+    assert "s3cret!" not in str(health.liveness()) + metrics([health])
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_fenced_run_has_no_lag(health: Health, clock: Clock) -> None:
     health.ends({P0: 100, P1: 200})
     clock.now += 100
     assert errors(health) == []
-    assert "kafka_consumergroup_lag{" not in health.metrics()
+    assert "kafka_consumergroup_lag{" not in metrics([health])
 
 
 def test_a_member_of_a_group_is_judged_by_its_partitions(clock: Clock) -> None:
@@ -165,7 +165,7 @@ def test_metrics(health: Health) -> None:
     health(committed(P0, 40, 50))
     health(events.BatchCommitted(1, 40, 6, 2, 0.3, {P0: 60, P1: 20}))
     health(events.BatchFailed("x", 1, 1.0))
-    found = samples(health.metrics())
+    found = samples(metrics([health]))
     group, mine = 'consumergroup="g",topic="t",partition="0"', 'pipeline="orders"'
     expected: dict[tuple[str, str], Any] = {
         ("kafka_consumergroup_current_offset", group): 60,
@@ -199,7 +199,7 @@ def test_metrics(health: Health) -> None:
 
 
 def of_pipeline(health: Health, name: str, more: str = "") -> float | None:
-    return samples(health.metrics()).get((name, f'pipeline="orders"{more}'))
+    return samples(metrics([health])).get((name, f'pipeline="orders"{more}'))
 
 
 def test_gaps_and_replays_are_counted(health: Health) -> None:
@@ -250,3 +250,35 @@ def test_a_batch_waits_and_is_processed(health: Health, clock: Clock) -> None:
     clock.now += 4
     health(events.BatchCommitted(0, 1, 1, 0, 4.0))
     assert (seconds("wait"), seconds("process")) == ((4, 3), (6, 2))
+
+
+def test_of_several_runs_one_that_has_ended_is_alive_and_not_ready(
+    health: Health, clock: Clock
+) -> None:
+    other = Health("clicks", "h", Limits(300, 60), Secrets(), clock, lambda: clock.wall)
+    other(events.PipelineOpened("clicks", 1, {P0: 0}, first_start=True))
+    both = [health, other]
+    assert readiness(both)[0]
+    other(events.RunClosed(False, "gone"))
+    clock.now += 290
+    health(events.Polled())
+    clock.now += 290
+    assert liveness(both)[0]
+    ready, document = readiness(both)
+    assert not ready
+    assert document["reasons"] == ["clicks: the run is ended"]
+    assert [one["pipeline"] for one in document["pipelines"]] == ["orders", "clicks"]
+    clock.now += 11
+    alive, document = liveness(both)
+    assert not alive
+    assert [reason.split(":")[0] for reason in document["reasons"]] == ["orders"]
+
+
+def test_the_metrics_of_several_runs_have_one_type_each(health: Health, clock: Clock) -> None:
+    other = Health("clicks", "h", Limits(), Secrets(), clock, lambda: clock.wall)
+    page = metrics([health, other])
+    names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+    found = samples(page)
+    assert found["oncely_running", 'pipeline="orders"'] == 1
+    assert found["oncely_running", 'pipeline="clicks"'] == 0

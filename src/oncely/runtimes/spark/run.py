@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,6 @@ from oncely.runtimes.spark.own_checkpoint import sweep_checkpoints, throwaway_ch
 from oncely.runtimes.spark.partition_commit import PartitionCommit
 from oncely.runtimes.spark.range_commit import RangeCommit
 from oncely.runtimes.stop import StopSignal
-from oncely.secrets import in_scope, scope
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.start import Start
 
@@ -57,6 +57,9 @@ _ARROW_BATCH = str(32 << 20)
 _LARGE = 1_000  # bytes
 _FEW = 100  # records of a partition that are read without checking their size
 _MISSING_TOPIC_TRIES = 4  # about 15 s
+_STARTING = threading.Lock()
+"""For the start of a query: with its first one PySpark starts the server that Spark calls back, and
+two threads would start two."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ class SparkRun:
         for key, value in options.items():
             reader = reader.option(key, value)
 
-        secrets = in_scope()
+        context = copy_context()  # secrets in scope, and the pipeline of log entries
 
         def on_batch(frame: DataFrame, batch_id: int) -> None:
             with self._in_batch:
@@ -201,8 +204,8 @@ class SparkRun:
                     self._skipped = True
                     return  # nothing is committed, and the checkpoint is deleted
                 try:
-                    with scope(secrets):  # py4j calls in a thread of its own
-                        self._batch(frame, batch_id, checkpoint)
+                    # py4j calls in a thread of its own
+                    context.copy().run(self._batch, frame, batch_id, checkpoint)
                 except BaseException as error:
                     self._failure = error
                     # Spark matches a failure's text by regular expressions that overflow its stack
@@ -214,15 +217,14 @@ class SparkRun:
             .select(*self.batches.columns)
             .writeStream.queryName(f"oncely_{self.settings.name}")
             .option("checkpointLocation", checkpoint.as_uri())
-            .foreachBatch(on_batch)
         )
         if until_latest:
             writer = writer.trigger(availableNow=True)
         else:
             pause = int(self.settings.trigger_seconds * 1000)
             writer = writer.trigger(processingTime=f"{pause} milliseconds")
-        with _arrow_batches_bounded(self.session, largest):
-            return writer.start()
+        with _STARTING, _arrow_batches_bounded(self.session, largest):
+            return writer.foreachBatch(on_batch).start()
 
     def _largest_record(self, positions: Mapping[TopicPartition, Position]) -> int:
         """Sample the records that the first batch will read, if there are many."""

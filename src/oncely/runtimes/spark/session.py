@@ -29,6 +29,8 @@ _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
+    # Each of several pipelines has a pool of its own; within a pool jobs are scheduled FIFO.
+    "spark.scheduler.mode": "FAIR",
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.session.timeZone": "UTC",
     # A lost shuffle output fails the job, and the whole batch is repeated. Spark would repeat only
@@ -116,6 +118,30 @@ def existing() -> SparkSession | None:
     if SparkContext._active_spark_context is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     return SparkSession.builder.getOrCreate()
+
+
+def enter(
+    session: SparkSession, name: str, conf: Mapping[str, str], *, alone: bool
+) -> SparkSession:
+    """The session of a pipeline that runs in this thread, beside others of its Spark application.
+
+    Jobs that the thread submits, and queries that it starts, belong to a scheduler pool.
+
+    Args:
+        session: the session of the application.
+        name: the name of the pipeline, and of its pool.
+        conf: settings of its own; none if it is alone.
+        alone: it is the only pipeline, and uses the session itself.
+    """
+    from pyspark.sql import SparkSession
+
+    own = session if alone else session.newSession()
+    for key, value in conf.items():
+        own.conf.set(key, value)
+    own.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    # In the JVM each thread has an active session of its own, for SparkSession.getActiveSession.
+    SparkSession._get_j_spark_session_class(own._jvm).setActiveSession(own._jsparkSession)
+    return own
 
 
 def is_ours(session: SparkSession) -> bool:

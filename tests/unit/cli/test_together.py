@@ -1,0 +1,161 @@
+"""Several pipelines of a command: one that fails ends alone, and what is told of all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncely.cli import logs, screen
+from oncely.cli.opened import files_of
+from oncely.cli.progress import LogLines
+from oncely.cli.run import ended, run_files
+from oncely.cli.together import Failed, Run, each, refuse_failed, refuse_unfit, telling
+from oncely.config import parse
+from oncely.errors import Fenced, TooManyRejects, Unavailable, WrongInput
+from oncely.pipeline import Pipeline
+from oncely.runtimes.stop import StopSignal
+from oncely.secrets import Secrets
+from oncely.threads import Thread
+
+
+def run_of(name: str, *, alone: bool = False) -> Run:
+    raw: dict[str, Any] = {
+        "name": name,
+        "source": {"brokers": "b:1", "topics": ["t"]},
+        "decode": {"format": "json", "schema": "id BIGINT"},
+        "sink": {"kind": "sql", "url": "postgresql://h/d", "table": "t"},
+    }
+    progress = LogLines()
+    return Run(Pipeline(parse(raw)), progress, progress, alone)
+
+
+def failing(**errors: BaseException) -> Any:
+    """A work that fails for the runs of these names."""
+
+    def work(run: Run) -> bool:
+        if run.name in errors:
+            raise errors[run.name]
+        return True
+
+    return work
+
+
+def test_an_error_ends_one_and_the_others_go_on() -> None:
+    runs = [run_of(name) for name in "abc"]
+    failed, went_on = threading.Event(), []
+
+    def work(run: Run) -> bool:
+        if run.name == "b":
+            failed.set()
+            raise SystemExit(7)  # whatever the user's code raises
+        assert failed.wait(30)
+        went_on.append(run.name)
+        return True
+
+    each(runs, work)
+    assert sorted(went_on) == ["a", "c"]
+    assert [one.done for one in runs] == [True, False, True]
+    with pytest.raises(Failed, match="1 of 3 pipelines failed") as caught:
+        refuse_failed(runs)
+    assert caught.value.exit_code == 1
+    first, second, third = caught.value.details[0], *caught.value.details[1:3]
+    assert first.startswith("a: 0 records: ")
+    assert second == "b: unexpected SystemExit: 7"
+    assert "report it as a defect" in third
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ({"a": Unavailable("gone")}, 1),
+        ({"a": Unavailable("gone"), "b": WrongInput("table")}, 2),
+        ({"a": Fenced("a", 1, 2), "b": WrongInput("table"), "c": Unavailable("gone")}, 3),
+    ],
+)
+def test_the_exit_code_is_the_highest(errors: dict[str, BaseException], code: int) -> None:
+    runs = [run_of(name) for name in "abc"]
+    each(runs, failing(**errors))
+    with pytest.raises(Failed) as caught:
+        refuse_failed(runs)
+    assert caught.value.exit_code == code
+
+
+def test_the_error_of_the_only_pipeline_is_raised_as_it_is() -> None:
+    runs = [run_of("a", alone=True)]
+    each(runs, telling(failing(a=Unavailable("gone"))))
+    for refuse in (refuse_unfit, refuse_failed):
+        with pytest.raises(Unavailable, match=r"^gone$"):
+            refuse(runs)
+
+
+def test_before_the_start_a_wrong_input_ends_all_and_an_outage_one() -> None:
+    runs = [run_of(name) for name in "ab"]
+    each(runs, failing(a=Unavailable("gone")))
+    refuse_unfit(runs)
+    each(runs, failing(a=Unavailable("gone"), b=WrongInput("table")))
+    with pytest.raises(Failed, match="1 of 2 pipelines can't run; nothing was started") as caught:
+        refuse_unfit(runs)
+    assert caught.value.details == ["b: table"]
+    each(runs, failing(a=Unavailable("gone"), b=Unavailable("gone")))
+    with pytest.raises(Failed, match="2 of 2"):
+        refuse_unfit(runs)
+    each(runs, failing())
+    refuse_failed(runs)
+
+
+def test_entries_of_all_threads_of_a_run_name_its_pipeline(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", root.handlers[:])
+    logs.configure(debug=False)
+
+    def work(run: Run) -> bool:
+        beside = Thread(lambda: logging.getLogger("oncely.run").info("beside"), "beside")
+        beside.start()
+        beside.join(30)
+        raise TooManyRejects(f"spent by {run.name}\nmore")
+
+    runs = [run_of(name) for name in "ab"]
+    each(runs, telling(work))
+    logging.getLogger("oncely.run").info("all")
+    said = [line.partition(" oncely.run")[2] for line in capsys.readouterr().err.splitlines()]
+    for name in "ab":
+        assert f" [{name}]: beside" in said
+        assert f" [{name}]: failed, and ends alone: spent by {name}" in said
+    assert said[-1] == ": all"
+
+
+def test_the_end_of_each_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_of(name) for name in "ab"]
+    each(runs, failing())
+    assert ended(StopSignal(), "latest", runs) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("a: 0 records: 0 rows, 0 rejects in ")
+    assert second.startswith("b: 0 records: ")
+    runs[1].done = False
+    assert ended(StopSignal(), "latest", runs) == 1
+    assert ended(StopSignal(), None, runs) == 0
+
+
+def test_a_value_that_one_shows_is_hidden_if_it_is_a_secret_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(screen, "_secrets", ())
+    screen.hide(Secrets.of(["pw!1"], public=["hunter-2!"]), Secrets.of(["hunter-2!"]))
+    assert screen.redact("pw!1 hunter-2!") == "*** ***"
+
+
+def test_folders_stand_for_their_files(tmp_path: Path) -> None:
+    for name in ("b.toml", "a.toml", "rules.py"):
+        (tmp_path / name).touch()
+    single = tmp_path / "a.toml"
+    assert files_of([tmp_path]) == [single, tmp_path / "b.toml"]
+    assert files_of([single]) == [single]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(WrongInput, match="empty: no pipeline file"):
+        run_files([tmp_path / "empty"], None, None)
