@@ -818,11 +818,22 @@ app.add_typer(local, name="local")
 
 
 @local.command("up")
-def local_up(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+def local_up(
+    export: Annotated[
+        bool,
+        typer.Option(
+            "--export",
+            help='Print shell commands that set BROKERS and POSTGRES: eval "$(oncely local up'
+            ' --export)".',
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
     """Start the servers, and print their addresses."""
     from oncely.cli.local import up
 
-    up(as_json)
+    up(as_json, export=export)
 
 
 @local.command("down")
@@ -842,6 +853,64 @@ def local_status(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa
     from oncely.cli.local import status as local_status_
 
     raise typer.Exit(local_status_(as_json))
+
+
+Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
+OtherBrokers = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Another broker than that of `oncely local up`."),
+]
+
+
+@local.command("produce")
+def local_produce(
+    topic: Topic,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="Lines are JSON objects; this field is the key."),
+    ] = None,
+    records: Annotated[
+        bool,
+        typer.Option(
+            "--records",
+            help='Lines are records: {"key", "value", "headers"}; also what `consume` prints.',
+        ),
+    ] = False,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Of a topic that it creates.")
+    ] = None,
+    brokers: OtherBrokers = None,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Write each line of standard input to a topic as the value of a record, until its end.
+
+    Empty lines are skipped. A missing topic is created on the local broker, elsewhere only with
+    --partitions. With --key or --records nothing is written before all lines are checked.
+    """
+    from oncely.cli.local_topics import produce
+
+    produce(topic, key=key, records=records, partitions=partitions, brokers=brokers)
+
+
+@local.command("consume")
+def local_consume(
+    topic: Topic,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new records until Ctrl-C.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Maximum number of records.")
+    ] = None,
+    brokers: OtherBrokers = None,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Print the committed records of a topic as JSON lines, partition by partition.
+
+    Bytes that are not UTF-8 are {"base64": ...}. It uses no consumer group.
+    """
+    from oncely.cli.local_topics import consume
+
+    consume(topic, follow=follow, limit=limit, brokers=brokers)
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""``oncely local up | down | status``."""
+"""``oncely local up | down | status``; topics are in :mod:`oncely.cli.local_topics`."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,14 @@ def _servers() -> ModuleType:
     return servers
 
 
-def up(as_json: bool) -> None:
-    """Start the servers and print their addresses."""
+def up(as_json: bool, *, export: bool = False) -> None:
+    """Start the servers and print their addresses, or shell commands that set them as variables.
+
+    Raises:
+        WrongInput: both formats are requested.
+    """
+    if as_json and export:
+        raise WrongInput("--export and --json exclude each other")
     servers = _servers()
     artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
     if screen.err.is_terminal:
@@ -40,7 +47,26 @@ def up(as_json: bool) -> None:
             running = servers.up()
     else:
         running = servers.up()
+    if export:
+        for name, value in (("BROKERS", running.brokers), ("POSTGRES", running.postgres)):
+            sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
+        return
     _show(running, as_json)
+
+
+def brokers() -> str:
+    """The address of the local broker.
+
+    Raises:
+        WrongInput: it is not running.
+    """
+    running: LocalServers | None = _servers().status()
+    if running is None:
+        raise WrongInput(
+            "the local broker is not running",
+            way_out="start it by `oncely local up`, or name another one by --brokers HOST:PORT",
+        )
+    return running.brokers
 
 
 def down(erase: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from oncely.clients.kafka.json_lines import shown
 from oncely.commit import replay as commit
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
@@ -227,14 +228,6 @@ def decoding(decoder: Decoder, late_delete: str | None) -> Callable[[pa.Table], 
 
 def as_json(found: Rejects) -> dict[str, Any]:
     """JSON-able values; bytes that are not UTF-8 are ``{"base64": ...}``."""
-    import base64
-
-    def text(value: bytes | None) -> Any:
-        try:
-            return None if value is None else value.decode("utf-8")
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value or b"").decode()}
-
     return {
         "rejects": [
             {
@@ -242,9 +235,9 @@ def as_json(found: Rejects) -> dict[str, Any]:
                 "partition": one.partition.partition,
                 "offset": one.offset,
                 "timestamp_ms": one.timestamp_ms,
-                "key": text(one.key),
-                "value": text(one.value),
-                "headers": [[name, text(value)] for name, value in one.headers],
+                "key": shown(one.key),
+                "value": shown(one.value),
+                "headers": [[name, shown(value)] for name, value in one.headers],
                 "stage": one.stage,
                 "reason": one.reason,
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -77,6 +78,17 @@ class RangeReader:
                 good = [one for one in messages if one.error() is None]
                 yield Batch(good, len(good) < len(messages))
 
+    def follow(self, starts: Mapping[TopicPartition, Position]) -> Iterator[Any]:
+        """The messages of all partitions from these offsets on, as they are committed; endless.
+
+        Raises:
+            ConfigError: the broker refuses the client.
+        """
+        with closing(self._polled(starts, "follow", silence=math.inf)) as batches:
+            for message in chain.from_iterable(batches):
+                if message.error() is None:
+                    yield message
+
     def around(
         self, at: Mapping[TopicPartition, Position], back: int
     ) -> dict[TopicPartition, tuple[Any | None, Any | None]]:
@@ -107,12 +119,13 @@ class RangeReader:
         return found
 
     def _polled(
-        self, starts: Mapping[TopicPartition, Position], doing: str
+        self, starts: Mapping[TopicPartition, Position], doing: str, silence: float = _SILENCE
     ) -> Generator[list[Any]]:
-        """Messages and the events at the ends of logs, as many as have arrived; endless."""
+        """Messages and the events at the ends of logs, as many as have arrived; endless. Raises
+        after ``silence`` seconds without any."""
         self._consumer.assign([ck.TopicPartition(*tp, start) for tp, start in starts.items()])
         self._error_state.newest, self._error_state.final = "", None
-        deadline = time.monotonic() + _SILENCE
+        deadline = time.monotonic() + silence
         try:
             while True:
                 first = self._consumer.poll(_STEP)
@@ -122,7 +135,7 @@ class RangeReader:
                 messages = [one for one in taken if one.error() is None or _is_end(one)]
                 if messages:
                     yield messages
-                    deadline = time.monotonic() + _SILENCE
+                    deadline = time.monotonic() + silence
                 if self._error_state.final:
                     raise self._error_state.final
                 if time.monotonic() > deadline:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from confluent_kafka import Producer
 
+from oncely.clients.kafka import json_lines
 from oncely.errors import Unavailable, WrongInput
 from oncely.testing.servers.kafka import Broker
 
@@ -25,13 +27,14 @@ class Record:
     topic: str
     value: bytes | None
     key: bytes | None = None
-    headers: Sequence[tuple[str, bytes]] = ()
+    headers: Sequence[tuple[str, bytes | None]] = ()
 
 
 def read(file: Path, topics: Sequence[str]) -> list[Record]:
     """The records of a file: a JSON object in each line, ``{"topic", "key", "value", "headers"}``.
 
-    A value that is no text is published as JSON. ``topic`` may be left out if there is only one.
+    A value that is no text is published as it is written. ``topic`` may be left out if there is
+    only one.
 
     Raises:
         WrongInput: names the line.
@@ -48,34 +51,20 @@ def read(file: Path, topics: Sequence[str]) -> list[Record]:
 
 
 def _record(line: str, topics: Sequence[str], where: str) -> Record:
-    allowed = {"topic", "key", "value", "headers"}
-    try:
-        given = json.loads(line)
-    except ValueError as error:
-        raise WrongInput(f"{where}: no JSON: {error}") from None
-    if not isinstance(given, dict) or given.keys() - allowed:
-        raise WrongInput(f"{where}: found {line[:60]}", way_out=f"an object of {sorted(allowed)}")
-    topic = given.get("topic", topics[0] if len(topics) == 1 else None)
+    given = json_lines.members(line, where, {"topic", *json_lines.MEMBERS})
+    named = msgspec.json.decode(given["topic"]) if "topic" in given else None
+    topic = topics[0] if named is None and len(topics) == 1 else named
     if not isinstance(topic, str) or topic not in topics:
         raise WrongInput(f"{where}: topic {topic!r} has no handler", way_out=f"one of {topics}")
-    headers = given.get("headers") or {}
-    if not isinstance(headers, dict):
-        raise WrongInput(f"{where}: headers are an object of names and texts")
-    pairs = [(name, str(value).encode()) for name, value in headers.items()]
-    return Record(topic, _bytes(given.get("value")), _bytes(given.get("key")), pairs)
-
-
-def _bytes(value: Any) -> bytes | None:
-    if value is None:
-        return None
-    return (value if isinstance(value, str) else json.dumps(value)).encode()
+    value, key, headers, _ = json_lines.message_of(given, where)
+    return Record(topic, value, key, headers)
 
 
 def samples(topics: Sequence[str], schema: pa.Schema, *, raw: bool) -> list[Record]:
     """JSON objects with a value for each column of a decoder; ``{"id": …}`` if it decodes none."""
     names = pa.schema([("id", pa.int64())]) if raw else schema
     rows = [{one.name: _sample(one, n) for one in names} for n in range(SAMPLES)]
-    return [Record(topic, _bytes(row), str(n).encode())
+    return [Record(topic, json.dumps(row).encode(), str(n).encode())
             for topic in topics for n, row in enumerate(rows)]  # fmt: skip
 
 

@@ -1,0 +1,172 @@
+"""``oncely local produce | consume``: records as lines, without a consumer group."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from itertools import islice
+from typing import Any
+
+import confluent_kafka as ck
+
+from oncely.cli import screen
+from oncely.cli.local import brokers as local_brokers
+from oncely.clients.kafka import json_lines, topics
+from oncely.clients.kafka.client import ErrorState, KafkaAdmin, make
+from oncely.clients.kafka.non_transactional import Delivered, Plain
+from oncely.clients.kafka.producer_settings import producer_config
+from oncely.clients.kafka.range_reader import RangeReader
+from oncely.clients.kafka.sender import Message
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput
+from oncely.sources.kafka import KafkaSource, Watermarks
+
+_TIMEOUT = 30.0  # seconds
+_POSITION = {"topic", "partition", "offset", "timestamp"}
+"""Members of what ``consume`` prints that ``produce --records`` does not use."""
+
+Numbered = Iterable[tuple[int, Message]]
+
+
+def produce(
+    topic: str, *, key: str | None, records: bool, partitions: int | None, brokers: str | None
+) -> None:
+    """Write the lines of standard input to a topic, until its end or Ctrl-C.
+
+    Args:
+        topic: the topic.
+        key: the lines are JSON objects, and this field is the key.
+        records: the lines are records.
+        partitions: the number of partitions of a topic that is created.
+        brokers: by default the local broker.
+
+    Raises:
+        WrongInput: a line cannot be written, or there is no such topic.
+        Unavailable: the broker does not answer.
+    """
+    if key is not None and records:
+        raise WrongInput("--key and --records exclude each other: a record has its own key")
+    where = brokers or local_brokers()
+    if sys.stdin.isatty():
+        screen.note("one record a line; Ctrl-D ends")
+    sent = 0
+    try:
+        messages = _messages(sys.stdin.buffer, key, records=records)
+        if key is not None or records:
+            messages = list(messages)  # all of them are checked before the first is written
+        _require_topic(where, topic, partitions, create=brokers is None or partitions is not None)
+        producer = _producer(where)
+        try:
+            for sent, (number, message) in enumerate(messages, 1):  # noqa: B007
+                _send(producer, topic, number, message)
+        finally:
+            producer.finish()
+    except KeyboardInterrupt:
+        pass
+    screen.note(f"{sent:,} records written to {topic}")
+
+
+def consume(topic: str, *, follow: bool, limit: int | None, brokers: str | None) -> None:
+    """Print the committed records of a topic, until its present end, or until Ctrl-C.
+
+    Raises:
+        WrongInput: there is no such topic.
+        Unavailable: the broker does not answer.
+    """
+    where = brokers or local_brokers()
+    try:
+        with _asked(), KafkaSource(where, [topic]) as source:
+            marks = source.watermarks()
+        with (
+            closing(RangeReader(where, {})) as reader,
+            closing(_committed(reader, marks, follow=follow)) as found,
+        ):
+            for message in islice(found, limit):
+                sys.stdout.write(json.dumps(json_lines.as_json(message), ensure_ascii=False) + "\n")
+                if follow:
+                    sys.stdout.flush()
+    except TopicMissing:
+        raise WrongInput(
+            f"{where} has no topic {topic!r}, or does not show it",
+            way_out=f"`oncely local produce {topic}` creates it on the local broker",
+        ) from None
+    except KeyboardInterrupt:
+        pass
+    sys.stdout.flush()
+
+
+def _committed(
+    reader: RangeReader, marks: Mapping[TopicPartition, Watermarks], *, follow: bool
+) -> Generator[Any]:
+    """The messages between the marks, by partition, and then the later ones as they arrive."""
+    for tp, one in sorted(marks.items()):
+        for messages in reader.read(tp, OffsetRange(one.low, one.stable)):
+            yield from messages
+    if follow:
+        yield from reader.follow({tp: one.stable for tp, one in marks.items()})
+
+
+@contextmanager
+def _asked() -> Iterator[None]:
+    """Name the option instead of the key of a pipeline file if a broker does not answer."""
+    try:
+        yield
+    except Unavailable as error:
+        error.way_out = "check that the broker is running, and --brokers"
+        raise
+
+
+def _messages(lines: Iterable[bytes], key: str | None, *, records: bool) -> Numbered:
+    """The record of each line that is not empty, with the line's number.
+
+    Raises:
+        WrongInput: names the line.
+    """
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip(b"\r\n")
+        if not text.strip():
+            continue
+        where = f"line {number}"
+        if records:
+            given = json_lines.members(text, where, json_lines.MEMBERS | _POSITION)
+            yield number, json_lines.message_of(given, where)
+        else:
+            yield number, Message(text, None if key is None else _key(text, key, where))
+
+
+def _key(line: bytes, field: str, where: str) -> bytes | None:
+    given = json_lines.members(line, where)
+    if field not in given:
+        raise WrongInput(
+            f"{where}: no field {field!r}", way_out=f"it has {', '.join(given) or 'no fields'}"
+        )
+    return json_lines.content_of(given[field], where)
+
+
+def _require_topic(brokers: str, topic: str, partitions: int | None, *, create: bool) -> None:
+    with _asked(), closing(KafkaAdmin(brokers, {}, _TIMEOUT)) as admin:
+        if not create and topics.missing(admin, [topic]):
+            raise WrongInput(
+                f"{brokers} has no topic {topic!r}, or does not show it",
+                way_out="--partitions N creates it",
+            )
+        given = {} if partitions is None else {topic: partitions}
+        topics.require_topics(admin, [topic], create=True, partitions=lambda: given)
+
+
+def _producer(brokers: str) -> Plain:
+    delivered = Delivered()
+    config = producer_config({}, None, round(_TIMEOUT * 1000), ())
+    client = make(ck.Producer, brokers, {}, ErrorState(brokers), **config, on_delivery=delivered)
+    return Plain(client, delivered, _TIMEOUT, brokers)
+
+
+def _send(producer: Plain, topic: str, number: int, message: Message) -> None:
+    try:
+        producer.send(topic, [message])
+    except OncelyError as error:
+        error.message = f"line {number}: {error.message}; the lines before it are written"
+        raise
