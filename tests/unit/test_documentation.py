@@ -154,12 +154,14 @@ def command_lines(page: str) -> Iterator[list[str]]:
     """The words of each `oncely …` in a block of commands."""
     for block in blocks(page):
         if block.language in ("", "bash", "console", "sh"):
-            text = block.text.replace("\\\n", " ")
-            for line in text.splitlines():
+            for line in block.text.replace("\\\n", " ").splitlines():
                 for part in re.split(r"\s*(?:&&|\||;|\$\()\s*", line.removeprefix("$ ")):
                     if not part.startswith("oncely "):
                         continue
-                    words = shlex.split(part.split(" #")[0].rstrip(")"))
+                    text = part.split(" #")[0].rstrip()
+                    if text.count('"') % 2:  # of `eval "$(…)"`
+                        text = text.removesuffix('"')
+                    words = shlex.split(text.rstrip(")"))
                     words = words[: next((n for n, w in enumerate(words) if w[0] in "<>&"), None)]
                     yield words[1:]
 
@@ -177,10 +179,16 @@ def test_commands_can_be_parsed(page: Path) -> None:
 
 
 def test_commands_that_do_not_exist_are_noticed() -> None:
-    page = "```\noncely runn a.toml\noncely run a.toml --fast # x\noncely status a.toml | head\n```"
+    page = "```\noncely runn a.toml\noncely run a.toml --fast # x\noncely status a.toml | head\n"
+    page += 'eval "$(oncely local up --exprt)"  # x\n```'
     lines = list(command_lines(page))
-    assert lines == [["runn", "a.toml"], ["run", "a.toml", "--fast"], ["status", "a.toml"]]
-    assert [bool(refusal(words)) for words in lines] == [True, True, False]
+    assert lines == [
+        ["runn", "a.toml"],
+        ["run", "a.toml", "--fast"],
+        ["status", "a.toml"],
+        ["local", "up", "--exprt"],
+    ]
+    assert [bool(refusal(words)) for words in lines] == [True, True, False, True]
 
 
 def test_pipeline_files_that_are_wrong_are_noticed(tmp_path: Path) -> None:
