@@ -19,7 +19,7 @@ from bench.contenders import Contest
 from bench.files import match as files
 from bench.kafka import match
 from bench.measure import Goal, Series, fetch_settings, measured, ratio, show
-from bench.workload import TABLE, publish
+from bench.workload import TABLE, Workload, publish
 from oncely.artifacts import POSTGRES_JDBC, SPARK_AVRO, resolve
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.options import IN_BULK
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OUT = Path("build/bench/sql.json")
-ONLY = ("sql", "memory", "latency", "kafka", "files", "audit", "worker")
+ONLY = ("sql", "memory", "latency", "kafka", "files", "audit", "worker", "worker-memory")
 GOALS: tuple[Goal, ...] = (
     ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.6),
     ("oncely / jdbc_rewrite + fetch", "oncely", "jdbc_rewrite + fetch", 1.5),
@@ -80,7 +80,7 @@ def main() -> int:
         if given.only in (None, "audit"):
             with Postgres() as postgres:
                 _audit(given, spark, broker, postgres)
-        if given.only in (None, "worker"):
+        if given.only in (None, "worker", "worker-memory"):
             with Postgres() as postgres:
                 _worker(given, spark, broker, postgres)
         spark.stop()
@@ -98,6 +98,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--batch", type=int, default=3_000_000, help="records of a micro-batch")
     options.add_argument("--range", type=int, default=5_000_000, help="records of the memory test")
     options.add_argument("--only", choices=ONLY, default=None)
+    options.add_argument("--minutes", type=float, default=30.0, help="of worker-memory")
     options.add_argument("--s3", action="store_true", help="files: into a local S3 server")
     options.add_argument("--only-peers", action="store_true", help="Kafka: without Oncely")
     return options
@@ -139,11 +140,15 @@ def _audit(
 def _worker(
     given: argparse.Namespace, spark: SparkSession, broker: Broker, postgres: Postgres
 ) -> None:
-    """The worker, against the consumer alone and Spark's JDBC sink."""
+    """The worker, against the consumer alone and Spark's JDBC sink; or its memory."""
+    url = postgres.create_database("worker")
+    if given.only == "worker-memory":
+        contest = Contest(spark, broker.bootstrap, url, Workload(worker.TOPIC, 0), given.batch)
+        worker.memory(contest, broker, console, given.minutes)
+        return
     records = given.records or 2_000_000
     with console.status(f"publishing {records:,} records"):
         workload = publish(broker, "worker", records)
-    url = postgres.create_database("worker")
     contest = Contest(spark, broker.bootstrap, url, workload, given.batch)
     worker.measure(contest, broker, (broker.pid, postgres.pid), console, given.rounds or 3)
 

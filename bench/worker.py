@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
 
+import psutil
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 from rich.console import Console
@@ -30,6 +31,7 @@ from oncely.testing.readers import ends
 from oncely.testing.servers.kafka import Broker
 
 OUT = Path("build/bench/worker.json")
+MEMORY = Path("build/bench/worker-memory.json")
 TOPIC = "worker-latency"
 GOALS: tuple[Goal, ...] = (
     ("oncely / consume", "oncely", "consume", 0.5),
@@ -54,7 +56,10 @@ keep_source = false
 """
 _SECONDS = 30.0  # of the latency's load
 _WARM = 5.0
-_PROBES = 10_000_000  # ids of the records whose time is taken
+_PROBES = 1_000_000_000  # ids of the records whose time is taken
+_STEADY = 10_000.0  # records a second of the memory's load
+_GROWTH = 16 << 20
+_LOOK = 5.0  # seconds between two looks at the memory
 _EVERY = 0.01  # seconds between two of them
 _P50, _P99 = 20.0, 100.0  # milliseconds
 
@@ -154,43 +159,72 @@ def _execute(url: str, *statements: str) -> None:
 def _latency(contest: Contest, broker: Broker, rate: float, console: Console) -> dict[str, float]:
     """Milliseconds from produce to visible in the table, of one record each hundredth of a second
     under a steady load."""
+    load, _ = _under_load(contest, broker, rate, console, _SECONDS)
+    return _shown(load, rate, console)
+
+
+def memory(contest: Contest, broker: Broker, console: Console, minutes: float) -> None:
+    """The resident memory of a worker under a steady load; written to :data:`MEMORY`."""
+    load, sizes = _under_load(contest, broker, _STEADY, console, minutes * 60)
+    tenth = max(1, len(sizes) // 10)
+    early, late = max(sizes[tenth : 2 * tenth]), max(sizes[-tenth:])
+    verdict = "[green]reached" if late - early < _GROWTH else "[red]missed"
+    console.print(
+        f"memory of a worker, {load.sent:,} records in {minutes:g} minutes: {early >> 20} MiB in"
+        f" the second tenth, {late >> 20} MiB in the last one   goal +{_GROWTH >> 20}   {verdict}"
+    )
+    result = {"minutes": minutes, "records": load.sent, "mib": [one >> 20 for one in sizes]}
+    MEMORY.parent.mkdir(parents=True, exist_ok=True)
+    MEMORY.write_text(json.dumps(result | {"latency_ms": load.quantiles()}, indent=2) + "\n")
+    console.print(f"written: {MEMORY}")
+
+
+def _under_load(
+    contest: Contest, broker: Broker, rate: float, console: Console, seconds: float
+) -> tuple[_Load, list[int]]:
+    """A worker that is given records at a rate; and its resident memory, in bytes, in time."""
     broker.create_topic(TOPIC, PARTITIONS)
     table = "worker_latency"
     _execute(contest.url, TABLE.format(table), f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
     done, load = Event(), _Load(broker.bootstrap, rate)
     looker = Thread(target=load.look, args=(contest.url, table, done))
-    with tempfile.TemporaryDirectory() as folder, console.status(f"latency at {rate:,.0f}/s"):
+    sizes: list[int] = []
+    with tempfile.TemporaryDirectory() as folder, console.status(f"a load of {rate:,.0f}/s"):
         file = Path(folder) / "latency.toml"
         file.touch(mode=0o600)  # it contains a URL with a password
         file.write_text(_FILE.format(brokers=contest.brokers, url=contest.url, schema=SCHEMA,
                                      topic=TOPIC, table=table))  # fmt: skip
-        with child(["oncely.cli", "work", str(file)], file.with_suffix(".log")):
+        with child(["oncely.cli", "work", str(file)], file.with_suffix(".log")) as one:
+            sampler = Thread(target=_resident, args=(one.pid, sizes, done))
             sys.setswitchinterval(0.0005)  # producing must not delay looking
             looker.start()
             load.begin()
-            load.run()
+            sampler.start()
+            load.run(seconds)
             end = time.monotonic() + 60
             while load.waiting and time.monotonic() < end:
                 time.sleep(0.05)
             done.set()
             looker.join()
+            sampler.join()
     if load.waiting:
         console.print(f"[bold red]latency: {len(load.waiting)} records did not appear in a minute")
         sys.exit(1)
-    return _shown(load, rate, console)
+    return load, sizes
+
+
+def _resident(pid: int, sizes: list[int], done: Event) -> None:
+    process = psutil.Process(pid)
+    while not done.wait(_LOOK):
+        sizes.append(int(process.memory_info().rss))
 
 
 def _shown(load: _Load, rate: float, console: Console) -> dict[str, float]:
-    seen = sorted(load.milliseconds)
-    found = {
-        "p50": round(statistics.median(seen), 1),
-        "p99": round(seen[int(len(seen) * 0.99)], 1),
-        "max": round(seen[-1], 1),
-    }
+    found = load.quantiles()
     verdict = found["p50"] < _P50 and found["p99"] < _P99
     console.print(
-        f"latency at {load.sent / _SECONDS:,.0f} records/s ({rate:,.0f} wanted), {len(seen):,}"
-        f" probes: {found}   goals p50 {_P50:.0f}, p99 {_P99:.0f}  "
+        f"latency at {load.sent / _SECONDS:,.0f} records/s ({rate:,.0f} wanted),"
+        f" {len(load.milliseconds):,} probes: {found}   goals p50 {_P50:.0f}, p99 {_P99:.0f}  "
         f" {'[green]reached' if verdict else '[red]missed'}"
     )
     return found
@@ -216,11 +250,20 @@ class _Load:
         await_that(lambda: not self.waiting, "the first row", 120.0)
         self.milliseconds.clear()
 
-    def run(self) -> None:
-        """Produce for so many seconds, of which the first ones are not counted."""
+    def quantiles(self) -> dict[str, float]:
+        """Median, 99 of 100, and highest time, in milliseconds."""
+        seen = sorted(self.milliseconds)
+        return {
+            "p50": round(statistics.median(seen), 1),
+            "p99": round(seen[int(len(seen) * 0.99)], 1),
+            "max": round(seen[-1], 1),
+        }
+
+    def run(self, seconds: float) -> None:
+        """Produce for so many seconds, after some that are not counted."""
         began = time.monotonic()
         probe, next_probe = _PROBES, began + _WARM
-        while (now := time.monotonic()) < began + _WARM + _SECONDS:
+        while (now := time.monotonic()) < began + _WARM + seconds:
             wanted = int((now - began) * self._rate)
             for number in range(self.sent, wanted):
                 self._producer.produce(TOPIC, record(number), partition=number % PARTITIONS)
@@ -232,7 +275,7 @@ class _Load:
             self._producer.poll(0)
             time.sleep(0.001)
         self._producer.flush()
-        self.sent = int(self.sent * _SECONDS / (_WARM + _SECONDS))
+        self.sent = int(self.sent * seconds / (_WARM + seconds))
 
     def look(self, url: str, table: str, done: Event) -> None:
         """Look for probes in the table again and again."""

@@ -1,9 +1,10 @@
-"""The two contenders on Spark: ours, and Spark's own Kafka sink. One session, one batch size."""
+"""Oncely on Spark and as a worker, and Spark's own Kafka sink. One session, one batch size."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pyspark.sql.streaming import StreamingQueryListener
 from bench.kafka.workload import FILTER, SCHEMA, Job
 from bench.measure import NO_OPTIONS
 from oncely.config import parse
+from oncely.core import events
 from oncely.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -41,6 +43,22 @@ class OnSpark:
 
     def oncely(self, job: Job, target: str) -> float:
         """Exactly once, as `oncely run --until latest` does it; when its query started."""
+        with _started(self.session) as started:
+            self._pipeline(job, target).run("latest", spark=self.session)
+        return started.at
+
+    def worker(self, job: Job, target: str) -> float:
+        """Exactly once, as one `oncely work --until latest`; when its partitions were assigned."""
+        assigned: list[float] = []
+
+        def listen(event: events.Event) -> None:
+            if isinstance(event, events.PartitionsChanged) and event.change == "assigned":
+                assigned.append(time.time())
+
+        self._pipeline(job, target).work("latest", listener=listen)
+        return assigned[0]
+
+    def _pipeline(self, job: Job, target: str) -> Pipeline:
         if job == "bytes":
             form: dict[str, object] = {
                 "decode": {"format": "raw", "columns": ["key", "value"]},
@@ -52,7 +70,7 @@ class OnSpark:
                 "transform": {"sql": f"SELECT * FROM input WHERE {FILTER}"},
                 "sink": {"kind": "kafka", "topic": target, "key": "flight", "value": "json"},
             }
-        pipeline = Pipeline(
+        return Pipeline(
             parse(
                 {
                     "name": target,
@@ -63,9 +81,6 @@ class OnSpark:
                 }
             )
         )
-        with _started(self.session) as started:
-            pipeline.run("latest", spark=self.session)
-        return started.at
 
     def spark(self, job: Job, target: str, fetch: Mapping[str, str] = NO_OPTIONS) -> float:
         """What people do, with Spark's defaults. At least once; when its query started.
