@@ -14,6 +14,7 @@ from oncely.commit.replay import replay as replay_letters
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import Fenced, Unavailable
 from oncely.sinks.base import Judge
+from oncely.sinks.delta.discard import DeltaDiscards
 from oncely.sinks.delta.replay import DeltaReplay
 from oncely.sinks.delta.sink import DeltaSink
 from tests.deltatools import DeltaPlace
@@ -146,6 +147,18 @@ def replay(place: DeltaPlace, at: int, when: str) -> list[str]:
     steps = Steps(at, when, kill_self)
     replayed(hooked(place, steps), judging(passes))
     return steps.names
+
+
+def discard(place: DeltaPlace, at: int, when: str, only: str = "") -> list[str]:
+    """Discard some dead letters."""
+    steps = Steps(at, when, kill_self, only)
+    discarded(hooked(place, steps))
+    return steps.names
+
+
+def discarded(sink: Any) -> None:
+    """Those of even offsets."""
+    DeltaDiscards(sink).discard(lambda one: one.offset % 2 == 0, execute=True)
 
 
 def narrow() -> pa.Schema:

@@ -6,6 +6,7 @@ import itertools
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -155,6 +156,52 @@ def test_a_replay_killed_at_every_step(zygote: Zygote, tmp_path: Path, when: str
         return ended
 
     assert every_step(kill).count("commit") >= 3
+
+
+def discard_killed(zygote: Zygote, folder: Path, *where: Any) -> Ended:
+    """Killed at a step, looked at, and repeated."""
+    place = with_letters(folder)
+    ended = zygote.run(jobs.discard, place, *where)
+    assert not ended.error, ended.error
+    assert pending(place) in ([2, 3, 4, 7, 8, 9], [3, 7, 9])
+    jobs.discarded(place.sink())
+    assert pending(place) == [3, 7, 9]
+    assert len(place.letters()) == 6
+    kept = [
+        file for file in (place.root / "_oncely").rglob("*.parquet") if b"v2" in file.read_bytes()
+    ]
+    assert not kept, "content of a discarded dead letter"
+    return ended
+
+
+def pending(place: DeltaPlace) -> list[int]:
+    """The offsets of dead letters that have their content."""
+    ledger = place.sink().ledger
+    named = ledger.read().document.rejects
+    letters = [one for path, _ in named for one in ledger.letters(path)]
+    assert {one.offset for one in letters if one.value is None} == {
+        one.offset for one in letters if not one.pending
+    }
+    return sorted(one.offset for one in letters if one.pending)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [(2, jobs.HALF, "write"), (3, "after", "write"), (1, "before", "commit"),
+     (1, "after", "commit"), (1, "after", "delete")],
+    ids=lambda where: " ".join(map(str, where)),
+)  # fmt: skip
+def test_a_discard_killed_where_it_tells_most(
+    zygote: Zygote, tmp_path: Path, where: tuple[int, str, str]
+) -> None:
+    assert discard_killed(zygote, tmp_path, *where).signal == signal.SIGKILL
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_discard_killed_at_every_step(zygote: Zygote, tmp_path: Path, when: str) -> None:
+    steps = every_step(lambda at: discard_killed(zygote, tmp_path, at, when))
+    assert steps.count("commit") == 1
 
 
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])

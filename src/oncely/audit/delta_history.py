@@ -165,8 +165,9 @@ class TableHistory:
         self.backfilled |= told.get("kind") == "backfill"
         if told.get("kind") == "replay":
             origins = self.letters.get(str(told.get("replayed")), origins)
+        replaced = told.get("replaced") or {}  # by a discard
         for path in told.get("rejects") or ():
-            self.letters[path] = origins
+            self.letters[path] = self.letters.get(replaced.get(path, ""), origins)
         first, added = min(origins), _sum(commit.added)
         if told.get("kind") == "replay":
             self.replayed[first] = self.replayed.get(first, 0) + (added or 0)

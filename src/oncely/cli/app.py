@@ -496,7 +496,8 @@ def rejects_discard(
     """Remove key, value and headers of dead letters for good: a dry run unless --yes is given.
 
     A discarded dead letter is not replayed any more. Its offset and a masked reason stay, so that
-    audits still account for the record. For dead letters in SQL; the pipeline may run meanwhile.
+    audits still account for the record. Refused for dead letters in topics. The pipeline may run
+    meanwhile.
     """
     from oncely.cli.rejects import discard_rejects, reject_filter
 

@@ -55,6 +55,11 @@ class Reject:
     reason: str
 
     @property
+    def pending(self) -> bool:
+        """True unless the content was removed."""
+        return self.stage != DISCARDED
+
+    @property
     def discarded(self) -> Reject:
         """What remains when the content is removed: origin, timestamp, and a masked reason."""
         reason = masked(self.reason)

@@ -62,7 +62,7 @@ class Document(msgspec.Struct, frozen=True):
     """The complete state of the ledger.
 
     Attributes:
-        rejects: files of dead letters, and the number in each.
+        rejects: files of dead letters, and the number of pending ones in each.
         replay: a unique name of the last transaction of a replay, which identifies it.
         totals: counts and digest of the ranges since an offset, replays included.
         started: the first offset that was to be read, of partitions added since this is stored.
@@ -144,10 +144,10 @@ class DeltaLedger:
         pq.write_table(pa.Table.from_pylist(rows, _LETTERS), out)
         path = f"{self._folder}/{_following(state.version)}.parquet"
         self._store.write(path, out.getvalue())
-        return [(path, len(rejects))]
+        return [(path, sum(one.pending for one in rejects))]
 
     def letters(self, path: str) -> list[Reject]:
-        """The dead letters of a file, by topic, partition and offset.
+        """The dead letters of a file, also discarded ones, by topic, partition and offset.
 
         Raises:
             Unavailable: another commit has replaced it, and the ledger was tidied.

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NoReturn
 
 import pyarrow as pa
 
@@ -23,6 +22,7 @@ from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
+from oncely.sinks.delta.discard import DeltaDiscards
 from oncely.sinks.delta.replay import DeltaReplay
 from oncely.sinks.delta.rewrite import DeltaRewrites
 from oncely.sinks.delta.sink import DeltaSink
@@ -90,21 +90,16 @@ class DeltaDestination:
 
     def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        if discarded:
-            self.discarding()
         ledger = self.bare_sink.ledger
         named = ledger.read().document.rejects
-        letters = [one for path, _ in named for one in ledger.letters(path)]
+        found = (one for path, _ in named for one in ledger.letters(path))
+        letters = [one for one in found if one.pending is not discarded]
         letters.sort(key=lambda one: (one.partition, one.offset))
         return letters[:limit], len(letters)
 
-    def discarding(self) -> NoReturn:
-        """Refuse."""
-        raise ConfigError(
-            "sink.kind",
-            "dead letters of a Delta table are in files that its ledger names: none can be changed",
-            way_out="correct the settings and replay them; docs/dead-letters.md",
-        )
+    def discarding(self) -> DeltaDiscards:
+        """Begin a discard in the ledger's files."""
+        return DeltaDiscards(self.bare_sink)
 
     @property
     def late_delete(self) -> str | None:

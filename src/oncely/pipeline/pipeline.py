@@ -565,7 +565,7 @@ class Pipeline:
             execute: write; otherwise a dry run.
 
         Raises:
-            ConfigError: the destination can't change dead letters (topics, files, Delta tables).
+            ConfigError: the destination can't change dead letters (topics, files).
             Unavailable: the server did not return.
         """
         return rejects.discard(self, which, execute=execute)

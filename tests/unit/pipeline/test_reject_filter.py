@@ -75,9 +75,8 @@ def test_an_age_is_before_now(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"kind": "kafka", "topic": "o", "rejects_topic": "o.rejects"}, "sink.rejects_topic"),
         ({"kind": "files", "url": "file:///lake", "manifest_topic": "o"}, "sink.rejects_topic"),
-        ({"kind": "delta", "url": "file:///lake"}, "sink.kind"),
     ],
-    ids=["kafka", "files", "delta"],
+    ids=["kafka", "files"],
 )
 def test_dead_letters_that_cannot_be_changed(sink: dict[str, Any], key: str) -> None:
     settings = {

@@ -44,7 +44,8 @@ class DeltaReplay:
     """Files that were not processed completely."""
     _began: bool = field(default=False, init=False)
     _kept: int = field(default=0, init=False)
-    """Number of dead letters at the beginning of the first file that were processed already."""
+    """Number of pending dead letters at the beginning of the first file that were processed
+    already."""
     _begun: tuple[str, list[tuple[str, int]], Tried] | None = field(default=None, init=False)
     """The last commit that was begun, and the files that it writes in place of the first file."""
 
@@ -64,7 +65,7 @@ class DeltaReplay:
             return Portion((), lambda _: self._done(left, done))
         while self._waiting:
             letters = ledger.letters(self._waiting[0]) if self._waiting[0] in named else []
-            if tried := letters[self._kept :][:limit]:
+            if tried := [one for one in letters if one.pending][self._kept :][:limit]:
                 return Portion(tried, partial(self._commit, state, letters, tried))
             self._waiting, self._kept = self._waiting[1:], 0
         return None
@@ -84,11 +85,13 @@ class DeltaReplay:
         task = self.sink.staging(fence, _BATCH, uuid.uuid4().int >> 96)
         staged, refused = stage_judged(task, judged)
         again = [tried[one.record].because(one) for one in refused]
-        kept = [*letters[: self._kept], *again, *letters[self._kept + len(tried) :]]
-        left = self.sink.ledger.keep(state, kept)
-        others = [one for one in state.document.rejects if one[0] != first]
+        pending = [one for one in letters if one.pending]
+        discarded = [one for one in letters if not one.pending]
+        others = [*pending[: self._kept], *pending[self._kept + len(tried) :], *discarded]
+        left = self.sink.ledger.keep(state, [*again, *others])
+        files = [one for one in state.document.rejects if one[0] != first]
         name = uuid.uuid4().hex
-        document = msgspec.structs.replace(state.document, rejects=[*left, *others], replay=name)
+        document = msgspec.structs.replace(state.document, rejects=[*left, *files], replay=name)
         done = Tried(len(tried) - len(again), len(again))
         self._begun = name, left, done
         failed = {one.record for one in refused}
