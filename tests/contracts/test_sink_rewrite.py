@@ -22,6 +22,7 @@ from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import digest_sum, row_digests
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
+from oncely.sinks.sql.discard import SqlDiscards
 from oncely.sinks.sql.replay import SqlReplay
 from oncely.sinks.sql.rewrite import SqlRewrites
 from oncely.sinks.sql.sink import SqlSink
@@ -567,6 +568,16 @@ def test_a_replay_beside_a_repair(on_postgres: Place) -> None:
     repairs.join(_WAIT)
     assert moved == [(1, 0)]
     assert done[0].removed_rows == 1
+    assert seen(place) == once()
+
+
+def test_a_discarded_dead_letter_that_is_repaired_is_pending_again(
+    sink: SqlSink, place: Place
+) -> None:
+    before = place.sql('SELECT "key", "value", headers, stage, reason FROM oncely_rejects')
+    assert SqlDiscards(sink).discard(lambda _: True, execute=True).total() == 1
+    assert repaired(sink, damage(BAD)).removed_rejects == 1
+    assert place.sql('SELECT "key", "value", headers, stage, reason FROM oncely_rejects') == before
     assert seen(place) == once()
 
 
