@@ -33,7 +33,6 @@ app = typer.Typer(
     name="oncely",
     help="Moves records from Kafka into SQL databases and topics so that each takes effect once.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -141,8 +140,8 @@ def run(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="The pipeline file (TOML); several files, or a folder of them, run in one Spark"
-            " application.",
+            help="The pipeline file (TOML; - for standard input); several files, or a folder of"
+            " them, run in one Spark application.",
             metavar="FILE|FOLDER...",
         ),
     ],
@@ -192,7 +191,8 @@ def work(
     file: Annotated[
         Path,
         typer.Argument(
-            help="The pipeline file (TOML), or a module and its oncely.Worker.",
+            help="The pipeline file (TOML; - for standard input), or a module and its"
+            " oncely.Worker.",
             metavar="FILE|MODULE:APP",
         ),
     ],

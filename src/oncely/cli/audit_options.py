@@ -25,7 +25,8 @@ Text = str | None
 File = Annotated[
     Path | None,
     typer.Argument(
-        help="The pipeline file, or a TOML file with [left] and [right].", metavar="[FILE]"
+        help="The pipeline file (- for standard input), or a TOML file with [left] and [right].",
+        metavar="[FILE]",
     ),
 ]
 Left = Annotated[

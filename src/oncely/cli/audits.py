@@ -26,7 +26,7 @@ from oncely.audit.wording import redacted, verdict_sentence
 from oncely.cli import identity, screen
 from oncely.cli.audit import show_report
 from oncely.cli.durations import seconds
-from oncely.cli.opened import opened
+from oncely.cli.opened import STDIN, opened
 from oncely.cli.run import importable
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.spark_log import SparkLog
@@ -126,7 +126,7 @@ def _forced_by_a_second(stopped: threading.Event) -> Callable[[], None]:
 def _audit(asked: Asked, stack: ExitStack, signals: Signals) -> tuple[str, Audit]:
     """The name of what is compared, and one comparison."""
     file = asked.file
-    if file is None or is_pair(file):
+    if file is None or (file != STDIN and is_pair(file)):
         left, right = (asked.left or "", asked.right or "") if file is None else (file, file)
         pair = parse_pair(left, right, asked.match, asked.conf)
         screen.hide(pair.secrets)

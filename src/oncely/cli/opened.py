@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oncely.cli import logs, screen
+from oncely.config import loads
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application, read
 from oncely.pipeline.handling import worker_of
+
+STDIN = Path("-")
+"""Standard input, as the name of a pipeline file."""
 
 
 def opened_app(path: str) -> Pipeline:
@@ -28,12 +32,13 @@ def opened_app(path: str) -> Pipeline:
 
 
 def opened(file: Path) -> Pipeline:
-    """The pipeline of a file; its secrets are redacted in all output from now on.
+    """The pipeline of a file, or of standard input; its secrets are redacted in all output from
+    now on.
 
     Raises:
         ConfigError: names every invalid key, and the way out.
     """
-    pipeline = Pipeline.from_file(file)
+    pipeline = _from_stdin() if file == STDIN else Pipeline.from_file(file)
     screen.hide(pipeline.secrets)
     logs.named(pipeline.settings.name)
     return pipeline
@@ -45,19 +50,40 @@ def opened_together(files: Sequence[Path]) -> Application:
     Raises:
         ConfigError: names every invalid key of every file, and the way out.
     """
-    found = read(files)
+    found = Application((_from_stdin(),)) if list(files) == [STDIN] else read(files)
     screen.hide(*(one.secrets for one in found.pipelines))
     if len(found.pipelines) == 1:
         logs.named(found.name)
     return found
 
 
+def refuse_stdin(paths: Sequence[Path]) -> None:
+    """Refuse standard input where a command shows or runs several pipelines.
+
+    Raises:
+        WrongInput: it is one of the paths.
+    """
+    if STDIN in paths:
+        raise WrongInput(
+            "- (standard input) has one pipeline, and this command is for several",
+            way_out="save it as a file, and name that",
+        )
+
+
+def _from_stdin() -> Pipeline:
+    if sys.stdin.isatty():
+        screen.note("the pipeline file is read from standard input; Ctrl-D ends it")
+    return Pipeline(loads(sys.stdin.buffer.read(), base=Path(), of="standard input"))
+
+
 def files_of(paths: Sequence[Path]) -> list[Path]:
     """The pipeline files: those that are given, and all of the folders that are given.
 
     Raises:
-        WrongInput: a folder has no pipeline file.
+        WrongInput: a folder has no pipeline file, or standard input is one of several.
     """
+    if len(paths) > 1:
+        refuse_stdin(paths)
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.toml")) if path.is_dir() else [path]

@@ -37,7 +37,10 @@ def _log_format(value: LogFormat) -> LogFormat:
     return value
 
 
-File = Annotated[Path, typer.Argument(help="The pipeline file (TOML).", metavar="FILE")]
+File = Annotated[
+    Path,
+    typer.Argument(help="The pipeline file (TOML); - for standard input.", metavar="FILE"),
+]
 Debug = Annotated[
     bool,
     typer.Option("--debug", callback=_debug, help="Log every step; show tracebacks."),

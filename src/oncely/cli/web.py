@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncely.cli import screen
+from oncely.cli.opened import refuse_stdin
 from oncely.cli.run import importable
 from oncely.clients.http_server import parse_address
 from oncely.errors import WrongInput
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 def opened_subjects(paths: Sequence[Path]) -> list[Subject]:
     """The pipelines; their secrets are redacted in all output from now on."""
+    refuse_stdin(paths)
     found = subjects_of(paths)
     hidden = Secrets()
     for one in found:

@@ -81,6 +81,7 @@ __all__ = [
     "WorkerSettings",
     "ZooKeeperOffsets",
     "load",
+    "loads",
     "parse",
 ]
 
@@ -96,20 +97,36 @@ def load(path: str | Path) -> PipelineSettings:
     """
     path = Path(path)
     try:
-        raw = tomllib.loads(path.read_text("utf-8"))
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
             str(path), f"can't read the pipeline file: {error.strerror}", way_out="check the path"
         ) from None
+    return loads(data, base=path.parent, of=str(path))
+
+
+def loads(data: bytes, *, base: Path, of: str) -> PipelineSettings:
+    """Check the content of a pipeline file.
+
+    Args:
+        data: TOML.
+        base: the base of relative paths.
+        of: the file's name, for messages.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    try:
+        raw = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError:
-        raise ConfigError(str(path), "not UTF-8 text", way_out="save it as UTF-8") from None
+        raise ConfigError(of, "not UTF-8 text", way_out="save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            str(path),
+            of,
             f"not TOML: {error}",
             way_out='texts are quoted; a key that also has keys below it is quoted: "a.b" = 1',
         ) from None
-    return parse(raw, base=path.parent, of=str(path))
+    return parse(raw, base=base, of=of)
 
 
 def parse(
