@@ -86,17 +86,20 @@ def assert_pages(port: int, bad: World, good: list[World]) -> None:
     assert [found["oncely_running", f'pipeline="{one.name}"'] for one in (bad, *good)] == [0, 1, 1]
 
 
-def test_all_run_to_their_end_each_in_a_pool_of_its_own(
+def test_those_that_can_run_do_each_in_a_pool_of_its_own(
     worlds: list[World], spark: Any, tmp_path: Path
 ) -> None:
+    bad, *good = worlds
+    bad.sql("CREATE TABLE rows (id text)")
     for one in worlds:
         one.file()
-    done = oncely("run", tmp_path, "--until", "latest")
+    done = oncely("run", tmp_path, "--until", "latest", expect=2)
     pools = spark._jsc.sc().getAllPools()
     names = {pools.apply(at).name() for at in range(pools.size())}
-    assert names >= {one.name for one in worlds}
-    for one in worlds:
-        assert f"{one.name}: 100 records: 100 rows, 0 rejects in " in done.stderr
+    assert names >= {one.name for one in good}
+    assert "failed, and ends alone: " in lines_of(done.stderr, bad)
+    for one in good:
+        assert f"  {one.name}: 100 records: 100 rows, 0 rejects in " in done.stderr
         assert_exactly_once(one)
 
 
@@ -113,13 +116,16 @@ def test_a_pipeline_has_settings_of_its_own(spark: Any) -> None:
     assert spark.sparkContext.getLocalProperty("spark.scheduler.pool") is None
 
 
-def test_nothing_starts_if_an_input_of_one_is_wrong(worlds: list[World], tmp_path: Path) -> None:
-    bad, *good = worlds
-    bad.sql("CREATE TABLE rows (id text)")
+def test_nothing_starts_if_a_file_is_wrong_or_no_pipeline_can_run(
+    worlds: list[World], tmp_path: Path
+) -> None:
     for one in worlds:
+        one.sql("CREATE TABLE rows (id text)")
         one.file()
     done = oncely("run", tmp_path, expect=2)
-    assert "error: 1 of 3 pipelines can't run; nothing was started" in done.stderr
-    assert f"  {bad.name}: " in done.stderr
-    assert "Spark" not in done.stderr
-    assert [one.count() for one in good] == [0, 0]
+    assert "error: 3 of 3 pipelines failed" in done.stderr
+    assert all(f"  {one.name}: " in done.stderr for one in worlds)
+    worlds[0].file(sink={"table": 5})
+    said = oncely("run", tmp_path, expect=2).stderr
+    assert "sink.table: found 5" in said
+    assert "Spark" not in done.stderr + said

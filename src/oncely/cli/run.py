@@ -19,7 +19,7 @@ from oncely.cli.opened import files_of, opened_together
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.spark_log import SparkLog
-from oncely.cli.together import Run, each, refuse_failed, refuse_unfit, telling
+from oncely.cli.together import Run, each, refuse_failed, telling
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
@@ -142,7 +142,8 @@ def _run(
     for one in runs:
         one.say("checking topics and table")
     each(runs, lambda run: preflight(run.pipeline))
-    refuse_unfit(runs)
+    # One that fails here is checked again in its run, and fails alone.
+    refuse_failed(runs, unless_any_is_left=True)
 
     def work(spark: SparkSession) -> None:
         def one(run: Run) -> bool:

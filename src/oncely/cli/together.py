@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
 
 from oncely.cli import logs, options, screen
 from oncely.cli.progress import Progress
 from oncely.core import events
-from oncely.errors import OncelyError, WrongInput
+from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline
 from oncely.threads import Thread
 
@@ -74,16 +73,16 @@ class Failed(OncelyError):
     """Some of several pipelines have failed.
 
     Args:
-        message: how many.
-        runs: those whose ends are told.
+        runs: all of the command.
 
     Attributes:
         errors: the errors by pipeline.
         exit_code: the highest of them: 3 before 2 before 1.
     """
 
-    def __init__(self, message: str, runs: Sequence[Run]) -> None:
-        super().__init__(message)
+    def __init__(self, runs: Sequence[Run]) -> None:
+        failed = sum(one.error is not None for one in runs)
+        super().__init__(f"{failed} of {len(runs)} pipelines failed")
         self.errors = {one.name: one.error for one in runs if one.error is not None}
         self.exit_code = max(
             one.exit_code if isinstance(one, OncelyError) else 1 for one in self.errors.values()
@@ -135,36 +134,18 @@ def telling(work: Callable[[Run], bool]) -> Callable[[Run], bool]:
     return told
 
 
-def refuse_unfit(runs: Sequence[Run]) -> None:
-    """Raise what the checks before the start have found.
+def refuse_failed(runs: Sequence[Run], *, unless_any_is_left: bool = False) -> None:
+    """Raise the errors of runs that have failed.
 
-    Only a wrong input ends all, unless no pipeline is left: another error may be temporary, and the
-    run of its pipeline meets it alone.
+    Args:
+        runs: all of the command.
+        unless_any_is_left: only if all have failed.
 
     Raises:
         Failed: there are several pipelines.
         BaseException: the error of the only one.
     """
     failed = [one for one in runs if one.error is not None]
-    wrong = [one for one in failed if isinstance(one.error, WrongInput)]
-    if wrong or len(failed) == len(runs):
-        _refuse(wrong or failed, f"{len(wrong or failed)} of {len(runs)} pipelines can't run;"
-                                 " nothing was started")  # fmt: skip
-
-
-def refuse_failed(runs: Sequence[Run]) -> None:
-    """Raise the errors of runs that have ended.
-
-    Raises:
-        Failed: there are several pipelines.
-        BaseException: the error of the only one.
-    """
-    failed = sum(one.error is not None for one in runs)
-    if failed:
-        _refuse(runs, f"{failed} of {len(runs)} pipelines failed")
-
-
-def _refuse(runs: Sequence[Run], message: str) -> NoReturn:
-    if runs[0].alone and runs[0].error is not None:
-        raise runs[0].error
-    raise Failed(message, runs)
+    if not failed or (unless_any_is_left and len(failed) < len(runs)):
+        return
+    raise (failed[0].error if failed[0].alone else None) or Failed(runs)

@@ -13,7 +13,7 @@ from oncely.cli import logs, screen
 from oncely.cli.opened import files_of
 from oncely.cli.progress import LogLines
 from oncely.cli.run import ended, run_files
-from oncely.cli.together import Failed, Run, each, refuse_failed, refuse_unfit, telling
+from oncely.cli.together import Failed, Run, each, refuse_failed, telling
 from oncely.config import parse
 from oncely.errors import Fenced, TooManyRejects, Unavailable, WrongInput
 from oncely.pipeline import Pipeline
@@ -87,22 +87,19 @@ def test_the_exit_code_is_the_highest(errors: dict[str, BaseException], code: in
 def test_the_error_of_the_only_pipeline_is_raised_as_it_is() -> None:
     runs = [run_of("a", alone=True)]
     each(runs, telling(failing(a=Unavailable("gone"))))
-    for refuse in (refuse_unfit, refuse_failed):
+    for before in (True, False):
         with pytest.raises(Unavailable, match=r"^gone$"):
-            refuse(runs)
+            refuse_failed(runs, unless_any_is_left=before)
 
 
-def test_before_the_start_a_wrong_input_ends_all_and_an_outage_one() -> None:
+def test_before_the_start_an_error_of_all_ends_the_command() -> None:
     runs = [run_of(name) for name in "ab"]
-    each(runs, failing(a=Unavailable("gone")))
-    refuse_unfit(runs)
-    each(runs, failing(a=Unavailable("gone"), b=WrongInput("table")))
-    with pytest.raises(Failed, match="1 of 2 pipelines can't run; nothing was started") as caught:
-        refuse_unfit(runs)
-    assert caught.value.details == ["b: table"]
-    each(runs, failing(a=Unavailable("gone"), b=Unavailable("gone")))
-    with pytest.raises(Failed, match="2 of 2"):
-        refuse_unfit(runs)
+    each(runs, failing(a=WrongInput("table")))
+    refuse_failed(runs, unless_any_is_left=True)
+    each(runs, failing(a=WrongInput("table"), b=Unavailable("gone")))
+    with pytest.raises(Failed, match="2 of 2 pipelines failed") as caught:
+        refuse_failed(runs, unless_any_is_left=True)
+    assert caught.value.details == ["a: table", "b: gone"]
     each(runs, failing())
     refuse_failed(runs)
 
