@@ -14,7 +14,7 @@ from typing import Any
 
 from oncely.extras import PACKAGES
 
-OPTIONAL = {package for packages in PACKAGES.values() for package in packages}
+OPTIONAL = {one.partition(".")[0] for packages in PACKAGES.values() for one in packages}
 PIPELINE: dict[str, Any] = {
     "name": "p",
     "source": {"brokers": "127.0.0.1:9", "topics": "t", "start": "earliest"},

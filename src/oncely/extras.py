@@ -17,13 +17,17 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "redis": ("redis",),
     "zookeeper": ("kazoo",),
     "web": ("starlette", "uvicorn"),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 """The names by which the packages of an extra are imported."""
 
 
 def is_installed(package: str) -> bool:
-    """True if the package can be imported; it is not."""
-    return importlib.util.find_spec(package) is not None
+    """True if the package can be imported; of a module in a package, the package is."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
 
 
 def require(extra: str, key: str, subject: str) -> None:

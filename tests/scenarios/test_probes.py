@@ -6,8 +6,10 @@ import json
 import threading
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import psycopg
@@ -15,6 +17,7 @@ import psycopg
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import OncelyError
+from oncely.extras import is_installed
 from oncely.phases import PHASES
 from oncely.pipeline import Pipeline
 from oncely.pipeline.probes import Http
@@ -121,14 +124,61 @@ def test_an_address_that_is_taken_ends_it_before_anything_starts(
     assert world.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
 
 
+class Collector:
+    """Receives spans by OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        self._received: list[bytes] = []
+
+    @contextmanager
+    def serving(self) -> Iterator[dict[str, str]]:
+        """The environment of a process that sends to it."""
+        received = self._received
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                received.append(self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{server.server_port}/v1/traces"
+            yield {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+            server.shutdown()
+
+    def counts(self, group: str) -> dict[tuple[str, int], int]:
+        """The messages of each topic-partition, by spans of a consumer group."""
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+
+        found: Counter[tuple[str, int]] = Counter()
+        for body in self._received:
+            for resource in otlp.ExportTraceServiceRequest.FromString(body).resource_spans:
+                for span in (one for scope in resource.scope_spans for one in scope.spans):
+                    values = {one.key: one.value for one in span.attributes}
+                    assert values["messaging.consumer.group.name"].string_value == group
+                    topic = values["messaging.destination.name"].string_value
+                    number = int(values["messaging.destination.partition.id"].string_value)
+                    count = values["messaging.batch.message_count"].int_value
+                    found[topic, number] += count
+        return dict(found)
+
+
 def test_a_worker_has_them_too(make_world: Callable[..., World]) -> None:
     world, port, plain = make_world(2), free_port(), free_port()
     world.publish(100, partitions=2)
     file = world.file(worker={"group": "mine"})
     at = ["--http", f":{port}", "--consuming-ttl", "30", "--metrics", f":{plain}"]
-    with child(["oncely.cli", "work", str(file), *at], file.with_suffix(".log")) as worker:
+    log, collector = file.with_suffix(".log"), Collector()
+    with (
+        collector.serving() as otel,
+        child(["oncely.cli", "work", str(file), *at], log, otel) as worker,
+    ):
         await_that(lambda: world.count() == 100 or worker.poll() is not None, "rows")
-        assert worker.poll() is None, file.with_suffix(".log").read_text()
+        assert worker.poll() is None, log.read_text()
         assert [asked(port, path)[0] for path in ("/livez", "/readyz")] == [200, 200]
         at_end = f'consumergroup="mine",topic="{world.topic}",partition="1"'
         lag = "kafka_consumergroup_lag", at_end
@@ -137,3 +187,6 @@ def test_a_worker_has_them_too(make_world: Callable[..., World]) -> None:
         await_that(lambda: samples(asked(plain, "/metrics")[1]).get(pending) == 0, "no rejects")
         assert_all_phases(samples(asked(plain, "/metrics")[1]), world)
         assert asked(plain, "/livez")[0] == 404
+        if is_installed("opentelemetry.sdk"):
+            sent = {(world.topic, 0): 50, (world.topic, 1): 50}
+            await_that(lambda: collector.counts("mine") == sent, "the spans of all records")

@@ -28,6 +28,7 @@ from oncely.pipeline.running import logged, preflight
 from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.spark import session
 from oncely.runtimes.stop import StopSignal
+from oncely.telemetry import configure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +56,7 @@ def run_files(
         with Signals(asked_to_stop(stop, force)) as signals:
             files = files_of(paths)
             application = opened_together(files)
+            configure()
             artifacts.java()
             for file in {one.resolve().parent: one for one in files}.values():
                 importable(file)

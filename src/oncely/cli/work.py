@@ -21,6 +21,7 @@ from oncely.pipeline.running import logged
 from oncely.pipeline.standby import OnFenced
 from oncely.pipeline.working import group_of
 from oncely.runtimes.stop import StopSignal
+from oncely.telemetry import configure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +45,7 @@ def work_file(
     try:
         with Signals(asked_to_stop(stop, _force)) as signals:
             pipeline = _opened(file)
+            configure()
             with (
                 progress_of(pipeline) as progress,
                 logged(pipeline, events, progress) as told,
@@ -77,6 +79,7 @@ def work_on_spark(
     try:
         with Signals(asked_to_stop(stop, force)) as signals:
             pipeline = _opened(file)
+            configure()
             importable(file)
             check(pipeline, workers, pipeline.settings.spark.master)
             with (

@@ -20,6 +20,7 @@ from oncely.runtimes.spark import session
 from oncely.runtimes.spark.errors import is_java, spark_error
 from oncely.runtimes.spark.members import Opened, run_members
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.telemetry import traced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,8 +44,9 @@ def work_on_spark(
     with (
         probed(pipeline, http, listener, group_of(pipeline)) as heard,
         logged(pipeline, path, heard) as told,
+        traced(pipeline.settings.name, group_of(pipeline), heard) as observed,
     ):
-        opened = _opening(pipeline, path, _Together(heard))
+        opened = _opening(pipeline, path, _Together(observed))
         return telling_the_end(
             told, lambda: _started(pipeline, members, until, stop, opened, spark)
         )

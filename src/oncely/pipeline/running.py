@@ -21,6 +21,7 @@ from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.run import RunSettings, SparkRun
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.telemetry import traced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,9 +44,14 @@ def run(
     on_fenced: OnFenced = "end",
 ) -> bool:
     """See :meth:`oncely.pipeline.Pipeline.run`."""
-    with logged(pipeline, path, listener) as told, probed(pipeline, http, told) as heard:
+    name, group = pipeline.settings.name, pipeline.settings.shown_group
+    with (
+        logged(pipeline, path, listener) as told,
+        probed(pipeline, http, told) as heard,
+        traced(name, group or name, heard) as observed,
+    ):
         return telling_the_end(
-            heard, lambda: _started(pipeline, until, stop, heard, spark, on_fenced)
+            observed, lambda: _started(pipeline, until, stop, observed, spark, on_fenced)
         )
 
 

@@ -23,6 +23,7 @@ from oncely.pipeline.running import logged, telling_the_end
 from oncely.pipeline.standby import OnFenced, work_when_alone
 from oncely.runtimes.dead_letters import dead_letters
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.telemetry import traced
 from oncely.runtimes.worker.assignment import Limits
 from oncely.runtimes.worker.filters import Gates, Waits
 from oncely.runtimes.worker.member import Member
@@ -47,11 +48,15 @@ def work(
     on_fenced: OnFenced = "end",
 ) -> bool:
     """See :meth:`oncely.pipeline.Pipeline.work`."""
+    spans = not isinstance(pipeline.settings.sink, HandlersSinkSettings)  # that sink makes them
     with (
         logged(pipeline, path, listener) as told,
         probed(pipeline, http, told, group_of(pipeline)) as heard,
+        traced(pipeline.settings.name, group_of(pipeline), heard, spans=spans) as observed,
     ):
-        return telling_the_end(heard, lambda: _started(pipeline, until, stop, heard, on_fenced))
+        return telling_the_end(
+            observed, lambda: _started(pipeline, until, stop, observed, on_fenced)
+        )
 
 
 def group_of(pipeline: Pipeline) -> str:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from oncely.context import TRACE, Context, Header, following, of_headers
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.topics import TopicPartition
+from oncely.telemetry import Messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +165,12 @@ class Batch:
         """The offsets of the first and the last record."""
         first, last = self._chunk.offset[self._numbers[[0, -1]]]
         return int(first), int(last)
+
+    def messages(self) -> Messages:
+        """The records as messages of a span, with the trace of the first one."""
+        first, last = self.offsets
+        trace = of_headers(self._headers(int(self._numbers[0])), TRACE)
+        return Messages(self.topic, self.partition, first, last + 1, len(self._numbers), trace)
 
     @property
     def only(self) -> int | None:

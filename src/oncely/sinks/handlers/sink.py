@@ -21,6 +21,7 @@ from oncely.errors import OncelyError, Stopped, Unavailable, WrongInput
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.sinks.handlers.batch import Batch
 from oncely.sinks.sql.sink import Refused, letters_of
+from oncely.telemetry import processing
 
 Handler = Callable[[Batch, Any], object]
 """Called with a batch and the open transaction; with single records if ``one_by_one`` is true."""
@@ -219,7 +220,11 @@ class _Attempt:
         about = partial("handler {}: {}".format, name_of(handler))
         batch.forget_rejections()
         try:
-            with using(lambda: batch.context), ours.lend(self.sink.time_limit) as tx:
+            with (
+                using(lambda: batch.context),
+                processing(batch.messages),
+                ours.lend(self.sink.time_limit) as tx,
+            ):
                 handler(batch, tx)
         except Unavailable:
             raise
