@@ -99,7 +99,8 @@ class NewerFormat(WrongInput):
         super().__init__(
             f"{what} has format {found}, and this version of Oncely knows formats up to {known}:"
             " a newer version has written it; nothing was written now",
-            way_out="upgrade Oncely here, at least to the version that has run this pipeline last",
+            way_out="upgrade Oncely here, at least to the version that has run this pipeline last"
+            " (docs/runbook.md)",
         )
 
 

@@ -123,7 +123,9 @@ class HandlersDestination:
             inspection.collect(looking.checks(sink, connection))
             exists = False
             if connection is not None:
-                statements = sink.ledger.tables.missing(connection)
+                statements = []
+                with inspection.about("sink.table"):
+                    statements = sink.ledger.tables.missing(connection)
                 exists = sink.ledger.tables.exists(connection)
                 for one in missing_privileges(sink, connection, Needs(temporary=True)):
                     inspection.add("sink.url", f"this user lacks: {one}", "have it granted")

@@ -152,8 +152,9 @@ class SqlDestination:
             target = None
             exists = bool(connection and sink.dialect.columns(connection, sink.wanted.table))
             if connection is not None:
-                of_ledger = sink.ledger.tables.missing(connection)
-                ddl = [] if exists else ddl
+                ddl, of_ledger = [] if exists else ddl, []
+                with inspection.about("sink.table"):
+                    of_ledger = sink.ledger.tables.missing(connection)
                 left = room(sink, connection)
                 if schema is not None and (exists or not sink.create):
                     with inspection.about("sink.table"):

@@ -151,6 +151,7 @@ _DDL = (
 )""",
 )
 
+_CREATES = dict(zip(TABLES, (one for one in _DDL if one.startswith("CREATE TABLE")), strict=True))
 _COLUMN = re.compile(r'^    ("?)(\w+)\1 (.+?),?$', re.MULTILINE)
 
 
@@ -205,8 +206,8 @@ class LedgerTables:
         added = list(self._migrations(there))
         if all(there.values()) and not added:
             return []
-        tables = [one for one in _DDL if one.startswith("CREATE TABLE")]
-        others = [one for one in _DDL if one not in tables]
+        tables = [one for table, one in _CREATES.items() if not there[table]]
+        others = [one for one in _DDL if one not in _CREATES.values()]
         return [self.dialect.translate(self.sql(one)) for one in (*tables, *added, *others)]
 
     def _migrations(self, there: Mapping[str, Set[str]]) -> Iterator[str]:
@@ -268,14 +269,13 @@ class LedgerTables:
 
 def _lacking(there: Mapping[str, Set[str]]) -> dict[str, dict[str, str]]:
     """By existing table, the columns that it lacks, with their definitions."""
-    creates = [one for one in _DDL if one.startswith("CREATE TABLE")]
     lacking = {
         table: {
             name: definition
             for _, name, definition in _COLUMN.findall(ddl)
             if there[table] and name not in there[table] and name != "PRIMARY"
         }
-        for table, ddl in zip(TABLES, creates, strict=True)
+        for table, ddl in _CREATES.items()
     }
     return {table: columns for table, columns in lacking.items() if columns}
 

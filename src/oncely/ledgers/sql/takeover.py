@@ -55,7 +55,7 @@ from oncely.ledgers.sql.dead_letters import DeadLetters
 from oncely.ledgers.sql.history import History
 from oncely.ledgers.sql.same_table import check_same_table, note_table
 from oncely.ledgers.sql.statements import LedgerStatements, Registered
-from oncely.ledgers.sql.tables import AMENDMENTS, LedgerTables
+from oncely.ledgers.sql.tables import LedgerTables
 
 _TRIES = 3
 Beyond = Mapping[TopicPartition, tuple[OffsetRange, ...]]
@@ -88,10 +88,9 @@ def require_ledger(connection: Connection, tables: LedgerTables) -> None:
     if not missing:
         return
     if tables.exists(connection):
-        added = [one for one in missing if one.startswith("ALTER TABLE") or AMENDMENTS in one]
         raise TableMismatch(
             "sink.create is false and the ledger's tables are of an earlier version of Oncely",
-            way_out="add their new columns and tables: " + "; ".join(added).replace("%%", "%"),
+            way_out="add their new columns and tables: " + "; ".join(missing).replace("%%", "%"),
         )
     raise TableMismatch(
         "sink.create is false and the ledger's tables are missing",
