@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oncely import context
+from oncely.testing.moments import closed_gate, waiting
 from oncely.testing.processes import await_that, child
 from tests.scenarios.commands import oncely
 from tests.scenarios.world import World
@@ -43,10 +44,13 @@ def test_jobs_are_done_once_by_workers_that_are_killed(
     log = world.folder / "killed.log"
     with child(["oncely.cli", "work", f"{MODULE}:app", *world.logged], log) as one:
         await_that(hold.with_suffix(".inside").exists, "a job that waits")
-        one.send_signal(signal.SIGKILL)
-        one.wait(60)
+        with closed_gate(world.url, "oncely_ranges") as database:
+            hold.unlink()
+            await_that(lambda: waiting(database), "the offsets of jobs that are done")
+            assert world.sql("SELECT count(*) FROM mails") == [(10,)]
+            one.send_signal(signal.SIGKILL)
+            one.wait(60)
     assert world.sql("SELECT count(*) FROM mails") == [(10,)]
-    hold.unlink()
     sys.modules.pop(MODULE)
     oncely("work", f"{MODULE}:app", "--until", "latest", *world.logged)
     done = world.sql("SELECT * FROM mails ORDER BY number")

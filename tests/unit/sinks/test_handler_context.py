@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,13 @@ def test_a_batch_has_what_its_records_have_in_common() -> None:
     assert (first.context, rest.context) == ({"traceparent": TRACE}, {})
 
 
+def test_parts_of_a_batch_have_the_context_of_their_records() -> None:
+    made = batch({"user": b"1"}, {"user": b"2"})
+    assert made.context == {}
+    for parts in (made.halves(), made.one_by_one()):
+        assert [one.context for one in parts] == [{"user": "1"}, {"user": "2"}]
+
+
 def test_while_a_loop_is_at_a_record_its_context_is_current() -> None:
     seen = []
     made = batch({"user": b"1"}, {}, {"user": b"3"})
@@ -79,6 +87,7 @@ def test_a_header_that_is_given_wins() -> None:
     with context.using({"user": "1", "locale": "de"}):
         given = [("user", b"2"), ("user", b"3")]
         assert context.headers(given) == [("locale", b"de"), *given]
+        assert context.headers() == [("user", b"1"), ("locale", b"de")]
 
 
 def test_blocks_may_be_nested_and_coroutines_see_their_own() -> None:
@@ -97,16 +106,19 @@ def test_blocks_may_be_nested_and_coroutines_see_their_own() -> None:
 
 def test_a_handler_runs_in_the_context_of_its_batch() -> None:
     seen = []
-    sink: Any = HandlersSink(Any, {"t": lambda *_: seen.append(context.current())})  # type: ignore[arg-type]
+    names = (*context.TRACE, "user")
+    sink: Any = HandlersSink(Any, {"t": lambda *_: seen.append(context.current())}, context=names)  # type: ignore[arg-type]
     ours: Any = SimpleNamespace(lend=nullcontext)
-    attempt = _Attempt(sink, Any, Any, None, (), None)  # type: ignore[arg-type]
-    attempt._call(ours, batch({"user": b"1", "traceparent": TRACE.encode()}))
+    chunk = batch({"user": b"1", "traceparent": TRACE.encode()})._chunk
+    attempt = _Attempt(sink, chunk, Any, None, (), None)  # type: ignore[arg-type]
+    for made in attempt._batches(()):
+        attempt._call(ours, made)
     assert seen == [{"user": "1", "traceparent": TRACE}]
     assert context.current() == {}
 
 
 def test_records_without_headers_have_no_context() -> None:
     made = batch({})
-    made._chunk = Chunk(**{**made._chunk.__dict__, "headers": None})
+    made._chunk = replace(made._chunk, headers=None)
     assert made.records[0].context == {}
     assert made.context == {}
