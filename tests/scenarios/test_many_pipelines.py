@@ -67,6 +67,7 @@ def test_one_that_fails_ends_alone_and_a_signal_ends_the_others(
     assert "failed, and ends alone: " in lines_of(said, bad)
     assert "error: 1 of 3 pipelines failed" in said
     for one in good:
+        assert "batch 0 committed" in lines_of(said, one)
         assert "asked to stop" in lines_of(said, one)
         assert "failed" not in lines_of(said, one)
         assert f"  {one.name}: 150 records: 150 rows, 0 rejects in " in said

@@ -61,7 +61,7 @@ def test_two_pipelines_of_a_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spark", "key"),
+    ("section", "key"),
     [
         ({"master": "local[1]"}, "spark.master"),
         ({"conf": {"spark.jars": "x.jar"}}, "spark.conf.spark.jars"),
@@ -69,12 +69,12 @@ def test_two_pipelines_of_a_name_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_settings_of_the_application_must_be_the_same(
-    tmp_path: Path, spark: dict[str, Any], key: str
+    tmp_path: Path, section: dict[str, Any], key: str
 ) -> None:
-    one, other = file_in(tmp_path, "a"), file_in(tmp_path, "b", spark=spark)
+    one, other = file_in(tmp_path, "a"), file_in(tmp_path, "b", spark=section)
     assert f"{other}: {key}: differs from {one}" in refused(one, other)
     assert f"{one}: {key}: differs from {other}" in refused(other, one)
-    same = file_in(tmp_path, "c", spark=spark)
+    same = file_in(tmp_path, "c", spark=section)
     assert read([other, same]).name == "b-and-1-more"
 
 
