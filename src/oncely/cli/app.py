@@ -142,7 +142,7 @@ def run(
         typer.Argument(
             help="The pipeline file (TOML; - for standard input); several files, or a folder of"
             " them, run in one Spark application.",
-            metavar="FILE|FOLDER...",
+            metavar="FILE|FOLDER",
         ),
     ],
     until: Annotated[

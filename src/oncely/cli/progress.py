@@ -12,7 +12,6 @@ from typing import Any, Protocol, Self
 from rich.console import Group
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from oncely.cli import screen
@@ -277,7 +276,7 @@ class LiveLine:
         self._lock = threading.Lock()
         self._ends = EndsWatch(ends, _LOOK_AT_ENDS)
         self._doing = "starting"
-        self._spinner = Spinner("dots", style="cyan")
+        self._spinner = Spinner("dots")
         self._lines = lines or LiveLines()
 
     def __enter__(self) -> Self:
@@ -307,7 +306,7 @@ class LiveLine:
         """Show the text at the end of the line."""
         self._doing = what
 
-    def shown(self) -> Table:
+    def shown(self) -> Text:
         """The line as it is now."""
         with self._lock:
             tally, doing = self.tally, self._doing
@@ -319,8 +318,5 @@ class LiveLine:
             parts.append((f"lag {lag:,}", "cyan" if lag else "green"))
         parts.append((doing, "dim"))
         text = Text("  ").join(Text(part, style) for part, style in parts)
-        line = Table.grid(padding=(0, 1))
-        line.add_column(no_wrap=True)
-        line.add_column(no_wrap=True, overflow="ellipsis")
-        line.add_row(self._spinner, text)
-        return line
+        frame = str(self._spinner.render(time.monotonic()))
+        return Text(" ", no_wrap=True, overflow="ellipsis").join([Text(frame, "cyan"), text])

@@ -6,7 +6,7 @@ import io
 import logging
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 
 from oncely.cli import screen
 from oncely.cli.logs import FIELDS
@@ -67,7 +67,7 @@ def test_the_live_line_stays_one_line(width: int, monkeypatch: pytest.MonkeyPatc
     for event in EVENTS:
         line(event)
     line._ends.ends = {T0: 1_000_030, T1: 7}
-    console.print(line.shown())
+    console.print(Group(line.shown()))  # as Live does
     (shown,) = written.getvalue().strip("\n").splitlines()
     assert "flights-of-the-year" in shown
     assert len(shown) <= width
