@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from oncely.clients.kafka.group_consumer import members_of
 from oncely.config import parse
 from oncely.errors import Fenced
 from oncely.pipeline import Pipeline
@@ -46,6 +47,14 @@ def two_members(world: World, spark: Any) -> Iterator[tuple[Future[bool], StopSi
             stop.ask()
 
 
+def members(world: World, count: int) -> set[str]:
+    """The members that hold the positions; none while they are of another number."""
+    if not world.sql("SELECT to_regclass('oncely_positions')")[0][0]:
+        return set()
+    found = {run for (run,) in world.sql("SELECT run FROM oncely_positions WHERE epoch > 0")}
+    return found if len(found) == count else set()
+
+
 def committed(world: World, count: int, job: Future[bool]) -> None:
     await_that(lambda: world.count() == count or job.done(), f"{count} rows")
     assert not job.done(), job.result()
@@ -56,7 +65,7 @@ def test_a_task_is_killed_inside_a_commit(world: World, spark: Any) -> None:
     with two_members(world, spark) as (job, stop):
         world.publish(400)
         committed(world, 400, job)
-        await_that(lambda: holders(world) >= 2, "two members with partitions")
+        before = await_that(lambda: members(world, 2), "two members with partitions")
         with closed_gate(world.url, "rows") as database:
             world.publish(400, first=400)
             (_, port), *_ = await_that(lambda: waiting(database), "a commit")
@@ -64,8 +73,10 @@ def test_a_task_is_killed_inside_a_commit(world: World, spark: Any) -> None:
             assert killed is not None
             killed.kill()
         committed(world, 800, job)
+        await_that(lambda: members(world, 2) - before, "one in the place of the killed one")
         stop.ask()
         assert job.result(60) is False
+        assert members_of(world.brokers, {}, f"oncely-{world.name}") == 0
     # The same ledger, with or without Spark.
     world.publish(100, first=800)
     oncely("work", world.file(), "--until", "latest", *world.logged)
