@@ -5,18 +5,24 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from oncely.core.lanes import lane_of
+from oncely.core.ranges import OffsetRange
+from oncely.pipeline import working
 from oncely.testing.processes import Child, await_that, child
+from oncely.verify.log import Fenced, Planned, read
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.test_worker_handlers import APP, environment, file_of, until_latest
 from tests.scenarios.world import World, assert_exactly_once, assert_steps, good, produce
 
 THREADS = {"THREADS": "4"}
-BEFORE, RECORDS = 60, 300
+BEFORE, RECORDS = 60, 900  # a thread has more than one piece
+Logged = TypeVar("Logged")
 HELD = (160, 162)  # records of two threads: the first ones that are left
 
 
@@ -35,23 +41,58 @@ def world(make_world: Any) -> World:
 def publish(world: World, start: int, end: int) -> None:
     """Records of seven keys, which are also in the column ``grp``; the handler refuses none."""
     ids = range(100 + start, 100 + end)
-    produce(world.brokers, world.topic, ((0, b"g%d" % (one % 7), good(one)) for one in ids))
+    produce(world.brokers, world.topic, ((0, key_of(one), good(one)) for one in ids))
+
+
+def key_of(number: int) -> bytes:
+    """The key of a record."""
+    return b"g%d" % (number % 7)
+
+
+def planned(world: World) -> list[OffsetRange]:
+    """The ranges of the batches that workers have begun."""
+    return [OffsetRange(*one.ranges[world.topic][0]) for one in logged(world, Planned)]
+
+
+def logged(world: World, kind: type[Logged]) -> list[Logged]:
+    """The events of a kind in the event log."""
+    lines = read([world.events], world.name).lines
+    return [one.event for one in lines if isinstance(one.event, kind)]
+
+
+def of_other_threads(world: World) -> set[int]:
+    """The records of the last batch whose threads do not wait."""
+    waiting = {lane_of(key_of(one), 4) for one in HELD}
+    ids = (100 + offset for offset in range(*astuple(planned(world)[-1])))
+    return {one for one in ids if lane_of(key_of(one), 4) not in waiting}
+
+
+def taken_effect(world: World) -> set[int]:
+    """The records that have taken effect."""
+    return {of for (of,) in world.sql("SELECT id FROM rows")}
 
 
 @contextmanager
-def inside(world: World) -> Iterator[Child]:
+def inside(world: World, name: str = "worker") -> Iterator[Child]:
     """A worker of which two threads are inside their transactions, and others have committed."""
-    hold = world.folder / "billing.hold"
+    hold = held_by(world, name)
     hold.touch()
     held = " ".join(map(str, HELD))
     given = environment(world, HOLD=str(hold), HELD=held, **THREADS)
-    log = world.folder / "inside.log"
+    log = world.folder / f"{name}.log"
     with child(["oncely.cli", "work", APP, *world.logged], log, given) as one:
         for number in HELD:
             await_that(hold.with_suffix(f".inside{number}").exists, "a thread that waits")
-        await_that(lambda: world.count() > BEFORE, "commits of other threads")
+        await_that(
+            lambda: of_other_threads(world) <= taken_effect(world), "commits of other threads"
+        )
         yield one
         hold.unlink(missing_ok=True)
+
+
+def held_by(world: World, name: str) -> Path:
+    """The file while which the two threads of a worker wait."""
+    return world.folder / f"{name}.hold"
 
 
 def killed_inside(world: World) -> set[int]:
@@ -61,7 +102,7 @@ def killed_inside(world: World) -> set[int]:
         one.wait(60)
         await_that(lambda: not transactions(world), "the end of its transactions")
     assert world.sql('SELECT "position" FROM oncely_positions') == [(BEFORE,)]
-    return {of for (of,) in world.sql("SELECT id FROM rows")}
+    return taken_effect(world)
 
 
 def transactions(world: World) -> int:
@@ -86,8 +127,8 @@ def test_killed_inside_transactions_only_what_was_not_committed_is_done_again(
 ) -> None:
     done = killed_inside(world)
     file = file_of(world)
+    assert done == {*range(100, 100 + BEFORE), *of_other_threads(world)}
     assert len(done) > BEFORE
-    assert done.isdisjoint(HELD)
     assert oncely_json("status", file)["partitions"][0]["lag"] == RECORDS - BEFORE
     oncely("verify", file, *world.logged)
     assert called(world) == set(range(100, 100 + RECORDS)) - done
@@ -96,17 +137,33 @@ def test_killed_inside_transactions_only_what_was_not_committed_is_done_again(
 
 
 def test_paused_inside_transactions_and_taken_over_it_commits_nothing(world: World) -> None:
-    with inside(world) as one:
+    """Also while the new owner has not handled these records yet."""
+    with inside(world, "former") as one:
         one.send_signal(signal.SIGSTOP)
-        until_latest(world, **THREADS)
-        (world.folder / "billing.hold").unlink()
-        one.send_signal(signal.SIGCONT)
-        publish(world, RECORDS, RECORDS + 100)
-        await_that(lambda: world.count() >= RECORDS + 100 or one.poll() is not None, "more rows")
-        one.send_signal(signal.SIGTERM)
-        assert one.wait(60) == 0
+        with inside(world, "owner") as other:
+            held_by(world, "former").unlink()
+            one.send_signal(signal.SIGCONT)
+            await_that(lambda: logged(world, Fenced), "the former owner is fenced")
+            assert taken_effect(world).isdisjoint(HELD)
+            held_by(world, "owner").unlink()
+            publish(world, RECORDS, RECORDS + 100)
+            await_that(lambda: world.count() >= RECORDS + 100, "more rows")
+            for each in (one, other):
+                each.send_signal(signal.SIGTERM)
+                assert each.wait(60) == 0
     assert_exactly_once(world, of="grp")
     assert_steps(world)
+
+
+def test_threads_have_a_limited_number_of_records_in_hand(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So few ranges are finished beyond the position."""
+    monkeypatch.setattr(working, "_AHEAD", 200)
+    before = len(planned(world))
+    until_latest(world, **THREADS)
+    assert max(one.end - one.start for one in planned(world)[before:]) <= 200
+    assert_exactly_once(world, of="grp")
 
 
 @pytest.mark.parametrize("to", [30, 100])
@@ -116,7 +173,7 @@ def test_a_reset_undoes_what_was_finished_beyond_its_target(world: World, to: in
     oncely("offsets", "reset", file, "--to-offset", str(to), "--execute", *world.logged)
     world.sql("DELETE FROM rows WHERE kafka_offset >= %s", to)
     assert called(world) == set(range(100 + to, 100 + RECORDS))
-    rows = {of for (of,) in world.sql("SELECT id FROM rows")}
+    rows = taken_effect(world)
     assert rows == set(range(100 + to, 100 + RECORDS)) | {one for one in done if one < 100 + to}
     assert world.count() == len(rows)
     assert_steps(world)
