@@ -1,0 +1,96 @@
+"""A member with nothing to commit finds a topic that was recreated, and a takeover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oncely.clients.kafka.group_consumer import Polled
+from oncely.core import events
+from oncely.core.claim import Fence
+from oncely.core.ledger import Entry
+from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.errors import SourceMismatch
+from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.worker.member import Member
+from oncely.runtimes.worker.run import WorkerRun
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+FENCE = Fence("p", 1, "ours", frozenset({P0, P1}))
+OURS = dict.fromkeys((P0, P1), Entry(5, 1, run="ours"))
+
+
+class Ledger:
+    """Its entries."""
+
+    def __init__(self, entries: Mapping[TopicPartition, Entry]) -> None:
+        self._entries = entries
+
+    def positions(self, _: Fence) -> Mapping[TopicPartition, Entry]:
+        return self._entries
+
+
+class Run(WorkerRun):
+    """It was opened for a topic with id 1."""
+
+    def __init__(self, entries: Mapping[TopicPartition, Entry], ids: Mapping[str, str]) -> None:
+        kafka: Any = SimpleNamespace(topic_ids=lambda: dict(ids))
+        sink: Any = SimpleNamespace(ledger=Ledger(entries))
+        nothing: Any = None
+        super().__init__(sink, nothing, nothing, nothing, ("t",), kafka=kafka)
+        self._source, self._fence = SourceIdentity("c", {"t": "1"}), FENCE
+
+    def look(self) -> None:
+        """No run has taken all partitions."""
+
+
+@contextmanager
+def idle(run: Run, *, owns: bool = True) -> Iterator[tuple[Member, list[events.Event]]]:
+    """A member that has no records, and perhaps no partitions."""
+    heard: list[events.Event] = []
+    group: Any = SimpleNamespace(
+        poll=lambda _: Polled({}, {}), pause=lambda _: None, assigned_now=frozenset
+    )
+    member = Member(run, lambda _: group, listener=heard.append)
+    with PipelinedCommit(run.budget(), overlap=True) as member._hand:
+        member._group = group
+        if owns:
+            member.assignment.assigned([P0, P1])
+            member.assignment.taken(FENCE, dict.fromkeys((P0, P1), 5), {})
+        yield member, heard
+
+
+def watched(member: Member) -> None:
+    """One look, and what follows it."""
+    member.turn()
+    assert member._hand.wait(60)
+    member.turn()
+
+
+def test_nothing_has_changed() -> None:
+    with idle(Run(OURS, {"t": "1"})) as (member, heard):
+        watched(member)
+        assert [one for one in heard if not isinstance(one, events.Polled)] == []
+        assert member.assignment.positions == {P0: 5, P1: 5}
+
+
+@pytest.mark.parametrize("owns", [True, False])
+def test_a_topic_was_recreated(*, owns: bool) -> None:
+    with (
+        idle(Run(OURS, {"t": "2"}), owns=owns) as (member, _),
+        pytest.raises(SourceMismatch),
+    ):
+        watched(member)
+
+
+def test_another_member_has_taken_a_partition_over() -> None:
+    taken = OURS | {P1: Entry(7, 2, run="theirs")}
+    with idle(Run(taken, {"t": "1"})) as (member, heard):
+        watched(member)
+        (fenced,) = [one for one in heard if isinstance(one, events.FencedOut)]
+        assert fenced == events.FencedOut(1, 2, frozenset({P0, P1}))
+        assert member.assignment.positions == {}
