@@ -111,12 +111,15 @@ def test_a_worker_stands_by_while_a_replica_is_there(make_world: Callable[..., W
         oncely("offsets", "reset", world.file(), "--to-latest", "--execute", *world.logged)
         worker.stands_by(stood + 1)
         world.publish(10, first=10)
-        assert world.count() == 10
+        late = Replica(world, stack, "work")
+        late.stands_by()
+        assert world.count() == 10  # in the time in which another worker has started
         stop.ask()
         replica.join(60)
         await_that(lambda: world.count() == 20, "records from before and after")
-        worker.process.send_signal(signal.SIGTERM)
-        assert worker.process.wait(60) == 0
+        for one in (worker, late):
+            one.process.send_signal(signal.SIGTERM)
+            assert one.process.wait(60) == 0
     assert_exactly_once(world)
     assert_steps(world)
 
