@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_a_created_table_gives_back_what_it_was_given(place: Place, name: str) -
     what = at_t0(0, records, pa.schema([("id", pa.int64())]))
     column = pa.array(given, pa.string()).cast(arrow) if name == "dictionary" else pa.array(
         given, arrow)  # fmt: skip
-    what = type(what)(**{**what.__dict__, "rows": what.rows.append_column("x", column)})
+    what = replace(what, rows=what.rows.append_column("x", column))
     commit_all(sink, what, fence)
     back = from_postgres if place.is_postgres else from_sqlite
     found = values_back(place)
@@ -159,7 +160,7 @@ def test_nulls_everywhere(place: Place) -> None:
     sink, fence = ready(sink_to(place, schema))
     rows = pa.table({field.name: pa.nulls(3, field.type) for field in schema})
     what = at_t0(0, [Rec(n, ({},)) for n in range(3)], pa.schema([]))
-    commit_all(sink, type(what)(**{**what.__dict__, "rows": rows}), fence)
+    commit_all(sink, replace(what, rows=rows), fence)
     assert place.sql("SELECT * FROM rows") == [(None,) * len(TYPES)] * 3
 
 

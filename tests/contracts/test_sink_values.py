@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -136,9 +137,7 @@ def test_times_that_postgres_can_t_hold(
     what = at_t0(
         0, [Rec(n, ({"id": n},)) for n in range(len(values))], pa.schema([("id", pa.int64())])
     )
-    commit_all(
-        sink, type(what)(**{**what.__dict__, "rows": what.rows.append_column("x", values)}), fence
-    )
+    commit_all(sink, replace(what, rows=what.rows.append_column("x", values)), fence)
     assert [n for (n,) in on_postgres.sql("SELECT id FROM rows ORDER BY id")] == list(
         range(len(good))
     )
@@ -154,7 +153,7 @@ def test_a_time_too_early_within_an_array(on_postgres: Place) -> None:
         schema.field(0).type
     )
     what = chunk({T0: (0, [Rec(n, ({},)) for n in range(3)])}, pa.schema([]))
-    commit_all(sink, type(what)(**{**what.__dict__, "rows": pa.table({"x": days})}), fence)
+    commit_all(sink, replace(what, rows=pa.table({"x": days})), fence)
     assert on_postgres.sql("SELECT x::text FROM rows") == [
         ('{"1970-01-01 00:00:00",NULL}',),
         (None,),
@@ -167,9 +166,7 @@ def test_years_that_do_not_sort_as_text(on_sqlite: Place) -> None:
     sink, fence = ready(sink_to(on_sqlite, schema))
     values = pa.array([0, 2**60, -(2**60), None], pa.int64()).cast(schema.field(1).type)
     what = at_t0(0, [Rec(n, ({"id": n},)) for n in range(4)], pa.schema([("id", pa.int64())]))
-    commit_all(
-        sink, type(what)(**{**what.__dict__, "rows": what.rows.append_column("x", values)}), fence
-    )
+    commit_all(sink, replace(what, rows=what.rows.append_column("x", values)), fence)
     assert on_sqlite.sql("SELECT id, x FROM rows ORDER BY id") == [
         (0, "1970-01-01T00:00:00.000000Z"), (3, None)
     ]  # fmt: skip

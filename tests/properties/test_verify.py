@@ -162,7 +162,7 @@ def range_shortened(of: Simulated, random: Random) -> bool:
     return True
 
 
-@mutation("overlap", "position", "ledger", "epoch")
+@mutation("overlap", "position", "ledger", "epoch", "fence")
 def range_lengthened(of: Simulated, random: Random) -> bool:
     at = random.choice(own(of))
     of.entries[at] = replace(of.entries[at], end=of.entries[at].end + 1)
