@@ -11,7 +11,17 @@ from oncely.core.topics import TopicPartition
 from oncely.verify.history import Explained
 from oncely.verify.report import Broken, Finding, Unknown
 from oncely.verify.runs import Epoch, Story, chain, partitions
-from oncely.verify.state import AHEAD, COMMITS, DATA, HOLE, JOINED, Entry, Ledger, Rules
+from oncely.verify.state import (
+    AHEAD,
+    COMMITS,
+    DATA,
+    HOLE,
+    JOINED,
+    Entry,
+    Held,
+    Ledger,
+    Rules,
+)
 
 _AROUND = 3
 
@@ -148,8 +158,11 @@ def _commits(
     for order, entry in known.items():
         if order not in own_orders:
             yield from _is_told(entry, epochs.get(entry.epoch), entries, told)
-    for one, other in pairwise(chain(told.epochs, tp)):
-        yield from _is_fenced(tp, one, other, known.values(), told)
+    before = 0
+    for one in chain(told.epochs, tp):
+        fenced = [e for e in known.values() if e.epoch == before or e.epoch not in epochs]
+        yield from _is_fenced(tp, one, fenced, told)
+        before = one.number
 
 
 def _is_stored(
@@ -193,11 +206,31 @@ def _replayed(tp: TopicPartition, entries: Sequence[Entry], told: Story) -> Iter
 def _started(
     tp: TopicPartition, entries: Sequence[Entry], ledger: Ledger, told: Story
 ) -> Iterator[Finding]:
-    """The history begins at the position at which the partition was begun."""
-    epoch, held = next(chain(told.epochs, tp), None), ledger.positions.get(tp)
-    if epoch is None or held is None or not (epoch.first or tp in epoch.added):
+    """Commits begin at the position at which the partition was begun, and after each reset at its
+    target."""
+    held = ledger.positions.get(tp)
+    if held is None:
         return
-    start = epoch.added.get(tp, epoch.opened.get(tp, 0))
+    epoch = next(chain(told.epochs, tp), None)
+    if epoch is not None and (epoch.first or tp in epoch.added):
+        start = epoch.added.get(tp, epoch.opened.get(tp, 0))
+        yield from _begun(tp, start, epoch, entries, held, told)
+    for one in told.epochs:
+        if one.moved is not None and tp in one.moved:
+            since = [entry for entry in entries if entry.epoch > one.number]
+            yield from _begun(tp, one.moved[tp], one, since, held, told)
+
+
+def _begun(
+    tp: TopicPartition,
+    start: int,
+    epoch: Epoch,
+    entries: Sequence[Entry],
+    held: Held,
+    told: Story,
+) -> Iterator[Finding]:
+    """The first of some entries begins at a position, or a later reset has passed over what is
+    before it."""
     below = [one for one in entries if one.kind != AHEAD or one.start < held.position]
     below.sort(key=lambda one: (one.start, one.epoch))
     end = below[0].start if below else held.position
@@ -247,24 +280,31 @@ def _is_told(
 
 
 def _is_fenced(
-    tp: TopicPartition, one: Epoch, other: Epoch, entries: Iterable[Entry], told: Story
+    tp: TopicPartition, epoch: Epoch, entries: Iterable[Entry], told: Story
 ) -> Iterator[Broken]:
-    """An epoch has committed nothing behind the position at which the next one was opened."""
-    if tp not in other.opened:
+    """Earlier epochs have committed nothing behind the position at which this one was opened.
+
+    Args:
+        tp: the partition.
+        epoch: this epoch.
+        entries: those of the epoch before it, and of epochs of which no event tells.
+        told: the log.
+    """
+    if tp not in epoch.opened:
         return
-    at, beyond = other.opened[tp], set(other.beyond.get(tp, ()))
-    kept = (other.moved or {}).get(tp, 0)  # no event tells which ranges a reset has found below it
+    at, beyond = epoch.opened[tp], set(epoch.beyond.get(tp, ()))
+    kept = (epoch.moved or {}).get(tp, 0)  # no event tells which ranges a reset has found below it
     for entry in entries:
-        undone = 0 < entry.superseded <= other.number
+        undone = 0 < entry.superseded <= epoch.number
         found = entry.end <= kept or OffsetRange(entry.start, entry.end) in beyond
         if entry.kind == AHEAD and found:
             continue
-        if entry.epoch == one.number and entry.end > at and not undone:
+        if entry.epoch < epoch.number and entry.end > at and not undone:
             text = (
-                f"epoch {one.number} has committed after epoch {other.number} had taken {tp} over"
+                f"epoch {entry.epoch} has committed after epoch {epoch.number} had taken {tp} over"
                 f" at {at}: {entry}"
             )
-            yield Broken("fence", text, tp, entry.order, told.around(other.at))
+            yield Broken("fence", text, tp, entry.order, told.around(epoch.at))
 
 
 def _is_sum(joined: Entry, told: Story, rules: Rules) -> Iterator[Finding]:
