@@ -233,7 +233,7 @@ def _begun(
     before it."""
     below = [one for one in entries if one.kind != AHEAD or one.start < held.position]
     below.sort(key=lambda one: (one.start, one.epoch))
-    end = below[0].start if below else held.position
+    end = below[0].start if below else _led_to(tp, held, told)
     after = next((one.epoch for one in below if one.kind != AHEAD), held.epoch + 1)
     if end <= start:
         return
@@ -246,6 +246,12 @@ def _begun(
         yield _missing(tp, left, text, entries, epoch, told)
     elif why:
         yield Unknown(f"{tp}: nothing has committed {left}; {why}", tp)
+
+
+def _led_to(tp: TopicPartition, held: Held, told: Story) -> int:
+    """The position of the ledger, as far as the events of its epoch have led; see _stands."""
+    reached = [one.reached(tp) for one in chain(told.epochs, tp) if one.number == held.epoch]
+    return min([held.position, *reached])
 
 
 def _missing(
