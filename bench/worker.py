@@ -38,7 +38,7 @@ GOALS: tuple[Goal, ...] = (
     ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.5),
 )
 _FILE = """
-name = "worker-latency"
+name = "{topic}"
 
 [source]
 brokers = "{brokers}"
@@ -54,6 +54,7 @@ url = "{url}"
 table = "{table}"
 keep_source = false
 """
+_LOADS = (10_000.0, 50_000.0, 100_000.0)  # records a second, beside half of our rate
 _SECONDS = 30.0  # of the latency's load
 _WARM = 5.0
 _PROBES = 1_000_000_000  # ids of the records whose time is taken
@@ -67,17 +68,19 @@ _P50, _P99 = 20.0, 100.0  # milliseconds
 def measure(
     contest: Contest, broker: Broker, servers: tuple[int, int], console: Console, rounds: int
 ) -> None:
-    """Rates, then the latency at half of our rate; written to :data:`OUT`."""
+    """Rates, then the latency at half of our rate, and at lower ones; written to :data:`OUT`."""
     series = _rates(contest, servers, console, rounds)
-    rate = series["oncely"].rate
+    half = series["oncely"].rate / 2
+    found = {rate: _latency(contest, broker, rate, console) for rate in (*_LOADS, half)}
     result = {
         **{name: round(one.rate) for name, one in series.items()},
         "ratios": {label: round(ratio(series[a], series[b]), 3) for label, a, b, _ in GOALS},
         "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
         "rounds": {name: [round(one) for one in s.rates] for name, s in series.items()},
         "records": contest.workload.records,
-        "latency_ms": _latency(contest, broker, rate / 2, console),
-        "latency_load": round(rate / 2),
+        "latency_ms": found[half],
+        "latency_load": round(half),
+        "latency_by_load": {round(rate): one for rate, one in found.items()},
     }
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(result, indent=2) + "\n")
@@ -183,17 +186,18 @@ def _under_load(
     contest: Contest, broker: Broker, rate: float, console: Console, seconds: float
 ) -> tuple[_Load, list[int]]:
     """A worker that is given records at a rate; and its resident memory, in bytes, in time."""
-    broker.create_topic(TOPIC, PARTITIONS)
-    table = "worker_latency"
+    name = f"{TOPIC}-{rate:.0f}"
+    broker.create_topic(name, PARTITIONS)
+    table = name.replace("-", "_")
     _execute(contest.url, TABLE.format(table), f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
-    done, load = Event(), _Load(broker.bootstrap, rate)
+    done, load = Event(), _Load(broker.bootstrap, name, rate)
     looker = Thread(target=load.look, args=(contest.url, table, done))
     sizes: list[int] = []
     with tempfile.TemporaryDirectory() as folder, console.status(f"a load of {rate:,.0f}/s"):
         file = Path(folder) / "latency.toml"
         file.touch(mode=0o600)  # it contains a URL with a password
         file.write_text(_FILE.format(brokers=contest.brokers, url=contest.url, schema=SCHEMA,
-                                     topic=TOPIC, table=table))  # fmt: skip
+                                     topic=name, table=table))  # fmt: skip
         with child(["oncely.cli", "work", str(file)], file.with_suffix(".log")) as one:
             sampler = Thread(target=_resident, args=(one.pid, sizes, done))
             sys.setswitchinterval(0.0005)  # producing must not delay looking
@@ -233,11 +237,11 @@ def _shown(load: _Load, rate: float, console: Console) -> dict[str, float]:
 class _Load:
     """A steady load, and the time of each probe from its call of produce to its row."""
 
-    def __init__(self, brokers: str, rate: float) -> None:
+    def __init__(self, brokers: str, topic: str, rate: float) -> None:
         self._producer = Producer(
-            {"bootstrap.servers": brokers, "linger.ms": 1, "queue.buffering.max.messages": 500_000}
+            {"bootstrap.servers": brokers, "queue.buffering.max.messages": 500_000}
         )
-        self._rate = rate
+        self._topic, self._rate = topic, rate
         self.waiting: dict[int, float] = {}
         self.milliseconds: list[float] = []
         self.sent = 0
@@ -245,7 +249,7 @@ class _Load:
     def begin(self) -> None:
         """Wait until the worker has written a record."""
         self.waiting[_PROBES - 1] = time.monotonic()
-        self._producer.produce(TOPIC, record(_PROBES - 1), partition=0)
+        self._producer.produce(self._topic, record(_PROBES - 1), partition=0)
         self._producer.flush()
         await_that(lambda: not self.waiting, "the first row", 120.0)
         self.milliseconds.clear()
@@ -266,11 +270,11 @@ class _Load:
         while (now := time.monotonic()) < began + _WARM + seconds:
             wanted = int((now - began) * self._rate)
             for number in range(self.sent, wanted):
-                self._producer.produce(TOPIC, record(number), partition=number % PARTITIONS)
+                self._producer.produce(self._topic, record(number), partition=number % PARTITIONS)
             self.sent = wanted
             if now >= next_probe:
                 self.waiting[probe] = time.monotonic()
-                self._producer.produce(TOPIC, record(probe), partition=probe % PARTITIONS)
+                self._producer.produce(self._topic, record(probe), partition=probe % PARTITIONS)
                 probe, next_probe = probe + 1, next_probe + _EVERY
             self._producer.poll(0)
             time.sleep(0.001)
