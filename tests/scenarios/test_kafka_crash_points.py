@@ -61,7 +61,9 @@ def test_killed_at_every_producer_call(
     assert calls.count("commit_transaction") == (2 if both else 1)
     assert not any(effects[0])  # killed at the first call: nothing had taken effect
     if when == "after":
-        assert all(effects[-1])  # after the last: all had
+        # After the last call its transaction had. Two are committed side by side: the process may
+        # die while the commit of the other one, which was called before, is on its way.
+        assert (any if both else all)(effects[-1])
 
 
 @pytest.mark.long
