@@ -241,7 +241,8 @@ def _begun(
     left = OffsetRange(start, end)
     if why is None:
         text = (
-            f"{tp} was begun at {start} by epoch {epoch.number}, and nothing has committed {left}"
+            f"{tp} was {'begun at' if epoch.moved is None else 'reset to'} {start} by epoch"
+            f" {epoch.number}, and nothing has committed {left}"
         )
         yield _missing(tp, left, text, entries, epoch, told)
     elif why:
@@ -249,7 +250,8 @@ def _begun(
 
 
 def _led_to(tp: TopicPartition, held: Held, told: Story) -> int:
-    """The position of the ledger, as far as the events of its epoch have led; see _stands."""
+    """The position of the ledger, but not above the one to which the events of its epoch have led:
+    :func:`_stands` reports what is above it."""
     reached = [one.reached(tp) for one in chain(told.epochs, tp) if one.number == held.epoch]
     return min([held.position, *reached])
 
