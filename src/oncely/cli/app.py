@@ -7,32 +7,29 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from oncely.cli import options, screen
-from oncely.cli.audit_options import audit
+from oncely.cli.audit_options import Asked
+from oncely.cli.commands import Commands
 from oncely.cli.options import (
     AsJson,
-    ConsumingTtl,
-    Debug,
     EventFile,
+    Execute,
     File,
-    HttpAddress,
-    LogFormat,
-    LogLinesFormat,
-    MetricsAddress,
-    PollingTtl,
+    ResetTo,
+    Serving,
     SparkLogFile,
+    WhichRejects,
     refuse_without,
 )
 from oncely.errors import WrongInput
 
-app = typer.Typer(
+app = Commands(
+    "Moves records from Kafka into SQL databases and topics so that each takes effect once.",
     name="oncely",
-    help="Moves records from Kafka into SQL databases and topics so that each takes effect once.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -50,6 +47,15 @@ class Until(StrEnum):
     """The condition under which a run ends by itself."""
 
     LATEST = "latest"
+
+
+def _ending(until: Until | None) -> Literal["latest"] | None:
+    return "latest" if until else None
+
+
+Ending = Annotated[
+    Until | None, typer.Option(help="End when all records that exist at the start are committed.")
+]
 
 
 class On(StrEnum):
@@ -89,7 +95,7 @@ def _oncely(
     """Moves records from Kafka into SQL databases and topics so that each takes effect once."""
 
 
-@app.command()
+@app.verb()
 def init(
     brokers: Annotated[str, typer.Option(metavar="HOST:PORT", help="More of them after commas.")],
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic to read.")],
@@ -121,7 +127,6 @@ def init(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Propose a pipeline file for a topic, from a sample of its records.
 
@@ -135,7 +140,7 @@ def init(
     write_proposal(wanted, out, force=force)
 
 
-@app.command()
+@app.verb()
 def run(
     files: Annotated[
         list[Path],
@@ -145,10 +150,7 @@ def run(
             metavar="FILE|FOLDER",
         ),
     ],
-    until: Annotated[
-        Until | None,
-        typer.Option(help="End when all records that exist at the start are committed."),
-    ] = None,
+    until: Ending = None,
     spark_log: SparkLogFile = None,
     events: EventFile = None,
     on_fenced: Annotated[
@@ -158,13 +160,9 @@ def run(
             " another replica runs, and take over when it has gone; give it to all replicas."
         ),
     ] = OnFenced.END,
-    http: HttpAddress = None,
-    polling_ttl: PollingTtl = None,
-    consuming_ttl: ConsumingTtl = None,
-    metrics: MetricsAddress = None,
-    log_format: LogLinesFormat = LogFormat.TEXT,  # noqa: ARG001
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+    *,
+    serving: Serving,
+) -> int:
     """Run pipelines until Ctrl-C, or until all present records are committed.
 
     Ctrl-C or SIGTERM ends it after the current batch; a second signal ends it at once. Of several
@@ -175,18 +173,11 @@ def run(
     """
     from oncely.cli.run import probes, run_files
 
-    code = run_files(
-        files,
-        "latest" if until else None,
-        spark_log,
-        events,
-        probes(http, polling_ttl, consuming_ttl, metrics),
-        on_fenced.value,
-    )
-    raise typer.Exit(code)
+    ending, http = _ending(until), probes(serving)
+    return run_files(files, ending, spark_log, events, http, on_fenced.value)
 
 
-@app.command()
+@app.verb()
 def work(
     file: Annotated[
         Path,
@@ -196,10 +187,7 @@ def work(
             metavar="FILE|MODULE:APP",
         ),
     ],
-    until: Annotated[
-        Until | None,
-        typer.Option(help="End when all records that exist at the start are committed."),
-    ] = None,
+    until: Ending = None,
     on: Annotated[
         On | None,
         typer.Option(help="spark: as --workers members, each of which is a task of one Spark job."),
@@ -210,13 +198,9 @@ def work(
     spark_log: SparkLogFile = None,
     events: EventFile = None,
     on_fenced: WorkOnFenced = OnFenced.END,
-    http: HttpAddress = None,
-    polling_ttl: PollingTtl = None,
-    consuming_ttl: ConsumingTtl = None,
-    metrics: MetricsAddress = None,
-    log_format: LogLinesFormat = LogFormat.TEXT,  # noqa: ARG001
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+    *,
+    serving: Serving,
+) -> int:
     """Run a pipeline, or handlers, as a member of a consumer group, without Spark, until Ctrl-C.
 
     Start it in as many processes as there is work for: the group shares the partitions among them.
@@ -227,19 +211,16 @@ def work(
     from oncely.cli.run import probes
     from oncely.cli.work import work_file, work_on_spark
 
-    given = probes(http, polling_ttl, consuming_ttl, metrics)
+    ending, http = _ending(until), probes(serving)
     if on is None:
         refuse_without("--on spark", workers=workers, spark_log=spark_log)
-        code = work_file(file, "latest" if until else None, events, given, on_fenced.value)
-        raise typer.Exit(code)
+        return work_file(file, ending, events, http, on_fenced.value)
     if on_fenced is OnFenced.WAIT:
         raise WrongInput("--on-fenced wait: members of --on spark end when they are fenced")
-    raise typer.Exit(
-        work_on_spark(file, workers, "latest" if until else None, spark_log, events, given)
-    )
+    return work_on_spark(file, workers, ending, spark_log, events, http)
 
 
-@app.command()
+@app.verb()
 def plan(
     file: File,
     spark: Annotated[
@@ -257,23 +238,21 @@ def plan(
         ),
     ] = 0,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+) -> int:
     """Check the pipeline and print the effects of a run; writes nothing.
 
     Exit codes: 0 it can run; 2 it needs changes; 1 a server does not answer.
     """
     from oncely.cli.plan import show_plan
 
-    raise typer.Exit(show_plan(file, spark, sample, as_json))
+    return show_plan(file, spark, sample, as_json)
 
 
-@app.command("schema")
+@app.verb("schema")
 def schema_of_file(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="The reference for people, as Markdown.")
     ] = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Print the JSON Schema of pipeline files, for editors.
 
@@ -287,7 +266,7 @@ def schema_of_file(
     )
 
 
-@app.command()
+@app.verb()
 def verify(
     file: File,
     events: Annotated[
@@ -297,8 +276,7 @@ def verify(
         ),
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+) -> int:
     """Check each step of the ledger, the manifest and event logs; reads no rows and no records.
 
     Ranges follow each other from the start to the position, no fenced run has committed, files are
@@ -309,11 +287,11 @@ def verify(
     """
     from oncely.cli.verify import verify_file
 
-    raise typer.Exit(verify_file(file, events or [], as_json))
+    return verify_file(file, events or [], as_json)
 
 
-@app.command()
-def status(file: File, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+@app.verb()
+def status(file: File, as_json: AsJson = False) -> None:
     """Show position, end and lag of every partition, rejects and epoch."""
     from oncely.cli.status import show_status
 
@@ -329,7 +307,7 @@ Every = Annotated[
 ]
 
 
-@app.command()
+@app.verb()
 def web(
     paths: Pipelines,
     listen: Annotated[
@@ -353,7 +331,6 @@ def web(
         typer.Option(metavar="FOLDER", help="Reports of `oncely audit --json`.", file_okay=False),
     ] = None,
     every: Every = 5.0,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Serve pages on the ledgers of pipelines: progress, takeovers, dead letters, files, audits.
 
@@ -364,60 +341,59 @@ def web(
     serve(paths, listen, allow_host or [], audits, every, make_token=token)
 
 
-@app.command()
+@app.verb()
 def top(
     paths: Pipelines,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
     every: Every = 2.0,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+) -> int:
     """Show the progress of pipelines in the terminal, until Ctrl-C.
 
     Exit codes with --once: 0; 1 if one of them has a problem.
     """
     from oncely.cli.top import top as show_top
 
-    raise typer.Exit(show_top(paths, every, once=once))
+    return show_top(paths, every, once=once)
 
 
-app.command()(audit)
+@app.verb()
+def audit(*, asked: Asked) -> int:
+    """Compare a pipeline's topics with its destination, offset by offset; or any two datasets.
+
+    Writes nothing. The pipeline may run meanwhile. Trusts nothing of it: topic and destination are
+    read again. With --left and --right the records of any pipeline are compared, by id or by the
+    offsets in its rows.
+
+    Exit codes: 0 clean; 1 damaged; 4 not all could be proved; 2 wrong input.
+    """
+    from oncely.cli.audits import audit_command
+
+    return audit_command(asked)
 
 
-offsets = typer.Typer(help="Show or reset positions.", no_args_is_help=True)
-app.add_typer(offsets, name="offsets")
+offsets = app.group("offsets", "Show or reset positions.")
 
 
-@offsets.command("show")
-def offsets_show(file: File, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+@offsets.verb("show")
+def offsets_show(file: File, as_json: AsJson = False) -> None:
     """Show first offset, position, end and mirrored offset of every partition."""
     from oncely.cli.offsets import show_offsets
 
     show_offsets(file, as_json)
 
 
-@offsets.command("reset")
+@offsets.verb("reset")
 def offsets_reset(
     file: File,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest")] = False,
-    to_offset: Annotated[int | None, typer.Option(metavar="N")] = None,
-    to_datetime: Annotated[
-        str | None, typer.Option(metavar="TIME", help="ISO 8601; UTC without an offset.")
-    ] = None,
-    shift_by: Annotated[
-        int | None, typer.Option(metavar="N", help="Forward, or backward when negative.")
-    ] = None,
-    by_duration: Annotated[
-        str | None, typer.Option(metavar="PnDTnHnMnS", help="Duration before now: PT1H30M.")
-    ] = None,
+    *,
+    to: ResetTo,
     topic: Annotated[
         list[str] | None,
         typer.Option(metavar="TOPIC[:0,1]", help="Only these partitions; may be repeated."),
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    execute: Execute = False,
     events: EventFile = None,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Move positions: a dry run unless --execute is given.
 
@@ -426,72 +402,40 @@ def offsets_reset(
     """
     from oncely.cli.offsets import chosen_verb, reset_offsets
 
-    verb = chosen_verb(
-        earliest=to_earliest,
-        latest=to_latest,
-        offset=to_offset,
-        datetime=to_datetime,
-        shift=shift_by,
-        duration=by_duration,
+    reset_offsets(
+        file, chosen_verb(to), topic or [], execute=execute, events=events, as_json=as_json
     )
-    reset_offsets(file, verb, topic or [], execute=execute, events=events, as_json=as_json)
 
 
-rejects = typer.Typer(help="List, replay or discard records that could not be written.",
-                      no_args_is_help=True)  # fmt: skip
-app.add_typer(rejects, name="rejects")
+rejects = app.group("rejects", "List, replay or discard records that could not be written.")
 
 
-RejectReason = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Only rejects with this text in the reason.")
-]
-RejectPartition = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TOPIC[:0,1]", help="Only of these partitions; may be repeated."),
-]
-RejectSince = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Only of records at or after it (UTC), or no older: 12h."),
-]
-RejectBefore = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Only of records before it (UTC), or older: 90d."),
-]
-
-
-@rejects.command("list")
+@rejects.verb("list")
 def rejects_list(
     file: File,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Number of records to show.")] = 50,
-    reason: RejectReason = None,
-    partition: RejectPartition = None,
-    since: RejectSince = None,
-    before: RejectBefore = None,
+    *,
+    which: WhichRejects,
     discarded: Annotated[
         bool, typer.Option("--discarded", help="Those that were discarded.")
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """List records that could not be written: the reasons with their numbers, then records."""
     from oncely.cli.rejects import list_rejects, reject_filter
 
-    which = reject_filter(reason, partition, since, before)
-    list_rejects(file, limit, which, discarded=discarded, as_json=as_json)
+    list_rejects(file, limit, reject_filter(which), discarded=discarded, as_json=as_json)
 
 
-@rejects.command("discard")
+@rejects.verb("discard")
 def rejects_discard(
     file: File,
-    reason: RejectReason = None,
-    partition: RejectPartition = None,
-    since: RejectSince = None,
-    before: RejectBefore = None,
+    *,
+    which: WhichRejects,
     execute: Annotated[
         bool, typer.Option("--yes/--dry-run", help="Do it; by default it only counts.")
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Remove key, value and headers of dead letters for good: a dry run unless --yes is given.
 
@@ -501,12 +445,11 @@ def rejects_discard(
     """
     from oncely.cli.rejects import discard_rejects, reject_filter
 
-    which = reject_filter(reason, partition, since, before)
-    discard_rejects(file, which, execute=execute, as_json=as_json)
+    discard_rejects(file, reject_filter(which), execute=execute, as_json=as_json)
 
 
-@rejects.command("replay")
-def rejects_replay(file: File, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+@rejects.verb("replay")
+def rejects_replay(file: File, as_json: AsJson = False) -> None:
     """Decode dead letters again and write the valid ones to the table or topic, exactly once.
 
     A replayed record is old. With mode = "upsert" it needs a version column, and it restores a key
@@ -518,7 +461,7 @@ def rejects_replay(file: File, as_json: AsJson = False, debug: Debug = False) ->
     replay_rejects(file, as_json)
 
 
-@app.command()
+@app.verb()
 def repair(
     file: File,
     report: Annotated[
@@ -529,11 +472,10 @@ def repair(
             dir_okay=False,
         ),
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    execute: Execute = False,
     events: EventFile = None,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+) -> int:
     """Repair what an audit has found: a dry run unless --execute is given.
 
     Lost records are read again from the topic and written; surplus rows are removed, altered rows
@@ -543,10 +485,10 @@ def repair(
     """
     from oncely.cli.repair import repair_file
 
-    raise typer.Exit(repair_file(file, report, execute=execute, as_json=as_json, events=events))
+    return repair_file(file, report, execute=execute, as_json=as_json, events=events)
 
 
-@app.command()
+@app.verb()
 def backfill(
     file: File,
     begin: Annotated[
@@ -560,11 +502,10 @@ def backfill(
         list[str] | None,
         typer.Option(metavar="TOPIC:PARTITION:START-END", help="Offsets; may be repeated."),
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    execute: Execute = False,
     events: EventFile = None,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+) -> int:
     """Process a range of records again with the present transform: a dry run unless --execute.
 
     The rows and rejects of these records are replaced, in transactions of whole records. The
@@ -574,15 +515,12 @@ def backfill(
     """
     from oncely.cli.repair import backfill_file
 
-    code = backfill_file(
+    return backfill_file(
         file, begin, end, offsets or [], execute=execute, as_json=as_json, events=events
     )
-    raise typer.Exit(code)
 
 
-files = typer.Typer(help="The files that a pipeline has written, by its manifest.",
-                    no_args_is_help=True)  # fmt: skip
-app.add_typer(files, name="files")
+files = app.group("files", "The files that a pipeline has written, by its manifest.")
 
 Where = Annotated[
     list[str] | None,
@@ -593,12 +531,11 @@ Where = Annotated[
 ]
 
 
-@files.command("list")
+@files.verb("list")
 def files_list(
     file: File,
     where: Where = None,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """List the files that are part of the table."""
     from oncely.cli.files import list_files
@@ -606,12 +543,11 @@ def files_list(
     list_files(file, where or [], as_json)
 
 
-@files.command("paths")
+@files.verb("paths")
 def files_paths(
     file: File,
     where: Where = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print the paths alone.")] = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Print the files that are part of the table as other programs open them, as JSON lines.
 
@@ -623,7 +559,7 @@ def files_paths(
     list_paths(file, where or [], plain=plain)
 
 
-@files.command("read")
+@files.verb("read")
 def files_read(
     file: File,
     where: Where = None,
@@ -642,7 +578,6 @@ def files_read(
         typer.Option(help="Whole numbers without an exact value in their column's type."),
     ] = Rounding.refuse,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Print rows as JSON lines, or write them to a Parquet file.
 
@@ -654,23 +589,22 @@ def files_read(
     read_files(file, where or [], column, limit, out, rounding.value, as_json)
 
 
-@files.command("verify")
-def files_verify(file: File, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+@files.verb("verify")
+def files_verify(file: File, as_json: AsJson = False) -> int:
     """Read every file; compare checksum, rows, columns, partition values and ranges.
 
     Exit code 1 if a file differs from its published state.
     """
     from oncely.cli.files import verify_files
 
-    raise typer.Exit(verify_files(file, as_json))
+    return verify_files(file, as_json)
 
 
-@files.command("compact")
+@files.verb("compact")
 def files_compact(
     file: File,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Merge small files of a directory, up to sink.target_file_size.
 
@@ -681,12 +615,11 @@ def files_compact(
     compact_files(file, dry_run=dry_run, as_json=as_json)
 
 
-@files.command("vacuum")
+@files.verb("vacuum")
 def files_vacuum(
     file: File,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the orphans only.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Remove orphans (files that are not in the manifest and cannot be published any more), and
     incomplete uploads.
@@ -699,8 +632,7 @@ def files_vacuum(
     vacuum_files(file, dry_run=dry_run, as_json=as_json)
 
 
-schema = typer.Typer(help="The schemas that were inferred, by scope.", no_args_is_help=True)
-files.add_typer(schema, name="schema")
+schema = files.group("schema", "The schemas that were inferred, by scope.")
 
 Scope = Annotated[
     list[str] | None,
@@ -711,12 +643,11 @@ Scope = Annotated[
 ]
 
 
-@schema.command("show")
+@schema.verb("show")
 def files_schema_show(
     file: File,
     scope: Scope = None,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Show the published schema of each scope, or of a given scope."""
     from oncely.cli.schemas import show_schemas
@@ -724,13 +655,12 @@ def files_schema_show(
     show_schemas(file, scope or [], as_json)
 
 
-@schema.command("reset")
+@schema.verb("reset")
 def files_schema_reset(
     file: File,
     scope: Scope = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    execute: Execute = False,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Infer the schema of a scope again from the rows of its files; stop the pipeline first.
 
@@ -741,7 +671,7 @@ def files_schema_reset(
     reset_scope(file, scope or [], execute=execute, as_json=as_json)
 
 
-@app.command()
+@app.verb()
 def semantics(
     sink: Annotated[
         list[str] | None,
@@ -759,8 +689,7 @@ def semantics(
         Path, typer.Option("--out", metavar="PATH", help="Folder of report.json and report.html.")
     ] = Path("build/semantics"),
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+) -> int:
     """Demonstrate the delivery semantics: kill pipelines at each step of a commit, and count the
     records.
 
@@ -769,10 +698,10 @@ def semantics(
     """
     from oncely.cli.semantics import show_semantics
 
-    raise typer.Exit(show_semantics(sink or [], delivery or [], kill_point or [], folder, as_json))
+    return show_semantics(sink or [], delivery or [], kill_point or [], folder, as_json)
 
 
-@app.command()
+@app.verb()
 def torture(
     app_path: Annotated[
         str, typer.Argument(help="A module and its oncely.Worker.", metavar="MODULE:APP")
@@ -798,8 +727,7 @@ def torture(
         typer.Option(metavar="COLUMN", help="A column that may differ; may be repeated."),
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+) -> int:
     """Kill handlers before and after each step of their commits, and compare their tables.
 
     Starts a Kafka broker and PostgreSQL of its own: no other server is used by the worker. After
@@ -809,16 +737,13 @@ def torture(
     """
     from oncely.cli.torture import torture_app
 
-    code = torture_app(app_path, table or [], setup, records, ignore or [], as_json=as_json)
-    raise typer.Exit(code)
+    return torture_app(app_path, table or [], setup, records, ignore or [], as_json=as_json)
 
 
-local = typer.Typer(help="A Kafka broker and PostgreSQL on this machine, in the background.",
-                    no_args_is_help=True)  # fmt: skip
-app.add_typer(local, name="local")
+local = app.group("local", "A Kafka broker and PostgreSQL on this machine, in the background.")
 
 
-@local.command("up")
+@local.verb("up")
 def local_up(
     export: Annotated[
         bool,
@@ -829,7 +754,6 @@ def local_up(
         ),
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Start the servers, and print their addresses."""
     from oncely.cli.local import up
@@ -837,10 +761,9 @@ def local_up(
     up(as_json, export=export)
 
 
-@local.command("down")
+@local.verb("down")
 def local_down(
     erase: Annotated[bool, typer.Option("--erase", help="Also delete their data.")] = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Stop the servers; their data is kept."""
     from oncely.cli.local import down
@@ -848,12 +771,12 @@ def local_down(
     down(erase)
 
 
-@local.command("status")
-def local_status(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+@local.verb("status")
+def local_status(as_json: AsJson = False) -> int:
     """Print the addresses of the servers; exit code 1 if they are not running."""
     from oncely.cli.local import status as local_status_
 
-    raise typer.Exit(local_status_(as_json))
+    return local_status_(as_json)
 
 
 Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
@@ -863,7 +786,7 @@ OtherBrokers = Annotated[
 ]
 
 
-@local.command("produce")
+@local.verb("produce")
 def local_produce(
     topic: Topic,
     key: Annotated[
@@ -881,7 +804,6 @@ def local_produce(
         int | None, typer.Option(min=1, metavar="N", help="Of a topic that it creates.")
     ] = None,
     brokers: OtherBrokers = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Write each line of standard input to a topic as the value of a record, until its end.
 
@@ -893,7 +815,7 @@ def local_produce(
     produce(topic, key=key, records=records, partitions=partitions, brokers=brokers)
 
 
-@local.command("consume")
+@local.verb("consume")
 def local_consume(
     topic: Topic,
     follow: Annotated[
@@ -903,7 +825,6 @@ def local_consume(
         int | None, typer.Option(min=1, metavar="N", help="Maximum number of records.")
     ] = None,
     brokers: OtherBrokers = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Print the committed records of a topic as JSON lines, partition by partition.
 

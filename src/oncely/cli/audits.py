@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from oncely.audit.watch import Condition, RememberingLog, watch
 from oncely.audit.wording import redacted, verdict_sentence
 from oncely.cli import identity, screen
 from oncely.cli.audit import show_report
+from oncely.cli.audit_options import Asked
 from oncely.cli.durations import seconds
 from oncely.cli.opened import STDIN, opened
 from oncely.cli.run import importable
@@ -42,35 +43,6 @@ if TYPE_CHECKING:
     from oncely.pipeline import Pipeline
 
 Audit = Callable[[], Report]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The options of the command."""
-
-    file: Path | None = None
-    left: str | None = None
-    right: str | None = None
-    match: dict[str, str | None] = field(default_factory=dict)
-    keyed: bool = False
-    conf: tuple[str, ...] = ()
-    since: str | None = None
-    until: str | None = None
-    limit: int = 50
-    html: Path | None = None
-    junit: Path | None = None
-    as_json: bool = False
-    watch: bool = False
-    every: str = "60 seconds"
-    timeout: str | None = None
-    metrics: str | None = None
-    download: bool = False
-    spark_log: Path | None = None
-
-    @property
-    def until_time(self) -> datetime | None:
-        """The end of the compared time."""
-        return moment("--until", self.until)
 
 
 def audit_command(asked: Asked) -> int:
@@ -128,7 +100,7 @@ def _audit(asked: Asked, stack: ExitStack, signals: Signals) -> tuple[str, Audit
     file = asked.file
     if file is None or (file != STDIN and is_pair(file)):
         left, right = (asked.left or "", asked.right or "") if file is None else (file, file)
-        pair = parse_pair(left, right, asked.match, asked.conf)
+        pair = parse_pair(left, right, asked.match, asked.conf or ())
         screen.hide(pair.secrets)
         return pair.name, _pair_audit(asked, pair, stack, signals)
     pipeline = opened(file)
@@ -140,7 +112,7 @@ def _audit(asked: Asked, stack: ExitStack, signals: Signals) -> tuple[str, Audit
 
     @contextmanager
     def spark() -> Iterator[SparkSession]:
-        with _spark(pipeline.settings.spark, {}, asked.spark_log) as found:
+        with _spark(pipeline.settings.spark, {}) as found:
             signals.install()  # a SparkContext installs a handler of its own
             yield found
 
@@ -152,10 +124,8 @@ def _audit(asked: Asked, stack: ExitStack, signals: Signals) -> tuple[str, Audit
 
 
 def _pair_audit(asked: Asked, pair: Pair, stack: ExitStack, signals: Signals) -> Audit:
-    since, until = moment("--since", asked.since), asked.until_time
-    spark = stack.enter_context(
-        _spark(pair.spark, spark_conf(pair.left, pair.right), asked.spark_log)
-    )
+    since, until = moment("--since", asked.since), moment("--until", asked.until)
+    spark = stack.enter_context(_spark(pair.spark, spark_conf(pair.left, pair.right)))
     signals.install()  # a SparkContext installs a handler of its own
 
     proved: dict[TopicPartition, int] = {}
@@ -181,10 +151,10 @@ def _identity_audit(
         raise WrongInput("--by needs an id", way_out="add --id EXPR")
     settings = pipeline.settings
     more = identity.spark_conf_of(settings)
-    spark = stack.enter_context(_spark(settings.spark, more, asked.spark_log))
+    spark = stack.enter_context(_spark(settings.spark, more))
     signals.install()
     views = identity.views_of(pipeline, spark, log)
-    until = None if asked.watch else asked.until_time
+    until = None if asked.watch else moment("--until", asked.until)
 
     def once() -> Report:
         with scope(pipeline.secrets):
@@ -196,14 +166,12 @@ def _identity_audit(
 
 
 @contextmanager
-def _spark(
-    settings: SparkSettings, more: Mapping[str, str], log: Path | None
-) -> Iterator[SparkSession]:
+def _spark(settings: SparkSettings, more: Mapping[str, str]) -> Iterator[SparkSession]:
     given = settings.spark_conf()
     conf = {**more, **given}
     if "spark.jars" in more and "spark.jars" in given:
         conf["spark.jars"] = f"{given['spark.jars']},{more['spark.jars']}"
-    with SparkLog("audit", log) as out:
+    with SparkLog("audit", None) as out:
         spark = session.start("audit", settings.master, conf, out.file)
         try:
             yield spark
@@ -212,7 +180,7 @@ def _spark(
 
 
 def _pipeline_audit(asked: Asked, pipeline: Pipeline, log: Log) -> Audit:
-    until = None if asked.watch else asked.until_time
+    until = None if asked.watch else moment("--until", asked.until)
 
     def once() -> Report:
         return audit(pipeline, limit=asked.limit, until=until, log=log, download=asked.download)
@@ -262,7 +230,9 @@ def _watch(asked: Asked, name: str, one: Audit, stopped: threading.Event, stack:
     if asked.metrics is not None:
         stack.enter_context(listener.gauges.server(asked.metrics))
     timeout = seconds("--timeout", asked.timeout) if asked.timeout else None
-    condition = Condition(asked.until_time, timeout, late=asked.file is None or is_pair(asked.file))
+    condition = Condition(
+        moment("--until", asked.until), timeout, late=asked.file is None or is_pair(asked.file)
+    )
     every = seconds("--every", asked.every)
     try:
         return watch(one, listener, condition, every=every, stop=stopped)

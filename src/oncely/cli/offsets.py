@@ -9,6 +9,7 @@ from rich.text import Text
 
 from oncely.cli import screen
 from oncely.cli.opened import opened
+from oncely.cli.options import ResetTo
 from oncely.cli.tables import LEFT, RIGHT, show
 from oncely.errors import WrongInput
 from oncely.pipeline.offsets import Reset
@@ -94,33 +95,25 @@ def _conclude(done: Reset) -> None:
         screen.note(done.warning)
 
 
-def chosen_verb(
-    *,
-    earliest: bool,
-    latest: bool,
-    offset: int | None,
-    datetime: str | None,
-    shift: int | None,
-    duration: str | None,
-) -> Verb:
+def chosen_verb(to: ResetTo) -> Verb:
     """The one verb that was given.
 
     Raises:
         WrongInput: none or several, or its argument is invalid.
     """
     given: list[Verb] = []
-    if earliest:
+    if to.to_earliest:
         given.append(ToEarliest())
-    if latest:
+    if to.to_latest:
         given.append(ToLatest())
-    if offset is not None:
-        given.append(ToOffset(offset))
-    if datetime is not None:
-        given.append(to_datetime(datetime))
-    if shift is not None:
-        given.append(ShiftBy(shift))
-    if duration is not None:
-        given.append(by_duration(duration))
+    if to.to_offset is not None:
+        given.append(ToOffset(to.to_offset))
+    if to.to_datetime is not None:
+        given.append(to_datetime(to.to_datetime))
+    if to.shift_by is not None:
+        given.append(ShiftBy(to.shift_by))
+    if to.by_duration is not None:
+        given.append(by_duration(to.by_duration))
     if len(given) != 1:
         raise WrongInput(
             f"a reset needs one verb, {len(given)} were given",

@@ -1,8 +1,9 @@
-"""Options that several commands have."""
+"""Options that several commands have, and groups of options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -45,45 +46,8 @@ Debug = Annotated[
     bool,
     typer.Option("--debug", callback=_debug, help="Log every step; show tracebacks."),
 ]
-LogLinesFormat = Annotated[
-    LogFormat,
-    typer.Option(
-        "--log-format",
-        callback=_log_format,
-        help="json: one object a line on stderr (docs/metrics.md).",
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-HttpAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--http",
-        metavar="HOST:PORT",
-        help="Serve /livez, /readyz and /metrics there (docs/probes.md);"
-        " without a host for this machine only.",
-    ),
-]
-MetricsAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="Serve metrics for Prometheus there (docs/metrics.md), without the probes of --http.",
-    ),
-]
-PollingTtl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME", help="/livez fails without a look for records for longer; 5 minutes."
-    ),
-]
-ConsumingTtl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="/livez fails without a commit for longer, if there are records; 1 minute.",
-    ),
-]
+Execute = Annotated[bool, typer.Option("--execute", help="Do it.")]
 EventFile = Annotated[
     Path | None,
     typer.Option(
@@ -96,6 +60,88 @@ SparkLogFile = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="File for Spark's own output; - for stderr.", dir_okay=False),
 ]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a run serves by HTTP, and the format of its log."""
+
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve /livez, /readyz and /metrics there (docs/probes.md);"
+            " without a host for this machine only.",
+        ),
+    ] = None
+    polling_ttl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="/livez fails without a look for records for longer; 5 minutes."
+        ),
+    ] = None
+    consuming_ttl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="/livez fails without a commit for longer, if there are records; 1 minute.",
+        ),
+    ] = None
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve metrics for Prometheus there (docs/metrics.md), without the probes of"
+            " --http.",
+        ),
+    ] = None
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            callback=_log_format, help="json: one object a line on stderr (docs/metrics.md)."
+        ),
+    ] = LogFormat.TEXT
+
+
+@dataclass(frozen=True)
+class ResetTo:
+    """The verbs of a reset, of which one is given."""
+
+    to_earliest: Annotated[bool, typer.Option("--to-earliest")] = False
+    to_latest: Annotated[bool, typer.Option("--to-latest")] = False
+    to_offset: Annotated[int | None, typer.Option(metavar="N")] = None
+    to_datetime: Annotated[
+        str | None, typer.Option(metavar="TIME", help="ISO 8601; UTC without an offset.")
+    ] = None
+    shift_by: Annotated[
+        int | None, typer.Option(metavar="N", help="Forward, or backward when negative.")
+    ] = None
+    by_duration: Annotated[
+        str | None, typer.Option(metavar="PnDTnHnMnS", help="Duration before now: PT1H30M.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class WhichRejects:
+    """The conditions of rejects."""
+
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only rejects with this text in the reason.")
+    ] = None
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOPIC[:0,1]", help="Only of these partitions; may be repeated."),
+    ] = None
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Only of records at or after it (UTC), or no older: 12h."
+        ),
+    ] = None
+    before: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Only of records before it (UTC), or older: 90d."),
+    ] = None
 
 
 def assigned(option: str, texts: Iterable[str] | None) -> dict[str, str]:

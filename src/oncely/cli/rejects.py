@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from oncely.cli import screen
 from oncely.cli.opened import opened
+from oncely.cli.options import WhichRejects
 from oncely.cli.run import importable
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.tables import LEFT, REST, RIGHT, printable, show
@@ -62,19 +63,14 @@ def _reasons(found: Iterable[Reason]) -> None:
     screen.out.print()
 
 
-def reject_filter(
-    reason: str | None,
-    partition: Sequence[str] | None,
-    since: str | None,
-    before: str | None = None,
-) -> RejectFilter:
+def reject_filter(which: WhichRejects) -> RejectFilter:
     """The filter of the options.
 
     Raises:
         WrongInput: ``since`` or ``before`` is no time.
     """
-    times = _moment("--since", since), _moment("--before", before)
-    return RejectFilter(reason or "", tuple(partition or ()), *times)
+    times = _moment("--since", which.since), _moment("--before", which.before)
+    return RejectFilter(which.reason or "", tuple(which.partition or ()), *times)
 
 
 def _moment(option: str, text: str | None) -> int | None:

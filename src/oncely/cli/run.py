@@ -16,6 +16,7 @@ from oncely import artifacts
 from oncely.cli import options, screen
 from oncely.cli.durations import seconds
 from oncely.cli.opened import files_of, opened_together
+from oncely.cli.options import Serving
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.spark_log import SparkLog
@@ -51,21 +52,44 @@ def run_files(
 
     Returns the exit code.
     """
+
+    def begun(stop: StopSignal, signals: Signals) -> Sequence[Run]:
+        files = files_of(paths)
+        application = opened_together(files)
+        configure()
+        artifacts.java()
+        for file in {one.resolve().parent: one for one in files}.values():
+            importable(file)
+        artifacts.resolve(artifacts.SPARK_KAFKA)  # downloads here, to show the progress
+        with (
+            _runs_of(application, events, http) as runs,
+            SparkLog(application.name, spark_log) as out,
+        ):
+            _run(application, runs, until, stop, signals, out, on_fenced)
+        return runs
+
+    return until_stopped(until, force, begun)
+
+
+def until_stopped(
+    until: Literal["latest"] | None,
+    force: Callable[[], None],
+    begun: Callable[[StopSignal, Signals], Sequence[Run]],
+) -> int:
+    """Run pipelines until they end or a signal ends them.
+
+    Args:
+        until: the condition under which they end by themselves.
+        force: ends the process, if an orderly end takes too long.
+        begun: opens and runs them.
+
+    Returns:
+        The exit code.
+    """
     stop = StopSignal()
     try:
         with Signals(asked_to_stop(stop, force)) as signals:
-            files = files_of(paths)
-            application = opened_together(files)
-            configure()
-            artifacts.java()
-            for file in {one.resolve().parent: one for one in files}.values():
-                importable(file)
-            artifacts.resolve(artifacts.SPARK_KAFKA)  # downloads here, to show the progress
-            with (
-                _runs_of(application, events, http) as runs,
-                SparkLog(application.name, spark_log) as out,
-            ):
-                _run(application, runs, until, stop, signals, out, on_fenced)
+            runs = begun(stop, signals)
     except (Interrupted, KeyboardInterrupt):  # the latter from PySpark's handler
         log.info("asked to stop before anything was done")
         return 1 if until else 0
@@ -112,23 +136,21 @@ def _runs_of(
         yield [Run(*one, alone) for one in zip(pipelines, outputs, heard, strict=True)]
 
 
-def probes(
-    address: str | None, polling: str | None, consuming: str | None, metrics: str | None = None
-) -> Http | None:
+def probes(given: Serving) -> Http | None:
     """The probes and metrics that the options ask for.
 
     Raises:
         WrongInput: a time is no time, or there is no address.
     """
-    if address is None and (polling or consuming):
+    if given.http is None and (given.polling_ttl or given.consuming_ttl):
         raise WrongInput("--polling-ttl and --consuming-ttl need --http")
-    if address is None and metrics is None:
+    if given.http is None and given.metrics is None:
         return None
     return Http(
-        address,
-        seconds("--polling-ttl", polling or str(Http.polling_ttl)),
-        seconds("--consuming-ttl", consuming or str(Http.consuming_ttl)),
-        metrics,
+        given.http,
+        seconds("--polling-ttl", given.polling_ttl or str(Http.polling_ttl)),
+        seconds("--consuming-ttl", given.consuming_ttl or str(Http.consuming_ttl)),
+        given.metrics,
     )
 
 

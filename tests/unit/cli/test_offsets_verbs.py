@@ -7,36 +7,32 @@ from typing import Any
 import pytest
 
 from oncely.cli.offsets import chosen_verb
+from oncely.cli.options import ResetTo
 from oncely.cli.tables import printable
 from oncely.errors import WrongInput
 from oncely.sources.reset import ByDuration, ShiftBy, ToDatetime, ToEarliest, ToLatest, ToOffset
-
-NONE: dict[str, Any] = {
-    "earliest": False, "latest": False, "offset": None, "datetime": None, "shift": None,
-    "duration": None,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("given", "verb"),
     [
-        ({"earliest": True}, ToEarliest()),
-        ({"latest": True}, ToLatest()),
-        ({"offset": 0}, ToOffset(0)),
-        ({"datetime": "1970-01-01T00:00:01Z"}, ToDatetime(1000)),
-        ({"shift": 0}, ShiftBy(0)),
-        ({"shift": -5}, ShiftBy(-5)),
-        ({"duration": "PT1M"}, ByDuration(60_000)),
+        ({"to_earliest": True}, ToEarliest()),
+        ({"to_latest": True}, ToLatest()),
+        ({"to_offset": 0}, ToOffset(0)),
+        ({"to_datetime": "1970-01-01T00:00:01Z"}, ToDatetime(1000)),
+        ({"shift_by": 0}, ShiftBy(0)),
+        ({"shift_by": -5}, ShiftBy(-5)),
+        ({"by_duration": "PT1M"}, ByDuration(60_000)),
     ],
 )
 def test_each_verb(given: dict[str, Any], verb: object) -> None:
-    assert chosen_verb(**(NONE | given)) == verb
+    assert chosen_verb(ResetTo(**given)) == verb
 
 
-@pytest.mark.parametrize("given", [{}, {"earliest": True, "offset": 0}])
+@pytest.mark.parametrize("given", [{}, {"to_earliest": True, "to_offset": 0}])
 def test_none_or_several(given: dict[str, Any]) -> None:
     with pytest.raises(WrongInput, match="needs one verb"):
-        chosen_verb(**(NONE | given))
+        chosen_verb(ResetTo(**given))
 
 
 def test_a_value_can_not_steer_the_terminal() -> None:

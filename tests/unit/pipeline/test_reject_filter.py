@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from oncely.cli.options import WhichRejects
 from oncely.cli.rejects import reject_filter
 from oncely.config import parse
 from oncely.core.batch import Reject
@@ -50,22 +51,23 @@ def test_a_record_without_a_time_is_of_no_age() -> None:
 
 
 def test_options_become_a_filter() -> None:
-    found = reject_filter("x", ["t:0"], "2026-01-01T13:00:00+01:00")
+    found = reject_filter(WhichRejects("x", ["t:0"], "2026-01-01T13:00:00+01:00"))
     assert found == RejectFilter("x", ("t:0",), NOON)
-    assert reject_filter(None, None, "2026-01-01T12:00:00") == RejectFilter(since=NOON)
-    assert reject_filter(None, None, None) == RejectFilter()
-    found = reject_filter(None, None, None, "2026-01-01T12:00:00")
+    found = reject_filter(WhichRejects(since="2026-01-01T12:00:00"))
+    assert found == RejectFilter(since=NOON)
+    assert reject_filter(WhichRejects()) == RejectFilter()
+    found = reject_filter(WhichRejects(before="2026-01-01T12:00:00"))
     assert found == RejectFilter(before=NOON)
     with pytest.raises(WrongInput, match="--since: 'yesterday' is no time"):
-        reject_filter("x", None, "yesterday")
+        reject_filter(WhichRejects(since="yesterday"))
     with pytest.raises(WrongInput, match="--before: '90x' is no time"):
-        reject_filter("x", None, None, "90x")
+        reject_filter(WhichRejects(before="90x"))
 
 
 def test_an_age_is_before_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncely.cli.rejects.time.time", lambda: NOON / 1000)
     day = 86_400_000
-    assert reject_filter(None, None, "12 hours", "90d") == RejectFilter(
+    assert reject_filter(WhichRejects(since="12 hours", before="90d")) == RejectFilter(
         since=NOON - day // 2, before=NOON - 90 * day
     )
 
