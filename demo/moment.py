@@ -20,7 +20,7 @@ import psutil
 import psycopg
 
 from demo.job import Job
-from oncely.testing.processes import owner_of, send_all
+from oncely.testing.processes import owner_of, send_all, stop_all
 
 _POLL = 0.003
 _TREE_AGE = 0.25  # seconds that a list of the job's processes is good for
@@ -184,23 +184,16 @@ def _certain(
     before = {(one.session, one.began) for one in seen}
     for one in open_transactions(database, job):
         owner = owner_of(one.client_port, tree)
-        if owner is not None and _stopped(owner) and (one.session, one.began) in before:
+        if owner is not None and (one.session, one.began) in before:
             return Caught(one, owner, tree)
     return None
-
-
-def _stopped(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_STOPPED)
-    except psutil.NoSuchProcess:
-        return False
 
 
 @contextlib.contextmanager
 def standing_still(processes: list[psutil.Process]) -> Iterator[None]:
     """SIGSTOP for all, SIGCONT at the end for those that are still there."""
     try:
-        send_all(processes, signal.SIGSTOP)
+        stop_all(processes)
         yield
     finally:
         send_all(processes, signal.SIGCONT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from oncely.runtimes.spark.batch_commit import BatchCommit
 from oncely.sinks.sql.cast import cast_rows
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.staging import stage, sweep
+from oncely.testing.processes import kill_self, stop_self
 from tests.scenarios.commit_topic import APPEND, Task, left, topic
 from tests.sinktools import (
     SOURCE,
@@ -69,10 +69,6 @@ class Hit:
         finally:
             if mine and self.when == "after":
                 self.what()
-
-
-def send_self(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
 
 
 def no_answer() -> None:
@@ -157,7 +153,7 @@ def plainly(task: Task, fence: Fence) -> Any:
 
 def die_at(task: Task, fence: Fence, at: int, when: str) -> list[str]:
     """Write, and be killed at a call to the database; the calls when there were fewer."""
-    hit = Hit(at, when, lambda: send_self(signal.SIGKILL))
+    hit = Hit(at, when, kill_self)
     write(task, fence, hit)
     return hit.calls
 
@@ -179,7 +175,7 @@ def stop_at(task: Task, fence: Fence, name: str) -> Any:
     def stopping(call_name: str, call: Callable[[], Any]) -> Any:
         seen.append(call_name)
         if call_name == name and seen.count(name) == (3 if task.is_batch else 1):
-            send_self(signal.SIGSTOP)
+            stop_self()
         return call()
 
     return write(task, fence, stopping)
@@ -198,7 +194,7 @@ def hurt_inside_copy(task: Task, fence: Fence, at: int, how: str) -> Any:
                         "SELECT pg_terminate_backend(%s)", (self.connection.info.backend_pid,)
                     )
             else:
-                send_self(signal.Signals[how])
+                {"SIGKILL": kill_self, "SIGSTOP": stop_self}[how]()
         real(self, buffer)
 
     psycopg.Copy.write = hurting  # type: ignore[method-assign]

@@ -17,10 +17,11 @@ from oncely.sinks.base import Judge
 from oncely.sinks.delta.discard import DeltaDiscards
 from oncely.sinks.delta.replay import DeltaReplay
 from oncely.sinks.delta.sink import DeltaSink
+from oncely.testing.processes import kill_self, stop_self
 from tests.deltatools import DeltaPlace
 from tests.filestools import ENDS, START, open_sink, publish_all, stage, what
 from tests.replaytools import judging
-from tests.scenarios.kafka_jobs import Calls, kill_self, stop_self
+from tests.scenarios.kafka_jobs import Calls
 from tests.sinktools import SCHEMA, SOURCE, T0
 
 HALF = "half of it"

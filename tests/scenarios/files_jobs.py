@@ -12,8 +12,9 @@ from oncely.files.compact import Compacted, compact
 from oncely.files.table import Table
 from oncely.lake.records import Scope
 from oncely.sinks.files.sink import FilesSink
+from oncely.testing.processes import kill_self, stop_self
 from tests.filestools import ENDS, START, FilesPlace, open_sink, publish_all, stage, what
-from tests.scenarios.kafka_jobs import Calls, kill_self, stop_self
+from tests.scenarios.kafka_jobs import Calls
 
 HALF = "half of it"
 

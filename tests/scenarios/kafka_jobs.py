@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +17,7 @@ from oncely.core.claim import Fence, Takeover
 from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.testing.processes import kill_self, stop_self
 from tests.kafkatools import Topics, open_sink
 from tests.replaytools import judging, replayed
 from tests.sinktools import SOURCE, T0, T1, Rec, at_t0, chunk, numbered, together
@@ -72,14 +71,6 @@ class _Counted:
         if name == "list_topics":  # once or twice, by chance; it tells nothing to the broker
             return method
         return lambda *args, **own: self._calls.around(name, lambda: method(*args, **own))
-
-
-def kill_self() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def stop_self() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def what(both: bool) -> Chunk:

@@ -5,7 +5,6 @@ Each takes a task, and ``around``, through which every call to the database goes
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +16,8 @@ from oncely.core.claim import Fence, Notes, Opened, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.sinks.sql.sink import SqlSink
-from tests.scenarios.commit_jobs import Hit, send_self
+from oncely.testing.processes import kill_self
+from tests.scenarios.commit_jobs import Hit
 from tests.scenarios.commit_topic import Task
 from tests.sinktools import SOURCE, T0, T1, together, with_faults
 
@@ -33,7 +33,7 @@ COUNTED = RejectCount("10", 2_000, 7)
 
 def die_at(step: Step, task: Task, fence: Fence, at: int, when: str) -> list[str]:
     """Do the step, and be killed at a call to the database; the calls when there were fewer."""
-    hit = Hit(at, when, lambda: send_self(signal.SIGKILL))
+    hit = Hit(at, when, kill_self)
     step(task, fence, hit)
     return hit.calls
 

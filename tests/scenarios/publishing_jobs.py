@@ -18,8 +18,9 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced, Unavailable
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.testing.processes import kill_self
 from tests.kafkatools import Topics, open_sink
-from tests.scenarios.kafka_jobs import Calls, hooked, kill_self, patient
+from tests.scenarios.kafka_jobs import Calls, hooked, patient
 from tests.sinktools import (
     SOURCE,
     T0,

@@ -11,9 +11,10 @@ from oncely.pipeline import Pipeline
 from oncely.pipeline import repair as repairs
 from oncely.pipeline.repaired import Found
 from oncely.testing.faults import KillAt
+from oncely.testing.processes import kill_self
 from tests.scenarios.delta_jobs import Steps as DeltaSteps
 from tests.scenarios.files_jobs import Steps
-from tests.scenarios.kafka_jobs import Calls, kill_self
+from tests.scenarios.kafka_jobs import Calls
 
 
 def repair(settings: dict[str, Any], found: list[Any], kill: dict[str, Any]) -> Any:

@@ -7,8 +7,6 @@ Run as a program it is a child that a scenario may hurt:
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from oncely.pipeline import Pipeline
 from oncely.runtimes.spark import options as spark_options
 from oncely.runtimes.spark.task import commit_chunks
 from oncely.testing.halting import run_to_exit_code
+from oncely.testing.processes import stop_self
 
 SLEEP = "coalesce(reflect('java.lang.Thread', 'sleep', {ms}L), 'slept') is not null"
 ARROW_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -131,7 +130,7 @@ class PausingInCopy(PostgresConnection):
                 stream.write(encoder.write_batch(batch))
                 with contextlib.suppress(FileExistsError):
                     self._marker.touch(exist_ok=False)
-                    os.kill(os.getpid(), signal.SIGSTOP)
+                    stop_self()
             stream.write(encoder.finish())
         return cursor.rowcount
 

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from oncely.clients.sql.connection import Connection, Dialect, connect
+from oncely.testing.processes import kill_self
 
 LEND, FUNCTION, GIVE_BACK = "LEND", "a statement of the function", "GIVE BACK"
 """The calls of a transaction that is lent to a handler."""
@@ -64,7 +63,7 @@ class KillAt:
             counter.calls += 1
             counter.seen.append(what)
         if after == self.after and counter.calls - 1 == self.call:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill_self()
 
 
 class _Killing:

@@ -29,7 +29,7 @@ from oncely.core import events
 from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
-from oncely.testing.processes import Child, await_that, child, tree
+from oncely.testing.processes import Child, await_that, child, stop_self, tree
 
 Point = Literal["commit", "write"]
 
@@ -118,7 +118,7 @@ class Halting:
         marker = _marker(self.file, point)
         with contextlib.suppress(FileNotFoundError):
             marker.rename(f"{marker}.{os.getpid()}")
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop_self()
 
     def wanted(self, point: Point) -> bool:
         """True if a halt is requested."""

@@ -18,7 +18,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from oncely.testing.processes import await_that, owner_of, send_all, tree
+from oncely.testing.processes import await_that, owner_of, send_all, stop_all, tree
 
 _GATE = 4711
 _SETTLE = 0.005  # seconds; a stopped thread may still be leaving the kernel
@@ -69,10 +69,10 @@ def inside_a_commit(
     stopped: list[psutil.Process] = []
     with psycopg.connect(url, autocommit=True) as database:
         await_that(lambda: _exists(database, table), f"the table {table}", timeout)
-    with closed_gate(url, table) as database:
-        publish()
-        moment = await_that(lambda: _caught(database, pid, stopped), "a commit", timeout)
     try:
+        with closed_gate(url, table) as database:
+            publish()
+            moment = await_that(lambda: _caught(database, pid, stopped), "a commit", timeout)
         yield moment
     finally:
         send_all(stopped, signal.SIGCONT)
@@ -110,7 +110,7 @@ def _caught(
     if not seen:
         return None
     stopped[:] = tree(pid)
-    send_all(stopped, signal.SIGSTOP)
+    stop_all(stopped)
     time.sleep(_SETTLE)
     for session, port in waiting(database):
         owner = owner_of(port, stopped)

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ Child = subprocess.Popen[bytes]
 
 _POLL, _LONGEST_POLL, _SLOWER = 0.01, 0.2, 1.3  # seconds, seconds, from poll to poll
 _ENDING = 30.0
+_STILL = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 @contextlib.contextmanager
@@ -83,6 +85,40 @@ def send_all(processes: Iterable[psutil.Process], number: int) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
+
+
+def stop_all(processes: Sequence[psutil.Process]) -> None:
+    """Stop processes (SIGSTOP); returns when none of them runs. Ended processes are ignored.
+
+    A process with several threads runs on until one of them has taken the signal.
+
+    Raises:
+        AssertionError: a process did not stop in time.
+    """
+    send_all(processes, signal.SIGSTOP)
+    await_that(lambda: not any(map(_runs, processes)), "processes that stop")
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() not in _STILL
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stop_self() -> None:
+    """Stop this process; returns when it continues (SIGCONT).
+
+    SIGSTOP goes to the calling thread. A signal to the process is taken by any of its threads, the
+    main thread first, and the calling thread runs on until that thread gets a processor: a commit
+    that was to be halted is made.
+    """
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
+def kill_self() -> None:
+    """Kill this process (SIGKILL); does not return."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def jvm_of(pid: int) -> psutil.Process:

@@ -26,6 +26,7 @@ from oncely.clients.sql.connection import (
     TableName,
     connect,
 )
+from oncely.testing.processes import kill_self
 from oncely.testing.semantics.cells import BEFORE, COMMIT, INSIDE, POSITION, RECORDS
 
 ARRIVING = 10.0  # seconds for half of a commit's records to arrive
@@ -88,7 +89,7 @@ class Killer:
             if pid not in (0, os.getpid()):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_self()
 
     def committed(self, *, records: bool, position: bool) -> None:
         """Handle the commit of records, of the position, or of both."""
