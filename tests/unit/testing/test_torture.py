@@ -127,10 +127,10 @@ def test_a_kill_comes_before_or_after_the_call(monkeypatch: pytest.MonkeyPatch) 
     class Killed(BaseException):
         """In the place of SIGKILL."""
 
-    def kill(_pid: int, _signal: int) -> None:
+    def kill() -> None:
         raise Killed
 
-    monkeypatch.setattr(faults.os, "kill", kill)
+    monkeypatch.setattr(faults, "kill_self", kill)
     for call, after, waits in ((1, False, 0), (1, True, 1), (2, False, 1), (2, True, 2)):
         inner = Session()
         with pytest.raises(Killed):
