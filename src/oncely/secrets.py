@@ -91,11 +91,6 @@ def scope(secrets: Secrets) -> Iterator[None]:
         _scope.reset(token)
 
 
-def in_scope() -> Secrets:
-    """The secrets of the current scope."""
-    return _scope.get()
-
-
 def carried(work: Callable[[Items], Iterator[T]]) -> Callable[[Items], Iterator[T]]:
     """Wrap ``work`` for a task in another process, so that it runs within the current scope."""
     return partial(_iterate, _scope.get(), work)

@@ -27,8 +27,7 @@ from oncely.cli import identity, screen
 from oncely.cli.audit import show_report
 from oncely.cli.audit_options import Asked
 from oncely.cli.durations import seconds
-from oncely.cli.opened import STDIN, opened
-from oncely.cli.run import importable
+from oncely.cli.opened import STDIN, importable, opened
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.config import SparkSettings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.text import Text
@@ -13,15 +14,7 @@ from oncely.cli.options import ResetTo
 from oncely.cli.tables import LEFT, RIGHT, show
 from oncely.errors import WrongInput
 from oncely.pipeline.offsets import Reset
-from oncely.sources.reset import (
-    ShiftBy,
-    ToEarliest,
-    ToLatest,
-    ToOffset,
-    Verb,
-    by_duration,
-    to_datetime,
-)
+from oncely.sources.reset import Verb, verb_of
 
 
 def show_offsets(file: Path, as_json: bool) -> None:
@@ -101,19 +94,11 @@ def chosen_verb(to: ResetTo) -> Verb:
     Raises:
         WrongInput: none or several, or its argument is invalid.
     """
-    given: list[Verb] = []
-    if to.to_earliest:
-        given.append(ToEarliest())
-    if to.to_latest:
-        given.append(ToLatest())
-    if to.to_offset is not None:
-        given.append(ToOffset(to.to_offset))
-    if to.to_datetime is not None:
-        given.append(to_datetime(to.to_datetime))
-    if to.shift_by is not None:
-        given.append(ShiftBy(to.shift_by))
-    if to.by_duration is not None:
-        given.append(by_duration(to.by_duration))
+    given = [
+        verb_of(name.replace("_", "-"), str(value))
+        for name, value in asdict(to).items()
+        if value is not None and value is not False
+    ]
     if len(given) != 1:
         raise WrongInput(
             f"a reset needs one verb, {len(given)} were given",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,9 +32,11 @@ def opened_app(path: str) -> Pipeline:
     return pipeline
 
 
-def opened(file: Path) -> Pipeline:
+def opened(file: Path, *, imports: bool = False) -> Pipeline:
     """The pipeline of a file, or of standard input; its secrets are redacted in all output from
     now on.
+
+    With ``imports`` the modules beside the file can be imported: the command runs its functions.
 
     Raises:
         ConfigError: names every invalid key, and the way out.
@@ -41,6 +44,8 @@ def opened(file: Path) -> Pipeline:
     pipeline = _from_stdin() if file == STDIN else Pipeline.from_file(file)
     screen.hide(pipeline.secrets)
     logs.named(pipeline.settings.name)
+    if imports:
+        importable(file)
     return pipeline
 
 
@@ -55,6 +60,15 @@ def opened_together(files: Sequence[Path]) -> Application:
     if len(found.pipelines) == 1:
         logs.named(found.name)
     return found
+
+
+def importable(file: Path) -> None:
+    """Let the driver and local workers import the modules beside the pipeline file."""
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else folder
 
 
 def refuse_stdin(paths: Sequence[Path]) -> None:

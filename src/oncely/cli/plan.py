@@ -11,7 +11,6 @@ from rich.text import Text
 
 from oncely.cli import screen
 from oncely.cli.opened import opened
-from oncely.cli.run import importable
 from oncely.cli.tables import LEFT, RIGHT, cell, show
 from oncely.cli.trial import show_trial
 from oncely.pipeline.destination import Connections, SinkFacts, TopicPlan
@@ -21,8 +20,7 @@ from oncely.pipeline.problems import Problem
 
 def show_plan(file: Path, use_spark: bool | None, sample: int, as_json: bool) -> int:
     """Print the plan; returns the exit code."""
-    pipeline = opened(file)
-    importable(file)
+    pipeline = opened(file, imports=True)
     if screen.err.is_terminal:
         with screen.err.status("checking brokers, table and code"):
             plan = pipeline.plan(use_spark=use_spark, sample=sample)

@@ -11,7 +11,6 @@ from pathlib import Path
 from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.cli.options import WhichRejects
-from oncely.cli.run import importable
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.tables import LEFT, REST, RIGHT, printable, show
 from oncely.config.values import parse_seconds
@@ -116,8 +115,7 @@ def discard_rejects(file: Path, which: RejectFilter, *, execute: bool, as_json: 
 
 def replay_rejects(file: Path, as_json: bool) -> None:
     """Decode dead letters again; print the number that were moved."""
-    pipeline = opened(file)
-    importable(file)
+    pipeline = opened(file, imports=True)
     with SparkLog(pipeline.settings.name, None) as log:
         spark = None
         if pipeline.spark_path is not None and pipeline.status().rejects:

@@ -13,7 +13,6 @@ from oncely.audit.report import EXIT_CODES, KINDS, Finding, Report
 from oncely.cli import screen
 from oncely.cli.audit import show_report
 from oncely.cli.opened import opened
-from oncely.cli.run import importable
 from oncely.cli.tables import LEFT, REST, RIGHT, show
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
@@ -37,8 +36,7 @@ def repair_file(
     events: Path | None = None,
 ) -> int:
     """Repair the findings of a report, or of an audit; returns the exit code."""
-    pipeline = opened(file)
-    importable(file)
+    pipeline = opened(file, imports=True)
     if report is None:
         audited = audit(pipeline, limit=_LIMIT)
         found, code = [_of_audit(one) for one in audited.findings], audited.exit_code
@@ -59,8 +57,7 @@ def backfill_file(
     events: Path | None = None,
 ) -> int:
     """Process ranges again; returns the exit code."""
-    pipeline = opened(file)
-    importable(file)
+    pipeline = opened(file, imports=True)
     ranges = chosen_ranges(pipeline, begin, end, offsets)
     done = pipeline.backfill(ranges, execute=execute, events=events)
     return _conclude(pipeline, done, 0, as_json=as_json)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Literal, TypeVar
 from oncely import artifacts
 from oncely.cli import options, screen
 from oncely.cli.durations import seconds
-from oncely.cli.opened import files_of, opened_together
+from oncely.cli.opened import files_of, importable, opened_together
 from oncely.cli.options import Serving
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
 from oncely.cli.signals import Interrupted, Signals
@@ -214,15 +212,6 @@ def progress_of(pipeline: Pipeline, lines: LiveLines | None = None) -> Progress:
     if not screen.err.is_terminal:
         return LogLines()
     return LiveLine(pipeline.settings.name, watching.stable_end, lines)
-
-
-def importable(file: Path) -> None:
-    """Let the driver and local workers import the modules beside the pipeline file."""
-    folder = str(file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else folder
 
 
 def asked_to_stop(stop: StopSignal, force: Callable[[], None]) -> Callable[[], None]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncely.cli import screen
-from oncely.cli.opened import refuse_stdin
-from oncely.cli.run import importable
+from oncely.cli.opened import importable, refuse_stdin
 from oncely.clients.http_server import parse_address
 from oncely.errors import WrongInput
 from oncely.extras import require

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from oncely.cli import screen
-from oncely.cli.opened import opened, opened_app
-from oncely.cli.run import force, importable, on_spark, progress_of, until_stopped
+from oncely.cli.opened import importable, opened, opened_app
+from oncely.cli.run import force, on_spark, progress_of, until_stopped
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.together import Run, finished
@@ -98,8 +98,7 @@ def _opened(file: Path) -> Pipeline:
     if _APP.fullmatch(str(file)) and not file.exists():
         pipeline = opened_app(str(file))
     else:
-        pipeline = opened(file)
-        importable(file)
+        pipeline = opened(file, imports=True)
     configure()
     return pipeline
 

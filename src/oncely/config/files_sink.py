@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -9,19 +10,16 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    InstanceOf,
-    PlainSerializer,
     SecretStr,
     model_validator,
 )
 
 from oncely.clients.files.store import S3Options, Store
 from oncely.config.base import Section, as_tuple
-from oncely.config.errors import Problem, all_invalid, invalid, shown
+from oncely.config.errors import Problem, all_invalid, invalid
 from oncely.config.kafka_sink import producer_keys, transaction_seconds
 from oncely.config.source import topic_name
-from oncely.config.values import RejectBudget, parse_budget, parse_seconds, parse_size
-from oncely.config.written import SIZE, TIME, written
+from oncely.config.values import Budget, between, parse_budget, parse_seconds, parse_size
 from oncely.errors import ConfigError
 from oncely.lake.partitions import parse_partition_by
 
@@ -37,31 +35,15 @@ def partition_columns(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-@written(TIME, "up to an hour")
-def _interval(value: object) -> float:
-    seconds = parse_seconds(value)
-    if not 0 <= seconds <= 3600:
-        raise invalid(f"found {shown(value)}; allowed: up to an hour", 'write "30 seconds"')
-    return seconds
-
-
-@written(TIME, "a minute or more")
-def _age(value: object) -> float:
-    seconds = parse_seconds(value)
-    if seconds < 60:
-        raise invalid(
-            f"found {shown(value)}; allowed: a minute or more",
-            'write "1 hour": a batch must be staged and published within it',
-        )
-    return seconds
-
-
-@written(SIZE, "64 KiB to 1 GiB")
-def _file_size(value: object) -> int:
-    size = parse_size(value)
-    if not 1 << 16 <= size <= 1 << 30:
-        raise invalid(f"found {shown(value)}; allowed: 64 KiB to 1 GiB", 'write "64 MiB"')
-    return size
+_interval = between(parse_seconds, 0, 3600, "up to an hour", 'write "30 seconds"')
+_age = between(
+    parse_seconds,
+    60,
+    math.inf,
+    "a minute or more",
+    'write "1 hour": a batch must be staged and published within it',
+)
+_file_size = between(parse_size, 1 << 16, 1 << 30, "64 KiB to 1 GiB", 'write "64 MiB"')
 
 
 class S3Settings(Section):
@@ -124,11 +106,7 @@ class RootSettings(Section):
     target_file_size: Annotated[int, BeforeValidator(_file_size)] = 64 << 20
     max_staging_age: Annotated[float, BeforeValidator(_age)] = 3600.0
     create: bool = True
-    max_rejects: Annotated[
-        InstanceOf[RejectBudget],
-        BeforeValidator(parse_budget),
-        PlainSerializer(str, when_used="json"),
-    ] = parse_budget("1%")
+    max_rejects: Budget = parse_budget("1%")
     s3: S3Settings | None = None
 
     @property

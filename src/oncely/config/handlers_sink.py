@@ -8,8 +8,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    InstanceOf,
-    PlainSerializer,
     SecretStr,
     model_validator,
 )
@@ -18,7 +16,7 @@ from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, as_tuple
 from oncely.config.errors import invalid, shown
-from oncely.config.values import RejectBudget, parse_budget, parse_seconds
+from oncely.config.values import Budget, parse_budget, parse_seconds
 from oncely.config.written import TIME, written
 from oncely.ledgers.sql.tables import POSITIONS
 
@@ -74,11 +72,7 @@ class HandlersSinkSettings(Section):
     retries: Annotated[int, Field(ge=0, le=100)] = 3
     on_error: Literal["reject", "stop"] = "reject"
     time_limit: Annotated[float, BeforeValidator(_time_limit)] = 60.0
-    max_rejects: Annotated[
-        InstanceOf[RejectBudget],
-        BeforeValidator(parse_budget),
-        PlainSerializer(str, when_used="json"),
-    ] = parse_budget("1%")
+    max_rejects: Budget = parse_budget("1%")
     context: Annotated[
         tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(_header_names)
     ] = ()

@@ -8,8 +8,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    InstanceOf,
-    PlainSerializer,
     model_validator,
 )
 
@@ -18,12 +16,9 @@ from oncely.config.base import Section, plain_table
 from oncely.config.decode import FileName
 from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.source import broker_list, topic_name
-from oncely.config.values import RejectBudget, parse_budget, parse_seconds
-from oncely.config.written import PROPERTIES, TIME, written
+from oncely.config.values import Budget, between, parse_budget, parse_seconds
+from oncely.config.written import PROPERTIES, written
 from oncely.errors import ConfigError
-
-_SHORTEST = 10.0  # seconds
-_LONGEST = 900.0  # the broker's default of transaction.max.timeout.ms
 
 
 @written(PROPERTIES)
@@ -51,16 +46,13 @@ def _staging(value: str) -> str:
     return value
 
 
-@written(TIME, "10 seconds to 15 minutes")
-def transaction_seconds(value: object) -> float:
-    """Parse the time after which the broker aborts a transaction."""
-    seconds = parse_seconds(value)
-    if not _SHORTEST <= seconds <= _LONGEST:
-        raise invalid(
-            f"found {shown(value)}; allowed: 10 seconds to 15 minutes",
-            "stay below the broker's transaction.max.timeout.ms, 15 minutes by default",
-        )
-    return seconds
+transaction_seconds = between(
+    parse_seconds,
+    10,
+    900,
+    "10 seconds to 15 minutes",
+    "stay below the broker's transaction.max.timeout.ms, 15 minutes by default",
+)
 
 
 class KafkaSinkSettings(Section):
@@ -111,11 +103,7 @@ class KafkaSinkSettings(Section):
     ledger_topic: Annotated[str, AfterValidator(topic_name)] = "oncely.ledger"
     partitions: Annotated[int, Field(ge=1, le=10_000)] | None = None
     create: bool = True
-    max_rejects: Annotated[
-        InstanceOf[RejectBudget],
-        BeforeValidator(parse_budget),
-        PlainSerializer(str, when_used="json"),
-    ] = parse_budget("1%")
+    max_rejects: Budget = parse_budget("1%")
     transaction_timeout: Annotated[float, BeforeValidator(transaction_seconds)] = 60.0
     staging: Annotated[str, AfterValidator(_staging)] | None = None
     brokers: Annotated[str, AfterValidator(broker_list)] | None = None

@@ -12,7 +12,7 @@ from oncely.config import urls
 from oncely.config.base import Section, as_tuple
 from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.values import (
-    RejectBudget,
+    Budget,
     folded,
     parse_budget,
     parse_seconds,
@@ -55,11 +55,7 @@ class SqlSinkSettings(Section):
     create: bool = True
     keep_source: bool | None = None
     rounding: Literal["refuse", "allow"] = "refuse"
-    max_rejects: Annotated[
-        InstanceOf[RejectBudget],
-        BeforeValidator(parse_budget),
-        PlainSerializer(str, when_used="json"),
-    ] = parse_budget("1%")
+    max_rejects: Budget = parse_budget("1%")
     connect_timeout: Annotated[float, BeforeValidator(parse_seconds)] = 10.0
 
     @property

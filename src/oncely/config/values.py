@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BeforeValidator, InstanceOf, PlainSerializer
 
 from oncely.clients.sql.connection import TableName
 from oncely.config.errors import invalid, shown
-from oncely.config.written import INTERVAL, SHARE, SIZE, START, TABLE, TIME, written
+from oncely.config.written import INTERVAL, SHARE, SIZE, START, TABLE, TIME, form_of, written
 from oncely.sources.start import Moment, Start, parse_moment
 
 
@@ -61,6 +64,13 @@ def parse_budget(value: object) -> RejectBudget:
     return RejectBudget(share=Fraction(match[1]) / 100)
 
 
+Budget = Annotated[
+    InstanceOf[RejectBudget],
+    BeforeValidator(parse_budget),
+    PlainSerializer(str, when_used="json"),
+]
+
+
 _WORDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
 _UNITS = {
     **_WORDS,
@@ -101,6 +111,31 @@ def parse_size(value: object) -> int:
             'write "64 MiB"',
         )
     return int(Fraction(match[1]) * unit)
+
+
+N = TypeVar("N", int, float)
+
+
+def between(
+    parse: Callable[[object], N], least: float, most: float, limits: str, way_out: str
+) -> Callable[[object], N]:
+    """A parser that refuses what is outside of limits.
+
+    Args:
+        parse: :func:`parse_seconds` or :func:`parse_size`.
+        least, most: the limits, which are allowed themselves.
+        limits: the same in words.
+        way_out: of the error.
+    """
+
+    def parser(value: object) -> N:
+        found = parse(value)
+        if not least <= found <= most:
+            raise invalid(f"found {shown(value)}; allowed: {limits}", way_out)
+        return found
+
+    form = form_of(parse)
+    return written(form, limits)(parser) if form else parser
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from oncely.config.base import Section
-from oncely.config.errors import invalid, shown
-from oncely.config.values import parse_seconds
-from oncely.config.written import TIME, written
+from oncely.config.errors import invalid
+from oncely.config.values import between, parse_seconds
 
 
 def _named(value: str) -> str:
@@ -18,15 +17,13 @@ def _named(value: str) -> str:
     return value
 
 
-@written(TIME, "1 second to 1 hour")
-def _session(value: object) -> float:
-    seconds = parse_seconds(value)
-    if not 1 <= seconds <= 3600:
-        raise invalid(
-            f"found {shown(value)}; allowed: 1 second to 1 hour",
-            'write "45 seconds"; the broker has limits of its own (group.min.session.timeout.ms)',
-        )
-    return seconds
+_session = between(
+    parse_seconds,
+    1,
+    3600,
+    "1 second to 1 hour",
+    'write "45 seconds"; the broker has limits of its own (group.min.session.timeout.ms)',
+)
 
 
 class WorkerSettings(Section):

@@ -606,9 +606,7 @@ class Pipeline:
 
         Args:
             ranges: offsets by partition; what is beyond the position is left to the pipeline.
-            execute: write; otherwise a dry run.
-            progress: called with the number of offsets after every transaction.
-            events: the event log of the pipeline, to which executed transactions are appended.
+            execute, progress, events: as in :meth:`repair`.
 
         Raises:
             DataLost: the topic no longer has all of the records.

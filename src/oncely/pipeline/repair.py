@@ -27,6 +27,8 @@ from oncely.sinks.base import RewritesRecords, RewritesTogether
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
 
+Progress = Callable[[int], None]
+
 OFFSETS_A_TRANSACTION = 500
 """Damaged records that are repaired together: each is a condition of a DELETE."""
 BACKFILL_A_TRANSACTION = 20_000
@@ -39,9 +41,9 @@ def repair(
     pipeline: Pipeline,
     found: Sequence[Found],
     *,
-    execute: bool = False,
-    progress: Callable[[int], None] = lambda _: None,
-    events: str | Path | None = None,
+    execute: bool,
+    progress: Progress,
+    events: str | Path | None,
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.repair`."""
     with rewriting(pipeline, events if execute else None) as work:
@@ -51,11 +53,7 @@ def repair(
 
 
 def _repair_records(
-    work: Work[RewritesRecords],
-    found: Sequence[Found],
-    *,
-    execute: bool,
-    progress: Callable[[int], None],
+    work: Work[RewritesRecords], found: Sequence[Found], *, execute: bool, progress: Progress
 ) -> Repaired:
     known = [one for one in found if one.partition is not None and one.offset is not None]
     impossible = [Impossible(one, NO_OFFSET) for one in found if one not in known]
@@ -129,9 +127,9 @@ def backfill(
     pipeline: Pipeline,
     ranges: Mapping[TopicPartition, OffsetRange],
     *,
-    execute: bool = False,
-    progress: Callable[[int], None] = lambda _: None,
-    events: str | Path | None = None,
+    execute: bool,
+    progress: Progress,
+    events: str | Path | None,
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.backfill`."""
     with rewriting(pipeline, events if execute else None) as work:
@@ -145,7 +143,7 @@ def _backfill_records(
     ranges: Mapping[TopicPartition, OffsetRange],
     *,
     execute: bool,
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> Repaired:
     if reason := work.sink.lacks("backfill"):
         raise ConfigError("sink.kind", reason, way_out="write into a new topic")

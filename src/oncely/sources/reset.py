@@ -153,6 +153,48 @@ def _position(current: Mapping[TopicPartition, Position], tp: TopicPartition) ->
     return current[tp]
 
 
+VERBS = {
+    "to-earliest": "to the first record",
+    "to-latest": "to the end",
+    "to-offset": "to an offset",
+    "to-datetime": "to a time (ISO 8601)",
+    "shift-by": "by a number of offsets",
+    "by-duration": "back by a duration (PT1H30M)",
+}
+"""The verbs of ``oncely offsets reset``, and their meanings."""
+
+
+def verb_of(name: str, value: str) -> Verb:
+    """The verb of a name and its argument, which is ignored if the verb has none.
+
+    Raises:
+        WrongInput: there is no such verb, or its argument is invalid.
+    """
+    match name:
+        case "to-earliest":
+            return ToEarliest()
+        case "to-latest":
+            return ToLatest()
+        case "to-offset":
+            return ToOffset(_whole(name, value))
+        case "to-datetime":
+            return to_datetime(value)
+        case "shift-by":
+            return ShiftBy(_whole(name, value))
+        case "by-duration":
+            return by_duration(value)
+    raise WrongInput(f"{name!r} is no kind of reset", way_out=", ".join(VERBS))
+
+
+def _whole(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise WrongInput(
+            f"{value!r} is no whole number", way_out=f"{VERBS[name]}: a whole number"
+        ) from None
+
+
 def to_datetime(text: str) -> ToDatetime:
     """Parse the argument of ``--to-datetime``: ISO 8601, UTC if it has no offset.
 

@@ -9,53 +9,10 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from oncely.audit.wording import plural
-from oncely.errors import OncelyError, WrongInput
+from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline
-from oncely.sources.reset import (
-    ShiftBy,
-    ToEarliest,
-    ToLatest,
-    ToOffset,
-    Verb,
-    by_duration,
-    to_datetime,
-)
+from oncely.sources.reset import Verb
 from oncely.web.model import Problem
-
-VERBS = {
-    "to-earliest": "to the first record",
-    "to-latest": "to the end",
-    "to-offset": "to an offset",
-    "to-datetime": "to a time (ISO 8601)",
-    "shift-by": "by a number of offsets",
-    "by-duration": "back by a duration (PT1H30M)",
-}
-"""The verbs of ``oncely offsets reset``, and their meanings."""
-
-
-def verb_of(name: str, value: str) -> Verb:
-    """The verb of a form.
-
-    Raises:
-        WrongInput: there is no such verb, or its value is invalid.
-    """
-    if name == "to-earliest":
-        return ToEarliest()
-    if name == "to-latest":
-        return ToLatest()
-    if name == "to-datetime":
-        return to_datetime(value)
-    if name == "by-duration":
-        return by_duration(value)
-    if name not in VERBS:
-        raise WrongInput(f"{name!r} is no kind of reset", way_out=", ".join(VERBS))
-    try:
-        number = int(value)
-    except ValueError:
-        raise WrongInput(
-            f"{value!r} is no whole number", way_out=f"{VERBS[name]}: a whole number"
-        ) from None
-    return ToOffset(number) if name == "to-offset" else ShiftBy(number)
 
 
 @dataclass(frozen=True)

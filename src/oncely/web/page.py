@@ -15,8 +15,9 @@ from oncely.core.topics import TopicPartition
 from oncely.html import document
 from oncely.pipeline.offsets import Reset
 from oncely.sources.lag import PartitionLag
+from oncely.sources.reset import VERBS
 from oncely.verify.state import AMENDMENTS
-from oncely.web.changes import VERBS, Job
+from oncely.web.changes import Job
 from oncely.web.model import (
     Detail,
     Epoch,

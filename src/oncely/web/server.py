@@ -22,10 +22,11 @@ from oncely.audit.wording import redacted
 from oncely.errors import OncelyError
 from oncely.html import style_hash
 from oncely.pipeline.offsets import Reset
+from oncely.sources.reset import verb_of
 from oncely.web import page
 from oncely.web.access import Access
 from oncely.web.audits import newest
-from oncely.web.changes import Changes, verb_of
+from oncely.web.changes import Changes
 from oncely.web.model import Problem
 from oncely.web.style import SCRIPT, STYLE
 from oncely.web.watch import Watched

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from oncely.cli.run import importable, run_files
+from oncely.cli.opened import importable
+from oncely.cli.run import run_files
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.work import work_file
 
