@@ -6,7 +6,7 @@ changed the column's type.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -43,19 +43,34 @@ def no_event_time(arrow: pa.DataType) -> str:
     return f"is {arrow}; {_RULE}"
 
 
-def instants(rows: pa.Table, name: str, rejected: dict[int, str]) -> Micros:
-    """A column's instants; rows with an invalid value are added to ``rejected``, with the
-    reason."""
+def suitable(
+    rows: pa.Table,
+    name: str,
+    problem_of: Callable[[pa.DataType], str],
+    rejected: dict[int, str],
+    use: str,
+) -> pa.Array | None:
+    """A column as one array; None if no record has it yet, or if ``problem_of`` its type refuses
+    it: rows with a value are then added to ``rejected``."""
     if name not in rows.column_names:
-        return np.full(rows.num_rows, NO_TIME)
+        return None
     column = rows.column(name).combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)
-    problem = no_event_time(column.type)
-    if problem:
-        for row in pc.indices_nonzero(pc.is_valid(column)).to_pylist():
-            rejected.setdefault(row, f"event time {name!r} {problem}")
-        return np.full(len(column), NO_TIME)
+    problem = problem_of(column.type)
+    if not problem:
+        return column
+    for row in pc.indices_nonzero(pc.is_valid(column)).to_pylist():
+        rejected.setdefault(row, f"{use} {name!r} {problem}")
+    return None
+
+
+def instants(rows: pa.Table, name: str, rejected: dict[int, str]) -> Micros:
+    """A column's instants; rows with an invalid value are added to ``rejected``, with the
+    reason."""
+    column = suitable(rows, name, no_event_time, rejected, "event time")
+    if column is None:
+        return np.full(rows.num_rows, NO_TIME)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         found = _of_texts(column, name, rejected)
         micros: Micros = pc.fill_null(found.view(pa.int64()), NO_TIME).to_numpy()

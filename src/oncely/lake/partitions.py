@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.errors import ConfigError
-from oncely.lake.event_time import NO_TIME, instants, no_event_time
+from oncely.lake.event_time import NO_TIME, instants, no_event_time, suitable
 
 Kind = Literal["column", "date", "hour"]
 Values: TypeAlias = "tuple[str | None, ...]"
@@ -231,18 +231,9 @@ def _renumbered(known: _Known, values: pa.Array) -> Int64s:
 
 def _texts(rows: pa.Table, name: str, rejected: dict[int, str]) -> pa.Array:
     """A plain column as texts; a column that no record has yet has no values."""
-    if name not in rows.column_names:
+    column = suitable(rows, name, _no_value, rejected, "partition column")
+    if column is None or pa.types.is_null(column.type):
         return pa.nulls(rows.num_rows, pa.string())
-    column = rows.column(name).combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks)
-    problem = _no_value(column.type)
-    if problem:
-        for row in pc.indices_nonzero(pc.is_valid(column)).to_pylist():
-            rejected.setdefault(row, f"partition column {name!r} {problem}")
-        return pa.nulls(len(column), pa.string())
-    if pa.types.is_null(column.type):
-        return pa.nulls(len(column), pa.string())
     texts = pc.cast(column, pa.string())
     long = pc.fill_null(pc.greater(pc.binary_length(texts), _LONGEST), False)
     if pc.any(long).as_py():

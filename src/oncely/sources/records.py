@@ -11,21 +11,12 @@ from typing import Any, NamedTuple
 import confluent_kafka as ck
 from confluent_kafka import KafkaException
 
-from oncely.clients.kafka.client import ErrorState, classify_error, make
+from oncely.clients.kafka.client import ASSIGNED, ErrorState, classify_error, make
 from oncely.clients.kafka.polling import polled
 from oncely.core.topics import Position, TopicPartition
 
-_OWN = {
+_OWN = ASSIGNED | {
     "group.id": "oncely-reads-again",  # required by librdkafka, not used
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-    # For an offset below the log start, the reader continues at the oldest record.
-    "auto.offset.reset": "earliest",
-    "fetch.wait.max.ms": 50,
-    "fetch.queue.backoff.ms": 5,
-}
-_SMALL = {
     # Fetch little ahead: single records arrive ten times sooner than with the default of 1 MiB, and
     # long runs no later. A larger record is returned all the same (KIP-74).
     "max.partition.fetch.bytes": 65_536,
@@ -68,7 +59,7 @@ class RecordReader:
         # Records that were read before by a reader of committed records: there is no need to wait
         # for the end of a transaction that is open now.
         level = "read_committed" if committed else "read_uncommitted"
-        own = _OWN | {"isolation.level": level} | _SMALL
+        own = _OWN | {"isolation.level": level}
         self._consumer: Any = make(ck.Consumer, brokers, kafka, self._error_state, **own)
 
     def close(self) -> None:
@@ -145,7 +136,7 @@ def _of_first_records(
     """Apply ``take`` to the next record of every partition; None if there is none."""
     found: dict[TopicPartition, int | None] = dict.fromkeys(positions)
     error_state = ErrorState(brokers)
-    own = _OWN | {"isolation.level": "read_committed"} | _SMALL
+    own = _OWN | {"isolation.level": "read_committed"}
     consumer = make(ck.Consumer, brokers, kafka, error_state, **own)
     waiting = set(positions)
     try:

@@ -46,6 +46,23 @@ _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
+ASSIGNED: dict[str, object] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    # For an offset below the log start, the reader continues at the oldest record.
+    "auto.offset.reset": "earliest",
+    "fetch.wait.max.ms": 50,
+    "fetch.queue.backoff.ms": 5,
+}
+"""Properties of a consumer whose partitions are assigned to it: no member of a group."""
+OFFSETS_DELAYED = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+)
+"""The group's coordinator moves or starts, or an offset is pending in a transaction."""
 _LOGIN = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 _UNTRUSTED = (
     "certificate verify failed",

@@ -12,20 +12,13 @@ from typing import Any, NamedTuple
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka.client import ErrorState, classify_error, make, unanswered
+from oncely.clients.kafka.client import ASSIGNED, ErrorState, classify_error, make, unanswered
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 
-_OWN = {
+_OWN = ASSIGNED | {
     "group.id": "oncely-reads-ranges",  # required by librdkafka, not used
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
     "isolation.level": "read_committed",
-    # For an offset below the log start, the reader continues at the oldest record.
-    "auto.offset.reset": "earliest",
-    "fetch.wait.max.ms": 50,
-    "fetch.queue.backoff.ms": 5,
 }
 _STEP = 0.1  # seconds that one poll may take, so that errors are noticed
 _MANY = 10_000  # messages that are taken at once

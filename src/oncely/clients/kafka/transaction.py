@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import confluent_kafka as ck
@@ -60,12 +59,7 @@ class Transaction(Sender):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._open:
             self._abort()
         self._producer = None

@@ -19,7 +19,13 @@ from typing import Any
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka.client import ErrorState, classify_error, make, unanswered
+from oncely.clients.kafka.client import (
+    OFFSETS_DELAYED,
+    ErrorState,
+    classify_error,
+    make,
+    unanswered,
+)
 from oncely.clients.per_process import Lazy
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, OncelyError
@@ -33,14 +39,7 @@ _CLIENT = {
     # Makes a fetch of offsets wait for pending offsets of a transaction (KIP-447).
     "isolation.level": "read_committed",
 }
-_PASSING = (
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.UNSTABLE_OFFSET_COMMIT,
-    KafkaError._WAIT_COORD,
-)
-"""The group's coordinator moves or starts, or an offset is pending in a transaction."""
+_PASSING = (*OFFSETS_DELAYED, KafkaError._WAIT_COORD)
 _NO_ANSWER = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 _IN_USE = (
     KafkaError.UNKNOWN_MEMBER_ID,

@@ -18,9 +18,16 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
-from oncely.clients.kafka.client import ErrorState, KafkaAdmin, classify_error, make
+from oncely.clients.kafka.client import (
+    ASSIGNED,
+    OFFSETS_DELAYED,
+    ErrorState,
+    KafkaAdmin,
+    classify_error,
+    make,
+)
 from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.clients.kafka.non_transactional import Delivered, Plain
 from oncely.clients.kafka.producer import Producer
@@ -40,24 +47,12 @@ from oncely.ledgers.totals import Totals
 
 log = logging.getLogger(__name__)
 
-READER: Mapping[str, object] = {
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "earliest",
+READER: Mapping[str, object] = ASSIGNED | {
     # Also makes a fetch of group offsets wait for pending ones (KIP-447).
     "isolation.level": "read_committed",
     "fetch.wait.max.ms": 20,
-    "fetch.queue.backoff.ms": 5,
 }
 
-_PASSING = (
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.UNSTABLE_OFFSET_COMMIT,
-)
-"""The group's coordinator moves or starts, or an offset is pending in a transaction."""
 _AGAIN = 0.05  # seconds
 
 
@@ -272,7 +267,7 @@ class Cluster:
                 bad = error.args[0]
             if bad is None:
                 return self._stamped(found)
-            if bad.code() not in _PASSING or time.monotonic() > deadline:
+            if bad.code() not in OFFSETS_DELAYED or time.monotonic() > deadline:
                 raise classify_error(bad, doing, self.pipeline_topics.brokers)
             time.sleep(_AGAIN)
         return {}

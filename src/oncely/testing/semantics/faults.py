@@ -184,9 +184,11 @@ class KillingClients:
     ) -> Any:
         """Create a client; producers have the fault."""
         made = make(kind, brokers, kafka, error_state, **own)
-        return (
-            KillingProducer(made, self.killer, self.topic) if issubclass(kind, Producer) else made
-        )
+        return self.producer(made) if issubclass(kind, Producer) else made
+
+    def producer(self, made: Any) -> KillingProducer:
+        """The producer with the fault."""
+        return KillingProducer(made, self.killer, self.topic)
 
 
 class KillingProducer:

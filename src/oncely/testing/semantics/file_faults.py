@@ -7,19 +7,15 @@ worker; they are published by the driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from confluent_kafka import Producer
 
 from oncely.clients.delta import Change, DeltaTables
 from oncely.clients.delta import connect as connect_delta
 from oncely.clients.files.filesystem import Bytes, FileSystem, connect
 from oncely.clients.files.s3_options import S3Options
-from oncely.clients.kafka.client import ErrorState, make
 from oncely.testing.semantics.cells import BEFORE, NAMING, RECORDS, STAGED, WRITING, WRITTEN
-from oncely.testing.semantics.faults import ARRIVING, Killer, KillingProducer
+from oncely.testing.semantics.faults import ARRIVING, Killer, KillingClients, KillingProducer
 
 
 @dataclass
@@ -81,31 +77,17 @@ class _Table:
 
 
 @dataclass
-class KillingNames:
-    """``Pipeline.kafka_connect`` for a files sink.
+class KillingNames(KillingClients):
+    """``Pipeline.kafka_connect`` for a files sink; its topic is the manifest.
 
     Attributes:
-        killer: the fault.
-        topic: the manifest.
         files: the number of files of one micro-batch.
     """
 
-    killer: Killer
-    topic: str
     files: int
 
-    def __call__(
-        self,
-        kind: Any,
-        brokers: str,
-        kafka: Mapping[str, object],
-        error_state: ErrorState,
-        **own: Any,
-    ) -> Any:
-        """Create a client; producers have the fault."""
-        made = make(kind, brokers, kafka, error_state, **own)
-        if not issubclass(kind, Producer):
-            return made
+    def producer(self, made: Any) -> KillingProducer:
+        """The producer with the fault."""
         return _Namer(made, self.killer, self.topic, self.files)
 
 
