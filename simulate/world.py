@@ -50,6 +50,9 @@ class SteppedCommit(PipelinedCommit):
         self.steps = Steps(work)
         self._running = self.steps.future
 
+    def pause(self, seconds: float) -> None:
+        """The schedule decides when it goes on."""
+
     def wait(self, seconds: float) -> bool:
         """Nearly always the commit ends in time."""
         for _ in range(self.schedule.random.choice([0, 1, 2, 99, 99, 99, 99])):

@@ -7,7 +7,7 @@ and the takeover has been made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -87,8 +87,12 @@ class _Run(WorkerRun):
         assert work.ranges == self.given.ranges
         return self.given
 
-    def before(self, work: Work) -> None:
+    def topic_ids(self) -> dict[str, str]:
+        return {}
+
+    def before(self, work: Work, topic_ids: Callable[[], Mapping[str, str]]) -> None:
         """There is no topic."""
+        topic_ids()
 
     def look(self) -> None:
         """Nobody has taken all partitions over."""

@@ -93,7 +93,7 @@ class PipelineExpected:
         tp, range_ = span
         starts = {tp: range_.start}
         decoder = self.pipeline.decoder
-        tables = (table_of(some, decoder.needs) for some in self._reader.read(tp, range_))
+        tables = (table_of({tp: some}, decoder.needs) for some in self._reader.read(tp, range_))
         # The run has isolated records that crash the decoder, too.
         again = Reprocessing(partial(isolate_crashes, decoder), self.pipeline.row_transform)
         return again.chunks(starts, tables, _BOUNDS)

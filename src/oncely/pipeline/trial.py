@@ -91,16 +91,16 @@ def trial(pipeline: Pipeline, count: int) -> Trial:
         ConfigError: the broker or the registry refuses the client.
         Unavailable: a server does not answer.
     """
-    messages = list(chain.from_iterable(sample(pipeline.source, count).values()))
-    if not messages:
+    sampled = sample(pipeline.source, count)
+    if not any(sampled.values()):
         return Trial(0, 0, 0, 0, 0, note="the topics have no committed records")
-    records = table_of(messages, pipeline.decoder.needs | {"key"})
+    records = table_of(sampled, pipeline.decoder.needs | {"key"})
     by_spark = pipeline.spark_path is not None
     transform = Unchanged() if by_spark else pipeline.row_transform
     again = Reprocessing(partial(isolate_crashes, pipeline.decoder), transform)
     found = outcome(_inferred(pipeline, again.chunk(records)), records["value"].to_pylist())
     note = "decoded only: a Spark transform sees whole batches" if by_spark else ""
-    values = [one.value() for one in messages]
+    values = [one.value() for one in chain.from_iterable(sampled.values())]
     return replace(found, unnamed=tuple(unnamed(pipeline, values)), note=note)
 
 

@@ -210,7 +210,10 @@ def partitions_of(records: pa.Table) -> tuple[tuple[TopicPartition, ...], IntArr
         topics = topics.combine_chunks()
     names = topics.dictionary.to_pylist()
     pair = topics.indices.to_numpy().astype(np.int64) << 32 | number.astype(np.int64)
-    codes, inverse = np.unique(pair, return_inverse=True)
+    # Records of a partition come in long runs: only their beginnings are sorted.
+    begins = np.flatnonzero(np.diff(pair, prepend=pair[0] - 1))
+    codes, of_run = np.unique(pair[begins], return_inverse=True)
+    inverse = np.repeat(of_run, np.diff(begins, append=len(pair)))
     found = [TopicPartition(names[int(c >> 32)], int(c & 0xFFFFFFFF)) for c in codes]
     order = sorted(range(len(found)), key=found.__getitem__)
     place = np.empty(len(found), dtype=np.int32)

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from oncely.core.topics import TopicPartition
 from oncely.runtimes.reprocess import RECORDS
 
 
-def table_of(messages: Sequence[Any], needs: frozenset[str]) -> pa.Table:
+def table_of(
+    messages_of: Mapping[TopicPartition, Sequence[Any]], needs: frozenset[str]
+) -> pa.Table:
     """Messages as a table with their origin, their value, and the columns that are needed.
 
     Args:
-        messages: without errors, ascending in each partition.
+        messages_of: per partition, ascending, without errors.
         needs: names of :data:`oncely.runtimes.reprocess.RECORDS`.
     """
+    messages = [one for some in messages_of.values() for one in some]
+    counts = [len(some) for some in messages_of.values()]
+    topics = sorted({tp.topic for tp in messages_of})
+    topic = np.repeat(np.array([topics.index(tp.topic) for tp in messages_of], np.int32), counts)
+    number = np.repeat(np.array([tp.partition for tp in messages_of], np.int32), counts)
     columns: dict[str, Any] = {
-        "topic": pa.array([one.topic() for one in messages], pa.string()).dictionary_encode(),
-        "partition": pa.array([one.partition() for one in messages], pa.int32()),
+        "topic": pa.DictionaryArray.from_arrays(topic, pa.array(topics, pa.string())),
+        "partition": pa.array(number),
         "offset": pa.array([one.offset() for one in messages], pa.int64()),
         "value": pa.array([one.value() for one in messages], pa.binary()),
     }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Self
+from typing import Self, TypeVar
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.by_key import ByKey
@@ -19,6 +19,7 @@ from oncely.core.claim import Fence
 from oncely.errors import check
 from oncely.sinks.base import CommitsChunks
 
+T = TypeVar("T")
 _SWITCH = 0.0005  # seconds; Python's default is ten times as long
 
 
@@ -42,6 +43,7 @@ class PipelinedCommit:
         self._budget = budget
         self._records = self._rejects = 0
         self._thread = ThreadPoolExecutor(1, "oncely-commit") if overlap else None
+        self._asking = ThreadPoolExecutor(1, "oncely-ask") if overlap else None
         self._running: Future[list[Outcome]] | None = None
         self._by_key: ByKey | None = None
         self._interval = sys.getswitchinterval()
@@ -54,9 +56,9 @@ class PipelinedCommit:
     def __exit__(self, *_: object) -> None:
         """Also when the task is cancelled: the running commit ends before the task does."""
         self._give_up()
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
-            sys.setswitchinterval(self._interval)
+        for pool in filter(None, (self._thread, self._asking)):
+            pool.shutdown(wait=True)
+        sys.setswitchinterval(self._interval)
 
     @property
     def busy(self) -> bool:
@@ -67,6 +69,11 @@ class PipelinedCommit:
     def ended(self) -> bool:
         """True if :meth:`finish` would not wait."""
         return self._running is None or self._running.done()
+
+    def ask(self, question: Callable[[], T]) -> Callable[[], T]:
+        """Ask a server while the caller goes on; returns a function that waits for the answer, and
+        raises the question's error. Without a thread the server is asked when it is called."""
+        return question if self._asking is None else self._asking.submit(question).result
 
     def begin(
         self,
@@ -106,6 +113,11 @@ class PipelinedCommit:
         else:
             self._running = Future()
             self._running.set_result(work())
+
+    def pause(self, seconds: float) -> None:
+        """Wait for the end of the running work, but not long."""
+        if self._running is not None:
+            wait([self._running], seconds)
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the running work; False if it has not ended in time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ledger import Entry
 from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
-from oncely.errors import InvariantViolation, TooManyRejects
+from oncely.errors import InvariantViolation, SourceMismatch, TooManyRejects
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.row_transform import Unchanged
@@ -163,3 +163,38 @@ def test_without_overlap_it_is_done_at_once_and_in_this_thread() -> None:
         assert sink.order == [(0, 3)]
         assert sink.threads == {threading.get_ident()}
         assert [one.range.end for one in hand.finish()] == [3]
+
+
+def test_a_server_is_asked_while_the_caller_goes_on() -> None:
+    go_on = threading.Event()
+    with PipelinedCommit(Budget(), overlap=True) as hand:
+        answer = hand.ask(lambda: go_on.wait(60))
+        go_on.set()
+        assert answer()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_error_of_a_question_is_that_of_the_commit(overlap: bool) -> None:
+    def question() -> object:
+        raise SourceMismatch("another topic")
+
+    def commit_after(answer: Callable[[], object]) -> None:
+        hand.begin(together(sink), Fence("p", 1), at_t0(0, numbered(0, 3)), answer)
+        hand.finish()
+
+    sink = Memory()
+    with PipelinedCommit(Budget(), overlap=overlap) as hand:
+        with pytest.raises(SourceMismatch):
+            commit_after(hand.ask(question))
+        assert sink.order == []
+
+
+def test_a_pause_ends_with_the_commit() -> None:
+    sink = Memory(go_on=threading.Semaphore(0))
+    with PipelinedCommit(Budget(), overlap=True) as hand:
+        begin(hand, sink, at_t0(0, numbered(0, 3)))
+        hand.pause(0.001)
+        assert not hand.ended
+        sink.go_on.release()
+        hand.pause(60)
+        assert hand.ended

@@ -123,11 +123,13 @@ class Polled:
         messages: per partition, ascending.
         ends: partitions that were read up to their last stable offset, and that offset.
         failed: partitions whose position can't be read any more, and the reason.
+        more: there were more messages than one call takes.
     """
 
     messages: dict[TopicPartition, list[Any]] = field(default_factory=dict)
     ends: dict[TopicPartition, Position] = field(default_factory=dict)
     failed: dict[TopicPartition, str] = field(default_factory=dict)
+    more: bool = False
 
 
 class GroupConsumer:
@@ -188,7 +190,7 @@ class GroupConsumer:
             self._polling = False
         self._raise()
         self._metadata = self._consumer.consumer_group_metadata()
-        polled = Polled()
+        polled = Polled(more=len(taken) > _MANY)
         # Messages of one partition come in long runs: little is done for each.
         for (broken, topic, number), run in itertools.groupby(taken, _kind):
             if broken:

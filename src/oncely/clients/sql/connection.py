@@ -128,8 +128,9 @@ class Connection(Protocol):
     def execute(self, sql: str, params: Params = ()) -> int:
         """Run one statement, and return the number of rows that it has changed."""
 
-    def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
-        """Run one statement for each of ``rows``."""
+    def execute_many(self, sql: str, rows: Iterable[Params]) -> int:
+        """Run one statement for each of ``rows``, in order, and return the number of rows that all
+        of them together have changed."""
 
     def copy(self, table: TableName, rows: pa.Table) -> None:
         """Append ``rows`` by the bulk path; they have the table's types.

@@ -152,9 +152,11 @@ class PostgresConnection:
         """Run one statement, and return the number of rows that it has changed."""
         return _sorted_errors(lambda: self._session.execute(sql.encode(), params).rowcount)
 
-    def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
+    def execute_many(self, sql: str, rows: Iterable[Params]) -> int:
         """Run one statement for each of ``rows``, pipelined into one round trip."""
-        _sorted_errors(lambda: self._session.cursor().executemany(sql.encode(), list(rows)))
+        cursor = self._session.cursor()
+        _sorted_errors(lambda: cursor.executemany(sql.encode(), list(rows)))
+        return cursor.rowcount
 
     def copy(self, table: TableName, rows: pa.Table) -> None:
         """Append ``rows`` by binary COPY.

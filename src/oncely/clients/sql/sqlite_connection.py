@@ -78,11 +78,10 @@ class SqliteConnection:
         """Run one statement, and return the number of rows that it has changed."""
         return _sorted(lambda: self._session.execute(_own_parameters(sql), _bound(params)).rowcount)
 
-    def execute_many(self, sql: str, rows: Iterable[Params]) -> None:
+    def execute_many(self, sql: str, rows: Iterable[Params]) -> int:
         """Run one statement for each of ``rows``."""
-        _sorted(
-            lambda: self._session.executemany(_own_parameters(sql), [_bound(row) for row in rows])
-        )
+        bound = [_bound(row) for row in rows]
+        return _sorted(lambda: self._session.executemany(_own_parameters(sql), bound).rowcount)
 
     def copy(self, table: TableName, rows: pa.Table) -> None:
         """Append ``rows`` by one prepared INSERT.

@@ -177,9 +177,9 @@ class SqlLedger:
         Raises:
             PositionMoved: a position differs from that of the decision.
         """
-        for tp in sorted(claim.ranges):
-            if not self.statements.move(ours, tp, claim.expected[tp], claim.end(tp)):
-                raise PositionMoved(str(tp))
+        moves = {tp: (claim.expected[tp], claim.end(tp)) for tp in claim.ranges}
+        if not self.statements.move(ours, moves):
+            raise PositionMoved(", ".join(map(str, sorted(moves))))
         done = [(tp, claim.ranges[tp], counts[tp]) for tp in sorted(claim.ranges)]
         self.history.append(ours, done, claim.kind, claim.fence.epoch)
 
@@ -212,7 +212,7 @@ class SqlLedger:
             if decide_parts(entry, parts, claim.fence.epoch) != Trim(parts):
                 raise PositionMoved(str(tp))
             to = advance(entry, parts)
-            if to != entry.position and not self.statements.move(ours, tp, entry, to):
+            if to != entry.position and not self.statements.move(ours, {tp: (entry, to)}):
                 raise PositionMoved(str(tp))
             reached = advance(entry, ())
             done[tp] = [

@@ -282,24 +282,29 @@ class LedgerStatements:
         return tuple(sorted(OffsetRange(start, end) for start, end in rows))
 
     def move(
-        self,
-        connection: Connection,
-        partition: TopicPartition,
-        entry: Entry,
-        to: Position,
+        self, connection: Connection, moves: Mapping[TopicPartition, tuple[Entry, Position]]
     ) -> bool:
-        """Compare-and-set on (position, epoch, run); its row lock is held from here to COMMIT.
+        """Compare-and-set on (position, epoch, run) of each partition, in lock order, in one round
+        trip; the row locks are held from here to COMMIT.
 
-        False if no row changed: the ledger differs from that of the decision.
+        Args:
+            connection: in a transaction.
+            moves: per partition, the entry of the decision and the new position.
+
+        Returns:
+            False if a row has not changed: the ledger differs from that of the decision.
         """
-        changed = connection.execute(
+        changed = connection.execute_many(
             self._tables.sql(
                 'UPDATE {oncely_positions} SET "position" = %s WHERE pipeline = %s AND topic = %s'
                 ' AND "partition" = %s AND "position" = %s AND epoch = %s AND run = %s'
             ),
-            (to, self._tables.pipeline, *partition, entry.position, entry.epoch, entry.run),
+            [
+                (to, self._tables.pipeline, *tp, entry.position, entry.epoch, entry.run)
+                for tp, (entry, to) in sorted(moves.items())
+            ],
         )
-        return changed == 1
+        return changed == len(moves)
 
     def locked(self, connection: Connection, partition: TopicPartition) -> Entry | None:
         """The entry of one position, whose row is locked until COMMIT; None if there is none.

@@ -17,8 +17,8 @@ buffered: it is read again from the ledger's position, by whoever takes the part
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -91,6 +91,42 @@ class Work:
     leader_epochs: Mapping[TopicPartition, int]
 
 
+class _Buffer:
+    """Pieces in order, and their sums, which are asked for in each round."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Fetched] = deque()
+        self.records = self.bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def append(self, piece: Fetched) -> None:
+        """Add a piece after the others."""
+        self._pieces.append(piece)
+        self._count(piece, 1)
+
+    def first(self) -> Fetched:
+        """The first piece."""
+        return self._pieces[0]
+
+    def pop(self) -> Fetched:
+        """Remove the first piece."""
+        piece = self._pieces.popleft()
+        self._count(piece, -1)
+        return piece
+
+    def put_back(self, pieces: Sequence[Fetched]) -> None:
+        """Add pieces before the others."""
+        self._pieces.extendleft(reversed(pieces))
+        for piece in pieces:
+            self._count(piece, 1)
+
+    def _count(self, piece: Fetched, sign: int) -> None:
+        self.records += sign * piece.records
+        self.bytes += sign * piece.bytes
+
+
 @dataclass
 class _Partition:
     stage: Stage = Stage.TAKING
@@ -100,21 +136,13 @@ class _Partition:
     next: Position = 0  # the offset after the last buffered record
     end: Position = 0  # a last stable offset that was reached
     leader_epoch: int = -1  # that the ledger knows
-    buffer: list[Fetched] = field(default_factory=list)
+    buffer: _Buffer = field(default_factory=_Buffer)
     paused: bool = False
 
     def drop(self, stage: Stage) -> int:
-        dropped = self.records
-        self.stage, self.fence, self.buffer = stage, None, []
+        dropped = self.buffer.records
+        self.stage, self.fence, self.buffer = stage, None, _Buffer()
         return dropped
-
-    @property
-    def records(self) -> int:
-        return sum(one.records for one in self.buffer)
-
-    @property
-    def bytes(self) -> int:
-        return sum(one.bytes for one in self.buffer)
 
 
 class Assignment:
@@ -135,7 +163,7 @@ class Assignment:
     def revoked(self, partitions: Iterable[TopicPartition]) -> int:
         """The group takes partitions away; returns the number of dropped records."""
         gone = [self._all.pop(tp) for tp in partitions if tp in self._all]
-        return sum(one.records for one in gone)
+        return sum(one.buffer.records for one in gone)
 
     def answered(self, ours: Collection[TopicPartition]) -> None:
         """The group has said which partitions are assigned to this member."""
@@ -198,7 +226,7 @@ class Assignment:
         buffered: Counter[Fence] = Counter()
         for one in self._all.values():
             if one.fence is not None:
-                buffered[one.fence] += one.records
+                buffered[one.fence] += one.buffer.records
         enough = [fence for fence, records in buffered.items() if records >= max(1, at_least)]
         fences = sorted(enough, key=lambda fence: fence.epoch)
         if not fences:
@@ -212,9 +240,9 @@ class Assignment:
             taken: list[Fetched] = []
             one = self._all[tp]
             while one.buffer and size < self._limits.bytes:
-                if records and records + one.buffer[0].records > self._limits.records:
+                if records and records + one.buffer.first().records > self._limits.records:
                     break
-                taken.append(one.buffer.pop(0))
+                taken.append(one.buffer.pop())
                 records, size = records + taken[-1].records, size + taken[-1].bytes
             if taken:
                 pieces[tp] = tuple(taken)
@@ -237,7 +265,7 @@ class Assignment:
         again, before the rest."""
         for tp in self.of(work.fence) & work.ranges.keys():
             one = self._all[tp]
-            one.buffer[:0] = work.pieces[tp]
+            one.buffer.put_back(work.pieces[tp])
             one.given, one.leader_epoch = work.ranges[tp].start, -1  # noted again
 
     def holes(self) -> tuple[Fence, dict[TopicPartition, OffsetRange]] | None:
@@ -265,7 +293,7 @@ class Assignment:
         found = {}
         for tp, one in self._all.items():
             if one.buffer:
-                one.buffer, one.next, one.end = [], one.given, one.given
+                one.buffer, one.next, one.end = _Buffer(), one.given, one.given
                 found[tp] = one.given
         return found
 
@@ -287,8 +315,8 @@ class Assignment:
     def _is_full(self, one: _Partition) -> bool:
         half = 2 if one.paused else 1
         return (
-            one.records * half >= self._limits.buffered_records
-            or one.bytes * half >= self._limits.buffered_bytes
+            one.buffer.records * half >= self._limits.buffered_records
+            or one.buffer.bytes * half >= self._limits.buffered_bytes
         )
 
     # -- questions -------------------------------------------------------------------------
@@ -310,4 +338,4 @@ class Assignment:
     @property
     def buffered(self) -> int:
         """The number of records in memory that were not given out."""
-        return sum(one.records for one in self._all.values())
+        return sum(one.buffer.records for one in self._all.values())

@@ -41,7 +41,8 @@ from oncely.runtimes.worker.run import WorkerRun
 
 log = logging.getLogger(__name__)
 
-_IDLE, _BUSY = 0.1, 0.005  # seconds that a poll may take
+_IDLE = 0.1  # seconds that a poll may wait for records
+_BUSY = 0.005  # seconds to wait for the end of a commit between two polls
 _ASK_AGAIN = 3.0  # seconds between two questions about partitions that are not ours
 _WATCH = 5.0  # seconds between two looks at topics and ledger while there is nothing to do
 _AHEAD = 4  # a chunk of this part of the limit is decoded while another one is committed
@@ -56,6 +57,13 @@ class _InHand(NamedTuple):
     ranges: dict[TopicPartition, OffsetRange]
     began: float
     seconds: Seconds
+
+
+class _Ready(NamedTuple):
+    work: Work
+    chunk: Chunk
+    seconds: Seconds
+    topic_ids: Callable[[], Mapping[str, str]]  # asked for after the records were fetched
 
 
 class Group(Protocol):
@@ -119,8 +127,9 @@ class Member(Rebalances):
         self._hand: PipelinedCommit
         self._in_hand: _InHand | None = None
         self._marks: dict[TopicPartition, Position] = {}
-        self._ready: tuple[Work, Chunk, Seconds] | None = None
+        self._ready: _Ready | None = None
         self._read = 0.0
+        self._more = False
         self._held: dict[TopicPartition, tuple[Position, float]] = {}
         self._batch = 0
         self._not_before = self._look_at = self._ask_at = self._tell_at = self._watch_at = 0.0
@@ -152,7 +161,9 @@ class Member(Rebalances):
     def turn(self) -> None:
         """One round: poll, and act on what has happened."""
         waiting = self._hand.busy and (self.assignment.buffered or self._ready)
-        self._poll(_BUSY if waiting else _IDLE)
+        if waiting and not self._more:
+            self._hand.pause(_BUSY)
+        self._poll(0.0 if waiting else _IDLE)
         if self.clock() >= self._tell_at:
             self._tell_at = self.clock() + _TELL
             self.listener(events.Polled())
@@ -286,6 +297,7 @@ class Member(Rebalances):
     def _poll(self, seconds: float) -> None:
         began = self.clock()
         polled = self._group.poll(seconds)
+        self._more = polled.more
         if polled.messages:
             self._read += self.clock() - began
         self._receive(polled)
@@ -338,7 +350,7 @@ class Member(Rebalances):
         """Begin to commit records; False if there are none."""
         ready, self._ready = self._ready or self._decoded(self.assignment.work()), None
         if ready is not None:
-            self._commit(*ready)
+            self._commit(ready)
         return ready is not None
 
     def _watch(self) -> None:
@@ -349,31 +361,32 @@ class Member(Rebalances):
         self._in_hand = _InHand(fence, {}, self.clock(), {})
         self._hand.begin_work(partial(self.run.watch, fence if fences else None))
 
-    def _decoded(self, work: Work | None) -> tuple[Work, Chunk, Seconds] | None:
-        """Work with its chunk, and the seconds of that; None if there is none, or it can't be
-        decoded now."""
+    def _decoded(self, work: Work | None) -> _Ready | None:
+        """Work with its chunk; None if there is none, or it can't be decoded now. The broker is
+        asked for the ids of the topics meanwhile."""
         if work is None:
             return None
         seconds, self._read = Seconds(read=self._read), 0.0
+        topic_ids = self._hand.ask(self.run.topic_ids)
         try:
             with into(seconds):
-                return work, self.run.chunk(work), seconds
+                return _Ready(work, self.run.chunk(work), seconds, topic_ids)
         except Unavailable as error:  # of a schema registry
             self._lost(self.assignment.of(work.fence), ask=False)
             self._failed(error)
             return None
 
-    def _commit(self, work: Work, chunk: Chunk, seconds: Seconds) -> None:
-        run = self.run
-        self._planned(work.fence, dict(work.ranges), seconds)
-        with into(seconds):
-            self._hand.begin(run.delivery, work.fence, chunk, lambda: run.before(work))
+    def _commit(self, ready: _Ready) -> None:
+        work, before = ready.work, partial(self.run.before, ready.work, ready.topic_ids)
+        self._planned(work.fence, dict(work.ranges), ready.seconds)
+        with into(ready.seconds):
+            self._hand.begin(self.run.delivery, work.fence, ready.chunk, before)
 
     def _put_back(self, partitions: Collection[TopicPartition]) -> None:
         """These partitions are about to change hands: what was decoded ahead of them is not
         committed. The others' records are buffered again."""
-        if self._ready is not None and not self._ready[0].ranges.keys().isdisjoint(partitions):
-            self.assignment.put_back(self._ready[0])
+        if self._ready is not None and not self._ready.work.ranges.keys().isdisjoint(partitions):
+            self.assignment.put_back(self._ready.work)
             self._ready = None
 
     def _lost(self, partitions: Collection[TopicPartition], *, ask: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -122,6 +122,10 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
         )
         return opened
 
+    def topic_ids(self) -> dict[str, str]:
+        """The ids of the topics, read from the cluster now; for any thread."""
+        return self.kafka.topic_ids()
+
     def everywhere(self) -> dict[TopicPartition, Position]:
         """The positions of all partitions, whoever holds them."""
         found = self.ledger.positions(self.fence, settled=True)
@@ -132,9 +136,10 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
     @phase("decode")
     def chunk(self, work: Work) -> Chunk:
         """Decode and transform records."""
-        messages = [
-            one for pieces in work.pieces.values() for piece in pieces for one in piece.payload
-        ]
+        messages = {
+            tp: [one for piece in pieces for one in piece.payload]
+            for tp, pieces in work.pieces.items()
+        }
         table = table_of(messages, self.decoder.needs | self.sink.needs)
         headers = "headers" in self.sink.needs
         again = Reprocessing(self.decoder.decode, self.transform, self.letters, headers)
@@ -161,20 +166,24 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
             TopicMissing, SourceMismatch: a topic was deleted, or recreated.
             Fenced: another process has taken over.
         """
-        self.same_topics(self.kafka.topic_ids())
+        self.same_topics(self.topic_ids())
         if fence is not None:
             fence.refuse_taken(self.ledger.positions(fence))
         return []
 
     @phase("plan")
-    def before(self, work: Work) -> None:
+    def before(self, work: Work, topic_ids: Callable[[], Mapping[str, str]]) -> None:
         """Before a commit: the topics are the same, and the ledger knows the leader epochs.
+
+        Args:
+            work: what is committed.
+            topic_ids: the ids of the topics at a time when its records had been fetched.
 
         Raises:
             SourceMismatch: a topic was recreated.
             Fenced, Unavailable: nothing was noted.
         """
-        self.same_topics(self.kafka.topic_ids())
+        self.same_topics(topic_ids())
         if work.leader_epochs:
             self.ledger.note(work.fence, Notes(leader_epochs=work.leader_epochs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,9 @@ class Hand:
 
     def begin(self, _delivery: object, _fence: Fence, _chunk: object, _before: object) -> None:
         self.busy = True
+
+    def ask(self, question: Callable[[], Any]) -> Callable[[], Any]:
+        return question
 
     def wait(self, _: float) -> bool:
         return self.ends or not self.busy
@@ -56,7 +60,8 @@ def restarting(*, restarts: bool = True) -> tuple[Member, Hand, Group, list[even
     run: Any = SimpleNamespace(
         delivery=None,
         chunk=lambda work: work,
-        before=lambda _: None,
+        before=lambda *_: None,
+        topic_ids=dict,
         tell=lambda *_: None,
         keep_house=lambda *_: None,
     )

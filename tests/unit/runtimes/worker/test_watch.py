@@ -16,6 +16,7 @@ from oncely.core.ledger import Entry
 from oncely.core.topics import SourceIdentity, TopicPartition
 from oncely.errors import SourceMismatch
 from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.worker.assignment import Fetched
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
 
@@ -94,3 +95,29 @@ def test_another_member_has_taken_a_partition_over() -> None:
         (fenced,) = [one for one in heard if isinstance(one, events.FencedOut)]
         assert fenced == events.FencedOut(1, 2, frozenset({P0, P1}))
         assert member.assignment.positions == {}
+
+
+def test_records_are_committed_if_the_topic_is_the_same_after_they_were_fetched() -> None:
+    """It is recreated after the first records were fetched: before the second ones were."""
+    ids = {"t": "1"}
+    committed: list[int] = []
+    run = Run(OURS, ids)
+
+    def begin(_: object, __: object, work: Any, before: Any) -> None:
+        before()
+        committed.append(work.ranges[P0].start)
+
+    with idle(run) as (member, _):
+        run.chunk = lambda work: work  # type: ignore[assignment, method-assign, return-value]
+        member._hand.begin = begin  # type: ignore[assignment, method-assign]
+        member.assignment.fetched(P0, Fetched(5, 5, 1, 1))
+        ready = member._decoded(member.assignment.work())
+        assert ready is not None
+        assert ready.topic_ids() == {"t": "1"}
+        ids["t"] = "2"
+        member._commit(ready)
+        assert committed == [5]
+        member.assignment.fetched(P0, Fetched(6, 6, 1, 1))
+        with pytest.raises(SourceMismatch):
+            member._begin_records()
+        assert committed == [5]
