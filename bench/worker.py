@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -26,6 +28,7 @@ from rich.console import Console
 from bench.contenders import Contest, jdbc
 from bench.measure import Goal, Series, measured, ratio, show
 from bench.workload import PARTITIONS, SCHEMA, TABLE, record
+from oncely.clients.kafka.librdkafka import MESSAGE, library
 from oncely.testing.processes import await_that, child
 from oncely.testing.readers import ends
 from oncely.testing.servers.kafka import Broker
@@ -57,11 +60,11 @@ keep_source = false
 _LOADS = (10_000.0, 50_000.0, 100_000.0)  # records a second, beside half of our rate
 _SECONDS = 30.0  # of the latency's load
 _WARM = 5.0
-_PROBES = 1_000_000_000  # ids of the records whose time is taken
+_FIRST, _PROBES = 1_000_000_000, 5_000_000_000  # ids; those of the records whose time is taken
 _STEADY = 10_000.0  # records a second of the memory's load
 _GROWTH = 16 << 20
 _LOOK = 5.0  # seconds between two looks at the memory
-_EVERY = 0.01  # seconds between two of them
+_EVERY = 0.01  # seconds between two probes
 _P50, _P99 = 20.0, 100.0  # milliseconds
 
 
@@ -235,13 +238,21 @@ def _shown(load: _Load, rate: float, console: Console) -> dict[str, float]:
 
 
 class _Load:
-    """A steady load, and the time of each probe from its call of produce to its row."""
+    """A steady load, and the time of each probe from its call of produce to its row.
+
+    It shares the processors with what it measures, so it gives librdkafka whole arrays of records,
+    which differ in their ids.
+    """
 
     def __init__(self, brokers: str, topic: str, rate: float) -> None:
         self._producer = Producer(
             {"bootstrap.servers": brokers, "queue.buffering.max.messages": 500_000}
         )
-        self._topic, self._rate = topic, rate
+        found = library()
+        if found is None:
+            sys.exit("latency: this version of confluent-kafka was not tested")
+        self._library, self._topic, self._rate = found, topic, rate
+        self._template = np.frombuffer(record(_FIRST), np.uint8)
         self.waiting: dict[int, float] = {}
         self.milliseconds: list[float] = []
         self.sent = 0
@@ -269,8 +280,7 @@ class _Load:
         probe, next_probe = _PROBES, began + _WARM
         while (now := time.monotonic()) < began + _WARM + seconds:
             wanted = int((now - began) * self._rate)
-            for number in range(self.sent, wanted):
-                self._producer.produce(self._topic, record(number), partition=number % PARTITIONS)
+            self._send(np.arange(_FIRST + self.sent, _FIRST + wanted))
             self.sent = wanted
             if now >= next_probe:
                 self.waiting[probe] = time.monotonic()
@@ -280,6 +290,19 @@ class _Load:
             time.sleep(0.001)
         self._producer.flush()
         self.sent = int(self.sent * seconds / (_WARM + seconds))
+
+    def _send(self, ids: npt.NDArray[np.int64]) -> None:
+        """Records like the template, with ids of as many digits."""
+        rows = np.tile(self._template, (len(ids), 1))
+        at = len('{"id":')
+        for place in range(len(str(_FIRST))):
+            rows[:, at + place] = ord("0") + ids // (_FIRST // 10**place) % 10
+        messages = np.zeros(len(ids), MESSAGE)
+        messages["payload"] = rows.ctypes.data + np.arange(len(ids)) * rows.shape[1]
+        messages["len"] = rows.shape[1]
+        self._library.produce_batch(self._producer, self._topic, messages)
+        if messages["err"].any():
+            sys.exit("latency: the producer's queue is full: the load is not steady")
 
     def look(self, url: str, table: str, done: Event) -> None:
         """Look for probes in the table again and again."""
@@ -292,4 +315,4 @@ class _Load:
                 for (id_,) in found:
                     if (sent := self.waiting.pop(id_, None)) is not None:
                         self.milliseconds.append((now - sent) * 1000)
-                time.sleep(0.001)
+                time.sleep(0.002)
