@@ -29,7 +29,8 @@ from oncely.decode.base import Decoded
 from oncely.files.compact import compact
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.pipeline.destination import LedgerState
-from oncely.pipeline.rejects import RejectFilter, discard
+from oncely.pipeline.reject_filter import RejectFilter
+from oncely.pipeline.rejects import discard
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.reading import Reading
 from oncely.runtimes.spark.task import CommitPlan, commit_chunks

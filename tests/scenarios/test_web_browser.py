@@ -103,12 +103,37 @@ def keyboard(tab: chromium.Browser, url: str, site: Site) -> None:
     tab.press("Enter")
     tab.wait("document.body.textContent.includes('written: 1 dead letter; kept: 2')")
     site.changes.wait("shop", 60)
+    discard(tab)
+
+
+def discard(tab: chromium.Browser) -> None:
+    """Discard one of two dead letters, by keyboard alone: first the dry run of both."""
+    tab.run("document.getElementById('to-discard').focus()")
+    tab.press("Enter")
+    tab.wait("document.getElementById('discard')")
+    assert tab.run("document.getElementById('discard').textContent") == "Discard 2 for good"
+    tab.run("document.querySelector('[name=reason]:not([type=hidden])').focus()")
+    tab.call("Input.insertText", text="DELIMITER")
+    tab.press("Enter")
+    tab.wait("document.getElementById('discard')?.textContent === 'Discard 1 for good'")
+    assert "Expecting … delimiter" in tab.run("document.querySelector('tbody').textContent")
+    for _ in range(40):
+        if tab.run("document.activeElement.id") == "discard":
+            break
+        tab.press("Tab")
+    assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.press("Enter")
+    tab.wait("document.body.textContent.includes('discarded: 1 dead letter')")
+    tab.wait("document.querySelector('.verdict').textContent.includes('1 dead letter')")
 
 
 def phone(tab: chromium.Browser, url: str) -> None:
     """Nothing is wider than a phone, and what is touched is large enough."""
     tab.size(390, 844, phone=True)
-    for path in ("/", "/p/shop", "/p/billing", "/p/shop/reset?verb=to-earliest&value=&topic="):
+    for path in (
+        "/", "/p/shop", "/p/billing", "/p/shop/reset?verb=to-earliest&value=&topic=",
+        "/p/shop/discard?reason=&partition=t:0&since=&before=",
+    ):  # fmt: skip
         tab.open(f"{url}{path}")
         tab.run("document.querySelectorAll('details').forEach(one => one.open = true)")
         assert tab.run("document.documentElement.scrollWidth") == 390, path

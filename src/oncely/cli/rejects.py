@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from oncely.cli import screen
@@ -13,12 +10,10 @@ from oncely.cli.opened import opened
 from oncely.cli.options import WhichRejects
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.tables import LEFT, REST, RIGHT, printable, show
-from oncely.config.values import parse_seconds
-from oncely.errors import WrongInput
-from oncely.pipeline.rejects import Reason, RejectFilter
+from oncely.pipeline.reject_filter import RejectFilter, filter_of
+from oncely.pipeline.rejects import Reason
 from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.runtimes.spark import session
-from oncely.sources.start import parse_moment
 
 _LONGEST = 200
 
@@ -68,28 +63,7 @@ def reject_filter(which: WhichRejects) -> RejectFilter:
     Raises:
         WrongInput: ``since`` or ``before`` is no time.
     """
-    times = _moment("--since", which.since), _moment("--before", which.before)
-    return RejectFilter(which.reason or "", tuple(which.partition or ()), *times)
-
-
-def _moment(option: str, text: str | None) -> int | None:
-    """A time, or an age before now, in ms since 1970."""
-    if text is None:
-        return None
-    with suppress(ValueError):
-        return parse_moment(text).timestamp_ms
-    with suppress(ValueError):
-        return int((time.time() - _age(text)) * 1000)
-    raise WrongInput(
-        f"{option}: {text!r} is no time",
-        way_out='write ISO 8601, 2026-01-31T12:00:00Z, or an age: 90d, "12 hours"',
-    )
-
-
-def _age(text: str) -> float:
-    """Seconds; in addition to the times of a pipeline file, days."""
-    days = re.fullmatch(r"(\d{1,6})\s*(?:d|days?)", text.strip().lower())
-    return int(days[1]) * 86_400.0 if days else parse_seconds(text)
+    return filter_of(which.reason, which.partition, which.since, which.before)
 
 
 def _bytes(value: bytes | None) -> str | None:

@@ -46,7 +46,8 @@ from oncely.pipeline.offsets import PartitionOffsets, Reset
 from oncely.pipeline.on_spark import work_on_spark
 from oncely.pipeline.planning import Plan
 from oncely.pipeline.probes import Http
-from oncely.pipeline.rejects import Discarded, RejectFilter, Rejects
+from oncely.pipeline.reject_filter import RejectFilter
+from oncely.pipeline.rejects import Discarded, Rejects
 from oncely.pipeline.repaired import Found, Repaired
 from oncely.pipeline.sql_destination import SqlDestination
 from oncely.pipeline.standby import OnFenced

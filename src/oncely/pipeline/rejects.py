@@ -17,6 +17,7 @@ from oncely.commit.path import attempts
 from oncely.core.batch import Reject, Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
+from oncely.pipeline.reject_filter import RejectFilter
 from oncely.reject_summary import RejectSummary
 from oncely.runtimes.reprocess import Reprocessing, records_of
 from oncely.runtimes.row_transform import Unchanged
@@ -32,42 +33,6 @@ if TYPE_CHECKING:
 
 _GROUPED, _FILTERED = 1_000, 100_000
 """Dead letters that are read to group, and to filter them: they are in memory with their values."""
-
-
-@dataclass(frozen=True)
-class RejectFilter:
-    """Dead letters that have all of these properties.
-
-    Attributes:
-        reason: a part of the reason; capitals do not matter.
-        partitions: ``topic`` or ``topic:0,1``; empty: all.
-        since, before: the least timestamp of the record, and the end of the timestamps, in ms since
-            1970. A record without a timestamp is never chosen by them.
-    """
-
-    reason: str = ""
-    partitions: tuple[str, ...] = ()
-    since: int | None = None
-    before: int | None = None
-
-    def __call__(self, one: Reject) -> bool:
-        """True if the dead letter has the properties."""
-        topic, number = one.partition
-        named = [
-            text.rpartition(":") if ":" in text else (text, "", "") for text in self.partitions
-        ]
-        inside = [
-            not numbers or str(number) in map(str.strip, numbers.split(","))
-            for name, _, numbers in named
-            if name == topic
-        ]
-        at = one.timestamp_ms
-        return (
-            self.reason.lower() in one.reason.lower()
-            and (any(inside) or not self.partitions)
-            and (self.since is None or (at is not None and at >= self.since))
-            and (self.before is None or (at is not None and at < self.before))
-        )
 
 
 class Reason(NamedTuple):

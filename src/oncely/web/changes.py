@@ -1,4 +1,4 @@
-"""Changes that a page asks for: the replay of dead letters, and a reset of positions."""
+"""Changes that a page asks for: a replay or a discard of dead letters, and a reset of positions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from oncely.audit.wording import plural
-from oncely.errors import OncelyError
+from oncely.errors import OncelyError, WrongInput
 from oncely.pipeline import Pipeline
+from oncely.pipeline.reject_filter import RejectFilter
 from oncely.sources.reset import Verb
 from oncely.web.model import Problem
 
@@ -65,6 +66,35 @@ class Changes:
 
         title = "Replay of dead letters"
         return self._start(name, title, pipeline, work, after)
+
+    def discard(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        which: RejectFilter,
+        expected: int,
+        after: Callable[[], None],
+    ) -> bool:
+        """Begin a discard; as :meth:`replay`.
+
+        Args:
+            name, pipeline, after: as of :meth:`replay`.
+            which: the dead letters.
+            expected: their number in the dry run; if it is another one now, nothing is discarded.
+        """
+
+        def work() -> str:
+            found = pipeline.discard(which).total
+            if found != expected:
+                raise WrongInput(
+                    f"{plural(found, 'dead letter')} would be discarded, and the dry run has shown"
+                    f" {expected:,}: nothing was discarded",
+                    way_out="look at the dry run again",
+                )
+            done = pipeline.discard(which, execute=True)
+            return f"discarded: {plural(done.total, 'dead letter')}"
+
+        return self._start(name, "Discard of dead letters", pipeline, work, after)
 
     def reset(
         self,

@@ -219,11 +219,21 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class Letters:
-    """The dead letters by reason, the most frequent first; ``read`` of ``total`` are grouped."""
+    """The dead letters by reason, the most frequent first.
+
+    Attributes:
+        reasons: the groups.
+        read: the number of those that are grouped.
+        total: the number of all.
+        no_replay: why they can't be replayed; None: they can.
+        no_discard: why they can't be discarded; None: they can.
+    """
 
     reasons: Sequence[Reason]
     read: int
     total: int
+    no_replay: Problem | None = None
+    no_discard: Problem | None = None
 
 
 class ScopeColumns(NamedTuple):
@@ -474,7 +484,16 @@ def _epoch(
 
 def _letters(pipeline: Pipeline) -> Letters:
     found = as_json(pipeline.rejects(_LETTERS))
-    return grouped(found["rejects"], found["total"], pipeline.secrets)
+    letters = grouped(found["rejects"], found["total"], pipeline.secrets)
+    if not letters.total:
+        return letters
+    to = pipeline.destination
+    no_replay, no_discard = (_tried(pipeline, check) for check in (to.check_replay, to.discarding))
+    return replace(
+        letters,
+        no_replay=no_replay if isinstance(no_replay, Problem) else None,
+        no_discard=no_discard if isinstance(no_discard, Problem) else None,
+    )
 
 
 def grouped(found: Iterable[Mapping[str, Any]], total: int, secrets: Secrets) -> Letters:

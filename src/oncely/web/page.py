@@ -14,6 +14,7 @@ from oncely.audit.wording import plural, verdict_sentence, visible
 from oncely.core.topics import TopicPartition
 from oncely.html import document
 from oncely.pipeline.offsets import Reset
+from oncely.pipeline.rejects import Discarded
 from oncely.sources.lag import PartitionLag
 from oncely.sources.reset import VERBS
 from oncely.verify.state import AMENDMENTS
@@ -111,18 +112,66 @@ def reset_plan(
     again = f"<p>{escape(plan.warning)}</p>" if plan.warning else ""
     told = "<p>This is a dry run: nothing was written.</p>"
     if visitor.form_token is None:
-        told += "<p>Log in with the token to execute it.</p>" if visitor.can_log_in else ""
-        form = ""
+        form = _log_in(visitor, "oncely offsets reset --execute")
     else:
         form = (
             f'<form class="ask" method="post" action="{_path(subject)}/reset">{_hidden(visitor)}'
-            + "".join(
-                f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
-                for name, value in asked.items()
-            )
-            + '<button class="change-it">Reset; a running pipeline is fenced</button></form>'
+            f"{_again(asked)}"
+            '<button class="change-it">Reset; a running pipeline is fenced</button></form>'
         )
     return _page("Reset", head, f"{told}{table}{notes}{again}{form}{back}", None, visitor)
+
+
+def discard_plan(
+    subject: Subject, asked: Mapping[str, str], plan: Discarded | Problem, visitor: Visitor
+) -> str:
+    """The dry run of a discard, with the filter, and the form that executes it."""
+    head = f"<h1>Discard of dead letters of {_text(subject.name)}</h1>"
+    back = f'<p><a href="{_path(subject)}">Back to the pipeline</a></p>'
+    if isinstance(plan, Problem):
+        body = _problem(plan)
+    elif not plan.total:
+        body = "<p>No dead letter is chosen.</p>"
+    else:
+        rows = ((_text(one.reason), _n(one.rejects)) for one in plan.reasons)
+        table = _table("Dead letters by reason", ["Reason", "#Dead letters"], rows)
+        body = (
+            f"<p>This is a dry run: nothing was written. {plural(plan.total, 'dead letter')} would"
+            " be discarded. Key, value and headers are removed for good: a discarded dead letter is"
+            " not replayed any more. Its offset and a masked reason remain, so that audits account"
+            f" for the record.</p>{table}" + _execute_discard(subject, asked, plan.total, visitor)
+        )
+    return _page("Discard", head, body + _choice(subject, asked) + back, None, visitor)
+
+
+def _execute_discard(
+    subject: Subject, asked: Mapping[str, str], total: int, visitor: Visitor
+) -> str:
+    if visitor.form_token is None:
+        return _log_in(visitor, "oncely rejects discard --yes")
+    return (
+        f'<form class="ask" method="post" action="{_path(subject)}/discard">{_hidden(visitor)}'
+        f"{_again({**asked, 'total': str(total)})}"
+        f'<button id="discard" class="change-it">Discard {total:,} for good</button></form>'
+    )
+
+
+def _choice(subject: Subject, asked: Mapping[str, str]) -> str:
+    fields = (
+        ("reason", "Part of the reason"),
+        ("partition", "Only topic[:0,1]"),
+        ("since", "Since (ISO 8601, or an age: 12h)"),
+        ("before", "Before (ISO 8601, or an age: 90d)"),
+    )
+    labels = "".join(
+        f'<label>{meaning}<input name="{name}" size="24" value="{escape(asked[name])}"></label>'
+        for name, meaning in fields
+    )
+    return (
+        "<h2>Choose dead letters</h2>"
+        f'<form class="ask" method="get" action="{_path(subject)}/discard">{labels}'
+        "<button>Dry run</button></form>"
+    )
 
 
 def login(wrong: bool) -> str:
@@ -168,6 +217,20 @@ def _page(
 
 def _hidden(visitor: Visitor) -> str:
     return f'<input type="hidden" name="form_token" value="{escape(visitor.form_token or "")}">'
+
+
+def _again(asked: Mapping[str, str]) -> str:
+    """The fields of a dry run, for the form that executes it."""
+    return "".join(
+        f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
+        for name, value in asked.items()
+    )
+
+
+def _log_in(visitor: Visitor, command: str) -> str:
+    if visitor.can_log_in:
+        return "<p>Log in with the token to execute it.</p>"
+    return f"<p>This page is read-only; <code>{command}</code> executes it.</p>"
 
 
 def _path(subject: Subject) -> str:
@@ -414,7 +477,8 @@ def _letters(detail: Detail | None, subject: Subject, visitor: Visitor) -> str:
     if letters.read < letters.total:
         told += f"; the first {letters.read:,} are grouped here"
     groups = "".join(_reason(at, one) for at, one in enumerate(letters.reasons))
-    return f"<section>{title}<p>{told}.</p>{groups}{_replay(letters, subject, visitor)}</section>"
+    ways = _replay(letters, subject, visitor) + _discard(letters, subject)
+    return f"<section>{title}<p>{told}.</p>{groups}{ways}</section>"
 
 
 def _reason(at: int, one: Reason) -> str:
@@ -442,6 +506,8 @@ def _letter(one: Letter) -> str:
 
 
 def _replay(letters: Letters, subject: Subject, visitor: Visitor) -> str:
+    if letters.no_replay is not None:
+        return _impossible("replayed", letters.no_replay)
     if subject.pipeline is not None and subject.pipeline.spark_path is not None:
         return "<p>A replay needs Spark: run <code>oncely rejects replay</code>.</p>"
     if visitor.form_token is None:
@@ -454,6 +520,20 @@ def _replay(letters: Letters, subject: Subject, visitor: Visitor) -> str:
         f'<button id="replay" class="change-it">Replay {letters.total:,}, each exactly once'
         "</button></form>"
     )
+
+
+def _discard(letters: Letters, subject: Subject) -> str:
+    if letters.no_discard is not None:
+        return _impossible("discarded", letters.no_discard)
+    return (
+        f'<form class="ask" method="get" action="{_path(subject)}/discard">'
+        '<button id="to-discard">Discard: dry run</button></form>'
+    )
+
+
+def _impossible(verb: str, why: Problem) -> str:
+    way = f" Way out: {_text(why.way_out)}." if why.way_out else ""
+    return f"<p>They can't be {verb} here: {_text(why.message)}.{way}</p>"
 
 
 # -- reset, files, audit, guarantee ----------------------------------------------------------------

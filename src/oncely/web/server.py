@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
@@ -19,21 +20,27 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oncely.audit.wording import redacted
-from oncely.errors import OncelyError
+from oncely.errors import OncelyError, WrongInput
 from oncely.html import style_hash
+from oncely.pipeline import Pipeline
 from oncely.pipeline.offsets import Reset
+from oncely.pipeline.reject_filter import RejectFilter, filter_of
+from oncely.pipeline.rejects import Discarded
 from oncely.sources.reset import verb_of
 from oncely.web import page
 from oncely.web.access import Access
 from oncely.web.audits import newest
 from oncely.web.changes import Changes
-from oncely.web.model import Problem
+from oncely.web.model import Problem, Subject
 from oncely.web.style import SCRIPT, STYLE
 from oncely.web.watch import Watched
 
+T = TypeVar("T")
+
 _WAIT = 2.0  # seconds that a page waits for a reading
 _LONGEST_FORM = 10_000
-_ASKED = ("verb", "value", "topic")
+_ASKED = ("verb", "value", "topic")  # of a reset
+_CHOSEN = ("reason", "partition", "since", "before")  # of a discard
 _BEAT = 15.0  # seconds between comments in an event stream
 
 HEADERS = {
@@ -117,6 +124,8 @@ class Site:
             Route("/p/{name}/reset", self.plan_reset, methods=["GET"]),
             Route("/p/{name}/reset", self.reset, methods=["POST"]),
             Route("/p/{name}/replay", self.replay, methods=["POST"]),
+            Route("/p/{name}/discard", self.plan_discard, methods=["GET"]),
+            Route("/p/{name}/discard", self.discard, methods=["POST"]),
         ]
         app = Starlette(routes=routes)
         app.add_middleware(Guard, access=self.access)
@@ -196,57 +205,89 @@ class Site:
 
     def plan_reset(self, request: Request) -> Response:
         """The dry run of a reset."""
+
+        def planned(pipeline: Pipeline, asked: Mapping[str, str]) -> Reset:
+            return pipeline.reset(verb_of(asked["verb"], asked["value"]), _topics(asked))
+
+        return self._dry_run(request, _ASKED, planned, page.reset_plan)
+
+    def plan_discard(self, request: Request) -> Response:
+        """The dry run of a discard."""
+
+        def planned(pipeline: Pipeline, asked: Mapping[str, str]) -> Discarded:
+            found = pipeline.discard(_filter(asked))
+            redact = pipeline.secrets.redact
+            reasons = (one._replace(reason=redact(one.reason)) for one in found.reasons)
+            return replace(found, reasons=tuple(reasons))
+
+        return self._dry_run(request, _CHOSEN, planned, page.discard_plan)
+
+    def _dry_run(
+        self,
+        request: Request,
+        fields: Sequence[str],
+        planned: Callable[[Pipeline, Mapping[str, str]], T],
+        shown: Callable[[Subject, Mapping[str, str], T | Problem, page.Visitor], str],
+    ) -> Response:
         one = self._named(request)
         if one is None or one.subject.pipeline is None:
             return _said(404, "Not found", "There is no such pipeline.")
-        asked = {name: request.query_params.get(name, "") for name in _ASKED}
-        plan: Reset | Problem
+        asked = {name: request.query_params.get(name, "") for name in fields}
+        plan: T | Problem
         try:
-            verb = verb_of(asked["verb"], asked["value"])
-            plan = one.subject.pipeline.reset(verb, _topics(asked))
+            plan = planned(one.subject.pipeline, asked)
         except OncelyError as error:
             plan = Problem(" ".join([error.message, *error.details]), error.way_out)
         status = 400 if isinstance(plan, Problem) else 200
-        text = page.reset_plan(one.subject, asked, plan, self._visitor(request))
-        return HTMLResponse(text, status)
+        return HTMLResponse(shown(one.subject, asked, plan, self._visitor(request)), status)
 
     async def reset(self, request: Request) -> Response:
         """Execute a reset."""
-        form = await _form(request)
-        one = self._named(request)
-        refused = self._refused(request, form, one)
-        if refused is not None or one is None or one.subject.pipeline is None:
-            return refused or _said(404, "Not found", "There is no such pipeline.")
-        try:
+
+        def begin(one: Watched, pipeline: Pipeline, form: Mapping[str, str]) -> bool:
             verb = verb_of(form.get("verb", ""), form.get("value", ""))
-        except OncelyError as error:
-            return _said(400, "Refused", error.message)
-        name, topics = one.subject.name, _topics(form)
-        begun = self.changes.reset(name, one.subject.pipeline, verb, topics, one.hurry)
-        return _back(name) if begun else _busy()
+            return self.changes.reset(one.subject.name, pipeline, verb, _topics(form), one.hurry)
+
+        return await self._change(request, begin)
 
     async def replay(self, request: Request) -> Response:
         """Replay the dead letters."""
-        form = await _form(request)
-        one = self._named(request)
-        refused = self._refused(request, form, one)
-        if refused is not None or one is None or one.subject.pipeline is None:
-            return refused or _said(404, "Not found", "There is no such pipeline.")
-        if one.subject.pipeline.spark_path is not None:
-            return _said(400, "Refused", "A replay needs Spark: run `oncely rejects replay`.")
-        name = one.subject.name
-        begun = self.changes.replay(name, one.subject.pipeline, one.hurry)
-        return _back(name) if begun else _busy()
 
-    def _refused(
-        self, request: Request, form: Mapping[str, str], one: Watched | None
-    ) -> Response | None:
+        def begin(one: Watched, pipeline: Pipeline, _: Mapping[str, str]) -> bool:
+            if pipeline.spark_path is not None:
+                raise WrongInput("A replay needs Spark: run `oncely rejects replay`.")
+            return self.changes.replay(one.subject.name, pipeline, one.hurry)
+
+        return await self._change(request, begin)
+
+    async def discard(self, request: Request) -> Response:
+        """Discard the dead letters that a dry run has shown."""
+
+        def begin(one: Watched, pipeline: Pipeline, form: Mapping[str, str]) -> bool:
+            which, total = _filter(form), form.get("total", "")
+            if not total.isdecimal():
+                raise WrongInput("A discard needs the number of dead letters of its dry run.")
+            return self.changes.discard(one.subject.name, pipeline, which, int(total), one.hurry)
+
+        return await self._change(request, begin)
+
+    async def _change(
+        self, request: Request, begin: Callable[[Watched, Pipeline, Mapping[str, str]], bool]
+    ) -> Response:
+        """Begin a change that a form of the session asks for."""
+        form, one = await _form(request), self._named(request)
         session = request.cookies.get(self.access.cookie, "")
         if not self.access.accepts(session, form.get("form_token", "")):
             return _said(403, "Refused", "Log in with the token, and send the form again.")
-        if one is None:
+        if one is None or one.subject.pipeline is None:
             return _said(404, "Not found", "There is no such pipeline.")
-        return None
+        try:
+            begun = begin(one, one.subject.pipeline, form)
+        except OncelyError as error:
+            return _said(400, "Refused", error.message)
+        return _back(one.subject.name) if begun else _said(
+            409, "Busy", "Another change of this pipeline is going on."
+        )  # fmt: skip
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -289,6 +330,13 @@ def _topics(asked: Mapping[str, str]) -> list[str]:
     return [topic] if topic else []
 
 
+def _filter(asked: Mapping[str, str]) -> RejectFilter:
+    reason, partition, since, before = (asked.get(name, "").strip() for name in _CHOSEN)
+    return filter_of(
+        reason, [partition] if partition else [], since or None, before or None, dashes=""
+    )
+
+
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a form; empty if it is too long."""
     body = b""
@@ -306,10 +354,6 @@ def _script(_: Request) -> Response:
 
 def _said(status: int, title: str, text: str) -> Response:
     return HTMLResponse(page.message(title, text), status)
-
-
-def _busy() -> Response:
-    return _said(409, "Busy", "Another change of this pipeline is going on.")
 
 
 def _back(name: str) -> Response:

@@ -27,6 +27,8 @@ a:focus-visible, button:focus-visible, input:focus-visible, select:focus-visible
 .dot { flex: none; width: .7rem; height: .7rem; border-radius: 50%; background: rgb(var(--dot)); }
 .dot { position: relative; top: .05rem; }
 .bad .dot { border-radius: 2px; } .warn .dot { border-radius: 2px; transform: rotate(45deg); }
+h1 { display: block; }
+.scroll + p, .scroll + form.ask { margin-top: 1rem; }
 h1 + .verdict { font-size: 1.15rem; margin-bottom: .25rem; }
 .way-out { font-size: .9375rem; }
 .problem { border-left: 3px solid rgb(var(--lost)); padding: .1rem 0 .1rem .9rem; }

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from starlette.testclient import TestClient
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 from oncely.audit.report import Report
 from oncely.errors import ConfigError
 from oncely.html import style_hash
+from oncely.testing.processes import await_that
 from oncely.web.access import Access, checked_token
 from oncely.web.audits import newest, report_of
 from oncely.web.server import Site
@@ -99,7 +101,11 @@ def test_records_are_escaped_and_secrets_are_hidden(client: TestClient) -> None:
     assert "&lt;script&gt;alert" in text
     assert "<b>57</b>" not in text
     assert "\u202e" not in text
-    for path in ("/", "/p/shop", "/p/billing", "/p/shop/reset?verb=to-latest"):
+    for path in (
+        "/", "/p/shop", "/p/billing", "/p/shop/reset?verb=to-latest", "/p/shop/discard",
+        "/p/billing/discard?reason=%22%3E%3Cscript%3Ealert",
+    ):  # fmt: skip
+        assert "<script>alert" not in client.get(path).text
         assert PASSWORD not in unescape(client.get(path).text), path
 
 
@@ -181,8 +187,8 @@ def test_known_host_names() -> None:
 )
 def test_a_request_of_another_site_changes_nothing(site: Site, headers: dict[str, str]) -> None:
     client, form_token = logged_in(site)
-    for path in ("/p/shop/replay", "/p/shop/reset", "/login", "/logout"):
-        form = {"form_token": form_token, "token": TOKEN, "verb": "to-earliest"}
+    for path in ("/p/shop/replay", "/p/shop/reset", "/p/shop/discard", "/login", "/logout"):
+        form = {"form_token": form_token, "token": TOKEN, "verb": "to-earliest", "total": "3"}
         assert client.post(path, data=form, headers=headers).status_code == 403
     assert site.changes.of("shop") is None
 
@@ -191,7 +197,7 @@ def test_changes_need_the_session_and_its_form(site: Site) -> None:
     client, form_token = logged_in(site)
     stranger = client_of(site)
     origin = {"origin": BASE}
-    for path in ("/p/shop/replay", "/p/shop/reset"):
+    for path in ("/p/shop/replay", "/p/shop/reset", "/p/shop/discard"):
         for one, form in (
             (stranger, {}),
             (stranger, {"form_token": form_token}),
@@ -200,7 +206,7 @@ def test_changes_need_the_session_and_its_form(site: Site) -> None:
             (client, {"form_token": form_token, "more": "x" * 20_000}),
         ):
             assert one.post(path, data=form, headers=origin).status_code == 403
-        assert client.get(path.replace("reset", "replay")).status_code == 405
+    assert client.get("/p/shop/replay").status_code == 405
     assert site.changes.of("shop") is None
     assert 'method="post"' not in stranger.get("/p/shop").text
 
@@ -229,7 +235,13 @@ def test_other_machines_read_with_the_token_only(site: Site) -> None:
     base = "http://10.0.0.7:8484"
     private = replace(site, access=Access.of("10.0.0.7", 8484, TOKEN))
     client = client_of(private, base)
-    for path in ("/", "/p/shop", "/p/shop/events", "/p/shop/reset?verb=to-latest"):
+    for path in (
+        "/",
+        "/p/shop",
+        "/p/shop/events",
+        "/p/shop/reset?verb=to-latest",
+        "/p/shop/discard",
+    ):
         answer = client.get(path)
         assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     done = client.post("/login", data={"token": TOKEN}, headers={"origin": base})
@@ -282,6 +294,79 @@ def test_a_replay_writes_what_is_valid_now(own: Site) -> None:
     assert job is not None
     assert (job.state, job.text) == ("done", "written: 1 dead letter; kept: 2")
     assert [one.offset for one in pipeline.rejects().listed] == [57, 58]
+
+
+def test_a_discard_and_its_dry_run(own: Site) -> None:
+    client, form_token = logged_in(own)
+    pipeline = own.watched[0].subject.pipeline
+    assert pipeline is not None
+    assert 'action="/p/shop/discard"' in client.get("/p/shop").text
+    plan = client.get("/p/shop/discard").text
+    assert "This is a dry run: nothing was written. 3 dead letters would be discarded" in plan
+    chosen = {"reason": "NOT A STRING", "partition": "t:0", "since": "2023-01-01", "before": "1h"}
+    plan = client.get("/p/shop/discard", params=chosen).text
+    assert "2 dead letters would be discarded" in plan
+    assert "name: not a string" in plan
+    assert 'name="total" value="2"' in plan
+    for none in ({"reason": "x" * 9}, {"partition": "t:1"}, {"since": "1h"}):
+        assert "No dead letter is chosen" in client.get("/p/shop/discard", params=none).text
+    assert len(pipeline.rejects().listed) == 3
+
+    assert discarded(own, client, {**chosen, "form_token": form_token, "total": "2"}) == (
+        "discarded: 2 dead letters"
+    )
+    assert [one.offset for one in pipeline.rejects().listed] == [57]
+    gone = pipeline.rejects(discarded=True).listed
+    assert [(one.offset, one.key, one.value) for one in gone] == [
+        (58, None, None),
+        (59, None, None),
+    ]
+    assert "discarded: 2 dead letters" in client.get("/p/shop").text
+
+
+def discarded(site: Site, client: TestClient, form: dict[str, str]) -> str:
+    """The result of a discard."""
+    answer = client.post("/p/shop/discard", data=form, headers={"origin": BASE})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/p/shop")
+    site.changes.wait("shop", 60)
+    job = site.changes.of("shop")
+    assert job is not None
+    return job.text or str(job.problem)
+
+
+def test_only_a_discard_whose_dry_run_was_seen_is_executed(own: Site) -> None:
+    client, form_token = logged_in(own)
+    form, origin = {"form_token": form_token}, {"origin": BASE}
+    for wrong in ({}, {"total": ""}, {"total": "-1"}, {"total": "1", "before": "yesterday"}):
+        answer = client.post("/p/shop/discard", data={**form, **wrong}, headers=origin)
+        assert answer.status_code == 400, wrong
+    assert client.get("/p/shop/discard?before=yesterday").status_code == 400
+    assert "before: &#x27;yesterday&#x27; is no time" in (
+        client.get("/p/shop/discard?before=yesterday").text
+    )
+    assert "the dry run has shown 2: nothing was" in discarded(own, client, {**form, "total": "2"})
+    pipeline = own.watched[0].subject.pipeline
+    assert pipeline is not None
+    assert len(pipeline.rejects().listed) == 3
+
+
+def test_a_change_that_is_impossible_has_no_button(own: Site, monkeypatch: Any) -> None:
+    pipeline = own.watched[0].subject.pipeline
+    assert pipeline is not None
+
+    def refuse(*_: object) -> NoReturn:
+        raise ConfigError("sink.kind", "that is impossible", way_out="use another sink")
+
+    client, _ = logged_in(own)
+    for name, button in (("check_replay", 'id="replay"'), ("discarding", 'id="to-discard"')):
+        assert button in client.get("/p/shop").text
+        monkeypatch.setattr(type(pipeline.destination), name, refuse)
+        own.watched[0].hurry()
+        await_that(lambda gone=button: gone not in client.get("/p/shop").text, "a new reading")
+    text = client.get("/p/shop").text
+    for verb in ("replayed", "discarded"):
+        assert f"They can't be {verb} here: <bdi>sink.kind: that is impossible</bdi>." in text
+    assert "<bdi>use another sink</bdi>" in text
 
 
 def test_a_change_that_fails_is_told_without_secrets(own: Site) -> None:
