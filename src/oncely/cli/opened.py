@@ -6,13 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oncely.cli import logs, screen
 from oncely.config import loads
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.application import Application, read
-from oncely.pipeline.handling import worker_of
+
+if TYPE_CHECKING:
+    from oncely.pipeline.application import Application
 
 STDIN = Path("-")
 """Standard input, as the name of a pipeline file."""
@@ -24,6 +26,8 @@ def opened_app(path: str) -> Pipeline:
     Raises:
         ConfigError: it can't be imported, or names every invalid key.
     """
+    from oncely.pipeline.handling import worker_of
+
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     pipeline = worker_of(path).pipeline
@@ -55,6 +59,8 @@ def opened_together(files: Sequence[Path]) -> Application:
     Raises:
         ConfigError: names every invalid key of every file, and the way out.
     """
+    from oncely.pipeline.application import Application, read
+
     found = Application((_from_stdin(),)) if list(files) == [STDIN] else read(files)
     screen.hide(*(one.secrets for one in found.pipelines))
     if len(found.pipelines) == 1:

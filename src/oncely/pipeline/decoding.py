@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -16,16 +16,16 @@ from oncely.config import (
     RawDecode,
     TextKey,
 )
-from oncely.decode.avro import AvroDecoder, avro_decoder, latest_avro_decoder
-from oncely.decode.avro_schema import Definition
 from oncely.decode.base import Decoder
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import TextDecoder, WithKey
 from oncely.decode.raw import RawDecoder
-from oncely.decode.registry import Registry
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
 from oncely.lake.file_format import VALUE
+
+if TYPE_CHECKING:
+    from oncely.decode.avro import AvroDecoder
 
 
 def decoder_of(decode: DecodeSettings, topics: Sequence[str]) -> Decoder:
@@ -68,6 +68,10 @@ def key_schema(key: TextKey) -> pa.Schema:
 
 
 def _avro(avro: AvroDecode | AvroKey, column: str, path: str, topics: Sequence[str]) -> AvroDecoder:
+    from oncely.decode.avro import avro_decoder, latest_avro_decoder
+    from oncely.decode.avro_schema import Definition
+    from oncely.decode.registry import Registry
+
     key = f"{path}.schema"
     if avro.schema_file is None:
         registry = Registry(_registry(avro), f"{path}.schema_registry")

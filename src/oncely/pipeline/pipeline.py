@@ -19,7 +19,6 @@ from oncely.clients.files.filesystem import connect as connect_files
 from oncely.clients.kafka import security
 from oncely.clients.kafka.client import make
 from oncely.clients.sql.connection import Connect, connect
-from oncely.commit.delivery import Order
 from oncely.commit.timer import Interval
 from oncely.config import (
     DeltaSinkSettings,
@@ -30,55 +29,42 @@ from oncely.config import (
     load,
 )
 from oncely.core import events
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
-from oncely.decode.base import Decoder
 from oncely.errors import ConfigError, OncelyError, WrongInput
 from oncely.extras import require
-from oncely.ledgers.stores.ledger import StoreLedger
 from oncely.ledgers.topic.cluster import Connect as KafkaConnect
-from oncely.pipeline import offsets, planning, rejects, running, status, working
-from oncely.pipeline import repair as repairs
-from oncely.pipeline.decoding import decoder_of
-from oncely.pipeline.destination import Destination
-from oncely.pipeline.handlers_destination import HandlersDestination
-from oncely.pipeline.offsets import PartitionOffsets, Reset
-from oncely.pipeline.on_spark import work_on_spark
-from oncely.pipeline.planning import Plan
-from oncely.pipeline.probes import Http
-from oncely.pipeline.reject_filter import RejectFilter
-from oncely.pipeline.rejects import Discarded, Rejects
-from oncely.pipeline.repaired import Found, Repaired
 from oncely.pipeline.sql_destination import SqlDestination
-from oncely.pipeline.standby import OnFenced
-from oncely.pipeline.status import Status
-from oncely.pipeline.stored_destination import StoredDestination
 from oncely.pipeline.stores import store_of
-from oncely.runtimes.chunks import Bounds
-from oncely.runtimes.dropping import Condition, DroppingDecoder, Drops, Functions
-from oncely.runtimes.row_transform import (
-    PlainTexts,
-    PythonTransform,
-    RowTransform,
-    SqlTransform,
-    Unchanged,
-    load_function,
-)
-from oncely.runtimes.spark import session
-from oncely.runtimes.spark.batch_commit import BatchCommit, Transform, output_schema
-from oncely.runtimes.spark.partition_commit import PartitionCommit
-from oncely.runtimes.spark.range_commit import RangeCommit
 from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets, scope
-from oncely.sinks.base import Sink
-from oncely.sinks.handlers.sink import Handler
 from oncely.sources.kafka import KafkaSource
-from oncely.sources.reset import Verb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from oncely.commit.delivery import Order
+    from oncely.core.ranges import OffsetRange
+    from oncely.core.topics import TopicPartition
+    from oncely.decode.base import Decoder
+    from oncely.ledgers.stores.ledger import StoreLedger
+    from oncely.pipeline.destination import Destination
     from oncely.pipeline.expected import PipelineExpected
+    from oncely.pipeline.offsets import PartitionOffsets, Reset
+    from oncely.pipeline.planning import Plan
+    from oncely.pipeline.probes import Http
+    from oncely.pipeline.reject_filter import RejectFilter
+    from oncely.pipeline.rejects import Discarded, Rejects
+    from oncely.pipeline.repaired import Found, Repaired
+    from oncely.pipeline.standby import OnFenced
+    from oncely.pipeline.status import Status
+    from oncely.runtimes.chunks import Bounds
+    from oncely.runtimes.dropping import Drops
+    from oncely.runtimes.row_transform import RowTransform
+    from oncely.runtimes.spark.batch_commit import BatchCommit, Transform
+    from oncely.runtimes.spark.partition_commit import PartitionCommit
+    from oncely.runtimes.spark.range_commit import RangeCommit
+    from oncely.sinks.base import Sink
+    from oncely.sinks.handlers.sink import Handler
+    from oncely.sources.reset import Verb
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -153,6 +139,9 @@ class Pipeline:
     @cached_property
     def decoder(self) -> Decoder:
         """The decoder of records; those of ``filter.drop`` are dropped."""
+        from oncely.pipeline.decoding import decoder_of
+        from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
+
         decoder = decoder_of(self.settings.decode, self.settings.source.topics)
         if self.drops:
             decoder = DroppingDecoder(decoder, Functions(self.drops))
@@ -165,6 +154,8 @@ class Pipeline:
     @property
     def expiring_decoder(self) -> Decoder:
         """The decoder of a run, which also drops records that have expired by now."""
+        from oncely.runtimes.dropping import DroppingDecoder
+
         expire = self.settings.filter.expire
         return self.decoder if expire is None else DroppingDecoder(self.decoder, expire=expire)
 
@@ -181,16 +172,22 @@ class Pipeline:
         Raises:
             ConfigError: the function cannot be imported.
         """
+        from oncely.runtimes.row_transform import load_function
+
         path = self.spark_path
         return load_function("transform.spark", path) if path is not None else None
 
     @cached_property
     def row_transform(self) -> RowTransform:
         """The row transform; the identity if there is none. Only tables have a type for JSON."""
+        from oncely.runtimes.row_transform import PlainTexts
+
         made = self._row_transform()
         return made if self.settings.sink.kind == "sql" else PlainTexts(made)
 
     def _row_transform(self) -> RowTransform:
+        from oncely.runtimes.row_transform import PythonTransform, SqlTransform, Unchanged
+
         transform = self.settings.transform
         if transform is not None and transform.sql is not None:
             return SqlTransform(transform.sql)
@@ -218,12 +215,15 @@ class Pipeline:
         return self.row_transform.output(self.decoder.schema)
 
     def _made_by_spark(self, spark: SparkSession, transform: Transform) -> pa.Schema:
+        from oncely.pipeline.running import spark_has_died
+        from oncely.runtimes.spark.batch_commit import output_schema
+
         try:
             return output_schema(spark, transform, self.decoder.schema)
         except OncelyError:
             raise
         except Exception as error:  # the user's own code: it may raise any exception
-            if running.spark_has_died(error):
+            if spark_has_died(error):
                 raise
             said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise ConfigError(
@@ -237,7 +237,7 @@ class Pipeline:
     def destination(self) -> Destination:
         """The destination, by the kind of the sink.
 
-        Files and Delta bring packages of data frames, which short commands need not wait for.
+        Its module is imported here: commands of other kinds need not wait for its packages.
         """
         given = self.settings.sink
         if given.kind in ("files", "delta"):
@@ -246,6 +246,8 @@ class Pipeline:
         if isinstance(given, SqlSinkSettings):
             inner = SqlDestination(self.settings, given, self.connect)
         elif isinstance(given, HandlersSinkSettings):
+            from oncely.pipeline.handlers_destination import HandlersDestination
+
             name = self.settings.name
             inner = HandlersDestination(name, given, self.handlers, self.connect, self.threads)
         elif isinstance(given, FilesSinkSettings):
@@ -264,6 +266,8 @@ class Pipeline:
             inner = KafkaDestination(self.settings, given, self.source, self.kafka_connect)
         if self.store is None:
             return inner
+        from oncely.pipeline.stored_destination import StoredDestination
+
         return StoredDestination(self.settings, inner, self.store.store)
 
     @cached_property
@@ -273,6 +277,8 @@ class Pipeline:
         Raises:
             ConfigError: the client's package is not installed.
         """
+        from oncely.ledgers.stores.ledger import StoreLedger
+
         store = store_of(self.settings.offsets, self.settings.name, self.source)
         return None if store is None else StoreLedger(store, self.settings.name)
 
@@ -298,12 +304,16 @@ class Pipeline:
         Args:
             log: the file of Spark's own output; None for stderr.
         """
+        from oncely.runtimes.spark import session
+
         spark = self.settings.spark
         return session.start(self.settings.name, spark.master, spark.spark_conf(), log=log)
 
     @contextmanager
     def spark_session(self) -> Iterator[SparkSession]:
         """A Spark session, which is stopped in the end unless it existed before."""
+        from oncely.runtimes.spark import session
+
         existed = session.existing() is not None
         with open(os.devnull, "wb") as nowhere:
             spark = self.start_spark(nowhere)
@@ -317,6 +327,10 @@ class Pipeline:
         self, spark: SparkSession | None = None
     ) -> PartitionCommit | BatchCommit | RangeCommit:
         """The commit of micro-batches, by the kind of the transform and of the sink."""
+        from oncely.runtimes.spark.batch_commit import BatchCommit
+        from oncely.runtimes.spark.partition_commit import PartitionCommit
+        from oncely.runtimes.spark.range_commit import RangeCommit
+
         schema, budget = self.row_schema(spark), self.settings.sink.max_rejects
         common: dict[str, Any] = {
             "sink": self.sink(schema),
@@ -357,6 +371,8 @@ class Pipeline:
 
     def _bounds(self) -> Bounds:
         """The maximum size of one commit of a task."""
+        from oncely.runtimes.chunks import Bounds
+
         interval, usual = self.settings.commit_interval, Bounds()
         if interval is None or self.settings.delivery == "none":
             return usual
@@ -441,6 +457,8 @@ class Pipeline:
             Stopped: an operator's decision is needed.
             Unavailable: a server did not return within the retries.
         """
+        from oncely.pipeline import running
+
         return running.run(
             self, until, stop or StopSignal(), listener, spark, events, http, on_fenced
         )
@@ -479,7 +497,11 @@ class Pipeline:
         if on == "spark":
             if on_fenced == "wait":
                 raise WrongInput('on_fenced "wait": members of on "spark" end when they are fenced')
+            from oncely.pipeline.on_spark import work_on_spark
+
             return work_on_spark(self, workers, until, stop, listener, events, http, spark)
+        from oncely.pipeline import working
+
         return working.work(self, until, stop, listener, events, http, on_fenced)
 
     # -- asking and mending ----------------------------------------------------------------
@@ -492,6 +514,8 @@ class Pipeline:
             WrongInput: a topic is missing, or a server refuses the login.
             Unavailable: a server does not answer.
         """
+        from oncely.pipeline import status
+
         return status.status(self)
 
     @_hiding
@@ -505,6 +529,8 @@ class Pipeline:
 
         Problems of the pipeline are not raised, but returned in ``Plan.problems``.
         """
+        from oncely.pipeline import planning
+
         return planning.plan(self, use_spark, sample)
 
     @_hiding
@@ -513,6 +539,8 @@ class Pipeline:
 
         Raises the errors of :meth:`status`.
         """
+        from oncely.pipeline import offsets
+
         return offsets.partition_offsets(self)
 
     @_hiding
@@ -537,6 +565,8 @@ class Pipeline:
             Fenced: another run opened at the same moment.
             Unavailable: a server does not answer.
         """
+        from oncely.pipeline import offsets
+
         return offsets.reset(self, verb, topics, execute=execute, path=events)
 
     @_hiding
@@ -552,6 +582,8 @@ class Pipeline:
 
         Raises the errors of :meth:`status`, and for ``discarded`` those of :meth:`discard`.
         """
+        from oncely.pipeline import rejects
+
         return rejects.rejects(self, limit, which, discarded=discarded)
 
     @_hiding
@@ -569,6 +601,8 @@ class Pipeline:
             ConfigError: the destination can't change dead letters (topics, files).
             Unavailable: the server did not return.
         """
+        from oncely.pipeline import rejects
+
         return rejects.discard(self, which, execute=execute)
 
     @_hiding
@@ -592,6 +626,8 @@ class Pipeline:
             WrongInput: the destination can't be repaired, or the findings are of another state.
             Unavailable: the server did not return.
         """
+        from oncely.pipeline import repair as repairs
+
         return repairs.repair(self, found, execute=execute, progress=progress, events=events)
 
     @_hiding
@@ -615,6 +651,8 @@ class Pipeline:
             Stopped: the pipeline was reset meanwhile.
             Unavailable: the server did not return.
         """
+        from oncely.pipeline import repair as repairs
+
         return repairs.backfill(self, ranges, execute=execute, progress=progress, events=events)
 
     @_hiding
@@ -639,4 +677,6 @@ class Pipeline:
             Stopped: a row of the Spark transform cannot be written.
             Unavailable: the server did not return.
         """
+        from oncely.pipeline import rejects
+
         return rejects.replay(self, spark=spark, progress=progress)

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,20 +24,13 @@ from oncely.core.batch import IntArray, Rejection
 from oncely.decode.schema import as_json, is_json, without_json
 from oncely.errors import ConfigError, OncelyError
 
+if TYPE_CHECKING:
+    import duckdb
+
 ROW = "_oncely_row"
 """The column with a row's record index in a transform."""
 
 _ROW_WISE = {"PROJECTION", "FILTER", "UNNEST", "PYTHON_ARROW_SCAN", "ARROW_SCAN"}
-
-
-# A query that cannot work at all was detected by `output`, without rows: a later error is caused by
-# a value.
-_NOT_THE_ROWS_FAULT = (
-    duckdb.OutOfMemoryException,
-    duckdb.IOException,
-    duckdb.InternalException,
-    duckdb.InterruptException,
-)
 
 
 class RowTransform(Protocol):
@@ -106,7 +98,17 @@ class SqlTransform:
         self, rows: pa.Table, row_record: IntArray
     ) -> tuple[pa.Table, IntArray, list[Rejection]]:
         """Run the query; a value that it cannot convert rejects its record."""
-        return _isolating(self._run, rows, row_record, duckdb.Error, _NOT_THE_ROWS_FAULT)
+        import duckdb
+
+        # A query that cannot work at all was detected by `output`, without rows: a later error is
+        # caused by a value, unless it is one of these.
+        not_the_rows_fault = (
+            duckdb.OutOfMemoryException,
+            duckdb.IOException,
+            duckdb.InternalException,
+            duckdb.InterruptException,
+        )
+        return _isolating(self._run, rows, row_record, duckdb.Error, not_the_rows_fault)
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """The query's columns.
@@ -114,6 +116,8 @@ class SqlTransform:
         Raises:
             ConfigError: not a query, unknown columns, or more than row-wise operators.
         """
+        import duckdb
+
         empty = schema.empty_table()
         try:
             self._refuse_other_operators(empty)
@@ -232,6 +236,8 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 @cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
     """One DuckDB for the process, without access to files or other external data."""
+    import duckdb
+
     session = duckdb.connect(":memory:", config={"threads": "1"})
     session.execute("SET TimeZone = 'UTC'")
     session.execute("SET python_enable_replacements = false")
