@@ -10,7 +10,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from oncely.core.batch import Reject
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.base import (
@@ -44,6 +45,16 @@ class LedgerState:
     rejects: int = 0
     leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
     activity: Activity | None = None
+
+    def refuse_another_source(self, now: SourceIdentity, pipeline: str) -> None:
+        """Compare the ids of cluster and topics; before the first start there are none.
+
+        Raises:
+            SourceMismatch: the topic was deleted and recreated, or it is another cluster.
+        """
+        if self.cluster_id is not None:
+            same_cluster(self.cluster_id, now, pipeline)
+            same_topics(self.topic_ids, now, pipeline)
 
 
 @dataclass(frozen=True)

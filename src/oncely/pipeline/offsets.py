@@ -135,14 +135,15 @@ def reset(
         Unavailable: a server does not answer.
     """
     source = pipeline.source
-    known = pipeline.destination.look()
+    known, identity = pipeline.destination.look(), source.identity()
+    known.refuse_another_source(identity, pipeline.settings.name)
     marks = source.watermarks()
     planned = _Planned(verb, _chosen(topics, marks), source)
     planned.of(known.positions, marks)
     if not execute:
         return planned.result()
     takeover = Takeover(
-        source.identity(),
+        identity,
         lambda: source.resolve_start(pipeline.settings.source.start),
         {tp: mark.low for tp, mark in marks.items()},
         # A live run may have moved on since the plan: plan again, now that it is fenced.

@@ -14,9 +14,8 @@ from oncely.config import KafkaSinkSettings
 from oncely.core.batch import Chunk, Reject, Rejection
 from oncely.core.expected import Span
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, DataLost, WrongInput
-from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.pipeline.event_log import EventLog
 from oncely.pipeline.rejects import decoding
 from oncely.pipeline.told import telling
@@ -184,8 +183,7 @@ def _same_source(pipeline: Pipeline) -> None:
             f"pipeline {name!r} has never run: there is nothing to repair",
             way_out="run it, or check name and sink",
         )
-    same_cluster(known.cluster_id, now, name)
-    same_topics(known.topic_ids, SourceIdentity(now.cluster_id, now.topic_ids), name)
+    known.refuse_another_source(now, name)
 
 
 def records_gone(tp: TopicPartition, gone: OffsetRange) -> DataLost:
