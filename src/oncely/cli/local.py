@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from oncely import artifacts
@@ -17,18 +19,24 @@ if TYPE_CHECKING:
     from oncely.testing.servers.background import LocalServers
 
 
-def _servers() -> ModuleType:
-    """The module, if its packages are installed.
+@contextmanager
+def importing_servers() -> Iterator[None]:
+    """Import the local servers in this block.
 
     Raises:
-        WrongInput: they are not.
+        WrongInput: one of their packages is not installed.
     """
     try:
-        from oncely.testing.servers import background as servers
+        yield
     except ModuleNotFoundError as error:
         raise WrongInput(
             f"the local servers need {error.name}", way_out="pip install 'oncely[local]'"
         ) from None
+
+
+def _servers() -> ModuleType:
+    with importing_servers():
+        from oncely.testing.servers import background as servers
     return servers
 
 

@@ -45,7 +45,7 @@ def reset_offsets(
     topics: Sequence[str],
     *,
     execute: bool,
-    events: Path | None = None,
+    events: Path | None,
     as_json: bool,
 ) -> None:
     """Print the effect of a reset, or execute it."""

@@ -33,7 +33,7 @@ def repair_file(
     *,
     execute: bool,
     as_json: bool,
-    events: Path | None = None,
+    events: Path | None,
 ) -> int:
     """Repair the findings of a report, or of an audit; returns the exit code."""
     pipeline = opened(file, imports=True)
@@ -54,7 +54,7 @@ def backfill_file(
     *,
     execute: bool,
     as_json: bool,
-    events: Path | None = None,
+    events: Path | None,
 ) -> int:
     """Process ranges again; returns the exit code."""
     pipeline = opened(file, imports=True)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from oncely import artifacts
 from oncely.cli import screen
+from oncely.cli.local import importing_servers
 from oncely.errors import WrongInput
 
 if TYPE_CHECKING:
@@ -37,13 +38,9 @@ def show_semantics(
     Raises:
         WrongInput: the packages of the local servers are missing; no such sink, semantics or point.
     """
-    try:
+    with importing_servers():
         import oncely.testing.semantics.trial  # noqa: F401 - brings the local servers' packages
         from oncely.testing.semantics import cells, report
-    except ModuleNotFoundError as error:
-        raise WrongInput(
-            f"the local servers need {error.name}", way_out="pip install 'oncely[local]'"
-        ) from None
     _known("--sink", sinks, cells.SINKS)
     _known("--delivery", deliveries, cells.DELIVERIES)
     _known("--kill-point", points, cells.POINTS)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from oncely import artifacts
 from oncely.cli import screen
+from oncely.cli.local import importing_servers
 from oncely.cli.opened import opened_app
 from oncely.errors import WrongInput
 
@@ -38,15 +39,11 @@ def torture_app(
     """
     if not tables:
         raise WrongInput("no table to compare", way_out="--table NAME, once for each")
-    try:
+    with importing_servers():
         from oncely.testing.servers.kafka import Broker
         from oncely.testing.servers.postgres import Postgres
         from oncely.testing.torture import records as records_of
         from oncely.testing.torture import trial
-    except ModuleNotFoundError as error:
-        raise WrongInput(
-            f"the local servers need {error.name}", way_out="pip install 'oncely[local]'"
-        ) from None
     pipeline = opened_app(app)
     topics = pipeline.settings.source.topics
     if records is None:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, InstanceOf, PlainSerialize
 
 from oncely.config.base import Section
 from oncely.config.errors import invalid, shown
-from oncely.config.values import parse_seconds
+from oncely.config.values import filled, parse_seconds
 from oncely.config.written import RATE, TIME, written
 
 _RATE = re.compile(r"([\d_,]+) (?:in|per) (.+)")
@@ -49,12 +49,7 @@ def _time(value: object) -> float:
     return seconds
 
 
-def _condition(value: str) -> str:
-    if not value.strip():
-        raise invalid("is empty", 'write drop = "kafka_offset < 1000", or remove it')
-    return value
-
-
+_condition = filled('write drop = "kafka_offset < 1000", or remove it')
 Time = Annotated[float, BeforeValidator(_time)]
 
 

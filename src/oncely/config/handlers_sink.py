@@ -16,7 +16,7 @@ from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, as_tuple
 from oncely.config.errors import invalid, shown
-from oncely.config.values import Budget, parse_budget, parse_seconds
+from oncely.config.values import Budget, filled, parse_budget, parse_seconds
 from oncely.config.written import TIME, written
 from oncely.ledgers.sql.tables import POSITIONS
 
@@ -36,10 +36,7 @@ def _time_limit(value: object) -> float:
     return seconds
 
 
-def _schema(value: str) -> str:
-    if not value.strip():
-        raise invalid("is empty", "name a schema, or remove it")
-    return value
+_schema = filled("name a schema, or remove it")
 
 
 def _header_names(value: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    InstanceOf,
     PlainSerializer,
     SecretStr,
     model_validator,
@@ -20,7 +19,7 @@ from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, file_name
 from oncely.config.errors import invalid, shown
-from oncely.config.values import parse_table, quoted
+from oncely.config.values import Table, filled, quoted
 from oncely.ledgers.stores.sql import DEFAULT_TABLE
 
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
@@ -45,10 +44,7 @@ class LedgerOffsets(Section):
         return False
 
 
-def _group(value: str) -> str:
-    if not value.strip():
-        raise invalid("is empty", 'name a group, or remove it for "oncely-<name>"')
-    return value
+_group = filled('name a group, or remove it for "oncely-<name>"')
 
 
 class KafkaOffsets(Section):
@@ -115,11 +111,7 @@ class SqlOffsets(Section):
 
     store: Literal["sql"]
     url: SecretStr
-    table: Annotated[
-        InstanceOf[TableName],
-        BeforeValidator(parse_table),
-        PlainSerializer(quoted, when_used="json"),
-    ] = DEFAULT_TABLE
+    table: Table = DEFAULT_TABLE
 
     @property
     def url_for_display(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import BeforeValidator, InstanceOf, PlainSerializer, SecretStr, model_validator
+from pydantic import BeforeValidator, SecretStr, model_validator
 
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
@@ -13,10 +13,10 @@ from oncely.config.base import Section, as_tuple
 from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.values import (
     Budget,
+    Table,
     folded,
     parse_budget,
     parse_seconds,
-    parse_table,
     quoted,
 )
 
@@ -44,11 +44,7 @@ class SqlSinkSettings(Section):
 
     kind: Literal["sql"]
     url: SecretStr
-    table: Annotated[
-        InstanceOf[TableName],
-        BeforeValidator(parse_table),
-        PlainSerializer(quoted, when_used="json"),
-    ]
+    table: Table
     mode: Literal["append", "upsert"] = "append"
     keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
     version: str | None = None

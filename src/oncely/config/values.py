@@ -64,6 +64,17 @@ def parse_budget(value: object) -> RejectBudget:
     return RejectBudget(share=Fraction(match[1]) / 100)
 
 
+def filled(way_out: str) -> Callable[[str], str]:
+    """A check that a text is not blank."""
+
+    def check(value: str) -> str:
+        if not value.strip():
+            raise invalid("is empty", way_out)
+        return value
+
+    return check
+
+
 Budget = Annotated[
     InstanceOf[RejectBudget],
     BeforeValidator(parse_budget),
@@ -226,3 +237,10 @@ def quoted(table: TableName) -> str:
     parts = [part for part in table if part]
     plain = re.compile(r"[a-z_][a-z0-9_$]*")
     return ".".join(p if plain.fullmatch(p) else '"' + p.replace('"', '""') + '"' for p in parts)
+
+
+Table = Annotated[
+    InstanceOf[TableName],
+    BeforeValidator(parse_table),
+    PlainSerializer(quoted, when_used="json"),
+]

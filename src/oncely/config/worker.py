@@ -7,16 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from oncely.config.base import Section
-from oncely.config.errors import invalid
-from oncely.config.values import between, parse_seconds
+from oncely.config.values import between, filled, parse_seconds
 
-
-def _named(value: str) -> str:
-    if not value.strip():
-        raise invalid("is empty", "name it, or remove it")
-    return value
-
-
+_named = filled("name it, or remove it")
 _session = between(
     parse_seconds,
     1,

@@ -143,7 +143,7 @@ def _is_decimal(arrow: pa.DataType) -> bool:
     return bool(pa.types.is_decimal128(arrow) and 0 <= arrow.scale <= arrow.precision)
 
 
-def avro_schema_of(schema: pa.Schema, name: str = "Record") -> str:
+def avro_schema_of(schema: pa.Schema) -> str:
     """The Avro schema of columns that are :func:`storable`, as JSON; the same text each time.
 
     Every field is a union of null and its type with null as its default, so that a reader with more
@@ -151,19 +151,15 @@ def avro_schema_of(schema: pa.Schema, name: str = "Record") -> str:
     namespace ``Record.a``: Avro resolves records by name, so a name must not change when other
     fields are added.
 
-    Args:
-        schema: the columns.
-        name: the Avro name of the outermost record.
-
     Raises:
         InvariantViolation: a column is not storable as it is.
     """
-    return _avro_schema_of(SchemaKey(schema), name)
+    return _avro_schema_of(SchemaKey(schema))
 
 
 @lru_cache(maxsize=4096)
-def _avro_schema_of(key: SchemaKey, name: str) -> str:
-    record = _record(key.schema, (name,), {"name": name})
+def _avro_schema_of(key: SchemaKey) -> str:
+    record = _record(key.schema, ("Record",), {"name": "Record"})
     return json.dumps(record, separators=(",", ":"))
 
 

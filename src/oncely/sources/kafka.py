@@ -27,6 +27,9 @@ from oncely.sources.truncation import truncated
 _NO_SUCH_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
 
 
+_READING = 30.0  # seconds without a message
+
+
 class Watermarks(NamedTuple):
     """The offsets that bound a partition: ``low <= stable <= high``.
 
@@ -142,7 +145,7 @@ class KafkaSource:
         }
 
     def truncated(
-        self, positions: Mapping[TopicPartition, tuple[Position, int]], *, timeout: float = 30.0
+        self, positions: Mapping[TopicPartition, tuple[Position, int]], *, timeout: float = _READING
     ) -> dict[TopicPartition, str]:
         """See :func:`oncely.sources.truncation.truncated`."""
         return truncated(self.brokers, self.kafka, positions, timeout)
@@ -213,7 +216,7 @@ class KafkaSource:
         }
 
     def fetch(
-        self, partition: TopicPartition, offsets: Sequence[int], *, timeout: float = 30.0
+        self, partition: TopicPartition, offsets: Sequence[int], *, timeout: float = _READING
     ) -> dict[int, KafkaRecord]:
         """Read single records again, by offset. Records that are no longer in the topic are absent.
 
@@ -226,19 +229,19 @@ class KafkaSource:
         return self._reader.read(partition, offsets, timeout)
 
     def fetch_committed(
-        self, partition: TopicPartition, offsets: Sequence[int], *, timeout: float = 30.0
+        self, partition: TopicPartition, offsets: Sequence[int]
     ) -> dict[int, KafkaRecord]:
         """Like :meth:`fetch`, without records of aborted transactions."""
         if self._committed is None:
             self._committed = RecordReader(self.brokers, self.kafka, committed=True)
-        return self._committed.read(partition, offsets, timeout)
+        return self._committed.read(partition, offsets, _READING)
 
     def compacted(self) -> list[str]:
         """The topics that are compacted. Raises the errors of :meth:`identity`."""
         return compacted(self._asking, self.topics)
 
     def timestamps_at(
-        self, positions: Mapping[TopicPartition, Position], *, timeout: float = 30.0
+        self, positions: Mapping[TopicPartition, Position], *, timeout: float = _READING
     ) -> dict[TopicPartition, int | None]:
         """The timestamp of the next record to read, in ms since 1970, in every partition.
 
@@ -250,9 +253,7 @@ class KafkaSource:
         """
         return first_timestamps(self.brokers, self.kafka, positions, timeout)
 
-    def largest_record(
-        self, ranges: Mapping[TopicPartition, OffsetRange], *, timeout: float = 30.0
-    ) -> int:
+    def largest_record(self, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
         """Size in bytes of the largest among the first, middle and last record of each range.
 
         Raises the errors of :meth:`timestamps_at`.
@@ -264,7 +265,7 @@ class KafkaSource:
             {tp: range_.end - 1 for tp, range_ in ranges.items()},
         ):
             if places:
-                sizes = first_sizes(self.brokers, self.kafka, places, timeout)
+                sizes = first_sizes(self.brokers, self.kafka, places, _READING)
                 largest = max(largest, *(size or 0 for size in sizes.values()))
         return largest
 

@@ -31,6 +31,7 @@ compacted: with the default of 1 GiB a new reader would read millions of superse
 
 _COMPACT = "compact"
 _AGAIN = 0.02  # seconds
+_LEADER_SECONDS = 15.0
 _LARGEST = "max.message.bytes"
 _MIN_INSYNC = "min.insync.replicas"
 
@@ -275,13 +276,13 @@ def find_compacted(
     return OnePartition(*found, policy, made)
 
 
-def _await_leader(admin: KafkaAdmin, name: str, seconds: float = 15.0) -> None:
+def _await_leader(admin: KafkaAdmin, name: str) -> None:
     """Wait for the leader of a new topic, without which requests fail.
 
     Raises:
-        Unavailable: it has none after ``seconds``.
+        Unavailable: it has none after 15 seconds.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _LEADER_SECONDS
     here = {ck.TopicPartition(name, 0): OffsetSpec.latest()}
 
     def afresh(client: AdminClient, wait: float) -> Any:

@@ -27,7 +27,7 @@ class Certificates:
     client_key: Path
 
 
-def make_certificates(directory: Path, *, client_name: str = "oncely") -> Certificates:
+def make_certificates(directory: Path) -> Certificates:
     """Write a new authority, a server and a client certificate into ``directory``.
 
     Keys are elliptic (P-256), unencrypted PKCS #8, readable by the owner only. The authority's
@@ -53,7 +53,7 @@ def make_certificates(directory: Path, *, client_name: str = "oncely") -> Certif
     made.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
     _issue(ca_key, ca, "localhost", server, made.server, made.server_key)
-    _issue(ca_key, ca, client_name, client, made.client, made.client_key)
+    _issue(ca_key, ca, "oncely", client, made.client, made.client_key)
     return made
 
 
