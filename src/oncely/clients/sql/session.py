@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 
 from oncely.clients.sql.connection import BadData, Connect, Connection, Dialect
 from oncely.phases import phase
@@ -23,6 +24,7 @@ _lock = threading.Lock()
 _MOST = 4  # kept sessions of a pipeline of which this process holds partitions under many epochs
 
 
+@lru_cache(maxsize=64)
 def application_prefix(pipeline: str) -> str:
     """The common prefix of the names of a pipeline's sessions, for all epochs (63 bytes at most).
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from oncely.clients.sql.connection import Connect, Connection, Dialect, TableName, connect
 from oncely.clients.sql.session import brief_session, session, transaction
@@ -57,7 +58,7 @@ class SqlLedger:
     connect: Connect = connect
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    @property
+    @cached_property
     def tables(self) -> LedgerTables:
         """The tables beside the target."""
         return LedgerTables(self.dialect, self.target, self.pipeline)

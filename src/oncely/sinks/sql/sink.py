@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -50,7 +51,7 @@ class SqlSink:
     connect: Connect = connect
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    @property
+    @cached_property
     def ledger(self) -> SqlLedger:
         """Epochs, positions, history and dead letters, in the database of the table."""
         return SqlLedger(
