@@ -336,6 +336,8 @@ def make_topic(broker: Broker) -> Iterator[MakeTopic]:
 
 def produce(broker: Broker, topic: str, records: Iterable[Record]) -> None:
     """Write records ``(partition, key, value[, headers])`` and wait for every acknowledgement."""
+    if not (records := list(records)):
+        return
     problems: list[object] = []
 
     def acknowledged(error: object, _: object) -> None:

@@ -44,12 +44,15 @@ def messages(
     """
     left = {n: end for n, end in _settled_ends(brokers, topic, isolation, patience).items() if end}
     found: dict[int, list[Any]] = {n: [] for n in sorted(left)}
+    if not left:
+        return []
     reader = _consumer(brokers, isolation)
     try:
         reader.assign([TopicPartition(topic, n, 0) for n in found])
         quiet_since = time.monotonic()
         while left:
-            for message in reader.consume(_MANY, 0.1):
+            first = reader.poll(0.1)  # with a timeout consume() would wait for the full number
+            for message in [] if first is None else [first, *reader.consume(_MANY, 0)]:
                 quiet_since = time.monotonic()
                 _take(message, left, found)
             if time.monotonic() - quiet_since > _QUIET:

@@ -32,8 +32,9 @@ def longest_transaction(admin: KafkaAdmin) -> float | None:
     """
 
     def ask(client: Any, wait: float) -> Any:
-        broker = next(iter(client.list_topics(timeout=wait).brokers))
-        wanted = [ConfigResource(ResourceType.BROKER, str(broker))]
+        # The metadata of all topics would contain the brokers, too, and megabytes.
+        broker = client.describe_cluster(request_timeout=wait).result(wait).nodes[0]
+        wanted = [ConfigResource(ResourceType.BROKER, str(broker.id))]
         return client.describe_configs(wanted, request_timeout=wait)
 
     (found,) = admin.ask("read the broker's configuration", ask).values()

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncely import artifacts
 from oncely.errors import Unavailable, WrongInput
@@ -72,6 +72,9 @@ class Broker(ChildServer):
         self._heap = heap
         self._properties = dict(properties or {})
         self._certificates: Certificates | None = None
+        self._admins: dict[
+            int, tuple[object, AdminClient]
+        ] = {}  # by pid: no client survives fork()
         if security:
             self._secrets = Secrets.of(security.users.values())
             self._certificates = make_certificates(self.directory / "tls")
@@ -127,7 +130,17 @@ class Broker(ChildServer):
             self._process.kill()
 
     def admin(self) -> AdminClient:
-        """Return an admin client with all rights; it uses an internal listener."""
+        """Return an admin client with all rights; it uses an internal listener.
+
+        A process has one for each start of the broker. Safe for several threads.
+        """
+        start, client = self._admins.get(os.getpid(), (None, None))
+        if client is None or start is not self._process:
+            client = self._connect()
+            self._admins[os.getpid()] = self._process, client
+        return client
+
+    def _connect(self) -> AdminClient:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -164,9 +177,16 @@ class Broker(ChildServer):
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and wait until the broker has deleted it."""
+        from confluent_kafka import KafkaError
+
         admin = self.admin()
         admin.delete_topics([name], operation_timeout=_ADMIN)[name].result(_ADMIN)
-        self._await(lambda: name not in admin.list_topics(timeout=_ADMIN).topics, "it is deleted")
+
+        def deleted() -> bool:
+            error = admin.list_topics(name, timeout=_ADMIN).topics[name].error
+            return error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+        self._await(deleted, "it is deleted")
 
     def add_partitions(self, name: str, total: int) -> None:
         """Raise the number of partitions to ``total`` and wait until the broker has them."""
@@ -185,6 +205,9 @@ class Broker(ChildServer):
         admin = self.admin()
         for done in admin.delete_records(wanted, operation_timeout=_ADMIN).values():
             done.result(_ADMIN)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_admins": {}}
 
     @property
     def _inner(self) -> str:
