@@ -16,7 +16,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
-from oncely.audit.engine import audit
+from oncely.audit.engine import ByOffset
 from oncely.audit.of_pipeline import evidence_of
 from oncely.audit.report import Report
 from oncely.commit.backoff import Backoff
@@ -88,7 +88,7 @@ class World:
     def by_offset(self) -> Report:
         found = self.evidence()
         assert isinstance(found, DeltaOffsets)
-        return audit("p", found, self.topic, self.topic)
+        return ByOffset("p", found, self.topic, self.topic, 50).run(None)
 
     def offsets_of(self, *ids: int) -> list[tuple[TopicPartition, int]]:
         return [((T0, T1)[one // 100], one % 100) for one in ids]

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely.audit import kafka
-from oncely.audit.engine import audit
+from oncely.audit.engine import ByOffset
 from oncely.audit.kafka import KafkaGroup, KafkaOffsets, open_kafka
 from oncely.audit.report import Report
 from oncely.commit.path import pass_over
@@ -109,7 +109,7 @@ class World:
         found = self.evidence()
         assert isinstance(found, KafkaOffsets)
         try:
-            return audit("p", found, self.topic, self.topic)
+            return ByOffset("p", found, self.topic, self.topic, 50).run(None)
         finally:
             found.close()
 
@@ -298,7 +298,7 @@ def test_with_sources_a_commit_meanwhile_changes_nothing(sourced: World) -> None
     evidence = sourced.evidence()
     assert isinstance(evidence, KafkaOffsets)
     sourced.commit(COMMITS)
-    assert audit("p", evidence, sourced.topic).verdict == "clean"
+    assert ByOffset("p", evidence, sourced.topic, None, 50).run(None).verdict == "clean"
     evidence.close()
 
 

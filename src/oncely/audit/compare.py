@@ -21,7 +21,7 @@ from oncely.audit.report import Finding, FindingKind, Undecided
 from oncely.audit.tally import sum_of
 from oncely.core.expected import FILTERED
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.topics import TopicPartition
 
 Flags = npt.NDArray[np.bool_]
 Digests = npt.NDArray[np.uint64]
@@ -289,20 +289,17 @@ class Settled:
 
     Attributes:
         result: its records and damage.
-        findings: damage whose offset is not known.
-        numbers: how many records each of these findings stands for.
+        findings: damage whose offset is not known, and the number of its records.
         undecided: offsets of which nothing can be proved.
     """
 
     result: Compared
-    findings: list[Finding] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+    findings: list[tuple[Finding, int]] = field(default_factory=list)
     undecided: list[Undecided] = field(default_factory=list)
 
     def find(self, finding: Finding, number: int) -> None:
         """Add damage to records whose offsets are not known."""
-        self.findings.append(finding)
-        self.numbers.append(number)
+        self.findings.append((finding, number))
 
 
 def settle(
@@ -410,10 +407,3 @@ def _undecided(partition: TopicPartition, offsets: IntArray, reason: str) -> lis
 
 def _hull(offsets: IntArray) -> OffsetRange:
     return OffsetRange(int(offsets.min()), int(offsets.max()) + 1)
-
-
-def first_unproved(done: Settled) -> Position | None:
-    """The first offset of a range that is not proved to be right; None if all are."""
-    at = [int(one.offsets.min()) for one in done.result.damage]
-    at += [one.range.start for one in done.undecided if one.range is not None]
-    return min(at, default=None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from oncely.audit.compare import Settled, first_unproved
-from oncely.audit.evidence import Bounds, Evidence, Expected, Log, Snapshot
-from oncely.audit.layout import Part, disorder, parts
+from oncely.audit.compare import Settled
+from oncely.audit.evidence import Bounds, Evidence, Expected, Log, Snapshot, Span
+from oncely.audit.layout import disorder, parts
 from oncely.audit.ranges import NOTHING_LEFT, RangeComparison
 from oncely.audit.report import (
     CompleteUntil,
@@ -64,58 +64,46 @@ class Tab:
         self.proved = at if self.proved is None else min(self.proved, at)
 
 
-def audit(
-    pipeline: str,
-    evidence: Evidence,
-    log: Log,
-    expected: Expected | None = None,
-    *,
-    limit: int = 50,
-    until: datetime | None = None,
-) -> Report:
-    """Compare a snapshot of a destination with its topics.
+@dataclass
+class Audit:
+    """The comparison of a snapshot of a destination with its topics; the steps that are the same
+    for all destinations.
 
-    Args:
+    Attributes:
         pipeline: its name.
-        evidence: the snapshot. It must be older than the answers of ``log``: what is below its
+        snapshot: the destination. It must be older than the answers of ``log``: what is below its
             positions is below the last stable offsets of any later time.
         log: the topics.
         expected: recomputes records; None if that is not possible.
         limit: the findings of each kind that the report lists.
-        until: compare only records before this time.
-
-    Raises:
-        TopicMissing, WrongInput: it can't be compared.
-        Unavailable: no answer.
-    """
-    return ByOffset(pipeline, evidence, log, expected, limit).run(until)
-
-
-class Audit:
-    """The steps that are the same for all destinations.
-
-    Args:
-        pipeline: its name.
-        snapshot: the destination.
-        log: the topics.
-        limit: the findings of each kind that the report lists.
     """
 
-    def __init__(self, pipeline: str, snapshot: Snapshot, log: Log, limit: int) -> None:
-        self._pipeline, self._snapshot, self._log, self._limit = pipeline, snapshot, log, limit
-        self._began = time.monotonic()
-        self._findings: dict[FindingKind, list[Finding]] = {}
-        self._found: Counter[FindingKind] = Counter()
-        self._undecided: list[Undecided] = []
-        self.tabs: dict[TopicPartition, Tab] = {}
-        self.notes: list[str] = []
+    pipeline: str
+    snapshot: Snapshot
+    log: Log
+    expected: Expected | None
+    limit: int
+    tabs: dict[TopicPartition, Tab] = field(default_factory=dict, init=False)
+    notes: list[str] = field(default_factory=list, init=False)
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _findings: dict[FindingKind, list[Finding]] = field(default_factory=dict, init=False)
+    _found: Counter[FindingKind] = field(default_factory=Counter, init=False)
+    _undecided: list[Undecided] = field(default_factory=list, init=False)
 
     def run(self, until: datetime | None) -> Report:
-        """The report; see :func:`audit`."""
+        """Compare.
+
+        Args:
+            until: compare only records before this time.
+
+        Raises:
+            TopicMissing, WrongInput: it can't be compared.
+            Unavailable: no answer.
+        """
         ends = self._ends(until)
         self.tabs = {tp: Tab() for tp in ends.compared}
-        untold = self._snapshot.untold
-        for one in (*ends.undecided, *untold, *disorder(self._snapshot.committed)):
+        untold = self.snapshot.untold
+        for one in (*ends.undecided, *untold, *disorder(self.snapshot.committed)):
             self.leave(one)
         self._compare(ends)
         self._outside(ends)
@@ -125,7 +113,7 @@ class Audit:
     # -- both ends -------------------------------------------------------------------------
 
     def _ends(self, until: datetime | None) -> Ends:
-        evidence, log = self._snapshot, self._log
+        evidence, log = self.snapshot, self.log
         ours, now = evidence.source, log.identity()
         at = datetime.now(UTC)
         bounds = log.bounds()
@@ -158,7 +146,7 @@ class Audit:
         whole: Mapping[TopicPartition, OffsetRange],
         gone: set[TopicPartition],
     ) -> dict[TopicPartition, OffsetRange]:
-        ends = self._log.offsets_at(until)
+        ends = self.log.offsets_at(until)
         return {
             tp: OffsetRange(one.start, max(one.start, min(one.end, ends[tp])))
             for tp, one in whole.items()
@@ -167,7 +155,7 @@ class Audit:
 
     def _same_topics_still(self, ends: Ends) -> None:
         """A topic that is made again during the audit has not been read as a whole."""
-        ours, now = self._snapshot.source, self._log.identity()
+        ours, now = self.snapshot.source, self.log.identity()
         for tp, range_ in ends.compared.items():
             problem = _other(tp, ours.cluster_id, now.cluster_id, ours.topic_ids, now.topic_ids)
             if problem and tp not in ends.gone:
@@ -185,30 +173,26 @@ class Audit:
 
     # -- conclusions -----------------------------------------------------------------------
 
-    def _take(self, part: Part, done: Settled) -> None:
-        tp, result = part.span.partition, done.result
-        tab = self.tabs[tp]
-        tab.records += result.records
-        tab.accounted += result.accounted
-        tab.holes += result.holes
-        for damage in result.damage:
-            room = max(0, self._limit - len(self._findings.get(damage.kind, ())))
-            for offset in damage.offsets[:room]:
-                self._keep(Finding(tp, int(offset), damage.kind, damage.detail))
-            self._found[damage.kind] += len(damage.offsets)
-        for finding, number in zip(done.findings, done.numbers, strict=True):
+    def _take(
+        self,
+        spans: Sequence[Span],
+        findings: Iterable[tuple[Finding, int]],
+        undecided: Iterable[Undecided],
+    ) -> None:
+        """Add the conclusion about some offsets; each finding with its number of records."""
+        for finding, number in findings:
             self.find(finding, number)
-            tab.unproved(part.span.range.start)
-        for one in done.undecided:
+            for tp, range_ in spans:
+                if finding.partition in (None, tp):
+                    at = range_.start if finding.offset is None else finding.offset
+                    self.tabs[tp].unproved(at)
+        for one in undecided:
             self.leave(one)
-        at = first_unproved(done)
-        if at is not None:
-            tab.unproved(at)
 
     def find(self, finding: Finding, number: int) -> None:
         """Add damage to a number of records."""
         self._found[finding.kind] += number
-        if len(self._findings.get(finding.kind, ())) < self._limit:
+        if len(self._findings.get(finding.kind, ())) < self.limit:
             self._keep(finding)
 
     def _keep(self, finding: Finding) -> None:
@@ -232,7 +216,7 @@ class Audit:
             at[tp] = ends.bounds[tp].first  # of a partition without a position nothing was read
         if ends.gone or not at:
             return CompleteUntil()
-        times = self._log.times(at)
+        times = self.log.times(at)
         event, missing = [], []
         for tp, (before, after) in times.items():
             # Behind the last record there may be holes only: then none is missing.
@@ -251,9 +235,9 @@ class Audit:
         ]
         tabs = self.tabs
         return Report(
-            pipeline=self._pipeline,
-            source=self._snapshot.source,
-            proof=self._snapshot.proof,
+            pipeline=self.pipeline,
+            source=self.snapshot.source,
+            proof=self.snapshot.proof,
             at=ends.at,
             seconds=time.monotonic() - self._began,
             records=sum(one.records for one in tabs.values()),
@@ -270,34 +254,42 @@ class Audit:
                 for tp, one in sorted(tabs.items())
             ],
             complete_until=complete,
-            limits=[*self._snapshot.limits, *self.notes],
+            limits=[*self.snapshot.limits, *self.notes],
         )  # fmt: skip
 
 
+@dataclass
 class ByOffset(Audit):
     """Compares a destination whose rows contain their offsets, range by range."""
 
-    def __init__(
-        self, pipeline: str, evidence: Evidence, log: Log, expected: Expected | None, limit: int
-    ) -> None:
-        super().__init__(pipeline, evidence, log, limit)
-        self._evidence, self._expected = evidence, expected
+    snapshot: Evidence
 
     def _compare(self, ends: Ends) -> None:
-        recipe = "" if self._expected is None else self._expected.recipe
+        recipe = "" if self.expected is None else self.expected.recipe
         first = {tp: one.first for tp, one in ends.bounds.items()}
         first |= dict.fromkeys(ends.gone, NOTHING_LEFT)
-        comparison = RangeComparison(
-            self._evidence, self._log, self._expected, first, ends.compacted
-        )
-        for one in comparison.run(parts(self._evidence.committed, ends.compared, recipe)):
+        comparison = RangeComparison(self.snapshot, self.log, self.expected, first, ends.compacted)
+        for one in comparison.run(parts(self.snapshot.committed, ends.compared, recipe)):
             tab = self.tabs[one.part.span.partition]
             tab.ranges += 1
             tab.differing += one.differing
-            self._take(one.part, one.settled)
+            self._settle(tab, one.part.span, one.settled)
+
+    def _settle(self, tab: Tab, span: Span, done: Settled) -> None:
+        result, tp = done.result, span.partition
+        tab.records += result.records
+        tab.accounted += result.accounted
+        tab.holes += result.holes
+        for damage in result.damage:
+            room = max(0, self.limit - len(self._findings.get(damage.kind, ())))
+            for offset in damage.offsets[:room]:
+                self._keep(Finding(tp, int(offset), damage.kind, damage.detail))
+            self._found[damage.kind] += len(damage.offsets)
+            tab.unproved(int(damage.offsets.min()))
+        self._take((span,), done.findings, done.undecided)
 
     def _outside(self, ends: Ends) -> None:
-        for batch in self._evidence.outside(ends.whole):
+        for batch in self.snapshot.outside(ends.whole):
             for line in batch.to_pylist():
                 tp = None if line["topic"] is None else TopicPartition(
                     line["topic"], line["partition"]

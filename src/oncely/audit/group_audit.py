@@ -3,88 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from dataclasses import dataclass
 
 from oncely.audit.compare import Rules
 from oncely.audit.content import Group, GroupComparison, GroupedEvidence, Result
 from oncely.audit.engine import Audit, Ends
-from oncely.audit.evidence import Expected, Log
-from oncely.audit.report import Report
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 
 
-def audit_groups(
-    pipeline: str,
-    evidence: GroupedEvidence,
-    log: Log,
-    rules: Rules,
-    expected: Expected | None = None,
-    *,
-    limit: int = 50,
-    until: datetime | None = None,
-) -> Report:
-    """Compare a snapshot of a destination with its topics.
+@dataclass
+class ByGroup(Audit):
+    """Compares a destination group by group; with ``until`` only groups of which all records are
+    before it.
 
-    Args:
-        pipeline: its name.
-        evidence: the snapshot, older than the answers of ``log``.
-        log: the topics.
+    Attributes:
         rules: what the pipeline may make of a record.
-        expected: recomputes records; None if that is not possible.
-        limit: the findings of each kind that the report lists.
-        until: compare only groups of which all records are before this time.
-
-    Raises:
-        TopicMissing, WrongInput: it can't be compared.
-        Unavailable: no answer.
     """
-    return _ByGroup(pipeline, evidence, log, rules, expected, limit).run(until)
 
-
-class _ByGroup(Audit):
-    def __init__(
-        self,
-        pipeline: str,
-        evidence: GroupedEvidence,
-        log: Log,
-        rules: Rules,
-        expected: Expected | None,
-        limit: int,
-    ) -> None:
-        super().__init__(pipeline, evidence, log, limit)
-        self._evidence = evidence
-        self._comparison = GroupComparison(evidence, log, rules, expected)
+    snapshot: GroupedEvidence
+    rules: Rules
 
     def _compare(self, ends: Ends) -> None:
-        for group in self._evidence.groups:
+        comparison = GroupComparison(self.snapshot, self.log, self.rules, self.expected)
+        for group in self.snapshot.groups:
             if _is_inside(group, ends.compared) and not _is_gone(group, ends):
-                self._take_group(self._comparison.compare(group))
+                self._settle(comparison.compare(group))
 
     def _outside(self, ends: Ends) -> None:
         del ends
-        for finding in self._evidence.unexpected:
+        for finding in self.snapshot.unexpected:
             self.find(finding, 1)
 
-    def _take_group(self, result: Result) -> None:
-        group = result.group
-        for span in group.spans:
-            tab = self.tabs[span.partition]
+    def _settle(self, result: Result) -> None:
+        for tp, range_ in result.group.spans:
+            tab = self.tabs[tp]
             tab.ranges += 1
             if not result.is_clean:
-                tab.differing.append(span.range)
+                tab.differing.append(range_)
         for tp, records in result.records.items():
             self.tabs[tp].records += records
             self.tabs[tp].accounted += max(0, records - result.bad[tp])
             self.tabs[tp].holes += result.holes.get(tp, 0)
-        for finding, number in result.findings:
-            self.find(finding, number)
-            for span in group.spans:
-                if finding.partition in (None, span.partition):
-                    at = span.range.start if finding.offset is None else finding.offset
-                    self.tabs[span.partition].unproved(at)
-        for one in result.undecided:
-            self.leave(one)
+        self._take(result.group.spans, result.findings, result.undecided)
         self.notes += result.notes
 
 

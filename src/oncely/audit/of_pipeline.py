@@ -9,18 +9,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from oncely.audit import engine
 from oncely.audit.compare import Rules
 from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
+from oncely.audit.engine import ByOffset
 from oncely.audit.evidence import Evidence, Expected, Log
 from oncely.audit.files import FilesEvidence, open_files
-from oncely.audit.group_audit import audit_groups
+from oncely.audit.group_audit import ByGroup
 from oncely.audit.kafka import KafkaGroup, open_kafka
 from oncely.audit.report import Report
 from oncely.audit.sql import open_evidence
 from oncely.audit.sql_content import SqlContent
 from oncely.audit.topic import KafkaLog
-from oncely.audit.upserts import audit_upsert
+from oncely.audit.upserts import Upsert
 from oncely.clients.sql.dialects import dialect_for
 from oncely.config import (
     DeltaSinkSettings,
@@ -121,18 +121,14 @@ def _audited(
                 )
             transforms = settings.transform is not None
             rules = Rules(several=transforms, filters=transforms or settings.filter.drops)
-            return audit_groups(
-                settings.name, evidence, log, rules, expected, limit=limit, until=until
-            )
+            return ByGroup(settings.name, evidence, log, expected, limit, rules).run(until)
         sink = settings.sink
         if isinstance(sink, SqlSinkSettings | DeltaSinkSettings) and sink.mode == "upsert":
             versioned = sink.version is not None
-            report = audit_upsert(
-                settings.name, evidence, log, expected,
-                versioned=versioned, limit=limit, until=until,
-            )  # fmt: skip
+            comparison: ByOffset = Upsert(settings.name, evidence, log, expected, limit, versioned)
         else:
-            report = engine.audit(settings.name, evidence, log, expected, limit=limit, until=until)
+            comparison = ByOffset(settings.name, evidence, log, expected, limit)
+        report = comparison.run(until)
         if report.found and isinstance(evidence, DeltaOffsets):
             return replace(report, limits=[*report.limits, *evidence.blames])
         return report

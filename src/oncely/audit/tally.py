@@ -130,38 +130,15 @@ def _rotated(x: Word, by: int) -> Word:
 
 def _mix(a: Word, b: Word, c: Word) -> None:
     """Bob Jenkins' lookup3, as in PostgreSQL's hashfn.c; in place."""
-    a -= c
-    a ^= _rotated(c, 4)
-    c += b
-    b -= a
-    b ^= _rotated(a, 6)
-    a += c
-    c -= b
-    c ^= _rotated(b, 8)
-    b += a
-    a -= c
-    a ^= _rotated(c, 16)
-    c += b
-    b -= a
-    b ^= _rotated(a, 19)
-    a += c
-    c -= b
-    c ^= _rotated(b, 4)
-    b += a
+    for by in (4, 6, 8, 16, 19, 4):
+        a -= c
+        a ^= _rotated(c, by)
+        c += b
+        a, b, c = b, c, a
 
 
 def _final(a: Word, b: Word, c: Word) -> None:
-    c ^= b
-    c -= _rotated(b, 14)
-    a ^= c
-    a -= _rotated(c, 11)
-    b ^= a
-    b -= _rotated(a, 25)
-    c ^= b
-    c -= _rotated(b, 16)
-    a ^= c
-    a -= _rotated(c, 4)
-    b ^= a
-    b -= _rotated(a, 14)
-    c ^= b
-    c -= _rotated(b, 24)
+    for by in (14, 11, 25, 16, 4, 14, 24):
+        c ^= b
+        c -= _rotated(b, by)
+        a, b, c = b, c, a

@@ -116,18 +116,7 @@ class KafkaLog:
     def _offsets(
         self, wanted: Mapping[TopicPartition, OffsetSpec]
     ) -> dict[TopicPartition, Position]:
-        request = {ck.TopicPartition(*tp): spec for tp, spec in wanted.items()}
-        if not request:
-            return {}
-        answers = self._admin.one(
-            "look up offsets",
-            lambda client, wait: client.list_offsets(
-                request,
-                isolation_level=ck.IsolationLevel.READ_COMMITTED,
-                request_timeout=wait,
-            ),
-        )
-        return {TopicPartition(tp.topic, tp.partition): int(a.offset) for tp, a in answers.items()}
+        return descriptions.offsets(self._admin, "look up offsets", wanted)
 
     # -- readable offsets ------------------------------------------------------------------
 

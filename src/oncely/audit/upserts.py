@@ -16,7 +16,7 @@ import numpy as np
 
 from oncely.audit.compare import NO_RECORD
 from oncely.audit.engine import ByOffset, Ends
-from oncely.audit.evidence import Cell, Evidence, Expected, IntArray, Log, Span, Tally
+from oncely.audit.evidence import Cell, Evidence, Expected, IntArray, Span, Tally
 from oncely.audit.layout import ENTRIES, parts
 from oncely.audit.newest import Newest, NewestRows, Settled
 from oncely.audit.ranges import stored_by_cell
@@ -43,39 +43,6 @@ _CHANGED = (
 )
 
 
-def audit_upsert(
-    pipeline: str,
-    evidence: Evidence,
-    log: Log,
-    expected: Expected | None,
-    *,
-    versioned: bool,
-    limit: int = 50,
-    until: datetime | None = None,
-) -> Report:
-    """Compare a snapshot of an upsert's table with its topics.
-
-    Args:
-        pipeline: its name.
-        evidence: the snapshot, older than the answers of ``log``.
-        log: the topics.
-        expected: recomputes records; None if that is not possible.
-        versioned: the table has a version column.
-        limit: the findings of each kind that the report lists.
-        until: not supported.
-
-    Raises:
-        TopicMissing, WrongInput: it can't be compared.
-        Unavailable: no answer.
-    """
-    if until is not None:
-        raise WrongInput(
-            "an upsert can't be compared up to a time: newer records have replaced its rows",
-            way_out="audit it without --until",
-        )
-    return _Upsert(pipeline, evidence, log, expected, limit, versioned).run(None)
-
-
 @dataclass
 class _Read:
     """The readable records of a partition.
@@ -89,43 +56,49 @@ class _Read:
     unkept: list[int] = field(default_factory=list)
 
 
-class _Upsert(ByOffset):
-    def __init__(
-        self,
-        pipeline: str,
-        evidence: Evidence,
-        log: Log,
-        expected: Expected | None,
-        limit: int,
-        versioned: bool,
-    ) -> None:
-        super().__init__(pipeline, evidence, log, expected, limit)
-        self._versioned = versioned
-        self._bad: dict[TopicPartition, set[int]] = {}
-        self._doubts: dict[tuple[TopicPartition, str], list[int]] = {}
-        self._altered: list[Finding] = []
+@dataclass
+class Upsert(ByOffset):
+    """Compares a table of an upsert.
+
+    Attributes:
+        versioned: the table has a version column.
+    """
+
+    versioned: bool
+    _bad: dict[TopicPartition, set[int]] = field(default_factory=dict, init=False)
+    _doubts: dict[tuple[TopicPartition, str], list[int]] = field(default_factory=dict, init=False)
+    _altered: list[Finding] = field(default_factory=list, init=False)
+
+    def run(self, until: datetime | None) -> Report:
+        """See :meth:`Audit.run`; a time is refused."""
+        if until is not None:
+            raise WrongInput(
+                "an upsert can't be compared up to a time: newer records have replaced its rows",
+                way_out="audit it without --until",
+            )
+        return super().run(None)
 
     def _compare(self, ends: Ends) -> None:
         readable = {tp: one for tp, one in ends.compared.items() if tp not in ends.gone}
-        if self._expected is None or not self._expected.recipe:
+        if self.expected is None or not self.expected.recipe:
             for tp, range_ in readable.items():
                 self.leave(Undecided(tp, range_, _NO_RECORDS))
             return
         rejects = self._rejects(readable)
-        newest = self._newest(self._expected, readable, rejects, ends)
-        divided = parts((), readable, self._expected.recipe)
+        newest = self._newest(self.expected, readable, rejects, ends)
+        divided = parts((), readable, self.expected.recipe)
         cells = [cell for part in divided for cell in part.cells]
         finals = {tp: newest.rows(tp) for tp in readable}
         unsure = {tp: newest.rows(tp, sure=False).offset for tp in readable}
         differing = [
             cell
-            for cell, tally in zip(cells, self._evidence.tallies(cells), strict=True)
+            for cell, tally in zip(cells, self.snapshot.tallies(cells), strict=True)
             if not _matches(cell, tally, finals, rejects) or _some(unsure, cell)
         ]
-        comparison = _Cells(self, self._evidence, newest, finals, rejects, ends)
+        comparison = _Cells(self, self.snapshot, newest, finals, rejects, ends)
         for at in range(0, len(differing), _DIFFERING_AT_ONCE):
             some = differing[at : at + _DIFFERING_AT_ONCE]
-            comparison.compare(some, self._expected)
+            comparison.compare(some, self.expected)
             for cell in some:
                 self.tabs[cell.span.partition].differing.append(cell.span.range)
         comparison.conclude()
@@ -138,7 +111,7 @@ class _Upsert(ByOffset):
         self, whole: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, IntArray]:
         found: dict[TopicPartition, list[int]] = {tp: [] for tp in whole}
-        for tp, offset in self._evidence.rejects([Span(*one) for one in whole.items()]):
+        for tp, offset in self.snapshot.rejects([Span(*one) for one in whole.items()]):
             found[tp].append(offset)
         return {tp: np.array(sorted(own), dtype=np.int64) for tp, own in found.items()}
 
@@ -150,14 +123,14 @@ class _Upsert(ByOffset):
         ends: Ends,
     ) -> Settled:
         """Recompute all records; note their number, and records that are neither."""
-        rows = NewestRows(versioned=self._versioned)
+        rows = NewestRows(versioned=self.versioned)
         for tp, range_ in whole.items():
             read = _Read()
             changes = expected.changes(Span(tp, range_))
             rows.add(tp, _noted(changes, rejects[tp], read), rejects[tp])
             tab = self.tabs[tp]
             tab.ranges = sum(
-                one.span.partition == tp and one.kind in ENTRIES for one in self._evidence.committed
+                one.span.partition == tp and one.kind in ENTRIES for one in self.snapshot.committed
             )
             tab.records += read.records
             tab.holes += range_.end - max(range_.start, ends.bounds[tp].first) - read.records
@@ -242,7 +215,7 @@ class _Cells:
 
     def __init__(
         self,
-        audit: _Upsert,
+        audit: Upsert,
         evidence: Evidence,
         newest: Settled,
         finals: Mapping[TopicPartition, Newest],

@@ -15,7 +15,16 @@ from oncely.core.batch import Chunk
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.rewrite import Produce, Rewrite, RewriteKind, Rewritten, Together
+from oncely.core.rewrite import (
+    Produce,
+    Rewrite,
+    RewriteKind,
+    Rewritten,
+    Tell,
+    Together,
+    add_up,
+    silent,
+)
 from oncely.core.topics import TopicPartition
 from oncely.errors import Stopped, WrongInput
 from oncely.sinks.base import RewritesRecords, RewritesTogether
@@ -40,7 +49,9 @@ class Damage:
     chunk: Chunk
 
 
-def repair(sink: RewritesRecords, damage: Damage, patience: Backoff) -> Rewritten:
+def repair(
+    sink: RewritesRecords, damage: Damage, patience: Backoff, tell: Tell = silent
+) -> Rewritten:
     """Replace what damaged records have produced.
 
     Raises:
@@ -50,12 +61,12 @@ def repair(sink: RewritesRecords, damage: Damage, patience: Backoff) -> Rewritte
     done = NOTHING
     for attempt in attempts(patience):
         with attempt:
-            done = _repair_once(sink, damage)
+            done = _repair_once(sink, damage, tell)
     patience.reset()
     return done
 
 
-def _repair_once(sink: RewritesRecords, damage: Damage) -> Rewritten:
+def _repair_once(sink: RewritesRecords, damage: Damage, tell: Tell) -> Rewritten:
     tp = damage.partition
     expected = entry_of(sink, tp)
     below = [one for one in damage.offsets if one < expected.position]
@@ -78,13 +89,11 @@ def _repair_once(sink: RewritesRecords, damage: Damage) -> Rewritten:
             )
         chunk = damage.chunk.keep({tp: ours})
         done = sink.rewrite(Rewrite("repair", tp, spans(below), expected, chunk))
+        tell("repair", {tp: spans(below)}, done)
     if beyond:
         more = sink.remove_beyond(tp, spans(beyond), expected)
-        done = Rewritten(
-            done.removed_rows + more.removed_rows,
-            done.removed_rejects + more.removed_rejects,
-            done.counts,
-        )
+        tell("repair", {tp: spans(beyond)}, more)
+        done = add_up(done, more)
     return done
 
 
@@ -95,6 +104,7 @@ def rewrite(
     offsets: Sequence[OffsetRange],
     chunk: Chunk,
     patience: Backoff,
+    tell: Tell = silent,
 ) -> Rewritten:
     """Replace what offsets have produced.
 
@@ -109,6 +119,7 @@ def rewrite(
             if offsets[-1].end > expected.position:
                 raise _went_back(partition, offsets[-1], expected.position)
             done = sink.rewrite(Rewrite(kind, partition, offsets, expected, chunk))
+            tell(kind, {partition: offsets}, done)
     patience.reset()
     return done
 
@@ -119,6 +130,7 @@ def rewrite_together(
     group: Together,
     produce: Produce,
     patience: Backoff,
+    tell: Tell,
 ) -> Rewritten:
     """Replace what a group of offsets has produced, in one transaction.
 
@@ -136,12 +148,17 @@ def rewrite_together(
                     raise _went_back(tp, own[-1], entries[tp].position if tp in entries else 0)
             if now.problem:
                 raise WrongInput(now.problem, way_out="audit it again")
-            done = sink.rewrite_together(kind, now, entries, produce) if now.spans else NOTHING
+            done = NOTHING
+            if now.spans:
+                done = sink.rewrite_together(kind, now, entries, produce)
+                tell(kind, now.spans, done)
     patience.reset()
     return done
 
 
-def remove_unexpected(sink: RewritesTogether, names: Sequence[str], patience: Backoff) -> Rewritten:
+def remove_unexpected(
+    sink: RewritesTogether, names: Sequence[str], patience: Backoff, tell: Tell
+) -> Rewritten:
     """Remove what must not be there, if it still must not.
 
     Raises:
@@ -151,6 +168,7 @@ def remove_unexpected(sink: RewritesTogether, names: Sequence[str], patience: Ba
     for attempt in attempts(patience):
         with attempt:
             done = sink.remove_unexpected(names)
+            tell("repair", {}, done)
     patience.reset()
     return done
 

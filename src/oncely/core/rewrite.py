@@ -68,6 +68,21 @@ class Rewritten(NamedTuple):
     counts: Counts
 
 
+def add_up(a: Rewritten, b: Rewritten) -> Rewritten:
+    """The sum of two effects."""
+    return Rewritten(
+        a.removed_rows + b.removed_rows, a.removed_rejects + b.removed_rejects, a.counts + b.counts
+    )
+
+
+Tell = Callable[[RewriteKind, Mapping[TopicPartition, Sequence[OffsetRange]], Rewritten], None]
+"""Is called after each transaction, with its offsets; none if they are not known."""
+
+
+def silent(*_: object) -> None:
+    """A :data:`Tell` that does nothing."""
+
+
 @dataclass(frozen=True)
 class Together:
     """Offsets whose rows can't be told apart: they are rewritten together.

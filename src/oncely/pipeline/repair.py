@@ -16,11 +16,11 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.rewrite import Damage, entry_of, spans
 from oncely.core.batch import Reject
 from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.rewrite import Rewritten
+from oncely.core.rewrite import Rewritten, add_up
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.repair_together import backfill_together, repair_together
-from oncely.pipeline.repaired import LOST_FOR_GOOD, NO_OFFSET, Found, Impossible, Repaired, add_up
+from oncely.pipeline.repaired import LOST_FOR_GOOD, NO_OFFSET, Found, Impossible, Repaired
 from oncely.pipeline.reread import Work, records_gone, rewriting
 from oncely.sinks.base import RewritesRecords, RewritesTogether
 
@@ -64,7 +64,7 @@ def _repair_records(
         gone = {one.found for one in left}
         counted.update(one.kind for one in portion if one not in gone)
         if execute and damage is not None:
-            total = add_up(total, commit.repair(work.sink, damage, Backoff()))
+            total = add_up(total, commit.repair(work.sink, damage, Backoff(), work.tell))
             progress(len(damage.offsets))
     return Repaired(execute, dict(counted), impossible=tuple(impossible), done=total)
 
@@ -198,4 +198,5 @@ def _backfill_part(work: Work[RewritesRecords], tp: TopicPartition, part: Offset
     if not offsets:
         return commit.NOTHING
     standing = work.standing(tp, kept, entry_of(work.sink, tp).position)
-    return commit.rewrite(work.sink, "backfill", tp, offsets, work.chunk(tp, standing), Backoff())
+    chunk = work.chunk(tp, standing)
+    return commit.rewrite(work.sink, "backfill", tp, offsets, chunk, Backoff(), work.tell)

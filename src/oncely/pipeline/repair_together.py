@@ -13,10 +13,10 @@ from oncely.commit import rewrite as commit
 from oncely.commit.backoff import Backoff
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange
-from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together
+from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together, add_up
 from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
-from oncely.pipeline.repaired import LOST_FOR_GOOD, NO_OFFSET, Found, Impossible, Repaired, add_up
+from oncely.pipeline.repaired import LOST_FOR_GOOD, NO_OFFSET, Found, Impossible, Repaired
 from oncely.pipeline.reread import Work, records_gone
 from oncely.sinks.base import RewritesTogether
 
@@ -55,7 +55,7 @@ def repair_together(
     left = [group for group in groups if not reasons[id(group)]]
     done = Repaired(execute, dict(counted), impossible=tuple(impossible), files=len(names))
     if execute and names:
-        done = replace(done, done=commit.remove_unexpected(work.sink, names, Backoff()))
+        done = replace(done, done=commit.remove_unexpected(work.sink, names, Backoff(), work.tell))
     return _rewritten(work, "repair", left, done, progress)
 
 
@@ -146,7 +146,9 @@ def _rewritten(
 ) -> Repaired:
     total: Rewritten = done.done
     for portion in _portions(groups) if done.executed else ():
-        written = commit.rewrite_together(work.sink, kind, portion, _produce(work), Backoff())
+        written = commit.rewrite_together(
+            work.sink, kind, portion, _produce(work), Backoff(), work.tell
+        )
         total = add_up(total, written)
         progress(portion.offsets)
     files = done.files + sum(len(group.names) for group in groups)

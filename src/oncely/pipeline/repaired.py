@@ -85,10 +85,3 @@ class Repaired:
             "filtered": self.done.counts.filtered,
             "files": self.files,
         }
-
-
-def add_up(a: Rewritten, b: Rewritten) -> Rewritten:
-    """The sum of two effects."""
-    return Rewritten(
-        a.removed_rows + b.removed_rows, a.removed_rejects + b.removed_rejects, a.counts + b.counts
-    )

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pyarrow as pa
 
 from oncely.config import KafkaSinkSettings
+from oncely.core import events
 from oncely.core.batch import Chunk, Reject, Rejection
 from oncely.core.expected import Span
 from oncely.core.ranges import OffsetRange
+from oncely.core.rewrite import RewriteKind, Rewritten, Tell, silent
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, DataLost, WrongInput
 from oncely.pipeline.event_log import EventLog
 from oncely.pipeline.rejects import decoding
-from oncely.pipeline.told import telling
 from oncely.runtimes.chunks import Origin
 from oncely.runtimes.reprocess import Reprocessing, records_of
 
@@ -44,6 +45,7 @@ class Work(Generic[S]):
         lows: the first offset of each partition.
         compacted: the compacted topics.
         deletes: the tombstones of an upsert; None of another destination.
+        tell: is called after each transaction.
     """
 
     pipeline: Pipeline
@@ -53,6 +55,7 @@ class Work(Generic[S]):
     lows: Mapping[TopicPartition, Position]
     compacted: frozenset[str]
     deletes: Deletes | None = None
+    tell: Tell = silent
 
     @property
     def late_delete(self) -> str | None:
@@ -144,9 +147,10 @@ def rewriting(pipeline: Pipeline, path: str | Path | None = None) -> Iterator[Wo
     with ExitStack() as stack:
         sink = stack.enter_context(pipeline.destination.rewriting(schema))
         sink.check()
+        tell: Tell = silent
         if path is not None:
             log = EventLog(path, pipeline.settings.name, pipeline.secrets)
-            sink = telling(sink, stack.enter_context(log))
+            tell = _telling(stack.enter_context(log))
         yield Work(
             pipeline,
             sink,
@@ -155,7 +159,24 @@ def rewriting(pipeline: Pipeline, path: str | Path | None = None) -> Iterator[Wo
             source.earliest(),
             frozenset(source.compacted()),
             _deletes(pipeline, stack),
+            tell,
         )
+
+
+def _telling(listener: events.Listener) -> Tell:
+    """Each transaction as an event."""
+
+    def tell(
+        kind: RewriteKind,
+        ranges: Mapping[TopicPartition, Sequence[OffsetRange]],
+        done: Rewritten,
+    ) -> None:
+        removed, made = (done.removed_rows, done.removed_rejects), done.counts
+        listener(
+            events.RecordsRewritten(kind, ranges, *removed, made.rows, made.rejects, made.filtered)
+        )
+
+    return tell
 
 
 def _deletes(pipeline: Pipeline, stack: ExitStack) -> Deletes | None:

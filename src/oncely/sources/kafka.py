@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.clients.kafka.client import KafkaAdmin
-from oncely.clients.kafka.topics import compacted
+from oncely.clients.kafka.topics import compacted, listed_offsets, offsets
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError, TopicMissing, Unavailable
@@ -137,9 +137,9 @@ class KafkaSource:
         Raises the errors of :meth:`identity`.
         """
         latest = dict.fromkeys(self.partitions(), OffsetSpec.latest())
-        answers = self._list_offsets(latest, committed=False)
+        answers = listed_offsets(self._asking, "look up offsets", latest, committed=False)
         return {
-            TopicPartition(tp.topic, tp.partition): answer.leader_epoch
+            tp: answer.leader_epoch
             for tp, answer in answers.items()
             if answer.leader_epoch is not None and answer.leader_epoch >= 0
         }
@@ -297,26 +297,7 @@ class KafkaSource:
     def _offsets(
         self, wanted: Mapping[TopicPartition, OffsetSpec], *, committed: bool = True
     ) -> dict[TopicPartition, Position]:
-        answers = self._list_offsets(wanted, committed=committed)
-        return {
-            TopicPartition(tp.topic, tp.partition): answer.offset for tp, answer in answers.items()
-        }
-
-    def _list_offsets(
-        self, wanted: Mapping[TopicPartition, OffsetSpec], *, committed: bool
-    ) -> dict[Any, Any]:
-        level = (
-            ck.IsolationLevel.READ_COMMITTED if committed else ck.IsolationLevel.READ_UNCOMMITTED
-        )
-        request = {ck.TopicPartition(*tp): spec for tp, spec in wanted.items()}
-        if not request:
-            return {}
-        return self._asking.one(
-            "look up offsets",
-            lambda client, wait: client.list_offsets(
-                request, isolation_level=level, request_timeout=wait
-            ),
-        )
+        return offsets(self._asking, "look up offsets", wanted, committed=committed)
 
 
 def _is_missing(answer: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -39,16 +39,7 @@ _READER: Mapping[str, object] = {
 }
 _STEP = 0.1  # seconds that one poll may take, so that errors are noticed
 _MANY = 10_000  # messages that are taken at once
-_AGAIN = 0.05  # seconds
 _PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
-_MOVING = (
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.UNSTABLE_OFFSET_COMMIT,
-)
-_COMMITTED = ck.IsolationLevel.READ_COMMITTED
-_UNCOMMITTED = ck.IsolationLevel.READ_UNCOMMITTED
 
 
 class Ends(NamedTuple):
@@ -73,7 +64,7 @@ class Topics:
         brokers: ``host:port``, separated by commas.
         kafka: librdkafka's properties for the connection, as for the source. Never in a repr.
         timeout: seconds without progress after which a request fails.
-        group: the group whose offsets :meth:`offsets` returns.
+        group: the id of the group; nothing is committed.
     """
 
     brokers: str
@@ -121,26 +112,13 @@ class Topics:
             return {}
         here = [TopicPartition(topic, number) for number in range(known[1])]
         # In this order each is no smaller than the one before, whatever is written meanwhile.
+        doing, latest = "read the ends of the topics", dict.fromkeys(here, OffsetSpec.latest())
+        first = dict.fromkeys(here, OffsetSpec.earliest())
         each = [
-            self._offsets(here, OffsetSpec.earliest(), _UNCOMMITTED),
-            self._offsets(here, OffsetSpec.latest(), _COMMITTED),
-            self._offsets(here, OffsetSpec.latest(), _UNCOMMITTED),
+            topics.offsets(self.admin, doing, wanted, committed=committed)
+            for wanted, committed in ((first, False), (latest, True), (latest, False))
         ]
         return {tp: Ends(*(one[tp] for one in each)) for tp in here}
-
-    def _offsets(
-        self, here: Collection[TopicPartition], spec: Any, level: Any
-    ) -> dict[TopicPartition, int]:
-        wanted = {ck.TopicPartition(*tp): spec for tp in here}
-        answer = self.admin.one(
-            "read the ends of the topics",
-            lambda client, wait: client.list_offsets(
-                wanted, isolation_level=level, request_timeout=wait
-            ),
-        )
-        return {
-            TopicPartition(one.topic, one.partition): found.offset for one, found in answer.items()
-        }
 
     def read(
         self,
@@ -236,42 +214,6 @@ class Topics:
             f"an open transaction or a silent broker hides the messages of {what}",
             way_out="the transaction ends by its timeout, at the latest",
         )
-
-    def offsets(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, tuple[int, str]]:
-        """The group's committed offsets and their metadata; waits while one is pending (KIP-447).
-
-        Raises:
-            Unavailable: a transaction stayed open, or no answer.
-        """
-        if not partitions:
-            return {}
-        consumer, _ = self._consumer("read_committed")
-        deadline = time.monotonic() + self.timeout
-        try:
-            while True:
-                bad, found = self._committed(consumer, partitions)
-                if bad is None:
-                    return {
-                        TopicPartition(one.topic, one.partition): (one.offset, one.metadata or "")
-                        for one in found
-                        if one.offset >= 0
-                    }
-                if bad.code() not in _MOVING or time.monotonic() > deadline:
-                    raise classify_error(bad, f"read group {self.group!r}", self.brokers)
-                time.sleep(_AGAIN)
-        finally:
-            consumer.close()
-
-    def _committed(
-        self, consumer: Any, partitions: Collection[TopicPartition]
-    ) -> tuple[Any, list[Any]]:
-        try:
-            found = consumer.committed([ck.TopicPartition(*tp) for tp in partitions], self.timeout)
-        except KafkaException as error:
-            return error.args[0], []
-        return next((one.error for one in found if one.error), None), found
 
     def _consumer(self, level: str) -> tuple[Any, ErrorState]:
         state = ErrorState(self.brokers)

@@ -149,18 +149,6 @@ class LedgerMessage(NamedTuple):
         return TopicPartition(self.key[2], self.key[3]) if len(self.key) > 3 else None
 
 
-class GroupOffset(msgspec.Struct, frozen=True):
-    """The group's copy of a position; ``pipeline`` is empty if an early version wrote it."""
-
-    position: int
-    epoch: int
-    cluster: str
-    topic_id: str
-    mode: str = "partition"
-    pipeline: str = ""
-    totals: StoredTotals | None = None
-
-
 @dataclass(frozen=True)
 class TopicLedger:
     """What the ledger topic says of one pipeline.
@@ -267,38 +255,6 @@ def parsed(messages: Iterable[Any], pipeline: str, first: int = 0, end: int = 0)
             else:
                 ours.append(LedgerMessage(offset, message.timestamp()[1], key, entry))
     return TopicLedger(ours, problems, foreign, first, end)
-
-
-def read_offsets(
-    topics: Topics, partitions: Sequence[TopicPartition]
-) -> dict[TopicPartition, GroupOffset]:
-    """The group's copies of positions; offsets that other programs have committed are left out.
-
-    Raises:
-        Unavailable: a transaction stayed open, or no answer.
-    """
-    found = {tp: stamped(*one) for tp, one in topics.offsets(partitions).items()}
-    return {tp: one for tp, one in found.items() if one is not None}
-
-
-def stamped(offset: Position, metadata: str) -> GroupOffset | None:
-    """An offset with the metadata of Oncely; None without it."""
-    try:
-        match msgspec.json.decode(metadata.encode()):
-            case ["oncely", int(epoch), str(cluster), str(topic_id), *rest]:
-                mode, name = [*map(str, rest[:2]), *("partition", "")[len(rest[:2]) :]]
-                return GroupOffset(offset, epoch, cluster, topic_id, mode, name, _totals(rest))
-    except msgspec.DecodeError:
-        pass
-    return None
-
-
-def _totals(rest: Sequence[Any]) -> StoredTotals | None:
-    """The totals of metadata; None in that of an earlier or later version."""
-    try:
-        return msgspec.convert(rest[2], StoredTotals) if len(rest) > 2 else None
-    except msgspec.ValidationError:
-        return None
 
 
 def _key(key: bytes | None) -> tuple[Any, ...] | None:

@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
 )
 
 from oncely.clients.kafka.client import KafkaAdmin
+from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError, TableMismatch, Unavailable
 
 _logger = logging.getLogger("oncely.sinks.kafka")
@@ -52,6 +53,42 @@ def ids(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, str | None]:
     wanted = sorted(set(names))
     found = _descriptions(admin, wanted) if wanted else {}
     return {name: str(found[name].topic_id) if name in found else None for name in wanted}
+
+
+def offsets(
+    admin: KafkaAdmin,
+    doing: str,
+    wanted: Mapping[TopicPartition, OffsetSpec],
+    *,
+    committed: bool = True,
+) -> dict[TopicPartition, Position]:
+    """An offset of each partition; the latest one is the last stable offset.
+
+    Args:
+        admin: the cluster.
+        doing: the operation, for messages.
+        wanted: which offset; none: nothing is requested.
+        committed: False: the latest offset is the high watermark.
+    """
+    found = listed_offsets(admin, doing, wanted, committed=committed)
+    return {tp: int(one.offset) for tp, one in found.items()}
+
+
+def listed_offsets(
+    admin: KafkaAdmin, doing: str, wanted: Mapping[TopicPartition, OffsetSpec], *, committed: bool
+) -> dict[TopicPartition, Any]:
+    """The answers of :func:`offsets`, with leader epochs and timestamps."""
+    request = {ck.TopicPartition(*tp): spec for tp, spec in wanted.items()}
+    if not request:
+        return {}
+    level = ck.IsolationLevel.READ_COMMITTED if committed else ck.IsolationLevel.READ_UNCOMMITTED
+    answers = admin.one(
+        doing,
+        lambda client, wait: client.list_offsets(
+            request, isolation_level=level, request_timeout=wait
+        ),
+    )
+    return {TopicPartition(tp.topic, tp.partition): one for tp, one in answers.items()}
 
 
 def _descriptions(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, Any]:

@@ -108,18 +108,8 @@ class DeadLetters:
         known = topics.identified(self._cluster.admin, self.topic)
         if known is None:
             return {}
-        here = [ck.TopicPartition(self.topic, number) for number in range(known[1])]
-        answer = self._cluster.admin.one(
-            "describe the rejects' topic",
-            lambda client, wait: client.list_offsets(
-                {one: OffsetSpec.latest() for one in here},
-                isolation_level=ck.IsolationLevel.READ_COMMITTED,
-                request_timeout=wait,
-            ),
-        )
-        return {
-            TopicPartition(one.topic, one.partition): found.offset for one, found in answer.items()
-        }
+        wanted = {TopicPartition(self.topic, n): OffsetSpec.latest() for n in range(known[1])}
+        return topics.offsets(self._cluster.admin, "describe the rejects' topic", wanted)
 
     def position(self, *, certain: bool) -> ReplayPosition | None:
         """The position of replays; None: there are no dead letters, or the pipeline never ran.

@@ -21,7 +21,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-import confluent_kafka as ck
 import msgspec
 from confluent_kafka.admin import OffsetSpec
 
@@ -253,17 +252,6 @@ class KafkaRewrites:
     def _offsets(self, topic: str, spec: Any) -> dict[TopicPartition, Position]:
         """An offset of each partition; the latest one is the high watermark."""
         known = topics.identified(self._cluster.admin, topic)
-        here = [ck.TopicPartition(topic, number) for number in range(known[1] if known else 0)]
-        if not here:
-            return {}
-        answer = self._cluster.admin.one(
-            f"read the ends of {topic!r}",
-            lambda client, wait: client.list_offsets(
-                dict.fromkeys(here, spec),
-                isolation_level=ck.IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=wait,
-            ),
-        )
-        return {
-            TopicPartition(one.topic, one.partition): found.offset for one, found in answer.items()
-        }
+        here = [TopicPartition(topic, number) for number in range(known[1] if known else 0)]
+        wanted, doing = dict.fromkeys(here, spec), f"read the ends of {topic!r}"
+        return topics.offsets(self._cluster.admin, doing, wanted, committed=False)
