@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -18,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.audit.content import Group, Rows
-from oncely.audit.delta_history import OTHERS, TableHistory
+from oncely.audit.delta_history import OTHERS, TableHistory, total
 from oncely.audit.digests import digests_of, recipe_of
-from oncely.audit.evidence import Committed, OfLedger, Span
+from oncely.audit.evidence import Committed, OfLedger, Span, moment
 from oncely.audit.grouping import Component, Node, components
 from oncely.audit.report import Finding, Proof, Undecided
 from oncely.audit.scan import Scanned, ScannedRows
@@ -113,7 +112,7 @@ class DeltaSnapshot:
             ]
         found = []
         for one in self.history.commits:
-            at = None if one.at_ms is None else datetime.fromtimestamp(one.at_ms / 1000, UTC)
+            at = None if one.at_ms is None else moment(one.at_ms)
             counts = self.history.counts(one.version)
             for span in self.history.spans(one.version):
                 if span.range.end <= self.positions.get(span.partition, 0):
@@ -241,8 +240,8 @@ class DeltaGroups(_OfTable):
             spans = tuple(s for one in sorted(origins) for s in history.spans(one))
             nodes.append(Node(spans, paths))
         nodes = [one for one in nodes if one.spans]
-        whole = {tp: OffsetRange(self.started[tp], at) for tp, at in self.positions.items()}
-        self.groups = [*map(self._of, components(nodes, whole)), *self._before_the_log()]
+        found = components(nodes, self.whole(self.started))
+        self.groups = [*map(self._of, found), *self._before_the_log()]
 
     @property
     def proof(self) -> Proof:
@@ -289,7 +288,7 @@ class DeltaGroups(_OfTable):
             damage=tuple(self._damage(versions, paths)),
             gone=sum(live[path] or 0 for path in paths if path in self.snapshot.missing),
             stated=self._stated(versions),
-            committed=_sum(history.rows.get(one) for one in versions),
+            committed=total(history.rows.get(one) for one in versions),
             replayed=sum(history.replayed.get(one, 0) for one in versions),
             others=any(OTHERS in history.live.get(path, ()) for path in paths),
         )
@@ -432,8 +431,3 @@ def snapshot_of(pipeline: str, store: Store, connect: DeltaConnect = connect) ->
         f"pipeline {pipeline!r}: the table names a ledger, and its document is gone",
         way_out="restore _oncely/ from a backup; without it no position is known",
     )
-
-
-def _sum(numbers: Iterable[int | None]) -> int | None:
-    found = list(numbers)
-    return None if None in found else sum(one for one in found if one is not None)

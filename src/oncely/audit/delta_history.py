@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from oncely.audit.evidence import Span
+from oncely.audit.evidence import Span, moment
 from oncely.audit.stored.delta_document import DeltaCommit, FileAction
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
@@ -47,7 +46,7 @@ class Blame:
     def text(self) -> str:
         """Version, operation, time and user of the commit, and its rows."""
         at = self.commit.at_ms
-        when = "" if at is None else f" of {datetime.fromtimestamp(at / 1000, UTC).isoformat()}"
+        when = "" if at is None else f" of {moment(at).isoformat()}"
         given = {name: self.commit.info.get(name) for name in _USER}
         by = "".join(f", {name} {one!r}" for name, one in given.items() if one)
         what = self.commit.operation or "a commit"
@@ -105,19 +104,14 @@ class TableHistory:
     def counts(self, version: int) -> dict[TopicPartition, Counts]:
         """The counts and digests of a commit's ranges; empty if an early version wrote it."""
         (commit,) = (one for one in self.commits if one.version == version)
-        told = commit.told_by(self.pipeline) or {}
-        return {
-            TopicPartition(topic, int(number)): _counts(one)
-            for topic, own in (told.get("counts") or {}).items()
-            for number, one in own.items()
-        }
+        counts = commit.tree(self.pipeline, "counts")
+        return {tp: _counts(told) for tp, told in counts.items()}
 
     def started(self) -> dict[TopicPartition, Position]:
         """The positions at which partitions began, as far as the log shows."""
         found: dict[TopicPartition, Position] = {}
         for commit in self.commits:
-            told = commit.told_by(self.pipeline)
-            for tp, at in _positions(told or {}).items():
+            for tp, at in commit.tree(self.pipeline, "positions").items():
                 found.setdefault(tp, self._first_start(commit, tp, at))
         return found
 
@@ -133,12 +127,8 @@ class TableHistory:
         return {one.version: self._of(one) for one in self.commits}
 
     def _of(self, commit: DeltaCommit) -> tuple[Span, ...]:
-        told = commit.told_by(self.pipeline) or {}
-        return tuple(
-            Span(TopicPartition(topic, int(number)), OffsetRange(start, end))
-            for topic, own in (told.get("ranges") or {}).items()
-            for number, (start, end) in own.items()
-        )
+        ranges = commit.tree(self.pipeline, "ranges")
+        return tuple(Span(tp, OffsetRange(*one)) for tp, one in ranges.items())
 
     def _take(self, commit: DeltaCommit) -> None:
         told = commit.told_by(self.pipeline)
@@ -156,7 +146,7 @@ class TableHistory:
         changes = any(one.changes_data for one in (*commit.removed, *commit.added))
         hit = origins - others
         if told is None and hit and changes:
-            self.blames.append(Blame(commit, hit, _sum(commit.removed), _sum(commit.added)))
+            self.blames.append(Blame(commit, hit, _rows_of(commit.removed), _rows_of(commit.added)))
 
     def _ours(self, commit: DeltaCommit, told: Mapping[str, Any]) -> frozenset[int]:
         """The origins of the rows that a commit of the pipeline adds: itself, or, of a replay, the
@@ -168,20 +158,12 @@ class TableHistory:
         replaced = told.get("replaced") or {}  # by a discard
         for path in told.get("rejects") or ():
             self.letters[path] = self.letters.get(replaced.get(path, ""), origins)
-        first, added = min(origins), _sum(commit.added)
+        first, added = min(origins), _rows_of(commit.added)
         if told.get("kind") == "replay":
             self.replayed[first] = self.replayed.get(first, 0) + (added or 0)
         before = self.rows.get(first, 0)
         self.rows[first] = None if before is None or added is None else before + added
         return origins
-
-
-def _positions(told: Mapping[str, Any]) -> dict[TopicPartition, Position]:
-    return {
-        TopicPartition(topic, int(number)): at
-        for topic, own in (told.get("positions") or {}).items()
-        for number, at in own.items()
-    }
 
 
 def _counts(told: Mapping[str, Any]) -> Counts:
@@ -193,13 +175,14 @@ def _counts(told: Mapping[str, Any]) -> Counts:
     return Counts(records, rows, rejects, filtered, digest, str(told.get("recipe", "")))
 
 
-def _sum(files: Iterable[FileAction]) -> int | None:
-    total = 0
-    for one in files:
-        if one.rows is None:
-            return None
-        total += one.rows
-    return total
+def _rows_of(files: Iterable[FileAction]) -> int | None:
+    return total(one.rows for one in files)
+
+
+def total(numbers: Iterable[int | None]) -> int | None:
+    """The sum; None if a number is not known."""
+    found = list(numbers)
+    return None if None in found else sum(one for one in found if one is not None)
 
 
 def _rows(number: int | None) -> str:

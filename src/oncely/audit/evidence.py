@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -34,6 +34,7 @@ class Committed:
             they were stored.
         epoch: the epoch of the run that has committed it; None if it is not stored.
         at: the time of the commit; None if it is not stored.
+        amended: the counts contain what replays have changed.
     """
 
     span: Span
@@ -41,6 +42,7 @@ class Committed:
     counts: Counts
     epoch: int | None = None
     at: datetime | None = None
+    amended: bool = False
 
 
 class Cell(NamedTuple):
@@ -146,6 +148,12 @@ class OfLedger:
         """The history that the ledger still contains."""
         return self.snapshot.committed
 
+    def whole(
+        self, started: Mapping[TopicPartition, Position]
+    ) -> dict[TopicPartition, OffsetRange]:
+        """By partition the offsets from the start to the position, ascending."""
+        return {tp: OffsetRange(started[tp], at) for tp, at in sorted(self.positions.items())}
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -238,6 +246,11 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Close the connections."""
+
+
+def moment(milliseconds: int) -> datetime:
+    """A time in milliseconds since 1970."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def no_runs() -> IntArray:

@@ -23,14 +23,14 @@ import pyarrow as pa
 
 from oncely.audit.content import Group, Rows
 from oncely.audit.digests import digests_of, recipe_of
-from oncely.audit.evidence import OfLedger, Span
+from oncely.audit.evidence import Committed, OfLedger, Span
 from oncely.audit.grouping import Component, Node, components
 from oncely.audit.report import Finding, Proof
 from oncely.audit.stored.data_file import Unreadable, row_count, rows_of
 from oncely.audit.stored.log import Topics
 from oncely.audit.stored.manifest import Manifest, NamedFile, read_manifest
 from oncely.audit.stored.topic_ledger import TopicLedger
-from oncely.audit.topic_snapshot import InForce, TopicSnapshot, take
+from oncely.audit.topic_snapshot import TopicSnapshot, take
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.config import FilesSinkSettings, PipelineSettings
 from oncely.core.claim import NO_RECORDS, Counts
@@ -167,19 +167,14 @@ class FilesEvidence(OfLedger):
 
     def _is_void(self, file: NamedFile) -> bool:
         """True if a later reset has made the pipeline read the file's records again."""
-        resets = self.snapshot.ledger.resets
-        return any(
-            epoch > file.epoch and at <= one.start
-            for one in file.ranges
-            for epoch, at in resets.get(one.of, {}).items()
-        )
+        undone = self.snapshot.ledger.undone
+        return any(undone(one.of, file.epoch, one.start) for one in file.ranges)
 
     def _group(self, files: Sequence[_Kept]) -> None:
-        known = self.snapshot.entries
+        known = self.snapshot.committed
         nodes = [Node((o.span,), o) for o in known if not self.snapshot.is_backfilled(o.span)]
         nodes += [Node(self._spans(one.file), one) for one in files]
-        whole = {tp: OffsetRange(self.started[tp], at) for tp, at in self.positions.items()}
-        for one in components(nodes, whole):
+        for one in components(nodes, self.whole(self.started)):
             group = self._of(one)
             self._files[group.name] = [n.what for n in one.nodes if isinstance(n.what, _Kept)]
             self.groups.append(group)
@@ -189,7 +184,7 @@ class FilesEvidence(OfLedger):
         return tuple(Span(one.of, OffsetRange(one.start, one.end)) for one in file.ranges)
 
     def _of(self, found: Component) -> Group:
-        entries = [one.what for one in found.nodes if isinstance(one.what, InForce)]
+        entries = [one.what for one in found.nodes if isinstance(one.what, Committed)]
         files = [one.what for one in found.nodes if isinstance(one.what, _Kept)]
         stated = stated_of(found.spans, entries)
         damaged = [one for one in files if one.problem]
@@ -279,7 +274,7 @@ def _content(store: Store, file: NamedFile) -> tuple[str, int]:
     return "" if same else "its SHA-256 is another one than was published", rows
 
 
-def stated_of(spans: Sequence[Span], entries: Sequence[InForce]) -> Counts | None:
+def stated_of(spans: Sequence[Span], entries: Sequence[Committed]) -> Counts | None:
     """The sum of the history's entries, if they cover exactly these spans."""
     covered = sum(one.span.range.end - one.span.range.start for one in entries)
     if not entries or covered != sum(one.range.end - one.range.start for one in spans):
@@ -287,7 +282,7 @@ def stated_of(spans: Sequence[Span], entries: Sequence[InForce]) -> Counts | Non
     return sum((one.counts for one in entries), NO_RECORDS)
 
 
-def _has_gap(entries: Iterable[InForce]) -> bool:
+def _has_gap(entries: Iterable[Committed]) -> bool:
     return any(one.kind == "gap" for one in entries)
 
 

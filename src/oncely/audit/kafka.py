@@ -146,13 +146,11 @@ class KafkaGroup(_Kept):
     @property
     def groups(self) -> Sequence[Group]:
         """All offsets from the start to the positions."""
-        spans = [
-            Span(tp, OffsetRange(self.started[tp], at)) for tp, at in sorted(self.positions.items())
-        ]
-        spans = [one for one in spans if not one.range.is_empty]
+        whole = self.whole(self.started)
+        spans = [Span(tp, one) for tp, one in whole.items() if not one.is_empty]
         if not spans:
             return []
-        entries = self.snapshot.entries
+        entries = self.snapshot.committed
         amended = any(one.amended for one in entries)
         return [
             Group(
@@ -312,8 +310,7 @@ def _spooled(messages: Sequence[Any], origins: Sequence[tuple[Any, ...]] | None)
     )  # fmt: skip
     at = [one.partition() for one in messages], [one.offset() for one in messages]
     columns = [topics, partitions, offsets, digests, *at]
-    arrays = [pa.array(c, one.type) for c, one in zip(columns, _SPOOLED, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_SPOOLED)
+    return pa.record_batch(columns, schema=_SPOOLED)
 
 
 def _places(batch: pa.RecordBatch, topic: str) -> Callable[[int], str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from oncely.audit.evidence import Bounds
+from oncely.audit.evidence import Bounds, moment
 from oncely.audit.matching import Difference, Line, Matched
 from oncely.audit.report import (
     CompleteUntil,
@@ -234,13 +234,13 @@ class Outcome:
             if one.left and one.match in ("lost", "fewer", "no id") and one.first is not None
         ]
         if open_:
-            first = _moment(min(open_))
+            first = moment(min(open_))
             return CompleteUntil(first, first)
         last: dict[int | None, int] = {}
         for one in self.lines:
             if one.last is not None:
                 last[one.partition] = max(one.last, last.get(one.partition, 0))
-        return CompleteUntil(_moment(min(last.values())) if last else None, at)
+        return CompleteUntil(moment(min(last.values())) if last else None, at)
 
 
 def _partition(
@@ -298,7 +298,3 @@ def _hours(lines: Iterable[Line]) -> list[Hour]:
         )
         for group, one in sorted(groups.items())
     ]  # fmt: skip
-
-
-def _moment(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)

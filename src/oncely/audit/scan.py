@@ -40,8 +40,7 @@ class Scanned(NamedTuple):
             np.add.at(digests, place, self.digests[which])
         topic, number = self.partition
         columns = [[topic] * count, [number] * count, offsets, np.bincount(place), digests]
-        arrays = [pa.array(c, one.type) for c, one in zip(columns, PRESENT, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=PRESENT)
+        yield pa.record_batch(columns, schema=PRESENT)
 
 
 class ScannedRows:

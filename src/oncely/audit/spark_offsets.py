@@ -76,11 +76,7 @@ def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(runs: list[tuple[str, int, int, int]]) -> pa.RecordBatch:
-    columns = [list(one) for one in zip(*runs, strict=True)]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(one, field.type) for one, field in zip(columns, _RUNS, strict=True)],
-        schema=_RUNS,
-    )
+    return pa.record_batch(list(zip(*runs, strict=True)), schema=_RUNS)
 
 
 def _joined(runs: list[tuple[int, int]]) -> IntArray:

@@ -127,7 +127,7 @@ def _readable(field: pa.Field) -> pa.Field:
 def _batch(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.RecordBatch:
     _, *columns = zip(*rows, strict=True)
     arrays = [_array(values, one) for values, one in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.record_batch(arrays, schema=schema)
 
 
 def _array(values: Sequence[object], field: pa.Field) -> pa.Array:

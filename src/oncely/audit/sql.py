@@ -12,28 +12,22 @@ from typing import Protocol
 import pyarrow as pa
 
 from oncely.audit import postgres, sqlite
-from oncely.audit.evidence import Cell, Committed, Span, Tally
-from oncely.audit.report import Proof, Undecided
-from oncely.audit.sql_content import SqlContent, TableReader
+from oncely.audit.evidence import Cell, Tally
+from oncely.audit.report import Proof
+from oncely.audit.sql_content import OfTable, SqlContent, TableReader
 from oncely.audit.tables import OFFSET, PARTITION, TOPIC, Tables, present
 from oncely.clients.sql.connection import Connect, Dialect, TableName, connect
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.topics import TopicPartition
 
 
 @dataclass
-class SqlEvidence:
+class SqlEvidence(OfTable):
     """One snapshot of a table and its ledger; use :func:`open_evidence`."""
 
-    source: SourceIdentity
-    positions: Mapping[TopicPartition, Position]
-    started: Mapping[TopicPartition, Position]
-    committed: Sequence[Committed]
-    tables: Tables
     reader: Reader
     proof: Proof = "offsets"
     limits: Sequence[str] = ()
-    untold: Sequence[Undecided] = ()
     _all_in_cells: bool = field(default=False, init=False)
 
     def tallies(self, cells: Sequence[Cell]) -> Sequence[Tally]:
@@ -56,14 +50,6 @@ class SqlEvidence:
     def rows(self, cells: Sequence[Cell]) -> Iterable[pa.RecordBatch]:
         """Rows by offset."""
         return self.reader.rows(cells)
-
-    def rejects(self, spans: Sequence[Span]) -> Iterable[tuple[TopicPartition, int]]:
-        """Dead letters by offset."""
-        return self.tables.rejects_of(spans)
-
-    def close(self) -> None:
-        """End the snapshot and the session."""
-        self.tables.close()
 
 
 def open_evidence(
@@ -93,9 +79,7 @@ def open_evidence(
     try:
         ledger = tables.ledger()
         if offsets and {TOPIC, PARTITION, OFFSET} <= tables.columns(table):
-            return SqlEvidence(
-                ledger.source, ledger.positions, ledger.started, ledger.committed, tables, reader
-            )
+            return SqlEvidence(ledger, tables, reader)
         return SqlContent(ledger, tables, reader, recipe)
     except BaseException:
         tables.close()

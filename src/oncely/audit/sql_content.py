@@ -6,17 +6,17 @@ history's. Only if they differ are the rows' digests read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from oncely.audit.content import Group, Rows
-from oncely.audit.evidence import Committed, Span
+from oncely.audit.evidence import Committed, OfLedger, Span
 from oncely.audit.layout import ENTRIES, parts
-from oncely.audit.report import Finding, Proof, Undecided
+from oncely.audit.report import Finding, Proof
 from oncely.audit.tables import Ledger, Tables
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import OffsetRange
@@ -39,26 +39,37 @@ class TableReader(Protocol):
 
 
 @dataclass
-class SqlContent:
+class OfTable(OfLedger):
+    """What both forms of evidence of a table have in common."""
+
+    snapshot: Ledger
+    tables: Tables
+
+    @property
+    def started(self) -> Mapping[TopicPartition, Position]:
+        """The first offset of each partition that the pipeline was to read."""
+        return self.snapshot.started
+
+    def rejects(self, spans: Sequence[Span]) -> Sequence[tuple[TopicPartition, int]]:
+        """The dead letters of these spans."""
+        return list(self.tables.rejects_of(spans))
+
+    def close(self) -> None:
+        """End the snapshot and the session."""
+        self.tables.close()
+
+
+@dataclass
+class SqlContent(OfTable):
     """One snapshot of a table and its ledger; use :func:`oncely.audit.sql.open_evidence`."""
 
-    ledger: Ledger
-    tables: Tables
     reader: TableReader
     recipe_of_today: str
     reads: bool = True
-    reached: dict[TopicPartition, Position] = field(default_factory=dict)
     unexpected: Sequence[Finding] = ()
-    untold: Sequence[Undecided] = ()
 
     def __post_init__(self) -> None:
-        self.source = self.ledger.source
-        self.positions = self.ledger.positions
-        self.started = self.ledger.started
-        self.committed: Sequence[Committed] = self.ledger.committed
-        whole = {
-            tp: OffsetRange(self.started[tp], position) for tp, position in self.positions.items()
-        }
+        whole = self.whole(self.started)
         stated = _stated(self.committed, whole)
         recipe = stated.recipe if stated and stated.recipe else self.recipe_of_today
         unable = self.reader.unable(recipe) if recipe else "the history has no digest of the rows"
@@ -69,7 +80,7 @@ class SqlContent:
             self.limits = [*self.limits, unable]
             stated = stated and replace(stated, digest=None, recipe="")
         rows, self._digest = self.reader.total(self.recipe_of_all)
-        spans = tuple(Span(tp, one) for tp, one in sorted(whole.items()))
+        spans = tuple(Span(*one) for one in whole.items())
         self.groups = [Group(f"table {self.tables.table}", spans, rows, stated)]
 
     def recipe(self, group: Group) -> str:
@@ -86,14 +97,6 @@ class SqlContent:
         """The digests of all rows."""
         for digests in self.reader.digests(recipe):
             yield Rows(digests, lambda _: group.name)
-
-    def rejects(self, spans: Sequence[Span]) -> Sequence[tuple[TopicPartition, int]]:
-        """The dead letters."""
-        return list(self.tables.rejects_of(spans))
-
-    def close(self) -> None:
-        """End the snapshot and the session."""
-        self.tables.close()
 
 
 def _stated(

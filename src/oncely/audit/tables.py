@@ -29,8 +29,7 @@ OF_REJECTS = ("topic", '"partition"', '"offset"')
 def present(lines: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
     """Lines in the form of :data:`PRESENT`."""
     columns = list(zip(*lines, strict=True)) if lines else [()] * len(PRESENT)
-    arrays = [pa.array(list(c), one.type) for c, one in zip(columns, PRESENT, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=PRESENT)
+    return pa.record_batch(columns, schema=PRESENT)
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,6 @@ def _outside(
     """The condition that selects all but these spans, also where a column is null."""
     if not whole:
         return "1 = 1", ()
-    topic, partition, offset = names
-    one = f"({topic} = %s AND {partition} = %s AND {offset} >= %s AND {offset} < %s)"
-    params = [v for tp, range_ in sorted(whole.items()) for v in (*tp, range_.start, range_.end)]
-    return f"({' OR '.join([one] * len(whole))}) IS NOT TRUE", tuple(params)
+    spans = [Span(*one) for one in sorted(whole.items())]
+    ((inside, params),) = conditions(spans, names, len(spans))
+    return f"({inside}) IS NOT TRUE", params

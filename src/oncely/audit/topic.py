@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,16 @@ import confluent_kafka as ck
 import numpy as np
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.audit.evidence import Bounds, IntArray, Readable, Span, clipped, no_runs, runs_of
+from oncely.audit.evidence import (
+    Bounds,
+    IntArray,
+    Readable,
+    Span,
+    clipped,
+    moment,
+    no_runs,
+    runs_of,
+)
 from oncely.audit.spark_offsets import readable_runs
 from oncely.clients.kafka import topics as descriptions
 from oncely.clients.kafka.client import KafkaAdmin
@@ -213,6 +222,4 @@ def _time(message: Any | None) -> datetime | None:
     if message is None:
         return None
     kind, milliseconds = message.timestamp()
-    if kind == ck.TIMESTAMP_NOT_AVAILABLE:
-        return None
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return None if kind == ck.TIMESTAMP_NOT_AVAILABLE else moment(milliseconds)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from oncely.audit.evidence import Committed, Span
+from oncely.audit.evidence import Committed, Span, moment
+from oncely.audit.layout import ENTRIES
 from oncely.audit.stored.dead_letters import StoredLetter, read_letters
 from oncely.audit.stored.log import Topics
 from oncely.audit.stored.topic_ledger import (
@@ -31,34 +31,6 @@ from oncely.errors import SourceMismatch, Unavailable
 T = TypeVar("T")
 
 _TRIES = 100
-COMMITTED = ("data", "hole", "gap", "joined")
-
-
-@dataclass(frozen=True)
-class InForce:
-    """A range of the history that no later reset has passed.
-
-    Attributes:
-        span: its offsets.
-        kind: data, hole, gap or joined.
-        counts: of its records.
-        epoch: of the run that has committed it; None if it is not known.
-        at_ms: the time of the commit, milliseconds since 1970; None if it is not known.
-        amended: the counts contain what replays have changed.
-    """
-
-    span: Span
-    kind: str
-    counts: Counts
-    epoch: int | None
-    at_ms: int | None
-    amended: bool = False
-
-    @property
-    def committed(self) -> Committed:
-        """The same as an entry of a history."""
-        at = None if self.at_ms is None else datetime.fromtimestamp(self.at_ms / 1000, UTC)
-        return Committed(self.span, self.kind, self.counts, self.epoch, at)
 
 
 @dataclass(frozen=True)
@@ -88,28 +60,16 @@ class TopicSnapshot(Generic[T]):
         return {tp: one.position for tp, one in self.ledger.positions.items()}
 
     @cached_property
-    def history(self) -> list[InForce]:
-        """The ranges that the ledger topic still contains, ascending."""
-        return [one for tp in sorted(self.positions) for one in in_force(self.ledger, tp)]
-
-    @cached_property
-    def entries(self) -> list[InForce]:
+    def committed(self) -> list[Committed]:
         """All ranges that the ledger knows of, ascending; see :func:`entries`."""
         return [one for tp in sorted(self.positions) for one in entries(self.ledger, tp)]
-
-    @property
-    def committed(self) -> list[Committed]:
-        """The same as history of :class:`oncely.audit.evidence.Snapshot`."""
-        return [one.committed for one in self.entries]
 
     def is_backfilled(self, span: Span) -> bool:
         """True if records of the span were backfilled: the history does not tell their rows."""
         tp = span.partition
         own = self.ledger.rewritten.get(tp)
-        resets = self.ledger.resets.get(tp, {})
         return own is not None and any(
-            OffsetRange(start, end).overlaps(span.range)
-            and not any(epoch > by and at <= start for epoch, at in resets.items())
+            OffsetRange(start, end).overlaps(span.range) and not self.ledger.undone(tp, by, start)
             for start, end, by in own.backfilled
         )
 
@@ -118,7 +78,7 @@ class TopicSnapshot(Generic[T]):
     ) -> dict[TopicPartition, int]:
         """The smallest offset of each partition that ledger, dead letters or others know of."""
         found = dict(self.positions)
-        own = [(one.span.partition, one.span.range.start) for one in self.entries]
+        own = [(one.span.partition, one.span.range.start) for one in self.committed]
         for tp, at in [*own, *((one.of, one.offset) for one in self.letters), *known]:
             if tp in found:
                 found[tp] = min(found[tp], at)
@@ -133,7 +93,8 @@ class TopicSnapshot(Generic[T]):
     def replayed(self, spans: Iterable[Span]) -> int:
         """The number of records of these spans whose dead letters were all replayed."""
         inside, waits = _inside(spans), {(o.of, o.offset) for o in self.letters if o.waits}
-        done = {(one.of, one.offset) for one in self.letters if not self._is_void(one)}
+        undone = self.ledger.undone
+        done = {(o.of, o.offset) for o in self.letters if not undone(o.of, o.epoch, o.offset)}
         return sum(inside(*one) for one in done - waits)
 
     def beyond(self) -> list[StoredLetter]:
@@ -141,10 +102,6 @@ class TopicSnapshot(Generic[T]):
         return [
             one for one in self.letters if one.waits and one.offset >= self.reached.get(one.of, 0)
         ]
-
-    def _is_void(self, one: StoredLetter) -> bool:
-        resets = self.ledger.resets.get(one.of, {})
-        return any(epoch > one.epoch and at <= one.offset for epoch, at in resets.items())
 
 
 def take(
@@ -186,25 +143,23 @@ def take(
     )
 
 
-def in_force(ledger: TopicLedger, tp: TopicPartition) -> list[InForce]:
+def in_force(ledger: TopicLedger, tp: TopicPartition) -> list[Committed]:
     """The ranges of a partition, ascending; a reset back makes those behind it void."""
-    found: list[InForce] = []
+    found: list[Committed] = []
     before: StoredTotals | None = None
     for message in ledger.history(tp):
         entry = message.entry
         if not isinstance(entry, PositionEntry):
             continue
         found = [one for one in found if one.span.range.end <= entry.start]
-        if entry.kind in COMMITTED and entry.start < entry.end:
-            span = Span(tp, OffsetRange(entry.start, entry.end))
-            found.append(
-                InForce(span, entry.kind, _counts(entry, before), entry.epoch, message.at_ms)
-            )
+        if entry.kind in ENTRIES and entry.start < entry.end:
+            span, at = Span(tp, OffsetRange(entry.start, entry.end)), moment(message.at_ms)
+            found.append(Committed(span, entry.kind, _counts(entry, before), entry.epoch, at))
         before = entry.totals
     return found
 
 
-def entries(ledger: TopicLedger, tp: TopicPartition) -> list[InForce]:
+def entries(ledger: TopicLedger, tp: TopicPartition) -> list[Committed]:
     """Ranges that are disjoint and reach from the earliest offset that the ledger knows of to the
     position.
 
@@ -227,14 +182,14 @@ def entries(ledger: TopicLedger, tp: TopicPartition) -> list[InForce]:
         rest = Span(tp, OffsetRange(totals.since, end))
         less = sum((one.counts for one in inside), NO_RECORDS)
         amended = counts != totals.counts
-        own = InForce(rest, "joined", _minus(counts, less), None, None, amended)
+        own = Committed(rest, "joined", _minus(counts, less), amended=amended)
         inside = [own, *inside]
     return [*before, *inside]
 
 
-def _up_to(history: Sequence[InForce], position: Position) -> list[InForce]:
+def _up_to(history: Sequence[Committed], position: Position) -> list[Committed]:
     """The last ranges without a gap up to a position."""
-    found: list[InForce] = []
+    found: list[Committed] = []
     for one in reversed(history):
         if one.span.range.end != (found[0].span.range.start if found else position):
             break

@@ -22,7 +22,7 @@ from oncely.config import (
     SqlSinkSettings,
 )
 from oncely.core.claim import Counts
-from oncely.core.topics import TopicPartition, from_tree
+from oncely.core.topics import TopicPartition
 from oncely.verify.state import RESET, TAKEN, Entry, Files, Held, Ledger, NamedFile, Rules
 
 _OWN = ("_oncely/", "_READ_THE_MANIFEST.txt", "_delta_log/", ".oncely-probe-")
@@ -191,10 +191,10 @@ def _of_delta(settings: PipelineSettings, sink: DeltaSinkSettings) -> Ledger | N
         if other != one + 1
     ]
     last, told = ours[-1]
-    positions = _tree(told.get("positions", {}))
+    positions = last.tree(name, "positions")
     problems += _document_problems(store, name, last.transactions[app], positions)
     epoch = int(told.get("epoch", 0))
-    entries = [entry for one, said in ours for entry in _changes(one, said)]
+    entries = [entry for one, said in ours for entry in _changes(one, name, said)]
     return Ledger(
         name,
         epoch,
@@ -207,10 +207,10 @@ def _of_delta(settings: PipelineSettings, sink: DeltaSinkSettings) -> Ledger | N
     )
 
 
-def _changes(one: delta.DeltaCommit, told: Mapping[str, Any]) -> Iterator[Entry]:
+def _changes(one: delta.DeltaCommit, name: str, told: Mapping[str, Any]) -> Iterator[Entry]:
     kind, epoch, place = str(told.get("kind")), told.get("epoch", 0), f"version {one.version}"
-    ranges = _tree(told.get("ranges", {}))
-    for tp, at in _tree(told.get("positions", {})).items():
+    ranges = one.tree(name, "ranges")
+    for tp, at in one.tree(name, "positions").items():
         if tp in ranges:
             start, end = ranges[tp]
             yield Entry(tp, start, end, epoch, kind, None, place=place)
@@ -244,8 +244,3 @@ def _added(commits: Sequence[delta.DeltaCommit], store: Store) -> Files:
             live[one.path] = one.bytes
     named = [NamedFile(path, size) for path, size in live.items() if "://" not in path]
     return Files(named, _stored(store), again)
-
-
-def _tree(value: Any) -> dict[TopicPartition, Any]:
-    """A tree of JSON, whose keys are texts."""
-    return from_tree({topic: {int(n): at for n, at in own.items()} for topic, own in value.items()})

@@ -81,9 +81,6 @@ def letter(
     except (KeyError, ValueError):  # written by another program
         return None
     here, number = TopicPartition(message.topic(), message.partition()), message.offset()
-    void = any(
-        reset > epoch and back <= offset for reset, back in ledger.resets.get(of, {}).items()
-    )
-    waits = number >= replayed.get(here, 0) and not void
+    waits = number >= replayed.get(here, 0) and not ledger.undone(of, epoch, offset)
     stage, reason = own.get("oncely.stage", ""), own.get("oncely.reason", "")
     return StoredLetter(of, offset, epoch, stage, reason, (here, number), waits)

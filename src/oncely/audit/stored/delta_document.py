@@ -94,6 +94,14 @@ class DeltaCommit:
     removed: Sequence[FileAction]
     transactions: Mapping[str, int]
 
+    def tree(self, pipeline: str, name: str) -> dict[TopicPartition, Any]:
+        """Values of this pipeline's metadata by topic-partition; none for another writer."""
+        told = self.told_by(pipeline) or {}
+        tree = told.get(name) or {}
+        return from_tree(
+            {topic: {int(n): at for n, at in own.items()} for topic, own in tree.items()}
+        )
+
     def told_by(self, pipeline: str) -> Mapping[str, Any] | None:
         """The metadata of a commit of this pipeline; None for a commit of another writer."""
         told = self.info.get("oncely")

@@ -194,6 +194,10 @@ class TopicLedger:
                 found.setdefault(tp, {})[epoch[0]] = entry.position
         return found
 
+    def undone(self, tp: TopicPartition, epoch: int, offset: int) -> bool:
+        """True if a reset after an epoch makes the pipeline read an offset again."""
+        return any(by > epoch and at <= offset for by, at in self.resets.get(tp, {}).items())
+
     @property
     def replayed(self) -> dict[TopicPartition, ReplayedEntry]:
         """The position of replays in each partition of a rejects' topic."""
