@@ -11,12 +11,18 @@ import pyarrow as pa
 
 from oncely.audit.compare import Rules
 from oncely.audit.content import GroupComparison, GroupedEvidence, Result
-from oncely.audit.evidence import Bounds, Readable, Span, runs_of
+from oncely.audit.evidence import Bounds, IntArray, Readable, Span, runs_of
 from oncely.audit.report import Finding
 from oncely.core.digest import Recipe, row_digests
 from oncely.core.expected import ExpectedRecords
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from tests.sinktools import SCHEMA, SOURCE, Rec
+
+
+def offsets_of(runs: IntArray) -> list[int]:
+    """The inverse of :func:`oncely.audit.evidence.runs_of`."""
+    return [offset for first, end in runs.tolist() for offset in range(first, end)]
+
 
 Records = Mapping[TopicPartition, Sequence[Rec]]
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncely.audit.compare import Rules, Stored, compare, is_exact, is_full
-from oncely.audit.evidence import Cell, Readable, Span, offsets_of, runs_of
+from oncely.audit.evidence import Cell, Readable, Span, runs_of
 from oncely.audit.tally import Tallies, offset_digests, sum_of
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
+from tests.groupedtools import offsets_of
 
 TP = TopicPartition("t", 0)
 
@@ -110,7 +111,7 @@ def test_sums_decide_as_sets_do(world: World) -> None:
 
 @given(st.lists(st.integers(0, 2**62), unique=True).map(sorted))
 def test_runs_are_the_offsets(offsets: list[int]) -> None:
-    assert offsets_of(runs_of(offsets)).tolist() == offsets
+    assert offsets_of(runs_of(offsets)) == offsets
 
 
 def test_sums_do_not_depend_on_the_cut() -> None:

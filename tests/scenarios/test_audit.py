@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncely.audit import audit, of_pipeline
-from oncely.audit.evidence import Span, offsets_of
+from oncely.audit.evidence import Span
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import ConfigError, TopicMissing, WrongInput
@@ -21,6 +21,7 @@ from oncely.testing.processes import await_that
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import BAD, AuditWorld, found
+from tests.groupedtools import offsets_of
 from tests.scenarios.commands import oncely, oncely_json
 from tests.sinktools import Place
 
@@ -522,9 +523,9 @@ def test_large_ranges_are_read_by_spark(world: AuditWorld, spark: Any) -> None:
     ends = [Span(tp, OffsetRange(0, end)) for tp, end in sorted(world.ends().items())]
     spans = [*_halves(ends[0]), ends[1]]
     with closing(of_pipeline.log_of(pipeline.settings)) as plain:
-        wanted = [offsets_of(one.runs).tolist() for one in plain.readable(spans)]
+        wanted = [offsets_of(one.runs) for one in plain.readable(spans)]
         large = replace(plain, spark=pipeline.spark_session, spark_from=1)
-        assert [offsets_of(one.runs).tolist() for one in large.readable(spans)] == wanted
+        assert [offsets_of(one.runs) for one in large.readable(spans)] == wanted
         assert sum(map(len, wanted)) == 41
         assert not spark._jsc.sc().isStopped(), "a session that existed goes on"
         assert audit(pipeline, log=large).verdict == "clean"

@@ -31,6 +31,7 @@ _LISTED = 5  # runs of offsets that are listed separately
 NO_RECORD = "the topic has no committed record at this offset"
 NEITHER = "neither a row nor a dead letter"
 BOTH = "a row and a dead letter"
+OTHER = "other values"
 
 
 class Stored(NamedTuple):
@@ -258,7 +259,7 @@ class _Comparison:
         digest = np.zeros(len(self._rows), dtype=np.uint64)
         np.add.at(digest, self._stored.offsets - self._range.start, stored)
         same_number = (self._rows > 0) & ~self._reject & (self._rows == expected.rows)
-        self._report("altered", same_number & (digest != expected.digest), "other values")
+        self._report("altered", same_number & (digest != expected.digest), OTHER)
 
     def _by_number(self, kind: FindingKind, where: Flags, wanted: IntArray | None) -> None:
         """One finding with the numbers for each pair of numbers."""

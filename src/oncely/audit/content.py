@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oncely.audit.compare import Rules
-from oncely.audit.evidence import Log, Snapshot, Span
+from oncely.audit.evidence import Log, Snapshot, Span, joined
 from oncely.audit.report import Finding, FindingKind, Undecided
 from oncely.audit.stored.data_file import Unreadable
 from oncely.audit.tally import MODULUS, added
@@ -270,19 +270,13 @@ class GroupComparison:
         return sum(added(one.digests) for one in self._contents(group)) % MODULUS
 
     def _recomputed(self, expected: Expected, group: Group) -> _Records:
-        recipe, parts = self._evidence.recipe(group), []
-        for number, span in enumerate(group.spans):
-            for one in expected.of(span, recipe):
-                if one.digest is None:
-                    raise Unreadable(_NO_DIGESTS)
-                place = np.full(len(one.offset), number, np.int64)
-                parts.append((place, one.offset, one.outcome, one.rows, one.digest))
-        columns = zip(*parts, strict=True) if parts else [[]] * 5
-        dtypes = np.int64, np.int64, np.int8, np.int64, np.uint64
-        return _Records(
-            group.spans,
-            *(np.concatenate([np.zeros(0, d), *c]) for c, d in zip(columns, dtypes, strict=True)),
-        )
+        recipe = self._evidence.recipe(group)
+        of_spans = [joined(list(expected.of(span, recipe))) for span in group.spans]
+        offset, outcome, rows, digest = joined(of_spans)
+        if digest is None:
+            raise Unreadable(_NO_DIGESTS)
+        place = np.repeat(np.arange(len(of_spans)), [len(one.offset) for one in of_spans])
+        return _Records(group.spans, place, offset, outcome, rows, digest)
 
     def _certain(self, group: Group, records: _Records) -> bool:
         """True if the ledger's digest shows that decode and transform have not changed."""

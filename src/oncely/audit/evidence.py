@@ -269,11 +269,18 @@ def runs_of(offsets: Any) -> IntArray:
     return np.stack([firsts, ends], axis=1)
 
 
-def offsets_of(runs: IntArray) -> IntArray:
-    """The inverse of :func:`runs_of`."""
-    if not len(runs):
-        return np.zeros(0, dtype=np.int64)
-    return np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in runs])
+def joined(batches: Sequence[ExpectedRecords]) -> ExpectedRecords:
+    """The records of all batches, with digests if all of them have any."""
+    none = np.zeros(0, dtype=np.int64)
+    digests = [one.digest for one in batches if one.digest is not None]
+    return ExpectedRecords(
+        np.concatenate([none, *(one.offset for one in batches)]),
+        np.concatenate([none.astype(np.int8), *(one.outcome for one in batches)]),
+        np.concatenate([none, *(one.rows for one in batches)]),
+        np.concatenate([none.astype(np.uint64), *digests])
+        if len(digests) == len(batches)
+        else None,
+    )
 
 
 def clipped(runs: IntArray, range_: OffsetRange) -> IntArray:

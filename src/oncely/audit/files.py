@@ -39,7 +39,6 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 
 _THREADS = 4
-_SAMPLE = 3  # files of another pipeline that are looked for below the root
 NOT_READ = "the files were not read, only listed: --download compares their content"
 
 

@@ -41,6 +41,7 @@ from oncely.audit.evidence import (
     Readable,
     Span,
     Tally,
+    joined,
     no_runs,
 )
 from oncely.audit.layout import Part, adjacent
@@ -236,7 +237,7 @@ class RangeComparison:
         for some in adjacent(cells, _READ_AT_ONCE):
             tp, recipe = some[0].span.partition, some[0].recipe
             whole = OffsetRange(some[0].span.range.start, some[-1].span.range.end)
-            records = _joined(list(self.expected.of(Span(tp, whole), recipe)))
+            records = joined(list(self.expected.of(Span(tp, whole), recipe)))
             for cell in some:
                 yield cell.span, _between(records, cell.span.range)
 
@@ -254,7 +255,7 @@ class RangeComparison:
             state.altered, state.whole = {}, state.expected
             tallies = dict(state.passed)
             for some in _groups(list(tallies)):
-                letters = _offsets_by_partition(self.evidence.rejects([one.span for one in some]))
+                letters = offsets_by_partition(self.evidence.rejects([one.span for one in some]))
                 by_span = {one.span: one for one in some}
                 for span, wanted in self._recompute(some):
                     tally = tallies[by_span[span]]
@@ -404,19 +405,6 @@ def _groups(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
         yield some
 
 
-def _joined(batches: Sequence[ExpectedRecords]) -> ExpectedRecords:
-    none = np.zeros(0, dtype=np.int64)
-    if not batches:
-        return ExpectedRecords(none, none.astype(np.int8), none, none.astype(np.uint64))
-    digests = [one.digest for one in batches if one.digest is not None]
-    return ExpectedRecords(
-        np.concatenate([one.offset for one in batches]),
-        np.concatenate([one.outcome for one in batches]),
-        np.concatenate([one.rows for one in batches]),
-        np.concatenate(digests) if len(digests) == len(batches) else None,
-    )
-
-
 def _between(records: ExpectedRecords, range_: OffsetRange) -> ExpectedRecords:
     start, end = np.searchsorted(records.offset, (range_.start, range_.end))
     own = slice(int(start), int(end))
@@ -436,7 +424,7 @@ def stored_by_cell(evidence: Evidence, cells: Sequence[Cell]) -> dict[Span, Stor
     if not cells:
         return {}
     lines = pa.Table.from_batches(evidence.rows(cells), PRESENT)
-    rejects = _offsets_by_partition(evidence.rejects([cell.span for cell in cells]))
+    rejects = offsets_by_partition(evidence.rejects([cell.span for cell in cells]))
     by_topic = {}
     for topic, own in groupby(sorted({cell.span.partition for cell in cells}), lambda it: it.topic):
         mine = lines.filter(pc.equal(lines.column("topic"), topic))
@@ -465,9 +453,10 @@ def _stored(lines: pa.Table, range_: OffsetRange, rejects: IntArray) -> Stored:
     return Stored(offsets, rows, digests, rejects)
 
 
-def _offsets_by_partition(
+def offsets_by_partition(
     given: Iterable[tuple[TopicPartition, int]],
 ) -> dict[TopicPartition, list[int]]:
+    """Dead letters by partition."""
     found: dict[TopicPartition, list[int]] = {}
     for tp, offset in given:
         found.setdefault(tp, []).append(offset)

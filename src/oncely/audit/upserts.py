@@ -14,15 +14,25 @@ from datetime import datetime
 
 import numpy as np
 
-from oncely.audit.compare import NO_RECORD
+from oncely.audit.compare import BOTH, NO_RECORD, OTHER, Rules, compare
 from oncely.audit.engine import ByOffset, Ends
-from oncely.audit.evidence import Cell, Evidence, Expected, IntArray, Span, Tally
+from oncely.audit.evidence import (
+    Cell,
+    Evidence,
+    Expected,
+    ExpectedRecords,
+    IntArray,
+    Readable,
+    Span,
+    Tally,
+    runs_of,
+)
 from oncely.audit.layout import ENTRIES, parts
 from oncely.audit.newest import Newest, NewestRows, Settled
-from oncely.audit.ranges import stored_by_cell
+from oncely.audit.ranges import offsets_by_partition, stored_by_cell
 from oncely.audit.report import Finding, FindingKind, Report, Undecided
 from oncely.audit.tally import added, offset_digests
-from oncely.core.expected import Changes
+from oncely.core.expected import ROWS, Changes
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
@@ -41,19 +51,6 @@ _CHANGED = (
     "most rows have other values than today's decode and transform give, and the history of an"
     " upsert has no digest that tells a changed transform from damage"
 )
-
-
-@dataclass
-class _Read:
-    """The readable records of a partition.
-
-    Attributes:
-        records: their number.
-        unkept: records that should be dead letters, and are not.
-    """
-
-    records: int = 0
-    unkept: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -110,10 +107,8 @@ class Upsert(ByOffset):
     def _rejects(
         self, whole: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, IntArray]:
-        found: dict[TopicPartition, list[int]] = {tp: [] for tp in whole}
-        for tp, offset in self.snapshot.rejects([Span(*one) for one in whole.items()]):
-            found[tp].append(offset)
-        return {tp: np.array(sorted(own), dtype=np.int64) for tp, own in found.items()}
+        found = offsets_by_partition(self.snapshot.rejects([Span(*one) for one in whole.items()]))
+        return {tp: np.array(sorted(found.get(tp, ())), dtype=np.int64) for tp in whole}
 
     def _newest(
         self,
@@ -125,18 +120,23 @@ class Upsert(ByOffset):
         """Recompute all records; note their number, and records that are neither."""
         rows = NewestRows(versioned=self.versioned)
         for tp, range_ in whole.items():
-            read = _Read()
-            changes = expected.changes(Span(tp, range_))
-            rows.add(tp, _noted(changes, rejects[tp], read), rejects[tp])
             tab = self.tabs[tp]
+            changes = expected.changes(Span(tp, range_))
+            rows.add(tp, self._noted(tp, changes, rejects[tp]), rejects[tp])
             tab.ranges = sum(
                 one.span.partition == tp and one.kind in ENTRIES for one in self.snapshot.committed
             )
-            tab.records += read.records
-            tab.holes += range_.end - max(range_.start, ends.bounds[tp].first) - read.records
-            for offset in read.unkept:
-                self.damage("lost", tp, offset, "it is no row, and there is no dead letter")
+            tab.holes += range_.end - max(range_.start, ends.bounds[tp].first) - tab.records
         return rows.settle()
+
+    def _noted(
+        self, tp: TopicPartition, changes: Iterable[Changes], rejects: IntArray
+    ) -> Iterator[Changes]:
+        for one in changes:
+            self.tabs[tp].records += len(one.records)
+            for offset in one.rejected[~np.isin(one.rejected, rejects)].tolist():
+                self.damage("lost", tp, offset, "it is no row, and there is no dead letter")
+            yield one
 
     # -- conclusions -----------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Upsert(ByOffset):
         finding = Finding(tp, offset, kind, detail)
         self._bad.setdefault(tp, set()).add(offset)
         self.tabs[tp].unproved(offset)
-        if kind == "altered" and detail == _Cells.OTHER:
+        if kind == "altered" and detail == OTHER:
             self._altered.append(finding)
         else:
             self.find(finding, 1)
@@ -170,13 +170,6 @@ class Upsert(ByOffset):
             if tp not in ends.gone and ends.bounds[tp].first > range_.start:
                 end = min(ends.bounds[tp].first, range_.end)
                 self.leave(Undecided(tp, OffsetRange(range_.start, end), _GONE))
-
-
-def _noted(changes: Iterable[Changes], rejects: IntArray, read: _Read) -> Iterator[Changes]:
-    for one in changes:
-        read.records += len(one.records)
-        read.unkept += [int(at) for at in one.rejected[~np.isin(one.rejected, rejects)]]
-        yield one
 
 
 def _between(offsets: IntArray, range_: OffsetRange) -> slice:
@@ -211,8 +204,6 @@ def _matches(
 class _Cells:
     """The comparison of cells that differ, by offset."""
 
-    OTHER = "other values"
-
     def __init__(
         self,
         audit: Upsert,
@@ -232,47 +223,28 @@ class _Cells:
         """Compare the rows of cells with those that they should have."""
         stored = stored_by_cell(self._evidence, cells)
         for cell in cells:
-            tp, content = cell.span.partition, stored[cell.span]
-            wanted = self._wanted(cell)
-            extra = []
-            for index, offset in enumerate(content.offsets.tolist()):
-                rows = int(content.rows[index])
-                there = None if content.digests is None else int(content.digests[index])
-                if offset in wanted:
-                    self._row(tp, offset, rows, there, wanted.pop(offset))
-                else:
-                    extra.append(offset)
-            for offset, (number, _) in wanted.items():
-                self._missing[tp, offset] = f"0 rows instead of {number}"
-            if extra:
-                self._extra(cell, extra, expected)
+            tp, wanted = cell.span.partition, self._wanted(cell)
+            content = stored[cell.span]._replace(rejects=np.zeros(0, np.int64))
+            read = Readable(cell.span, runs_of(wanted.offset), 0)
+            for kind, offsets, detail in compare(read, content, Rules(), wanted).damage:
+                if kind == "unexpected":
+                    self._extra(cell, offsets.tolist(), expected)
+                    continue
+                for offset in offsets.tolist():
+                    if kind == "lost":
+                        self._missing[tp, offset] = detail
+                    else:
+                        self._audit.damage(kind, tp, offset, detail)
 
-    def _wanted(self, cell: Cell) -> dict[int, tuple[int, int]]:
-        """The number of the newest rows by offset, and their digest."""
+    def _wanted(self, cell: Cell) -> ExpectedRecords:
+        """The newest rows by offset."""
         own = self._finals[cell.span.partition]
         at = _between(own.offset, cell.span.range)
         offsets, place = np.unique(own.offset[at], return_inverse=True)
         digest = np.zeros(len(offsets), dtype=np.uint64)
         np.add.at(digest, place, own.digest[at])
-        count = np.bincount(place, minlength=len(offsets)).tolist()
-        values = zip(count, digest.tolist(), strict=True)
-        return dict(zip(offsets.tolist(), values, strict=True))
-
-    def _row(
-        self,
-        tp: TopicPartition,
-        offset: int,
-        rows: int,
-        digest: int | None,
-        wanted: tuple[int, int],
-    ) -> None:
-        number, of_rows = wanted
-        if rows > number:
-            self._audit.damage("duplicated", tp, offset, f"{rows} rows instead of {number}")
-        elif rows < number:
-            self._missing[tp, offset] = f"{rows} rows instead of {number}"
-        elif digest is not None and digest != of_rows:
-            self._audit.damage("altered", tp, offset, self.OTHER)
+        outcome = np.full(len(offsets), ROWS, np.int8)
+        return ExpectedRecords(offsets, outcome, np.bincount(place), digest)
 
     def _extra(self, cell: Cell, offsets: Sequence[int], expected: Expected) -> None:
         """Rows of records that are not the newest of their keys."""
@@ -303,7 +275,7 @@ class _Cells:
         elif not keys:
             audit.damage("unexpected", tp, offset, "its record should have no row")
         elif offset in set(self._rejects[tp].tolist()):
-            audit.damage("duplicated", tp, offset, "a row and a dead letter")
+            audit.damage("duplicated", tp, offset, BOTH)
         else:
             self._older(tp, offset, keys)
 

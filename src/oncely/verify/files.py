@@ -9,8 +9,6 @@ from oncely.core.topics import TopicPartition
 from oncely.verify.report import Broken
 from oncely.verify.state import Files, Ledger, NamedFile
 
-_AROUND = 3
-
 _Part = tuple[int, int, int, int, str]
 """Epoch, batch, start, end, and a path."""
 

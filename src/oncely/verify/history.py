@@ -27,9 +27,8 @@ from oncely.verify.state import (
     Held,
     Ledger,
     Rules,
+    shown,
 )
-
-_AROUND = 3  # entries that are shown before and after a broken one
 
 Explained = Callable[[TopicPartition, int, int, int, int], str | None]
 """Explains why positions passed over offsets without a commit: ``(partition, start, end, epoch
@@ -58,7 +57,7 @@ def check_ledger(
         yield from wrong
         if held is None:
             text = f"{tp} has a history and no position"
-            yield Broken("position", text, tp, _last(entries), _shown(entries, len(entries)))
+            yield Broken("position", text, tp, _last(entries), shown(entries, len(entries)))
         elif held.epoch > ledger.epoch:
             text = f"{tp} is held by epoch {held.epoch}, and {ledger.epoch} was given out last"
             yield Broken("epoch", text, tp, (held.epoch, held.position))
@@ -79,7 +78,7 @@ def _shapes(entries: Sequence[Entry], ledger: Ledger, rules: Rules) -> Iterator[
     for at, one in enumerate(entries):
         text = _wrong_shape(one, ledger) or _wrong_counts(one, rules, amended)
         if text:
-            yield Broken("entry", f"{one}: {text}", one.partition, one.order, _shown(entries, at))
+            yield Broken("entry", f"{one}: {text}", one.partition, one.order, shown(entries, at))
 
 
 def _wrong_shape(one: Entry, ledger: Ledger) -> str:
@@ -148,7 +147,7 @@ def _in_force(
     upto, past = _moved_by(below, 0), _moved_by(below[::-1], held.epoch + 1)[::-1]
     for at, (one, other) in enumerate(pairwise(below), 1):
         moved = upto[at - 1], past[at]
-        yield from _follows(one, other, moved, undone, explained, _shown(below, at))
+        yield from _follows(one, other, moved, undone, explained, shown(below, at))
     yield from _ends(tp, below, undone, held, explained)
     yield from _beyond(tp, beyond, held)
     yield from _undone(ordered, undone)
@@ -164,10 +163,10 @@ def _beyond(tp: TopicPartition, beyond: Sequence[Entry], held: Held) -> Iterator
     """Finished ranges beyond the position."""
     for at, (one, other) in enumerate(pairwise(beyond), 1):
         if other.start < one.end:
-            yield _overlap(one, other, _shown(beyond, at))
+            yield _overlap(one, other, shown(beyond, at))
     if beyond and beyond[0].start == held.position:
         text = f"{tp} is at {held.position}, and {beyond[0]} was committed from there on"
-        yield Broken("position", text, tp, (held.epoch, held.position), _shown(beyond, 0))
+        yield Broken("position", text, tp, (held.epoch, held.position), shown(beyond, 0))
 
 
 def _overlap(one: Entry, other: Entry, context: tuple[str, ...]) -> Broken:
@@ -234,7 +233,7 @@ def _ends(
     if not chain and not undone:
         return
     everything = [*chain, *undone]
-    context = _shown(chain, len(chain))
+    context = shown(chain, len(chain))
     if chain and chain[-1].end > held.position:
         text = (
             f"{tp} is at {held.position}, and {chain[-1].end} was committed: the position has gone"
@@ -304,7 +303,7 @@ def _stray(tp: TopicPartition, offset: int, ledger: Ledger) -> Iterator[Broken]:
     at = next((i for i, one in enumerate(entries) if one.end > offset), len(entries))
     text = f"{tp}: the dead letter of offset {offset} is in no committed range"
     order = (held.epoch if held else 0, offset)
-    yield Broken("entry", text, tp, order, _shown(entries, at))
+    yield Broken("entry", text, tp, order, shown(entries, at))
 
 
 # -- moves ----------------------------------------------------------------------------------------
@@ -318,7 +317,7 @@ def _moves(
     if first is not None and not ledger.complete:
         yield Unknown(f"{tp}: the ledger no longer contains the steps before {first}", tp)
     for at, (one, other) in enumerate(pairwise(entries), 1):
-        yield from _moves_on(one, other, resets, ledger, _shown(entries, at))
+        yield from _moves_on(one, other, resets, ledger, shown(entries, at))
     if not entries:
         return
     last = entries[-1]
@@ -327,7 +326,7 @@ def _moves(
             f"{tp} is at {held.position} with epoch {held.epoch}, and the last step of the ledger"
             f" led to {last.end} with epoch {last.epoch}"
         )
-        context = _shown(entries, len(entries))
+        context = shown(entries, len(entries))
         yield Broken("position", text, tp, (held.epoch, held.position), context)
 
 
@@ -370,8 +369,3 @@ def _moves_on(
 
 def _last(entries: Sequence[Entry]) -> tuple[int, int]:
     return max((one.order for one in entries), default=(0, 0))
-
-
-def _shown(entries: Sequence[Entry], at: int) -> tuple[str, ...]:
-    """The entries around an index."""
-    return tuple(str(one) for one in entries[max(0, at - _AROUND) : at + _AROUND])

@@ -208,15 +208,12 @@ class _Reader:
     def _open(self, at: int, event: of.Opened | of.Reset, epoch: Epoch) -> None:
         before = self._runs.get(event.run, {})
         if before and max(before) >= epoch.number:
-            text = (
-                f"{self._place(at)}: epoch {epoch.number} was opened by a run that had epoch"
-                f" {max(before)} before"
-            )
+            text = f"epoch {epoch.number} was opened by a run that had epoch {max(before)} before"
             self._wrong("epoch", text, at, None, (epoch.number, 0))
         if epoch.number in self._numbers:
             text = (
-                f"{self._place(at)}: epoch {epoch.number} was given out twice: the ledger was put"
-                " back to an older state"
+                f"epoch {epoch.number} was given out twice: the ledger was put back to an older"
+                " state"
             )
             self._wrong("epoch", text, at, None, (epoch.number, 0))
         self._numbers.add(epoch.number)
@@ -237,7 +234,7 @@ class _Reader:
             return
         if epoch is None or epoch.moved is not None:
             has = f"epoch {max(epochs)}" if epochs else "none"
-            text = f"{self._place(at)}: an event of epoch {event.epoch}, of a run that has {has}"
+            text = f"an event of epoch {event.epoch}, of a run that has {has}"
             self._wrong("epoch", text, at, None, (event.epoch or 0, 0))
             return
         match event:
@@ -250,7 +247,7 @@ class _Reader:
             case of.PartitionAdded():
                 tp = of.at(event)
                 if epoch.covers(tp):
-                    self._wrong("partition", f"{self._place(at)}: {tp} is added a second time",
+                    self._wrong("partition", f"{tp} is added a second time",
                                 at, tp, (epoch.number, event.position))  # fmt: skip
                     return
                 epoch.added[tp] = epoch.now[tp] = event.position
@@ -260,32 +257,23 @@ class _Reader:
     def _planned(self, at: int, event: of.Planned, epoch: Epoch) -> None:
         left = epoch.open_batch
         if left is not None and not epoch.lossy:
-            text = f"{self._place(at)}: batch {left.number} of epoch {epoch.number} has no end"
+            text = f"batch {left.number} of epoch {epoch.number} has no end"
             self._wrong("log", text, at, None, (epoch.number, _first(left)))
         planned = {tp: pair for tp, pair in of.ranges(event).items() if 0 <= pair[0] <= pair[1]}
         if len(planned) < len(of.ranges(event)):
-            text = f"{self._place(at)}: not all of the planned ranges are ranges of offsets"
+            text = "not all of the planned ranges are ranges of offsets"
             self._wrong("log", text, at, None, (epoch.number, 0))
         assigned = self._assigned.get(event.run)
         for tp, (start, end) in sorted(planned.items()):
             order = (epoch.number, start)
+            why = "" if epoch.covers(tp) else "it has not taken that partition over"
             if assigned is not None and tp not in assigned:
-                text = (
-                    f"{self._place(at)}: epoch {epoch.number} has planned {tp} [{start}, {end}),"
-                    " and the group has not assigned that partition to it"
-                )
-                self._wrong("partition", text, at, tp, order)
-            elif not epoch.covers(tp):
-                text = (
-                    f"{self._place(at)}: epoch {epoch.number} has planned {tp} [{start}, {end}),"
-                    " and it has not taken that partition over"
-                )
+                why = "the group has not assigned that partition to it"
+            if why:
+                text = f"epoch {epoch.number} has planned {tp} [{start}, {end}), and {why}"
                 self._wrong("partition", text, at, tp, order)
             elif start != epoch.now[tp] and not (epoch.lossy or self._rules.timed):
-                text = (
-                    f"{self._place(at)}: {tp} [{start}, {end}) is planned, and the position is"
-                    f" {epoch.now[tp]}"
-                )
+                text = f"{tp} [{start}, {end}) is planned, and the position is {epoch.now[tp]}"
                 self._wrong("missing" if start > epoch.now[tp] else "overlap", text, at, tp, order)
         epoch.batches.append(Batch(event.batch, planned))
 
@@ -293,7 +281,7 @@ class _Reader:
         tp, (start, end) = of.at(event), event.range
         order = (epoch.number, start)
         if not 0 <= start <= end:
-            self._wrong("log", f"{self._place(at)}: no range of offsets", at, tp, order)
+            self._wrong("log", "no range of offsets", at, tp, order)
             return
         counts = Counts(event.records, event.rows, event.rejects, event.filtered)
         kind = _REPLAYED if event.replayed else event.kind
@@ -308,7 +296,7 @@ class _Reader:
                 text, rule = "of a partition that it has not taken over", "partition"
             else:
                 text, rule = "that no plan contains", "log"
-            text = f"{self._place(at)}: epoch {epoch.number} has committed a range {text}"
+            text = f"epoch {epoch.number} has committed a range {text}"
             if not epoch.lossy:
                 self._wrong(rule, text, at, tp, order)
             return
@@ -324,25 +312,23 @@ class _Reader:
         order = (epoch.number, min(ends.values(), default=0))
         if batch is None or batch.number != event.batch:
             if not epoch.lossy:
-                text = f"{self._place(at)}: batch {event.batch} ends, and it was not planned"
+                text = f"batch {event.batch} ends, and it was not planned"
                 self._wrong("log", text, at, None, order)
             epoch.now |= ends
             return
         batch.ended = True
         for tp, (start, end) in sorted(batch.planned.items()):
             if ends.get(tp) != end:
-                text = f"{self._place(at)}: {tp} was planned up to {end}, and is at {ends.get(tp)}"
+                text = f"{tp} was planned up to {end}, and is at {ends.get(tp)}"
                 self._wrong("log", text, at, tp, (epoch.number, start))
             elif not (epoch.lossy or self._rules.timed):
                 self._refuse_gaps(at, epoch, batch, tp)
         epoch.now |= {tp: end for tp, end in ends.items() if tp in batch.planned}
         done = sum((one.counts or NO_RECORDS for one in batch.told), NO_RECORDS)
         told = (event.records, event.rows, event.rejects)
-        if told != (done.records, done.rows, done.rejects) and not epoch.lossy:
-            text = (
-                f"{self._place(at)}: the counts of the batch are {told}, and those of its ranges"
-                f" are {(done.records, done.rows, done.rejects)}"
-            )
+        sums = (done.records, done.rows, done.rejects)
+        if told != sums and not epoch.lossy:
+            text = f"the counts of the batch are {told}, and those of its ranges are {sums}"
             self._wrong("log", text, at, None, order)
 
     def _refuse_gaps(self, at: int, epoch: Epoch, batch: Batch, tp: TopicPartition) -> None:
@@ -350,15 +336,15 @@ class _Reader:
         told = [OffsetRange(one.start, one.end) for one in batch.told if one.partition == tp]
         for left in planned.minus(told):
             text = (
-                f"{self._place(at)}: batch {batch.number} of epoch {epoch.number} has ended, and no"
-                f" event tells that {tp} {left} was committed"
+                f"batch {batch.number} of epoch {epoch.number} has ended, and no event tells that"
+                f" {tp} {left} was committed"
             )
             self._wrong("missing", text, at, tp, (epoch.number, left.start))
 
     def _gap(self, at: int, event: of.GapFound, epoch: Epoch) -> None:
         tp, (start, end) = of.at(event), event.range
         if not epoch.covers(tp) or start != epoch.now[tp] or end < start:
-            text = f"{self._place(at)}: the gap does not begin at the position"
+            text = "the gap does not begin at the position"
             self._wrong("missing", text, at, tp, (epoch.number, start))
             return
         epoch.most[tp] = end
@@ -369,7 +355,8 @@ class _Reader:
     def _wrong(
         self, rule: str, text: str, at: int, tp: TopicPartition | None, order: tuple[int, int]
     ) -> None:
-        self._told.broken.append(Broken(rule, text, tp, order, self._told.around(at)))
+        told = f"{self._place(at)}: {text}"
+        self._told.broken.append(Broken(rule, told, tp, order, self._told.around(at)))
 
 
 def _first(batch: Batch) -> int:

@@ -26,6 +26,10 @@ AMENDMENTS = frozenset({"replay", "repair", "backfill"})
 """Later changes within ranges that were committed before; no position depends on them."""
 
 
+AROUND = 3
+"""Entries that are shown before and after a broken one."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """An entry of the history: a committed range, or a change of a position without one.
@@ -76,6 +80,11 @@ class Entry:
         if self.place:
             said.append(self.place)
         return ", ".join(said)
+
+
+def shown(entries: Sequence[Entry], at: int) -> tuple[str, ...]:
+    """The entries around an index."""
+    return tuple(str(one) for one in entries[max(0, at - AROUND) : at + AROUND])
 
 
 class Held(NamedTuple):

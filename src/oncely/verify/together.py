@@ -13,6 +13,7 @@ from oncely.verify.report import Broken, Finding, Unknown
 from oncely.verify.runs import Epoch, Story, chain, partitions
 from oncely.verify.state import (
     AHEAD,
+    AROUND,
     COMMITS,
     DATA,
     HOLE,
@@ -21,9 +22,8 @@ from oncely.verify.state import (
     Held,
     Ledger,
     Rules,
+    shown,
 )
-
-_AROUND = 3
 
 # -- the log ---------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ def _is_stored(
         text = f"{own.place}: the ledger does not contain this commit: {own}"
         near = sorted(known.values(), key=lambda one: (one.start, one.epoch))
         at = next((i for i, one in enumerate(near) if one.start >= own.start), len(near))
-        context = *told.around(line), *_shown(near, at)
+        context = *told.around(line), *shown(near, at)
         yield Broken("ledger", text, own.partition, own.order, context)
         return
     same = (found.end, found.kind) == (own.end, own.kind)
@@ -266,7 +266,7 @@ def _missing(
 ) -> Broken:
     near = sorted(entries, key=lambda one: one.start)
     at = next((i for i, one in enumerate(near) if one.start >= left.end), len(near))
-    context = *told.around(epoch.at), *_shown(near, at)
+    context = *told.around(epoch.at), *shown(near, at)
     return Broken("missing", text, tp, (epoch.number, left.start), context)
 
 
@@ -282,7 +282,7 @@ def _is_told(
         return
     if not epoch.may_contain(entry):
         near = sorted(entries, key=lambda one: (one.start, one.epoch))
-        context = *told.around(epoch.at), *_shown(near, near.index(entry))
+        context = *told.around(epoch.at), *shown(near, near.index(entry))
         text = f"no event tells of this commit of the ledger: {entry}"
         yield Broken("log", text, tp, entry.order, context)
 
@@ -332,7 +332,7 @@ def _is_sum(joined: Entry, told: Story, rules: Rules) -> Iterator[Finding]:
     sums = sum((one.counts or NO_RECORDS for one in parts), NO_RECORDS)
     if rules.counted and joined.counts != sums:
         text = f"{joined} was joined from ranges that have other sums: {sums}"
-        context = tuple(str(one) for one in parts[-2 * _AROUND :])
+        context = tuple(str(one) for one in parts[-2 * AROUND :])
         yield Broken("ledger", text, tp, joined.order, context)
 
 
@@ -429,7 +429,3 @@ def _is_covered(epoch: Epoch, tp: TopicPartition, end: int, stored: Iterable[Ent
         return True
     left = [OffsetRange(one.start, one.end) for one in stored if one.epoch == epoch.number]
     return not OffsetRange(at, end).minus(left)
-
-
-def _shown(entries: Sequence[Entry], at: int) -> tuple[str, ...]:
-    return tuple(str(one) for one in entries[max(0, at - _AROUND) : at + _AROUND])
