@@ -46,15 +46,13 @@ def repair(
     events: str | Path | None,
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.repair`."""
-    with rewriting(pipeline, events if execute else None) as work:
+    with rewriting(pipeline, events, execute=execute, progress=progress) as work:
         if isinstance(work.sink, RewritesTogether):
-            return repair_together(work, found, execute=execute, progress=progress)
-        return _repair_records(work, found, execute=execute, progress=progress)
+            return repair_together(work, found)
+        return _repair_records(work, found)
 
 
-def _repair_records(
-    work: Work[RewritesRecords], found: Sequence[Found], *, execute: bool, progress: Progress
-) -> Repaired:
+def _repair_records(work: Work[RewritesRecords], found: Sequence[Found]) -> Repaired:
     known = [one for one in found if one.partition is not None and one.offset is not None]
     impossible = [Impossible(one, NO_OFFSET) for one in found if one not in known]
     total, counted = commit.NOTHING, Counter[str]()
@@ -63,10 +61,10 @@ def _repair_records(
         impossible += left
         gone = {one.found for one in left}
         counted.update(one.kind for one in portion if one not in gone)
-        if execute and damage is not None:
+        if work.execute and damage is not None:
             total = add_up(total, commit.repair(work.sink, damage, Backoff(), work.tell))
-            progress(len(damage.offsets))
-    return Repaired(execute, dict(counted), impossible=tuple(impossible), done=total)
+            work.progress(len(damage.offsets))
+    return Repaired(work.execute, dict(counted), impossible=tuple(impossible), done=total)
 
 
 def _portions(found: Sequence[Found]) -> Iterator[list[Found]]:
@@ -132,29 +130,25 @@ def backfill(
     events: str | Path | None,
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.backfill`."""
-    with rewriting(pipeline, events if execute else None) as work:
+    with rewriting(pipeline, events, execute=execute, progress=progress) as work:
         if isinstance(work.sink, RewritesTogether):
-            return backfill_together(work, ranges, execute=execute, progress=progress)
-        return _backfill_records(work, ranges, execute=execute, progress=progress)
+            return backfill_together(work, ranges)
+        return _backfill_records(work, ranges)
 
 
 def _backfill_records(
-    work: Work[RewritesRecords],
-    ranges: Mapping[TopicPartition, OffsetRange],
-    *,
-    execute: bool,
-    progress: Progress,
+    work: Work[RewritesRecords], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> Repaired:
     if reason := work.sink.lacks("backfill"):
         raise ConfigError("sink.kind", reason, way_out="write into a new topic")
     total = commit.NOTHING
     planned = {tp: _committed_part(work, tp, one) for tp, one in sorted(ranges.items())}
     planned = {tp: one for tp, one in planned.items() if not one.is_empty}
-    for tp, whole in planned.items() if execute else ():
+    for tp, whole in planned.items() if work.execute else ():
         for part in _parts(whole, work.sink.committed(tp, whole)):
             total = add_up(total, _backfill_part(work, tp, part))
-            progress(part.end - part.start)
-    return Repaired(execute, ranges=planned, done=total)
+            work.progress(part.end - part.start)
+    return Repaired(work.execute, ranges=planned, done=total)
 
 
 def _parts(whole: OffsetRange, committed: Sequence[OffsetRange]) -> Iterator[OffsetRange]:

@@ -6,7 +6,7 @@ What contains a damaged record is replaced as a whole, with all records of its r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from oncely.commit import rewrite as commit
@@ -29,13 +29,7 @@ _NOT_COMMITTED = "the pipeline has not committed this offset: audit it again"
 Spans = Mapping[TopicPartition, Sequence[OffsetRange]]
 
 
-def repair_together(
-    work: Work[RewritesTogether],
-    found: Sequence[Found],
-    *,
-    execute: bool,
-    progress: Callable[[int], None],
-) -> Repaired:
+def repair_together(work: Work[RewritesTogether], found: Sequence[Found]) -> Repaired:
     """See :func:`oncely.pipeline.repair.repair`."""
     names = sorted({one.file for one in found if one.file})
     impossible = [Impossible(one, why) for one in found if (why := _unplaced(one))]
@@ -53,18 +47,14 @@ def repair_together(
         else:
             counted[one.kind] += 1
     left = [group for group in groups if not reasons[id(group)]]
-    done = Repaired(execute, dict(counted), impossible=tuple(impossible), files=len(names))
-    if execute and names:
+    done = Repaired(work.execute, dict(counted), impossible=tuple(impossible), files=len(names))
+    if work.execute and names:
         done = replace(done, done=commit.remove_unexpected(work.sink, names, Backoff(), work.tell))
-    return _rewritten(work, "repair", left, done, progress)
+    return _rewritten(work, "repair", left, done)
 
 
 def backfill_together(
-    work: Work[RewritesTogether],
-    ranges: Mapping[TopicPartition, OffsetRange],
-    *,
-    execute: bool,
-    progress: Callable[[int], None],
+    work: Work[RewritesTogether], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> Repaired:
     """See :func:`oncely.pipeline.repair.backfill`; a range is widened to whole files."""
     for tp in ranges:
@@ -85,8 +75,8 @@ def backfill_together(
             raise WrongInput(reason, way_out="choose another range, or write a new table")
     whole = commit.together(groups).spans
     planned = {tp: OffsetRange(own[0].start, own[-1].end) for tp, own in whole.items()}
-    done = Repaired(execute, ranges=planned)
-    return _rewritten(work, "backfill", groups, done, progress)
+    done = Repaired(work.execute, ranges=planned)
+    return _rewritten(work, "backfill", groups, done)
 
 
 # -- where damage is ----------------------------------------------------------------------------
@@ -142,7 +132,6 @@ def _rewritten(
     kind: RewriteKind,
     groups: Sequence[Together],
     done: Repaired,
-    progress: Callable[[int], None],
 ) -> Repaired:
     total: Rewritten = done.done
     for portion in _portions(groups) if done.executed else ():
@@ -150,7 +139,7 @@ def _rewritten(
             work.sink, kind, portion, _produce(work), Backoff(), work.tell
         )
         total = add_up(total, written)
-        progress(portion.offsets)
+        work.progress(portion.offsets)
     files = done.files + sum(len(group.names) for group in groups)
     return replace(done, done=total, files=files)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +46,8 @@ class Work(Generic[S]):
         compacted: the compacted topics.
         deletes: the tombstones of an upsert; None of another destination.
         tell: is called after each transaction.
+        execute: write; otherwise a dry run.
+        progress: called with the number of offsets after every transaction.
     """
 
     pipeline: Pipeline
@@ -54,8 +56,10 @@ class Work(Generic[S]):
     positions: Set[TopicPartition]
     lows: Mapping[TopicPartition, Position]
     compacted: frozenset[str]
-    deletes: Deletes | None = None
-    tell: Tell = silent
+    deletes: Deletes | None
+    tell: Tell
+    execute: bool
+    progress: Callable[[int], None]
 
     @property
     def late_delete(self) -> str | None:
@@ -126,7 +130,13 @@ class Deletes:
 
 
 @contextmanager
-def rewriting(pipeline: Pipeline, path: str | Path | None = None) -> Iterator[Work[Any]]:
+def rewriting(
+    pipeline: Pipeline,
+    path: str | Path | None,
+    *,
+    execute: bool,
+    progress: Callable[[int], None],
+) -> Iterator[Work[Any]]:
     """Check the pipeline, and begin; what is rewritten is appended to an event log."""
     if pipeline.settings.delivery != "exactly_once":
         raise ConfigError(
@@ -148,7 +158,7 @@ def rewriting(pipeline: Pipeline, path: str | Path | None = None) -> Iterator[Wo
         sink = stack.enter_context(pipeline.destination.rewriting(schema))
         sink.check()
         tell: Tell = silent
-        if path is not None:
+        if path is not None and execute:
             log = EventLog(path, pipeline.settings.name, pipeline.secrets)
             tell = _telling(stack.enter_context(log))
         yield Work(
@@ -160,6 +170,8 @@ def rewriting(pipeline: Pipeline, path: str | Path | None = None) -> Iterator[Wo
             frozenset(source.compacted()),
             _deletes(pipeline, stack),
             tell,
+            execute,
+            progress,
         )
 
 
