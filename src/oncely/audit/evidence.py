@@ -82,7 +82,18 @@ PRESENT = pa.schema(
 offset may have several lines. The first three columns are null for rows without an offset."""
 
 
-class Snapshot(Protocol):
+class Stated(Protocol):
+    """What a ledger states; see :class:`Snapshot`."""
+
+    @property
+    def source(self) -> SourceIdentity: ...
+    @property
+    def positions(self) -> Mapping[TopicPartition, Position]: ...
+    @property
+    def committed(self) -> Sequence[Committed]: ...
+
+
+class Snapshot(Stated, Protocol):
     """One consistent snapshot of a destination, read without the pipeline's own code.
 
     Attributes:
@@ -98,13 +109,7 @@ class Snapshot(Protocol):
     """
 
     @property
-    def source(self) -> SourceIdentity: ...
-    @property
-    def positions(self) -> Mapping[TopicPartition, Position]: ...
-    @property
     def started(self) -> Mapping[TopicPartition, Position]: ...
-    @property
-    def committed(self) -> Sequence[Committed]: ...
     @property
     def proof(self) -> Proof: ...
     @property
@@ -114,17 +119,6 @@ class Snapshot(Protocol):
 
     def close(self) -> None:
         """End the snapshot."""
-
-
-class Stated(Protocol):
-    """What a ledger states, as in :class:`Snapshot`."""
-
-    @property
-    def source(self) -> SourceIdentity: ...
-    @property
-    def positions(self) -> Mapping[TopicPartition, Position]: ...
-    @property
-    def committed(self) -> Sequence[Committed]: ...
 
 
 class OfLedger:

@@ -11,7 +11,7 @@ from datetime import datetime
 from html import escape
 
 from oncely.audit.report import KINDS, Finding, Hour, PartitionResult, Report, Undecided
-from oncely.audit.wording import LABELS, MEANINGS, PROOFS, plural, verdict_sentence, visible
+from oncely.audit.wording import MEANINGS, PROOFS, plural, verdict_sentence, visible
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.html import document
@@ -132,7 +132,7 @@ def _facts(report: Report) -> str:
     facts = [("records", f"{report.records:,}", ""), ("accounted for", f"{report.accounted:,}", "")]
     for kind in KINDS:
         number = report.found.get(kind, 0)
-        facts.append((LABELS[kind], f"{number:,}", "bad" if number else ""))
+        facts.append((kind, f"{number:,}", "bad" if number else ""))
     facts.append(("offsets without a record", f"{report.holes:,}", ""))
     until = report.complete_until.event_time
     facts.append(("complete until (event time)", _time(until) if until else "not known", "time"))
@@ -368,9 +368,7 @@ def _findings(report: Report) -> str:
             table = f"<details><summary>Show {_shown(listed, number)}</summary>{table}</details>"
         elif number > len(listed):
             table += f'<p class="note">{_shown(listed, number)} are listed.</p>'
-        sections.append(
-            f"<h3>{number:,} {LABELS[kind]}</h3><p class='note'>{MEANINGS[kind]}</p>{table}"
-        )
+        sections.append(f"<h3>{number:,} {kind}</h3><p class='note'>{MEANINGS[kind]}</p>{table}")
     if not sections:
         return ""
     return f"<section><h2>Damaged records</h2>{''.join(sections)}</section>"

@@ -8,12 +8,6 @@ from dataclasses import replace
 
 from oncely.audit.report import KINDS, FindingKind, Proof, Report
 
-LABELS: dict[FindingKind, str] = {
-    "lost": "lost",
-    "duplicated": "duplicated",
-    "altered": "altered",
-    "unexpected": "unexpected",
-}
 MEANINGS: dict[FindingKind, str] = {
     "lost": "A record of the source without a row, and without a dead letter.",
     "duplicated": "A record with more rows than it should have, or with a row and a dead letter.",
@@ -50,7 +44,7 @@ def verdict_sentence(report: Report) -> str:
         return f"All {report.records:,} records have arrived{once}"
     if report.verdict == "damaged":
         found = [(kind, report.found.get(kind, 0)) for kind in KINDS]
-        counts = [f"{n:,} {LABELS[kind]}" for kind, n in found if n]
+        counts = [f"{n:,} {kind}" for kind, n in found if n]
         return f"Damage was found: {join(counts)}"
     return "No damage was found, but not everything could be proved"
 

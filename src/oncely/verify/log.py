@@ -29,6 +29,15 @@ class _Line(msgspec.Struct, tag_field="type"):
     epoch: int | None
 
 
+class _OfPartition(_Line):
+    topic: str
+    partition: int
+
+
+class _OfGroup(_Line):
+    partitions: dict[str, list[int]]
+
+
 class Started(_Line, tag="started"):
     """A process has begun to append."""
 
@@ -59,11 +68,9 @@ class Planned(_Line, tag="planned"):
     ranges: dict[str, dict[int, Pair]]
 
 
-class RangeCommitted(_Line, tag="range_committed"):
+class RangeCommitted(_OfPartition, tag="range_committed"):
     """A range has taken effect, now or earlier."""
 
-    topic: str
-    partition: int
     range: Pair
     kind: str
     replayed: bool
@@ -83,19 +90,15 @@ class BatchCommitted(_Line, tag="batch_committed"):
     positions: Tree
 
 
-class PartitionAdded(_Line, tag="partition_added"):
+class PartitionAdded(_OfPartition, tag="partition_added"):
     """A partition was added to the topic."""
 
-    topic: str
-    partition: int
     position: int
 
 
-class GapFound(_Line, tag="gap"):
+class GapFound(_OfPartition, tag="gap"):
     """Records were deleted before they were read."""
 
-    topic: str
-    partition: int
     range: Pair
 
 
@@ -129,22 +132,16 @@ class Closed(_Line, tag="closed"):
     """The run has ended."""
 
 
-class Assigned(_Line, tag="partitions_assigned"):
+class Assigned(_OfGroup, tag="partitions_assigned"):
     """A group has assigned partitions."""
 
-    partitions: dict[str, list[int]]
 
-
-class Revoked(_Line, tag="partitions_revoked"):
+class Revoked(_OfGroup, tag="partitions_revoked"):
     """A group has revoked partitions."""
 
-    partitions: dict[str, list[int]]
 
-
-class Lost(_Line, tag="partitions_lost"):
+class Lost(_OfGroup, tag="partitions_lost"):
     """A group has given partitions to others."""
-
-    partitions: dict[str, list[int]]
 
 
 Event = (
@@ -268,7 +265,7 @@ def _foreign(found: Event | Head, pipeline: str, place: str) -> Broken | None:
     return None
 
 
-def at(event: RangeCommitted | PartitionAdded | GapFound) -> TopicPartition:
+def at(event: _OfPartition) -> TopicPartition:
     """The topic-partition of an event."""
     return TopicPartition(event.topic, event.partition)
 

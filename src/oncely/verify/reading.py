@@ -23,6 +23,7 @@ from oncely.config import (
 )
 from oncely.core.claim import Counts
 from oncely.core.topics import TopicPartition
+from oncely.errors import TableMismatch
 from oncely.verify.state import RESET, TAKEN, Entry, Files, Held, Ledger, NamedFile, Rules
 
 _OWN = ("_oncely/", "_READ_THE_MANIFEST.txt", "_delta_log/", ".oncely-probe-")
@@ -68,19 +69,28 @@ def _of_sql(
     settings: PipelineSettings, sink: SqlSinkSettings | HandlersSinkSettings
 ) -> Ledger | None:
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
-    found = sql_ledger.read_ledger(dialect, sink.table, settings.name)
-    if found is None:
+    try:
+        with sql_ledger.open_ledger(dialect, sink.table, settings.name) as tables:
+            return _of_tables(tables)
+    except TableMismatch:  # a database file that does not exist
         return None
+
+
+def _of_tables(tables: sql_ledger.LedgerTables) -> Ledger | None:
+    registered = None if tables.missing(tables.all[1:]) else tables.registered()
+    if registered is None:
+        return None
+    letters = tables.letters()
     return Ledger(
-        settings.name,
-        found.epoch,
-        {tp: Held(one.position, one.epoch) for tp, one in found.positions.items()},
+        tables.pipeline,
+        registered[1],
+        {tp: Held(one.position, one.epoch) for tp, one in tables.held().items()},
         [
-            *(_entry(one, found.letters) for one in found.ranges),
-            *(_entry(one, {}) for one in found.amendments),
+            *(_entry(one, letters) for one in tables.entries(sql_ledger.RANGES)),
+            *(_entry(one, {}) for one in tables.entries(sql_ledger.AMENDMENTS)),
         ],
-        stray=found.stray,
-    )  # fmt: skip
+        stray=tables.stray(),
+    )
 
 
 def _entry(

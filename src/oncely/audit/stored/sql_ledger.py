@@ -6,18 +6,17 @@ Columns and tables that an earlier version does not have are read as their defau
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from oncely.clients.sql.connection import Connect, Connection, Dialect, TableName, connect
+from oncely.clients.sql.connection import Connection, Dialect, TableName, connect
 from oncely.clients.sql.session import brief_session
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
-from oncely.errors import TableMismatch
 
 PIPELINES, POSITIONS, RANGES, REJECTS, AMENDMENTS = (
     f"oncely_{name}" for name in ("pipelines", "positions", "ranges", "rejects", "amendments")
@@ -167,66 +166,22 @@ class LedgerTables:
         return self.session.query(f"{select} WHERE pipeline = %s{more}", (self.pipeline,))
 
 
-@dataclass(frozen=True)
-class SqlLedger:
-    """The ledger of a pipeline.
-
-    Attributes:
-        epoch: the last epoch that was given out.
-        positions: position and epoch of each partition.
-        ranges: the history, by partition and start.
-        amendments: later changes to the content of ranges; counts may be negative.
-        letters: the number of dead letters by partition, start and epoch of the ranges in force.
-        stray: the first dead letters that are in no range in force.
-    """
-
-    epoch: int
-    positions: Mapping[TopicPartition, PositionRow]
-    ranges: Sequence[RangeRow]
-    amendments: Sequence[RangeRow]
-    letters: Mapping[tuple[TopicPartition, int, int], int]
-    stray: Sequence[tuple[TopicPartition, int]]
-
-
-def read_ledger(
-    dialect: Dialect, table: TableName, pipeline: str, connect: Connect = connect
-) -> SqlLedger | None:
-    """The ledger in one snapshot; None if there is none.
+@contextmanager
+def open_ledger(dialect: Dialect, table: TableName, pipeline: str) -> Iterator[LedgerTables]:
+    """The ledger's tables in one snapshot.
 
     Args:
         dialect: the database.
         table: the destination table; the ledger is in its schema.
         pipeline: the ledger's key.
-        connect: opens the session.
 
     Raises:
+        TableMismatch: a database file does not exist.
         WrongInput: the database refuses the login.
         Unavailable: no answer.
     """
-    try:
-        with (
-            brief_session(dialect, "verify", connect) as session,
-            _snapshot(dialect, session),
-        ):
-            return _read(LedgerTables(session, dialect, table, pipeline))
-    except TableMismatch:  # a database file that does not exist
-        return None
-
-
-def _read(tables: LedgerTables) -> SqlLedger | None:
-    if tables.missing(tables.all[1:]):
-        return None
-    registered = tables.registered()
-    if registered is None:
-        return None
-    return SqlLedger(
-        registered[1],
-        tables.held(),
-        list(tables.entries(RANGES)),
-        list(tables.entries(AMENDMENTS)),
-        tables.letters(),
-        tables.stray(),
-    )
+    with brief_session(dialect, "verify", connect) as session, _snapshot(dialect, session):
+        yield LedgerTables(session, dialect, table, pipeline)
 
 
 @contextmanager
