@@ -172,21 +172,21 @@ class Result:
             self.bad[span.partition] = self.records.get(span.partition, 0)
 
 
+@dataclass(frozen=True)
 class GroupComparison:
     """Compares the groups of a destination.
 
-    Args:
+    Attributes:
         evidence: the destination.
         log: the source topics.
         rules: what the pipeline may make of a record.
         expected: recomputes records; None if that is not possible.
     """
 
-    def __init__(
-        self, evidence: GroupedEvidence, log: Log, rules: Rules, expected: Expected | None
-    ) -> None:
-        self._evidence, self._log = evidence, log
-        self._rules, self._expected = rules, expected
+    evidence: GroupedEvidence
+    log: Log
+    rules: Rules
+    expected: Expected | None
 
     def compare(self, group: Group) -> Result:
         """Compare a group.
@@ -195,14 +195,14 @@ class GroupComparison:
             Unavailable: no answer.
         """
         result = Result(group)
-        read = list(self._log.readable(group.spans))
+        read = list(self.log.readable(group.spans))
         for one in read:
             tp, count = one.span.partition, one.records
             result.records[tp] = result.records.get(tp, 0) + count
             width = one.span.range.end - one.span.range.start
             result.holes[tp] = result.holes.get(tp, 0) + width - count
         deleted = [one for one in read if one.first > one.span.range.start]
-        waiting = self._evidence.rejects(group.spans)
+        waiting = self.evidence.rejects(group.spans)
         if deleted and group.stated is not None:
             _by_ledger(result, group.stated)
         if group.doubt:
@@ -224,11 +224,11 @@ class GroupComparison:
         deleted: bool,
     ) -> None:
         """Compare the records of a group that differs."""
-        if self._expected is None or deleted:
+        if self.expected is None or deleted:
             why = "the topic no longer holds these offsets" if deleted else _NO_EXPECTATION
             _by_counts(result, group, why)
             return
-        records = self._recomputed(self._expected, group)
+        records = self._recomputed(self.expected, group)
         rows = list(self._contents(group))
         found = np.concatenate([np.zeros(0, np.uint64), *(one.digests for one in rows)])
         difference = _Difference(
@@ -243,34 +243,34 @@ class GroupComparison:
         if group.damage:
             return False
         if stated is None:
-            one_each = not self._rules.several and not self._rules.filters and not deleted
+            one_each = not self.rules.several and not self.rules.filters and not deleted
             same = group.committed in (None, group.rows) and not group.others
             lacking = records - waiting - group.rows
-            return one_each and same and lacking == 0 and not self._evidence.reads
+            return one_each and same and lacking == 0 and not self.evidence.reads
         same = (records, waiting + group.replayed) == (stated.records, stated.rejects)
         if not same or not self._right_number(group, stated):
             return False
-        if not self._evidence.reads:
+        if not self.evidence.reads:
             return True
         return stated.digest is not None and self._digest(group) == stated.digest
 
     def _right_number(self, group: Group, counts: Counts) -> bool:
         """True if the rows are as many as were committed, and as the replayed records can have."""
         more = group.rows - counts.rows
-        if self._rules.several and group.replayed:
+        if self.rules.several and group.replayed:
             return more >= 0
         return more == group.replayed
 
     def _contents(self, group: Group) -> Iterable[Rows]:
-        return self._evidence.contents(group, self._evidence.recipe(group))
+        return self.evidence.contents(group, self.evidence.recipe(group))
 
     def _digest(self, group: Group) -> int | None:
-        if isinstance(self._evidence, ComputesDigests):
-            return self._evidence.digest_of(group)
+        if isinstance(self.evidence, ComputesDigests):
+            return self.evidence.digest_of(group)
         return sum(added(one.digests) for one in self._contents(group)) % MODULUS
 
     def _recomputed(self, expected: Expected, group: Group) -> _Records:
-        recipe = self._evidence.recipe(group)
+        recipe = self.evidence.recipe(group)
         of_spans = [joined(list(expected.of(span, recipe))) for span in group.spans]
         offset, outcome, rows, digest = joined(of_spans)
         if digest is None:

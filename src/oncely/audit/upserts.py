@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from oncely.audit.compare import BOTH, NO_RECORD, OTHER, Rules, compare
 from oncely.audit.engine import ByOffset, Ends
 from oncely.audit.evidence import (
     Cell,
-    Evidence,
     Expected,
     ExpectedRecords,
     IntArray,
@@ -92,7 +92,7 @@ class Upsert(ByOffset):
             for cell, tally in zip(cells, self.snapshot.tallies(cells), strict=True)
             if not _matches(cell, tally, finals, rejects) or _some(unsure, cell)
         ]
-        comparison = _Cells(self, self.snapshot, newest, finals, rejects, ends)
+        comparison = _Cells(self, newest, finals, rejects, ends)
         for at in range(0, len(differing), _DIFFERING_AT_ONCE):
             some = differing[at : at + _DIFFERING_AT_ONCE]
             comparison.compare(some, self.expected)
@@ -201,27 +201,25 @@ def _matches(
     return tally.rows == 0 or tally.digest == digest
 
 
+@dataclass
 class _Cells:
     """The comparison of cells that differ, by offset."""
 
-    def __init__(
-        self,
-        audit: Upsert,
-        evidence: Evidence,
-        newest: Settled,
-        finals: Mapping[TopicPartition, Newest],
-        rejects: Mapping[TopicPartition, IntArray],
-        ends: Ends,
-    ) -> None:
-        self._audit, self._evidence, self._newest = audit, evidence, newest
-        self._finals, self._rejects, self._ends = finals, rejects, ends
-        self._replayed = any(one.kind not in ENTRIES for one in evidence.committed)
-        self._missing: dict[tuple[TopicPartition, int], str] = {}
-        self._stale: dict[tuple[TopicPartition, int], int] = {}
+    audit: Upsert
+    newest: Settled
+    finals: Mapping[TopicPartition, Newest]
+    rejects: Mapping[TopicPartition, IntArray]
+    ends: Ends
+    _missing: dict[tuple[TopicPartition, int], str] = field(default_factory=dict)
+    _stale: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
+
+    @cached_property
+    def _replayed(self) -> bool:
+        return any(one.kind not in ENTRIES for one in self.audit.snapshot.committed)
 
     def compare(self, cells: Sequence[Cell], expected: Expected) -> None:
         """Compare the rows of cells with those that they should have."""
-        stored = stored_by_cell(self._evidence, cells)
+        stored = stored_by_cell(self.audit.snapshot, cells)
         for cell in cells:
             tp, wanted = cell.span.partition, self._wanted(cell)
             content = stored[cell.span]._replace(rejects=np.zeros(0, np.int64))
@@ -234,11 +232,11 @@ class _Cells:
                     if kind == "lost":
                         self._missing[tp, offset] = detail
                     else:
-                        self._audit.damage(kind, tp, offset, detail)
+                        self.audit.damage(kind, tp, offset, detail)
 
     def _wanted(self, cell: Cell) -> ExpectedRecords:
         """The newest rows by offset."""
-        own = self._finals[cell.span.partition]
+        own = self.finals[cell.span.partition]
         at = _between(own.offset, cell.span.range)
         offsets, place = np.unique(own.offset[at], return_inverse=True)
         digest = np.zeros(len(offsets), dtype=np.uint64)
@@ -264,25 +262,25 @@ class _Cells:
     def _judge(
         self, tp: TopicPartition, offset: int, keys: Sequence[int], *, readable: bool
     ) -> None:
-        audit = self._audit
+        audit = self.audit
         if not readable:
-            if offset < self._ends.bounds[tp].first:
+            if offset < self.ends.bounds[tp].first:
                 audit.doubt(tp, offset, _GONE)
-            elif tp.topic in self._ends.compacted:
+            elif tp.topic in self.ends.compacted:
                 audit.doubt(tp, offset, _COMPACTED)
             else:
                 audit.damage("unexpected", tp, offset, NO_RECORD)
         elif not keys:
             audit.damage("unexpected", tp, offset, "its record should have no row")
-        elif offset in set(self._rejects[tp].tolist()):
+        elif offset in set(self.rejects[tp].tolist()):
             audit.damage("duplicated", tp, offset, BOTH)
         else:
             self._older(tp, offset, keys)
 
     def _older(self, tp: TopicPartition, offset: int, keys: Sequence[int]) -> None:
-        audit = self._audit
+        audit = self.audit
         for key in keys:
-            fate = self._newest.fate(key)
+            fate = self.newest.fate(key)
             if fate is None or (fate.partition, fate.offset) == (tp, offset):
                 continue
             if not fate.sure:
@@ -299,7 +297,7 @@ class _Cells:
         """Report rows that are missing, and older rows in their place."""
         for (tp, offset), detail in self._missing.items():
             if (tp, offset) not in self._stale:
-                self._audit.damage("lost", tp, offset, f"the newest record of its key: {detail}")
+                self.audit.damage("lost", tp, offset, f"the newest record of its key: {detail}")
         for (tp, offset), older in self._stale.items():
             detail = f"the table has the row of an older record of the key, offset {older}"
-            self._audit.damage("altered", tp, offset, detail)
+            self.audit.damage("altered", tp, offset, detail)

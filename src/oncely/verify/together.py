@@ -180,9 +180,7 @@ def _is_stored(
         if whole or not ledger.complete:
             return
         text = f"{own.place}: the ledger does not contain this commit: {own}"
-        near = sorted(known.values(), key=lambda one: (one.start, one.epoch))
-        at = next((i for i, one in enumerate(near) if one.start >= own.start), len(near))
-        context = *told.around(line), *shown(near, at)
+        context = *told.around(line), *_near(known.values(), own.start)
         yield Broken("ledger", text, own.partition, own.order, context)
         return
     same = (found.end, found.kind) == (own.end, own.kind)
@@ -264,10 +262,14 @@ def _missing(
     epoch: Epoch,
     told: Story,
 ) -> Broken:
-    near = sorted(entries, key=lambda one: one.start)
-    at = next((i for i, one in enumerate(near) if one.start >= left.end), len(near))
-    context = *told.around(epoch.at), *shown(near, at)
+    context = *told.around(epoch.at), *_near(entries, left.end)
     return Broken("missing", text, tp, (epoch.number, left.start), context)
+
+
+def _near(entries: Iterable[Entry], offset: int) -> tuple[str, ...]:
+    """The entries around an offset."""
+    near = sorted(entries, key=lambda one: (one.start, one.epoch))
+    return shown(near, next((i for i, one in enumerate(near) if one.start >= offset), len(near)))
 
 
 def _is_told(
@@ -281,8 +283,7 @@ def _is_told(
         yield Broken("partition", text, tp, entry.order, told.around(epoch.at))
         return
     if not epoch.may_contain(entry):
-        near = sorted(entries, key=lambda one: (one.start, one.epoch))
-        context = *told.around(epoch.at), *shown(near, near.index(entry))
+        context = *told.around(epoch.at), *_near(entries, entry.start)
         text = f"no event tells of this commit of the ledger: {entry}"
         yield Broken("log", text, tp, entry.order, context)
 
