@@ -17,7 +17,10 @@ from oncely.testing.processes import await_that, running, tree
 from oncely.testing.servers.ports import free_port
 from oncely.testing.servers.postgres import Postgres
 from tests.prometheus import samples
+from tests.scenarios import delta_world, files_world
 from tests.scenarios.commands import oncely
+from tests.scenarios.delta_world import DeltaWorld
+from tests.scenarios.files_world import FilesWorld
 from tests.scenarios.test_probes import asked
 from tests.scenarios.world import World, assert_exactly_once
 
@@ -102,6 +105,60 @@ def test_those_that_can_run_do_each_in_a_pool_of_its_own(
     for one in good:
         assert f"  {one.name}: 100 records: 100 rows, 0 rejects in " in done.stderr
         assert_exactly_once(one)
+
+
+def rows_in(world: World) -> int:
+    """The number of rows that a reader of the destination sees."""
+    if isinstance(world, DeltaWorld):
+        return len(world.place.ids()) if (world.root / "_delta_log").exists() else 0
+    return len(world.rows()) if isinstance(world, FilesWorld) else world.count()
+
+
+def fail(world: FilesWorld, log: Path) -> None:
+    """Replace the root of a pipeline that runs by a file, until the pipeline has failed."""
+    moved = world.root.rename(world.root.with_suffix(".moved"))
+    world.root.touch()
+    world.publish(10, first=1_000, partitions=2)
+    failure = "failed, and ends alone: "
+    await_that(lambda: failure in lines_of(log.read_text(), world), "the failure")
+    world.root.unlink()
+    moved.rename(world.root)
+
+
+@pytest.mark.long
+def test_a_table_files_and_a_delta_table_in_one_application(
+    make_world: Any, make_files_world: Any, make_delta_world: Any, tmp_path: Path
+) -> None:
+    """The Delta table fails, then the files; the others go on, and a second run completes all."""
+    table, files, delta = worlds = [
+        make(2) for make in (make_world, make_files_world, make_delta_world)
+    ]
+    for one in worlds:
+        one.publish(100, partitions=2)
+        one.file()
+    log, events = tmp_path.with_suffix(".log"), tmp_path / "events"
+    events.mkdir()
+    with running(tmp_path, "--events", str(events)) as process:
+        await_that(lambda: all(rows_in(one) == 100 for one in worlds), "rows of all", 120)
+        fail(delta, log)
+        for one in (table, files):
+            one.publish(50, first=100, partitions=2)
+        await_that(lambda: rows_in(table) == rows_in(files) == 150, "rows of the other two")
+        fail(files, log)
+        table.publish(50, first=150, partitions=2)
+        await_that(lambda: rows_in(table) == 200, "rows of the last one")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 2, log.read_text()
+        assert tree(process.pid) == []
+    said = log.read_text()
+    assert "Traceback" not in said
+    assert "error: 2 of 3 pipelines failed" in said
+    assert "failed" not in lines_of(said, table)
+
+    oncely("run", tmp_path, "--until", "latest")
+    assert_exactly_once(table)
+    assert files_world.assert_exactly_once(files) == 160
+    assert delta_world.assert_exactly_once(delta) == 110
 
 
 def test_a_pipeline_has_settings_of_its_own(spark: Any) -> None:

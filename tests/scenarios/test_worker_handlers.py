@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that, child
+from oncely.web.model import Letters, Subject, detail
 from tests.scenarios.commands import oncely, oncely_json
-from tests.scenarios.world import World, assert_exactly_once, assert_steps, toml
+from tests.scenarios.world import World, assert_exactly_once, assert_steps, good, toml
 
 APP = "tests.scenarios.billing:app"
 
@@ -109,3 +111,36 @@ def test_other_commands_know_the_ledger_of_handlers_and_no_rows(world: World) ->
     ):
         assert said in oncely(*words, expect=2).stderr
     assert_exactly_once(world, rejects=2)
+
+
+def test_a_discard_beside_a_worker(world: World) -> None:
+    """The ledger of handlers has dead letters as any other; the worker waits inside a handler."""
+    file, hold = file_of(world), world.folder / "billing.hold"
+    assert oncely_json("rejects", "discard", file, "--yes")["discarded"] == 0
+    until_latest(world)
+    hold.touch()
+    world.publish(100, partitions=2, first=1_000)
+    environ, log = environment(world, HOLD=str(hold)), world.folder / "beside.log"
+    with child(["oncely.cli", "work", APP, *world.logged], log, environ) as one:
+        await_that(lambda: [*world.folder.glob("billing.inside*")], "a handler that waits")
+        which = ("--reason", "not billable")
+        planned = oncely_json("rejects", "discard", file, *which)
+        reasons = [{"reason": "not billable", "rejects": 1}]
+        assert planned == {"discarded": 1, "executed": False, "reasons": reasons}
+        assert oncely_json("rejects", "discard", file, *which, "--yes")["discarded"] == 1
+        hold.unlink()
+        await_that(lambda: world.count() == 1_098 or one.poll() is not None, "more rows")
+        one.send_signal(signal.SIGTERM)
+        assert one.wait(60) == 0, log.read_text()
+    letters = world.sql('SELECT stage, "key", "value", reason FROM oncely_rejects ORDER BY stage')
+    assert letters[0] == ("discarded", None, None, "not billable")
+    assert letters[1][:3] == ("handle", b"13", good(13))
+    assert oncely_json("status", file)["rejects"] == 1
+    assert oncely_json("rejects", "list", file, "--discarded")["total"] == 1
+    assert_exactly_once(world, rejects=2)
+    assert_steps(world)
+    page = detail(Subject(world.name, file, Pipeline.from_file(file)))
+    assert isinstance(page.letters, Letters)
+    assert (page.letters.total, page.letters.no_discard) == (1, None)
+    assert page.letters.no_replay is not None
+    assert "can't be replayed" in page.letters.no_replay.message

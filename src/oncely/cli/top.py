@@ -51,12 +51,15 @@ def top(paths: Sequence[Path], every: float, *, once: bool) -> int:
 
 def rendered(read: Read) -> RenderableType:
     """A table with a line for each pipeline."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+        header_style="bold",
+    )  # fmt: skip
     table.add_column("", no_wrap=True)
-    table.add_column("pipeline", overflow="fold", max_width=24)
+    table.add_column("pipeline", overflow="fold", max_width=20)
     for name in ("lag", "waits", "/s", "rejects", "epoch"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", overflow="fold", min_width=20)
+    table.add_column("state", overflow="fold")
     for subject, one in read:
         table.add_row(*_row(subject, one))
     return table

@@ -365,7 +365,8 @@ def _history(detail: Detail | None, overview: Overview | None) -> str:
     ends = (
         {TopicPartition(p.topic, p.partition): p.end for p in status.partitions} if status else {}
     )
-    numbers = sorted(one.number for one in history.epochs if one.ranges)
+    committed = (span for lane in history.lanes for span in lane.spans if span.kind == "data")
+    numbers = sorted({span.epoch for span in committed})
     colours = {number: f"e{at % 3}" for at, number in enumerate(numbers)}
     lanes = "".join(_lane(one, ends.get(one.partition), colours) for one in history.lanes[:_LANES])
     cut = len(history.lanes) - _LANES

@@ -127,7 +127,7 @@ class Site:
             Route("/p/{name}/discard", self.plan_discard, methods=["GET"]),
             Route("/p/{name}/discard", self.discard, methods=["POST"]),
         ]
-        app = Starlette(routes=routes)
+        app = Starlette(routes=routes, exception_handlers={404: _unknown})
         app.add_middleware(Guard, access=self.access)
         return app
 
@@ -346,6 +346,10 @@ async def _form(request: Request) -> dict[str, str]:
             return {}
     found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
     return {name: values[0] for name, values in found.items()}
+
+
+def _unknown(_: Request, __: Exception) -> Response:
+    return _said(404, "Not found", "There is no such page.")
 
 
 def _script(_: Request) -> Response:

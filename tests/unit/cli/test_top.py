@@ -34,6 +34,15 @@ def test_a_line_for_each_pipeline(tmp_path: Path) -> None:
     assert "Can't be read: no answer (way out: start it)" in text
 
 
+def test_no_text_is_cut_in_80_columns(tmp_path: Path) -> None:
+    shop = subject(filled(tmp_path, "billing-of-the-whole-company-2026"))
+    read = overview(shop)
+    lines = shown([(shop, read)], 80)
+    assert max(map(len, lines)) <= 80
+    for word in read.verdict.sentence.split():
+        assert any(word in line for line in lines), word
+
+
 def test_once_ends_with_1_if_there_is_a_problem(tmp_path: Path) -> None:
     url = f"postgresql://app:{PASSWORD}@127.0.0.1:1/db"
     with screen.out.capture() as told:

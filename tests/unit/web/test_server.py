@@ -90,7 +90,14 @@ def test_the_page_of_a_pipeline(client: TestClient) -> None:
         "Each task writes rows, rejects and the new position",
     ):  # fmt: skip
         assert told in text, told
+    told = "<title>epoch ([124]): offsets [0-9,]+ to [0-9,]+ committed"
+    colours = dict(re.findall(rf'<rect class="(e.)"[^>]*>{told}', text))
+    assert sorted(colours.values()) == ["1", "2", "4"]  # three epochs, three colours
     assert client.get("/p/billing").status_code == 200
+    unknown = client.get("/none")
+    assert unknown.status_code == 404
+    assert "There is no such page." in unknown.text
+    assert "viewport" in unknown.text
     assert client.get("/p/none").status_code == client.get("/p/none/events").status_code == 404
 
 
