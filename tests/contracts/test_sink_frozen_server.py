@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psutil
@@ -18,6 +17,7 @@ from oncely.clients.sql.dialects import dialect_for
 from oncely.clients.sql.session import close_all
 from oncely.commit.backoff import Backoff
 from oncely.errors import Unavailable
+from oncely.testing.processes import send_all, stop_all
 from oncely.testing.servers.ports import HOST
 from oncely.testing.servers.postgres import Postgres
 from tests.sinktools import (
@@ -53,19 +53,13 @@ def place(own_server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Place:
 def frozen(server: Postgres) -> Iterator[None]:
     """All of its processes are stopped, first the one that starts the others."""
     stopped = [first := psutil.Process(server.pid)]
-    first.send_signal(signal.SIGSTOP)
     try:
-        while first.status() != psutil.STATUS_STOPPED:  # it might start another one
-            time.sleep(0.01)
-        for child in first.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # a session that was about to end
-                child.send_signal(signal.SIGSTOP)
-                stopped.append(child)
+        stop_all(stopped)  # it might start another one
+        stopped += first.children(recursive=True)
+        stop_all(stopped)
         yield
     finally:
-        for process in stopped:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGCONT)
+        send_all(stopped, signal.SIGCONT)
 
 
 class FreezeAt:
