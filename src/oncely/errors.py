@@ -79,6 +79,11 @@ class ConfigError(WrongInput):
         self.key = key
         super().__init__(f"{key}: {problem}", way_out=way_out)
 
+    @property
+    def problem(self) -> str:
+        """The message without the key."""
+        return self.message.removeprefix(f"{self.key}: ")
+
 
 class TopicMissing(ConfigError):
     """A topic of ``source.topics`` does not exist, or the user may not Describe it."""

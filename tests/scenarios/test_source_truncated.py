@@ -109,7 +109,6 @@ def problems(pipeline: Pipeline) -> dict[str, str]:
 
 
 def reset_to(pipeline: Pipeline, offset: int) -> None:
-    from oncely.pipeline.offsets import reset
     from oncely.sources.reset import ToOffset
 
-    assert reset(pipeline, ToOffset(offset), execute=True).epoch
+    assert pipeline.reset(ToOffset(offset), execute=True).epoch

@@ -41,7 +41,7 @@ def _ddl(value: str) -> str:
     try:
         parse_schema(value)
     except ConfigError as error:
-        raise invalid(error.message.removeprefix(f"{error.key}: "), error.way_out) from None
+        raise invalid(error.problem, error.way_out) from None
     return value
 
 

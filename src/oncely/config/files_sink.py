@@ -31,7 +31,7 @@ def partition_columns(value: tuple[str, ...]) -> tuple[str, ...]:
     try:
         parse_partition_by(value)
     except ConfigError as error:
-        raise invalid(error.message.removeprefix(f"{error.key}: "), error.way_out) from None
+        raise invalid(error.problem, error.way_out) from None
     return value
 
 
@@ -122,9 +122,7 @@ class RootSettings(Section):
         try:
             _ = self.store
         except ConfigError as error:
-            key = error.key.removeprefix("sink.")
-            text = error.message.removeprefix(f"{error.key}: ")
-            return [Problem(key, text, error.way_out)]
+            return [Problem(error.key.removeprefix("sink."), error.problem, error.way_out)]
         return []
 
 

@@ -30,8 +30,7 @@ def producer_keys(value: object) -> dict[str, str]:
         try:
             found |= checked({key: given})
         except ConfigError as error:
-            text = error.message.removeprefix(f"{error.key}: ")
-            problems.append(Problem(key, text, error.way_out))
+            problems.append(Problem(key, error.problem, error.way_out))
     if problems:
         raise all_invalid(problems)
     return found

@@ -13,7 +13,6 @@ from oncely.config.base import Section, as_tuple, plain_table, revealed
 from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.values import parse_start
 from oncely.config.written import GROUP, NAMES, PROPERTIES, written
-from oncely.errors import ConfigError
 from oncely.sources.start import Moment
 
 _BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
@@ -77,16 +76,12 @@ def _kafka(value: object) -> dict[str, str | SecretStr]:
     values = plain_table(value)
     if found := properties.problems(values):
         raise all_invalid(
-            Problem(e.key.removeprefix("source.kafka."), _sentence(e), e.way_out) for e in found
+            Problem(e.key.removeprefix("source.kafka."), e.problem, e.way_out) for e in found
         )
     return {
         key: SecretStr(text) if key in SECRET else text
         for key, text in properties.plain(values).items()
     }
-
-
-def _sentence(error: ConfigError) -> str:
-    return error.message.removeprefix(f"{error.key}: ")
 
 
 class SourceSettings(Section):

@@ -94,7 +94,7 @@ def read(files: Sequence[Path]) -> Application:
 
 def _in_file(file: Path, error: ConfigError) -> ConfigError:
     """The error with the name of its file, unless it is there."""
-    text = error.message.removeprefix(f"{error.key}: ").replace("\n", "\n  ")
+    text = error.problem.replace("\n", "\n  ")
     key = str(file) if error.key == str(file) else f"{file}: {error.key}"
     return ConfigError(key, text, way_out=error.way_out)
 

@@ -46,12 +46,7 @@ class PartitionOffsets(NamedTuple):
 
 
 def partition_offsets(pipeline: Pipeline) -> list[PartitionOffsets]:
-    """Positions of every partition that the topics have.
-
-    Raises:
-        WrongInput: a topic is missing, or a server refuses the login.
-        Unavailable: a server does not answer.
-    """
+    """See :meth:`oncely.pipeline.Pipeline.partition_offsets`."""
     known = pipeline.destination.look()
     marks = pipeline.source.watermarks()
     group = pipeline.settings.shown_group
@@ -115,25 +110,12 @@ class Reset:
 def reset(
     pipeline: Pipeline,
     verb: Verb,
-    topics: Sequence[str] = (),
+    topics: Sequence[str],
     *,
-    execute: bool = False,
-    path: str | Path | None = None,
+    execute: bool,
+    path: str | Path | None,
 ) -> Reset:
-    """Plan new positions and, with ``execute``, write them.
-
-    Args:
-        pipeline: the pipeline.
-        verb: the kind of reset.
-        topics: ``topic`` or ``topic:0,1``; only these partitions. All by default.
-        execute: write; otherwise a dry run.
-        path: the event log.
-
-    Raises:
-        WrongInput: no such partition, or the ledger belongs to another topic or cluster.
-        Fenced: another run opened at the same moment.
-        Unavailable: a server does not answer.
-    """
+    """See :meth:`oncely.pipeline.Pipeline.reset`."""
     source = pipeline.source
     known, identity = pipeline.destination.look(), source.identity()
     known.refuse_another_source(identity, pipeline.settings.name)

@@ -15,6 +15,7 @@ from oncely.core import events
 from oncely.errors import ConfigError, OncelyError, WrongInput
 from oncely.pipeline.probes import Http, probed
 from oncely.pipeline.running import logged, meaning, telling_the_end
+from oncely.pipeline.sessions import started
 from oncely.pipeline.working import group_of, refuse_unfit
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.errors import is_java, spark_error
@@ -90,21 +91,18 @@ def _started(
     master = pipeline.settings.spark.master if given is None else given.sparkContext.master
     check(pipeline, members, master)
     pipeline.preflight()
-    own = None if given is not None else pipeline.start_spark()
-    started = given or own
-    try:
-        if started is None or stop.draining:
+    with started(pipeline, given) as running:
+        if stop.draining:
             return False
         work = _Work(replace(pipeline), until)  # without clients that it has made
-        return run_members(started, members, work, stop, opened)
-    except OncelyError:
-        raise
-    except Exception as error:
-        known = meaning(error)
-        raise (spark_error(str(error)) if known is error and is_java(error) else known) from None
-    finally:
-        if own is not None:
-            session.stop(own)
+        try:
+            return run_members(running, members, work, stop, opened)
+        except OncelyError:
+            raise
+        except Exception as error:
+            known = meaning(error)
+            lost = known is error and is_java(error)
+            raise (spark_error(str(error)) if lost else known) from None
 
 
 @dataclass(frozen=True)

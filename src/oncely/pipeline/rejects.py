@@ -60,15 +60,9 @@ class Rejects:
 
 
 def rejects(
-    pipeline: Pipeline, limit: int, which: RejectFilter | None = None, *, discarded: bool = False
+    pipeline: Pipeline, limit: int, which: RejectFilter | None, *, discarded: bool
 ) -> Rejects:
-    """The first ``limit`` dead letters, of those that a filter chooses.
-
-    Raises:
-        ConfigError: ``discarded`` where nothing is discarded.
-        WrongInput: the server refuses the login.
-        Unavailable: no answer.
-    """
+    """See :meth:`oncely.pipeline.Pipeline.rejects`."""
     most = _GROUPED if which is None else _FILTERED
     found, total = pipeline.destination.rejects(max(limit, most), discarded=discarded)
     chosen = [one for one in found if which is None or which(one)]
@@ -84,25 +78,10 @@ def rejects(
 def replay(
     pipeline: Pipeline,
     *,
-    spark: SparkSession | None = None,
-    progress: Callable[[int, int], None] = lambda _, __: None,
+    spark: SparkSession | None,
+    progress: Callable[[int, int], None],
 ) -> tuple[int, int]:
-    """Decode all dead letters again and write the valid ones.
-
-    Args:
-        pipeline: the pipeline.
-        spark: a session for a Spark transform; a new one by default.
-        progress: called with (moved, kept) after every transaction.
-
-    Returns:
-        The numbers of moved and of remaining rejects.
-
-    Raises:
-        WrongInput: old records would replace newer ones, or the destination does not accept the
-            rows.
-        Stopped: a row of the Spark transform cannot be written.
-        Unavailable: the server did not return.
-    """
+    """See :meth:`oncely.pipeline.Pipeline.replay`."""
     destination = pipeline.destination
     destination.check_replay()
     if not destination.look().rejects:

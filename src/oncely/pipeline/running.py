@@ -15,7 +15,7 @@ from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable
 from oncely.extras import require
 from oncely.pipeline.event_log import EventLog
 from oncely.pipeline.probes import Http, probed
-from oncely.pipeline.sessions import check_session
+from oncely.pipeline.sessions import check_session, started
 from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.spark import session
@@ -117,18 +117,13 @@ def _started(
     given = spark or session.existing()
     if given is not None:
         check_session(given, our_query=True)
-    own = None if given is not None else pipeline.start_spark()
-    started = given or own
-    try:
-        if started is None or stop.draining:
+    with started(pipeline, given) as running:
+        if stop.draining:
             return False
-        work = partial(_run, pipeline, until, stop, listener, started)
+        work = partial(_run, pipeline, until, stop, listener, running)
         if on_fenced == "wait":
             return run_when_elected(pipeline, work, stop, listener)
         return work()
-    finally:
-        if own is not None:
-            session.stop(own)
 
 
 def _run(

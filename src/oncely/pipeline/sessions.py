@@ -4,7 +4,8 @@ requires."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from oncely.artifacts import SPARK_KAFKA
@@ -14,6 +15,8 @@ from oncely.runtimes.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from oncely.pipeline.pipeline import Pipeline
 
 _ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
 _HIDDEN = ("password", "secret", "token", "credential", "access.key", "keystore.key", "jaas")
@@ -40,6 +43,19 @@ _ALLOWED_TO_OURS: Mapping[str, _Allows] = {
 
 A checkpoint location of the session is not included: that of the query overrides it.
 """
+
+
+@contextmanager
+def started(pipeline: Pipeline, given: SparkSession | None) -> Iterator[SparkSession]:
+    """The session that is given; otherwise a new one, which is stopped at the end."""
+    if given is not None:
+        yield given
+        return
+    own = pipeline.start_spark()
+    try:
+        yield own
+    finally:
+        session.stop(own)
 
 
 def check_session(spark: SparkSession, *, our_query: bool) -> None:

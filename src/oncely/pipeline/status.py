@@ -92,12 +92,7 @@ def judged(
 
 
 def status(pipeline: Pipeline) -> Status:
-    """Read ledger and topics.
-
-    Raises:
-        WrongInput: a topic is missing, or a server refuses the login.
-        Unavailable: a server does not answer.
-    """
+    """See :meth:`oncely.pipeline.Pipeline.status`."""
     known = pipeline.destination.look()
     lags = measure_lag(pipeline.source, _reading(pipeline, known), int(time.time() * 1000))
     return Status(

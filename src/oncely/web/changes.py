@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from oncely.audit.wording import plural
-from oncely.errors import OncelyError, WrongInput
+from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.reject_filter import RejectFilter
 from oncely.sources.reset import Verb
-from oncely.web.model import Problem
+from oncely.web.model import Problem, tried
 
 
 @dataclass(frozen=True)
@@ -128,16 +128,11 @@ class Changes:
         after: Callable[[], None],
     ) -> bool:
         def go() -> None:
-            try:
-                self._set(name, Job(title, "done", work()))
-            except OncelyError as error:
-                error.hide(pipeline.secrets)
-                problem = Problem(" ".join([error.message, *error.details]), error.way_out)
-                self._set(name, Job(title, "failed", problem=problem))
-            except Exception as error:  # code of the user, in a thread
-                text = f"unexpected {type(error).__name__}: {error}"
-                problem = Problem(pipeline.secrets.redact(text))
-                self._set(name, Job(title, "failed", problem=problem))
+            done = tried(pipeline, work)
+            if isinstance(done, Problem):
+                self._set(name, Job(title, "failed", problem=done))
+            else:
+                self._set(name, Job(title, "done", done))
             after()
 
         with self._lock:

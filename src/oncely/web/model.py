@@ -47,6 +47,11 @@ class Problem(NamedTuple):
     message: str
     way_out: str = ""
 
+    @classmethod
+    def of(cls, error: OncelyError) -> Problem:
+        """The problem of an error."""
+        return cls(" ".join([error.message, *error.details]), error.way_out)
+
 
 class Verdict(NamedTuple):
     """The state of a pipeline in words."""
@@ -295,7 +300,7 @@ def overview(subject: Subject, before: Overview | None = None) -> Overview:
     if subject.pipeline is None:
         problem = subject.problem or Problem("the file can't be read")
         return Overview(Verdict("bad", problem.message), problem=problem)
-    found = _tried(subject.pipeline, subject.pipeline.status)
+    found = tried(subject.pipeline, subject.pipeline.status)
     if isinstance(found, Problem):
         return Overview(Verdict("bad", f"Can't be read: {found.message}"), problem=found)
     return judged(Overview(Verdict("unknown", ""), found), before)
@@ -351,23 +356,23 @@ def detail(subject: Subject) -> Detail:
         return Detail(problem, problem)
     redact = pipeline.secrets.redact
     return Detail(
-        _tried(pipeline, lambda: history_of(read_ledger(pipeline.settings), redact)),
-        _tried(pipeline, lambda: _letters(pipeline)),
-        _tried(pipeline, lambda: files_of(table_of(pipeline).look(), redact))
+        tried(pipeline, lambda: history_of(read_ledger(pipeline.settings), redact)),
+        tried(pipeline, lambda: _letters(pipeline)),
+        tried(pipeline, lambda: files_of(table_of(pipeline).look(), redact))
         if isinstance(pipeline.settings.sink, FilesSinkSettings)
         else None,
     )
 
 
-def _tried(pipeline: Pipeline, read: Callable[[], T]) -> T | Problem:
-    """The value, or why it can't be read, without secrets."""
+def tried(pipeline: Pipeline, read: Callable[[], T]) -> T | Problem:
+    """The value, or why there is none, without secrets."""
     secrets = pipeline.secrets
     with scope(secrets):
         try:
             return read()
         except OncelyError as error:
             error.hide(secrets)
-            return Problem(" ".join([error.message, *error.details]), error.way_out)
+            return Problem.of(error)
         except Exception as error:  # a page shows the other parts and pipelines
             return Problem(secrets.redact(f"unexpected {type(error).__name__}: {error}"))
 
@@ -488,7 +493,7 @@ def _letters(pipeline: Pipeline) -> Letters:
     if not letters.total:
         return letters
     to = pipeline.destination
-    no_replay, no_discard = (_tried(pipeline, check) for check in (to.check_replay, to.discarding))
+    no_replay, no_discard = (tried(pipeline, check) for check in (to.check_replay, to.discarding))
     return replace(
         letters,
         no_replay=no_replay if isinstance(no_replay, Problem) else None,

@@ -237,7 +237,7 @@ class Site:
         try:
             plan = planned(one.subject.pipeline, asked)
         except OncelyError as error:
-            plan = Problem(" ".join([error.message, *error.details]), error.way_out)
+            plan = Problem.of(error)
         status = 400 if isinstance(plan, Problem) else 200
         return HTMLResponse(shown(one.subject, asked, plan, self._visitor(request)), status)
 

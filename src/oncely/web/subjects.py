@@ -50,8 +50,7 @@ def _of_folder(file: Path) -> Subject:
     try:
         return _named(Pipeline.from_file(file), file)
     except OncelyError as error:
-        said = " ".join([error.message, *error.details])
-        return Subject(file.name, file, None, Problem(said, error.way_out))
+        return Subject(file.name, file, None, Problem.of(error))
 
 
 def _is_pipeline(file: Path) -> bool:

@@ -180,8 +180,7 @@ def _for_offsets(error: WrongInput) -> OncelyError:
     if isinstance(error, ConfigError):
         if error.key.startswith("offsets."):
             return error
-        text = error.message.removeprefix(f"{error.key}: ")
-        return ConfigError("offsets.url", text, way_out=error.way_out)
+        return ConfigError("offsets.url", error.problem, way_out=error.way_out)
     for key in ("url", "table"):
         if error.message.startswith(f"sink.{key}: "):
             text = error.message.removeprefix(f"sink.{key}: ")
