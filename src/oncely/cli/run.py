@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, TypeVar
@@ -19,12 +19,13 @@ from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
 from oncely.cli.signals import Interrupted, Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.together import Run, each, refuse_failed, telling
-from oncely.errors import WrongInput
+from oncely.errors import OncelyError, WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
 from oncely.pipeline.probes import Http, Probed, probed_together
 from oncely.pipeline.running import logged, preflight
 from oncely.pipeline.standby import OnFenced
+from oncely.runtimes.retries import Retries
 from oncely.runtimes.spark import session
 from oncely.runtimes.stop import StopSignal
 from oncely.telemetry import configure
@@ -169,6 +170,10 @@ def _run(
 
     def work(spark: SparkSession) -> None:
         def one(run: Run) -> bool:
+            if not run.alone:
+                _await_servers(run, stop)
+                if stop.draining:
+                    return False
             run.say("opening the ledger")
             own = application.enter(spark, run.pipeline)
             return run.pipeline.run(
@@ -179,6 +184,22 @@ def _run(
 
     on_spark(application.start_spark, stop, signals, [one.say for one in runs], out, work)
     refuse_failed(runs)
+
+
+def _await_servers(run: Run, stop: StopSignal) -> None:
+    """Wait while a server of one of several pipelines is away: no supervisor restarts it alone.
+
+    Any other error, and one that stays, is raised by the run, which makes the checks again.
+    """
+    retries = Retries(stop, run.listener)
+    with suppress(OncelyError):
+        while not stop.draining:
+            try:
+                preflight(run.pipeline)
+            except OncelyError as error:
+                retries.wait(error)
+            else:
+                break
 
 
 def on_spark(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from oncely.cli import logs, screen
+from oncely.cli import run as run_module
 from oncely.cli.opened import files_of
 from oncely.cli.progress import LogLines
 from oncely.cli.run import ended, run_files
@@ -156,3 +159,73 @@ def test_folders_stand_for_their_files(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(WrongInput, match="empty: no pipeline file"):
         run_files([tmp_path / "empty"], None, None)
+
+
+class HurriedStop(StopSignal):
+    """Waits for nothing."""
+
+    def wait(self, seconds: float) -> bool:
+        return False
+
+
+@dataclass
+class Servers:
+    """Those of pipeline b are away for a number of checks; the others run at once.
+
+    Attributes:
+        away: how often b is refused.
+        opened: the pipelines that have run.
+    """
+
+    away: float
+    opened: list[str] = field(default_factory=list)
+
+    def check(self, pipeline: Pipeline) -> None:
+        if pipeline.settings.name == "b" and self.away > 0:
+            self.away -= 1
+            raise Unavailable("no answer")
+
+    def run(self, pipeline: Pipeline) -> bool:
+        self.check(pipeline)
+        self.opened.append(pipeline.settings.name)
+        return True
+
+
+def started(servers: Servers, stop: StopSignal, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The runs of a command with three pipelines, without Spark."""
+    runs = [run_of(name) for name in "abc"]
+    monkeypatch.setattr(run_module, "preflight", servers.check)
+    monkeypatch.setattr(run_module, "on_spark", lambda *given: given[-1](None))
+    monkeypatch.setattr(Pipeline, "run", lambda self, *_, **__: servers.run(self))
+    application: Any = SimpleNamespace(enter=lambda *_: None, start_spark=None)
+    nothing: Any = None
+    run_module._run(application, runs, None, stop, nothing, nothing, "end")
+    return runs
+
+
+def test_a_pipeline_whose_server_is_away_at_the_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers = Servers(away=4)
+    runs = started(servers, HurriedStop(), monkeypatch)
+    assert all(one.done for one in runs)
+    assert sorted(servers.opened) == ["a", "b", "c"]
+
+
+def test_a_server_that_stays_away_ends_its_pipeline_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = Servers(away=float("inf"))
+    with pytest.raises(Failed, match="1 of 3 pipelines failed") as caught:
+        started(servers, HurriedStop(), monkeypatch)
+    assert caught.value.exit_code == 1
+    assert sorted(servers.opened) == ["a", "c"]
+
+
+def test_a_stop_ends_the_wait_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(StopSignal):
+        def wait(self, seconds: float) -> bool:
+            self.ask()
+            return True
+
+    servers = Servers(away=float("inf"))
+    *_, last = sorted(started(servers, Stopped(), monkeypatch), key=lambda one: one.name == "b")
+    assert (last.name, last.done, last.error) == ("b", False, None)

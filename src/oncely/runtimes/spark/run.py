@@ -17,7 +17,6 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from oncely.commit.backoff import Backoff
 from oncely.commit.path import Outcome
 from oncely.core import events
 from oncely.core.claim import Takeover
@@ -33,6 +32,7 @@ from oncely.errors import (
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.opening import missing_before, settle_gaps
+from oncely.runtimes.retries import Retries
 from oncely.runtimes.same_log import SameLog
 from oncely.runtimes.spark.batch_commit import BatchCommit
 from oncely.runtimes.spark.errors import is_java, spark_error
@@ -111,8 +111,8 @@ class SparkRun:
             OncelyError: why the run ended otherwise.
         """
         sweep_checkpoints()
-        backoff = Backoff(first=1.0, longest=30.0, total=300.0, wait=self.stop.wait)
-        attempt, epoch = 0, None
+        retries = Retries(self.stop, self.listener, self.settings.retries)
+        epoch = None
         while not self.stop.draining:
             try:
                 positions = self._open(epoch)
@@ -122,16 +122,9 @@ class SparkRun:
                 return done
             except OncelyError as error:
                 if self._progress:
-                    backoff.reset()
-                    attempt, self._progress = 0, False
-                attempt += 1
-                tries = self.settings.retries if error.retryable else _tries(error, epoch)
-                if attempt > tries:
-                    raise
-                log.warning("%s", error.message)
-                pause = backoff.pause() or 30.0
-                self.listener(events.BatchFailed(error.message, attempt, pause))
-                self.stop.wait(pause)
+                    retries.reset()
+                    self._progress = False
+                retries.wait(error, _tries(error, epoch))
         return False
 
     # -- beginning -------------------------------------------------------------------------
