@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from deltalake import DeltaTable
 
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.commands import oncely, oncely_json, run
@@ -65,6 +66,18 @@ def test_the_proposal_is_planned_and_run(broker: Broker, topic: str, tmp_path: P
         name = table.partition('"')[2].rstrip('"')
         (found,) = database.execute(f"SELECT count(DISTINCT id) FROM {name}").fetchone()
     assert found == 30
+
+
+def test_a_delta_table_is_proposed_and_written(broker: Broker, topic: str, tmp_path: Path) -> None:
+    file, table = tmp_path / "orders.toml", tmp_path / "table"
+    to = ("--to", f"delta:{table}")
+    oncely("init", "--brokers", broker.bootstrap, "--topic", topic, "-o", file, *to)
+    plan = oncely_json("plan", file)
+    assert plan["can_run"]
+    assert any("a probe was written" in one for one in plan["notes"])
+    file.write_text(file.read_text().replace("[sink]", '[sink]\nmax_rejects = "10%"'))
+    oncely("run", file, "--until", "latest")
+    assert DeltaTable(table).to_pyarrow_table().num_rows == 30
 
 
 def test_topics_without_records_and_missing_ones_are_clear_errors(

@@ -106,8 +106,9 @@ def init(
         str | None,
         typer.Option(
             metavar="WHERE",
-            help="sqlite:///FILE, postgresql://USER@HOST/DATABASE, a folder or a URL for files, or"
-            " topic:NAME; by default a file of SQLite.",
+            help="sqlite:///FILE, postgresql://USER@HOST/DATABASE, a folder or a URL for files,"
+            " delta:FOLDER or delta:URL for a Delta table, or topic:NAME; by default a file of"
+            " SQLite.",
         ),
     ] = None,
     sample: Annotated[

@@ -19,7 +19,7 @@ from oncely.core.topics import from_tree
 from oncely.decode.avro_names import storable
 from oncely.errors import ConfigError
 from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
-from oncely.pipeline.problems import Inspection
+from oncely.pipeline.problems import PROBED, Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
 from oncely.sinks.delta.discard import DeltaDiscards
@@ -139,6 +139,7 @@ class DeltaDestination:
             facts = SinkFacts("table", self.given.url, self.given.url, table is not None, columns)
             if schema is not None:
                 sink.check()
+                inspection.notes.append(PROBED)
                 inspection.notes += self._audit_notes(sink.form)
         if self.given.url.startswith("file:") and not self.settings.spark.is_local:
             inspection.notes.append(f"{self.given.url} must be one folder that all machines share")

@@ -15,7 +15,7 @@ from oncely.decode.merging import Caps
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
 from oncely.pipeline.destination import SinkFacts, SinkPlan
-from oncely.pipeline.problems import Inspection
+from oncely.pipeline.problems import PROBED, Inspection
 from oncely.pipeline.topic_destination import TopicDestination
 from oncely.sinks.files.publication import Topics
 from oncely.sinks.files.replay import replay_into_files
@@ -23,9 +23,6 @@ from oncely.sinks.files.rewrite import FilesRewrites
 from oncely.sinks.files.sink import FilesSink
 from oncely.sinks.kafka.replay import TopicReplay
 
-_PROBE = (
-    "a probe was written below sink.url and removed: this is the only way to check write permission"
-)
 _NESTED = (
     "sink.partition_by: a point in a name is taken as part of it; members of objects can't be"
     " partitioned by"
@@ -104,7 +101,7 @@ class FilesDestination(TopicDestination[FilesSink]):
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect root, topics and columns."""
         found = super().plan(schema, inspection)
-        inspection.notes.append(_PROBE)
+        inspection.notes.append(PROBED)
         columns = parse_partition_by(self.given.partition_by)
         if self._inferred and any("." in one.column for one in columns):
             inspection.notes.append(_NESTED)

@@ -17,6 +17,11 @@ Check = tuple[str, Callable[[], object]]
 starts, and ends at the first error.
 """
 
+PROBED = (
+    "a probe was written below sink.url and removed: this is the only way to check write permission"
+)
+"""The note of a plan for destinations with a root."""
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -138,8 +138,10 @@ def _json(made: Proposal, objects: Sequence[dict[str, Any]], values: int) -> Non
         made.remark("decode.schema", f"Left out, always null or another name in capitals: {names}.")
     if not found:
         made.raw["decode"] = {"format": "raw"}
-    elif _is_files(made):
+        return
+    if made.raw["sink"]["kind"] in ("files", "delta"):
         _partitioning(made, found)
+    if _is_files(made):
         made.remark("decode.schema", 'schema = "infer" lets the columns grow with the records.')
 
 
@@ -165,6 +167,10 @@ def _schema(found: Iterable[tuple[str, str]]) -> str:
 
 
 def _partitioning(made: Proposal, found: dict[str, str]) -> None:
+    if made.raw["sink"]["kind"] == "delta":  # partitions are values of columns
+        days = [name for name, kind in found.items() if kind == "DATE"]
+        made.raw["sink"] |= {"partition_by": days[:1]} if days else {}
+        return
     times = [name for name, kind in found.items() if kind in ("TIMESTAMP", "TIMESTAMP_NTZ", "DATE")]
     if times:
         made.raw["sink"]["partition_by"] = [f"date({times[0]})"]
@@ -231,7 +237,7 @@ def _mode(made: Proposal, records: Records) -> None:
         elif made.raw["decode"]["format"] == "raw":
             sink["key"] = "key"
         return
-    if sink["kind"] != "sql" or not names:
+    if sink["kind"] not in ("sql", "delta") or not names:
         return
     replaces = [f"{records.tombstones:,} records without a value"] if records.tombstones else []
     replaces += ["a compacted topic"] if records.compacted else []
@@ -265,19 +271,20 @@ def sink_of(to: str | None, topic: str) -> dict[str, Any]:
         return {"kind": "sql", "url": to, "table": table_of(topic), "mode": "append"}
     if to.startswith("topic:"):
         return {"kind": "kafka", "topic": to.removeprefix("topic:")}
-    if separator or "/" in to or to.startswith("."):
-        url = to if separator else Path(to).resolve().as_uri()
-        return {
-            "kind": "files",
-            "url": url,
-            "format": "parquet",
-            "manifest_topic": f"{topic}.manifest",
-        }
-    raise ConfigError(
-        "--to",
-        f"found {to!r}; allowed: sqlite:///FILE, postgresql://…, topic:NAME, a folder",
-        way_out="write ./folder for files, topic:name for a topic",
-    )
+    where = to.removeprefix("delta:")
+    if "://" not in where and "/" not in where and not where.startswith("."):
+        raise ConfigError(
+            "--to",
+            f"found {to!r}; allowed: sqlite:///FILE, postgresql://…, topic:NAME, a folder,"
+            " delta:FOLDER",
+            way_out="write ./folder for files, delta:./folder for a Delta table, topic:name for a"
+            " topic",
+        )
+    url = where if "://" in where else Path(where).resolve().as_uri()
+    if where != to:
+        return {"kind": "delta", "url": url, "mode": "append"}
+    manifest = f"{topic}.manifest"
+    return {"kind": "files", "url": url, "format": "parquet", "manifest_topic": manifest}
 
 
 def table_of(topic: str) -> str:

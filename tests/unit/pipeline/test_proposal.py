@@ -70,7 +70,9 @@ def test_the_types_are_those_of_the_values() -> None:
     assert decoded(pipeline, [None] * 8, values).rows.num_rows == 8
 
 
-@pytest.mark.parametrize("to", [None, "postgresql://u@h/db", "./out", "topic:orders.clean"])
+@pytest.mark.parametrize(
+    "to", [None, "postgresql://u@h/db", "./out", "topic:orders.clean", "delta:./table"]
+)
 @pytest.mark.parametrize(
     ("keys", "values"),
     [
@@ -90,6 +92,15 @@ def test_every_proposal_is_accepted(to: str | None, keys: Any, values: Any) -> N
     assert pipeline.transformed_schema().names
     chunk = decoded(pipeline, keys, values)
     assert chunk.records == len(keys)
+
+
+def test_a_delta_table_is_partitioned_by_a_date_and_has_modes() -> None:
+    made, _, _ = proposed([None] * 8, bytes_of(ORDERS), "delta:s3://bucket/orders")
+    sink = {"kind": "delta", "url": "s3://bucket/orders", "mode": "append"}
+    assert made.raw["sink"] == sink | {"partition_by": ["day"]}
+    compacted, _, text = proposed([b"a", b"b"], bytes_of([{"x": 1}] * 2), "delta:./t", True)
+    assert compacted.raw["sink"]["mode"] == "upsert"
+    assert 'keys = ["key"]' in text
 
 
 def test_a_column_that_equals_the_key_is_the_key() -> None:
@@ -170,8 +181,9 @@ def test_a_password_is_not_written() -> None:
 
 
 def test_a_destination_of_no_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match="allowed"):
-        sink_of("warehouse", "t")
+    for to in ("warehouse", "delta:warehouse"):
+        with pytest.raises(ConfigError, match="allowed"):
+            sink_of(to, "t")
     assert sink_of("sub/folder", "t")["url"] == Path("sub/folder").resolve().as_uri()
 
 
