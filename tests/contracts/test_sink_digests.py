@@ -8,9 +8,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from oncely.audit.tally import offset_digests
 from oncely.clients.sql.dialects import dialect_for
 from oncely.clients.sql.postgres_digest import row_digest
 from oncely.commit.backoff import Backoff
@@ -403,3 +405,14 @@ def test_a_replay_that_is_rolled_back_amends_nothing(place: Place) -> None:
         dies()
     assert amendments(place) == []
     assert ids(place) == []
+
+
+def test_the_digest_of_an_offset_is_that_of_postgres(on_postgres: Place) -> None:
+    offsets = [0, 1, 2, 1_000_003, 1 << 31, 1 << 40, (1 << 62) + 7]
+    listed = ", ".join(map(str, offsets))
+    rows = on_postgres.sql(
+        f"SELECT hashint8extended(1, at) FROM unnest(ARRAY[{listed}]::bigint[]) WITH ORDINALITY"
+        " AS given (at, number) ORDER BY number"
+    )
+    found = offset_digests(np.array(offsets, np.int64))
+    assert found.tolist() == [digest % (1 << 64) for (digest,) in rows]
