@@ -71,10 +71,33 @@ def test_pages_in_a_browser(tmp_path: Path) -> None:
         assert tab.run("document.querySelector('#reason-0').open")
         assert tab.run("document.activeElement.closest('details').id") == "reason-0"
         assert tab.run("document.querySelector('main script, main img')") is None
+        renewed(tab, url, topics)
 
         keyboard(tab, url, site)
         phone(tab, url)
         assert tab.errors == []
+
+
+def renewed(tab: chromium.Browser, url: str, topics: Topics) -> None:
+    """A change leaves the focus on a link or a table, and the table where it was scrolled to."""
+
+    def change() -> None:
+        topics.ends = {tp: end + 1 for tp, end in topics.ends.items()}
+        lag = sum(topics.ends.values()) - 140
+        tab.wait(f"document.getElementById('live').textContent.includes('Behind by {lag} offsets')")
+
+    tab.size(390, 844, phone=True)
+    tab.run("document.querySelector('[aria-label=Takeovers]').focus()")
+    tab.run("document.activeElement.scrollLeft = 70")
+    change()
+    assert tab.run("document.activeElement.ariaLabel") == "Takeovers"
+    assert tab.run("document.activeElement.scrollLeft") == 70
+    tab.size(1200)
+    tab.open(f"{url}/")
+    tab.wait("document.documentElement.dataset.live === 'yes'")
+    tab.run("document.querySelector('.pipelines a[href=\"/p/shop\"]').focus()")
+    change()
+    assert tab.run("document.activeElement.getAttribute('href')") == "/p/shop"
 
 
 def keyboard(tab: chromium.Browser, url: str, site: Site) -> None:

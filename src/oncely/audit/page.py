@@ -274,7 +274,8 @@ def _hour_table(hours: Sequence[Hour], bad: Sequence[Hour]) -> str:
         told = f"<h3>Groups with damage</h3>{_table('Groups with damage', head, map(row, bad))}"
         told += _cut(len(bad))
     every = _table("All groups", head, map(row, hours)) + _cut(len(hours))
-    return f"{told}<details><summary>All {len(hours):,} groups</summary>{every}</details>"
+    summary = f"<summary>All {len(hours):,} groups</summary>"
+    return f'{told}<details id="groups">{summary}{every}</details>'
 
 
 def _right(at: int) -> str:

@@ -70,6 +70,9 @@ SCRIPT = """\
 const live = document.getElementById("live");
 const said = document.getElementById("said");
 const verdict = () => live.querySelector(".verdict")?.textContent.trim();
+const name = (one) => one.id || one.getAttribute("href") || one.getAttribute("aria-label")
+  || one.parentElement.id;
+const tables = () => [...live.querySelectorAll(".scroll")];
 const busy = () => live.contains(document.activeElement) && document.activeElement.matches("input");
 async function renew() {
   if (busy() || !getSelection().isCollapsed) return;
@@ -80,13 +83,12 @@ async function renew() {
   if (!fresh) return;
   for (const one of live.querySelectorAll("details[open][id]"))
     fresh.querySelector("#" + CSS.escape(one.id))?.setAttribute("open", "");
-  const before = verdict(), focused = live.contains(document.activeElement)
-    ? document.activeElement.closest("[id]")?.id : null;
+  const before = verdict(), at = document.activeElement, focused = live.contains(at) && name(at);
+  const scrolled = new Map(tables().map((one) => [name(one), one.scrollLeft]));
   live.replaceChildren(...fresh.childNodes);
-  if (focused) {
-    const at = document.getElementById(focused);
-    (at?.matches("details") ? at.querySelector("summary") : at)?.focus({ preventScroll: true });
-  }
+  const stops = [...live.querySelectorAll("a, button, summary, .scroll")];
+  if (focused) stops.find((one) => name(one) === focused)?.focus({ preventScroll: true });
+  for (const one of tables()) one.scrollLeft = scrolled.get(name(one)) ?? 0;
   if (verdict() !== before) said.textContent = verdict() ?? "";
 }
 const events = new EventSource(live.dataset.events);
