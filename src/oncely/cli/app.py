@@ -24,6 +24,8 @@ from oncely.cli.options import (
     Serving,
     SparkLogFile,
     WhichRejects,
+    flag,
+    option,
     refuse_without,
 )
 from oncely.errors import WrongInput
@@ -100,13 +102,13 @@ def _oncely(
 
 @app.verb()
 def init(
-    brokers: Annotated[str, typer.Option(metavar="HOST:PORT", help="More of them after commas.")],
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic to read.")],
+    brokers: Annotated[str, option("HOST:PORT", "More of them after commas.")],
+    topic: Annotated[str, option("TOPIC", "The topic to read.")],
     to: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHERE",
-            help="sqlite:///FILE, postgresql://USER@HOST/DATABASE, a folder or a URL for files,"
+        option(
+            "WHERE",
+            "sqlite:///FILE, postgresql://USER@HOST/DATABASE, a folder or a URL for files,"
             " delta:FOLDER or delta:URL for a Delta table, or topic:NAME; by default a file of"
             " SQLite.",
         ),
@@ -114,15 +116,10 @@ def init(
     sample: Annotated[
         int, typer.Option(min=1, max=100_000, metavar="N", help="The number of records to read.")
     ] = 1000,
-    registry: Annotated[
-        str | None, typer.Option(metavar="URL", help="The schema registry, for Avro.")
-    ] = None,
+    registry: Annotated[str | None, option("URL", "The schema registry, for Avro.")] = None,
     kafka: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="A property of [source.kafka]; secrets as '${NAME}'. May be repeated.",
-        ),
+        option("KEY=VALUE", "A property of [source.kafka]; secrets as '${NAME}'. May be repeated."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -130,7 +127,7 @@ def init(
             "-o", "--out", metavar="FILE", help="The file to write; - for standard output."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, flag("--force", "Replace a file that exists.")] = False,
 ) -> None:
     """Propose a pipeline file for a topic, from a sample of its records.
 
@@ -229,9 +226,9 @@ def plan(
     file: File,
     spark: Annotated[
         bool | None,
-        typer.Option(
+        flag(
             "--spark/--no-spark",
-            help="Start Spark to check the executors and the columns of a Spark transform;"
+            "Start Spark to check the executors and the columns of a Spark transform;"
             " by default only if needed.",
         ),
     ] = None,
@@ -254,9 +251,7 @@ def plan(
 
 @app.verb("schema")
 def schema_of_file(
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="The reference for people, as Markdown.")
-    ] = False,
+    markdown: Annotated[bool, flag("--markdown", "The reference for people, as Markdown.")] = False,
 ) -> None:
     """Print the JSON Schema of pipeline files, for editors.
 
@@ -315,20 +310,18 @@ Every = Annotated[
 def web(
     paths: Pipelines,
     listen: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", help="Without a host for this machine only."),
+        str, option("HOST:PORT", "Without a host for this machine only.")
     ] = "127.0.0.1:8484",
     token: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--token",
-            help="Print a token, with which a visitor may replay dead letters and reset positions."
+            "Print a token, with which a visitor may replay dead letters and reset positions."
             " ONCELY_WEB_TOKEN, if it is set, is used instead.",
         ),
     ] = False,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Another name of this server; may be repeated."),
+        list[str] | None, option("NAME", "Another name of this server; may be repeated.")
     ] = None,
     audits: Annotated[
         Path | None,
@@ -348,7 +341,7 @@ def web(
 @app.verb()
 def top(
     paths: Pipelines,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
+    once: Annotated[bool, flag("--once", "Print it once and end.")] = False,
     every: Every = 2.0,
 ) -> int:
     """Show the progress of pipelines in the terminal, until Ctrl-C.
@@ -392,8 +385,7 @@ def offsets_reset(
     *,
     to: ResetTo,
     topic: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOPIC[:0,1]", help="Only these partitions; may be repeated."),
+        list[str] | None, option("TOPIC[:0,1]", "Only these partitions; may be repeated.")
     ] = None,
     execute: Execute = False,
     events: EventFile = None,
@@ -420,9 +412,7 @@ def rejects_list(
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Number of records to show.")] = 50,
     *,
     which: WhichRejects,
-    discarded: Annotated[
-        bool, typer.Option("--discarded", help="Those that were discarded.")
-    ] = False,
+    discarded: Annotated[bool, flag("--discarded", "Those that were discarded.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List records that could not be written: the reasons with their numbers, then records."""
@@ -436,9 +426,7 @@ def rejects_discard(
     file: File,
     *,
     which: WhichRejects,
-    execute: Annotated[
-        bool, typer.Option("--yes/--dry-run", help="Do it; by default it only counts.")
-    ] = False,
+    execute: Annotated[bool, flag("--yes/--dry-run", "Do it; by default it only counts.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove key, value and headers of dead letters for good: a dry run unless --yes is given.
@@ -503,8 +491,7 @@ def backfill(
         str | None, typer.Option("--to", metavar="TIME", help="Before this time; by default now.")
     ] = None,
     offsets: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOPIC:PARTITION:START-END", help="Offsets; may be repeated."),
+        list[str] | None, option("TOPIC:PARTITION:START-END", "Offsets; may be repeated.")
     ] = None,
     execute: Execute = False,
     events: EventFile = None,
@@ -528,9 +515,8 @@ files = app.group("files", "The files that a pipeline has written, by its manife
 
 Where = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="Only files with this partition value; NAME alone: no value. May be repeated.",
+    option(
+        "NAME=VALUE", "Only files with this partition value; NAME alone: no value. May be repeated."
     ),
 ]
 
@@ -551,7 +537,7 @@ def files_list(
 def files_paths(
     file: File,
     where: Where = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print the paths alone.")] = False,
+    plain: Annotated[bool, flag("--plain", "Print the paths alone.")] = False,
 ) -> None:
     """Print the files that are part of the table as other programs open them, as JSON lines.
 
@@ -568,7 +554,7 @@ def files_read(
     file: File,
     where: Where = None,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this column; may be repeated.")
+        list[str] | None, option("NAME", "Only this column; may be repeated.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Maximum number of rows.")
@@ -607,7 +593,7 @@ def files_verify(file: File, as_json: AsJson = False) -> int:
 @files.verb("compact")
 def files_compact(
     file: File,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print the plan only.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Merge small files of a directory, up to sink.target_file_size.
@@ -622,7 +608,7 @@ def files_compact(
 @files.verb("vacuum")
 def files_vacuum(
     file: File,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the orphans only.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print the orphans only.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove orphans (files that are not in the manifest and cannot be published any more), and
@@ -640,9 +626,9 @@ schema = files.group("schema", "The schemas that were inferred, by scope.")
 
 Scope = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="The scope's value of a partition column, as printed by `show`; NAME alone: no value.",
+    option(
+        "NAME=VALUE",
+        "The scope's value of a partition column, as printed by `show`; NAME alone: no value.",
     ),
 ]
 
@@ -678,16 +664,13 @@ def files_schema_reset(
 @app.verb()
 def semantics(
     sink: Annotated[
-        list[str] | None,
-        typer.Option(metavar="sql|kafka|files", help="Only this sink; may be repeated."),
+        list[str] | None, option("sql|kafka|files", "Only this sink; may be repeated.")
     ] = None,
     delivery: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only these semantics; may be repeated."),
+        list[str] | None, option("NAME", "Only these semantics; may be repeated.")
     ] = None,
     kill_point: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only this step; may be repeated."),
+        list[str] | None, option("NAME", "Only this step; may be repeated.")
     ] = None,
     folder: Annotated[
         Path, typer.Option("--out", metavar="PATH", help="Folder of report.json and report.html.")
@@ -711,8 +694,7 @@ def torture(
         str, typer.Argument(help="A module and its oncely.Worker.", metavar="MODULE:APP")
     ],
     table: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A table of the handlers; may be repeated."),
+        list[str] | None, option("NAME", "A table of the handlers; may be repeated.")
     ] = None,
     setup: Annotated[
         Path | None,
@@ -727,8 +709,7 @@ def torture(
         ),
     ] = None,
     ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="A column that may differ; may be repeated."),
+        list[str] | None, option("COLUMN", "A column that may differ; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -751,9 +732,9 @@ local = app.group("local", "A Kafka broker and PostgreSQL on this machine, in th
 def local_up(
     export: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--export",
-            help='Print shell commands that set BROKERS and POSTGRES: eval "$(oncely local up'
+            'Print shell commands that set BROKERS and POSTGRES: eval "$(oncely local up'
             ' --export)".',
         ),
     ] = False,
@@ -767,7 +748,7 @@ def local_up(
 
 @local.verb("down")
 def local_down(
-    erase: Annotated[bool, typer.Option("--erase", help="Also delete their data.")] = False,
+    erase: Annotated[bool, flag("--erase", "Also delete their data.")] = False,
 ) -> None:
     """Stop the servers; their data is kept."""
     from oncely.cli.local import down
@@ -785,8 +766,7 @@ def local_status(as_json: AsJson = False) -> int:
 
 Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
 OtherBrokers = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="Another broker than that of `oncely local up`."),
+    str | None, option("HOST:PORT", "Another broker than that of `oncely local up`.")
 ]
 
 
@@ -794,14 +774,13 @@ OtherBrokers = Annotated[
 def local_produce(
     topic: Topic,
     key: Annotated[
-        str | None,
-        typer.Option(metavar="FIELD", help="Lines are JSON objects; this field is the key."),
+        str | None, option("FIELD", "Lines are JSON objects; this field is the key.")
     ] = None,
     records: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--records",
-            help='Lines are records: {"key", "value", "headers"}; also what `consume` prints.',
+            'Lines are records: {"key", "value", "headers"}; also what `consume` prints.',
         ),
     ] = False,
     partitions: Annotated[

@@ -8,17 +8,7 @@ from typing import Annotated
 
 import typer
 
-from oncely.cli.options import AsJson
-
-
-def _option(metavar: str, told: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(metavar=metavar, help=told)
-    return option
-
-
-def _flag(name: str, told: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(name, help=told)
-    return option
+from oncely.cli.options import AsJson, flag, option
 
 
 @dataclass(frozen=True)
@@ -35,59 +25,57 @@ class Asked:
     ] = None
     left: Annotated[
         str | None,
-        _option(
+        option(
             "SPEC", "A topic or dataset, such as kafka:orders?brokers=HOST:9092 or parquet:/path."
         ),
     ] = None
     right: Annotated[
         str | None,
-        _option(
+        option(
             "SPEC",
             "The dataset that should have its records,"
             " such as 'jdbc:postgresql://HOST/DB?dbtable=orders'.",
         ),
     ] = None
-    id: Annotated[str | None, _option("EXPR", "Compare by this Spark SQL expression.")] = None
-    id_left: Annotated[str | None, _option("EXPR", "The id on the left.")] = None
-    id_right: Annotated[str | None, _option("EXPR", "The id on the right.")] = None
-    by: Annotated[str | None, _option("EXPR", "Count by group, such as hour(ts).")] = None
+    id: Annotated[str | None, option("EXPR", "Compare by this Spark SQL expression.")] = None
+    id_left: Annotated[str | None, option("EXPR", "The id on the left.")] = None
+    id_right: Annotated[str | None, option("EXPR", "The id on the right.")] = None
+    by: Annotated[str | None, option("EXPR", "Count by group, such as hour(ts).")] = None
     source_columns: Annotated[
-        str | None,
-        _option("TOPIC,PARTITION,OFFSET", "Compare by these columns of the right side."),
+        str | None, option("TOPIC,PARTITION,OFFSET", "Compare by these columns of the right side.")
     ] = None
-    keyed: Annotated[bool, _flag("--keyed", "The right side keeps one row of each id.")] = False
+    keyed: Annotated[bool, flag("--keyed", "The right side keeps one row of each id.")] = False
     conf: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A setting of Spark; may be repeated."),
+        list[str] | None, option("KEY=VALUE", "A setting of Spark; may be repeated.")
     ] = None
-    since: Annotated[str | None, _option("TIME", "Only records from this time on.")] = None
+    since: Annotated[str | None, option("TIME", "Only records from this time on.")] = None
     until: Annotated[
         str | None,
-        _option("TIME", "Compare only records before this time: ISO 8601; UTC without an offset."),
+        option("TIME", "Compare only records before this time: ISO 8601; UTC without an offset."),
     ] = None
     limit: Annotated[
         int, typer.Option(min=1, metavar="N", help="Number of findings of each kind to show.")
     ] = 50
     download: Annotated[
         bool,
-        _flag(
+        flag(
             "--download",
             "Read every file of a files sink or Delta table again, and compare its rows.",
         ),
     ] = False
-    html: Annotated[Path | None, _option("PATH", "Write the report as a page.")] = None
-    junit: Annotated[Path | None, _option("PATH", "Write the report as JUnit XML.")] = None
+    html: Annotated[Path | None, option("PATH", "Write the report as a page.")] = None
+    junit: Annotated[Path | None, option("PATH", "Write the report as JUnit XML.")] = None
     watch: Annotated[
         bool,
-        _flag(
+        flag(
             "--watch",
             "Audit again and again; with --until, until all records up to that time are proved.",
         ),
     ] = False
-    every: Annotated[str, _option("SECONDS", "Time between two audits.")] = "60"
-    timeout: Annotated[str | None, _option("SECONDS", "End a watch after this time.")] = None
+    every: Annotated[str, option("SECONDS", "Time between two audits.")] = "60"
+    timeout: Annotated[str | None, option("SECONDS", "End a watch after this time.")] = None
     metrics: Annotated[
-        str | None, _option("HOST:PORT", "Serve the state of a watch to Prometheus.")
+        str | None, option("HOST:PORT", "Serve the state of a watch to Prometheus.")
     ] = None
     as_json: AsJson = False
 

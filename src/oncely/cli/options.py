@@ -38,6 +38,18 @@ def _log_format(value: LogFormat) -> LogFormat:
     return value
 
 
+def option(metavar: str, told: str) -> typer.models.OptionInfo:
+    """An option with a value; its name is that of the parameter."""
+    made: typer.models.OptionInfo = typer.Option(metavar=metavar, help=told)
+    return made
+
+
+def flag(name: str, told: str) -> typer.models.OptionInfo:
+    """An option without a value."""
+    made: typer.models.OptionInfo = typer.Option(name, help=told)
+    return made
+
+
 File = Annotated[
     Path,
     typer.Argument(help="The pipeline file (TOML); - for standard input.", metavar="FILE"),
@@ -46,13 +58,13 @@ Debug = Annotated[
     bool,
     typer.Option("--debug", callback=_debug, help="Log every step; show tracebacks."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Execute = Annotated[bool, typer.Option("--execute", help="Do it.")]
+AsJson = Annotated[bool, flag("--json", "Print JSON for programs.")]
+Execute = Annotated[bool, flag("--execute", "Do it.")]
 EventFile = Annotated[
     Path | None,
-    typer.Option(
-        metavar="PATH",
-        help="Append events to this file, as JSON lines (docs/events.md); in a folder to a file"
+    option(
+        "PATH",
+        "Append events to this file, as JSON lines (docs/events.md); in a folder to a file"
         " for each pipeline.",
     ),
 ]
@@ -68,31 +80,24 @@ class Serving:
 
     http: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Serve /livez, /readyz and /metrics there (docs/probes.md);"
+        option(
+            "HOST:PORT",
+            "Serve /livez, /readyz and /metrics there (docs/probes.md);"
             " without a host for this machine only.",
         ),
     ] = None
     polling_ttl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="/livez fails without a look for records for longer; 5 minutes."
-        ),
+        str | None, option("TIME", "/livez fails without a look for records for longer; 5 minutes.")
     ] = None
     consuming_ttl: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="/livez fails without a commit for longer, if there are records; 1 minute.",
-        ),
+        option("TIME", "/livez fails without a commit for longer, if there are records; 1 minute."),
     ] = None
     metrics: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Serve metrics for Prometheus there (docs/metrics.md), without the probes of"
-            " --http.",
+        option(
+            "HOST:PORT",
+            "Serve metrics for Prometheus there (docs/metrics.md), without the probes of --http.",
         ),
     ] = None
     log_format: Annotated[
@@ -110,15 +115,9 @@ class ResetTo:
     to_earliest: Annotated[bool, typer.Option("--to-earliest")] = False
     to_latest: Annotated[bool, typer.Option("--to-latest")] = False
     to_offset: Annotated[int | None, typer.Option(metavar="N")] = None
-    to_datetime: Annotated[
-        str | None, typer.Option(metavar="TIME", help="ISO 8601; UTC without an offset.")
-    ] = None
-    shift_by: Annotated[
-        int | None, typer.Option(metavar="N", help="Forward, or backward when negative.")
-    ] = None
-    by_duration: Annotated[
-        str | None, typer.Option(metavar="PnDTnHnMnS", help="Duration before now: PT1H30M.")
-    ] = None
+    to_datetime: Annotated[str | None, option("TIME", "ISO 8601; UTC without an offset.")] = None
+    shift_by: Annotated[int | None, option("N", "Forward, or backward when negative.")] = None
+    by_duration: Annotated[str | None, option("PnDTnHnMnS", "Duration before now: PT1H30M.")] = None
 
 
 @dataclass(frozen=True)
@@ -126,21 +125,17 @@ class WhichRejects:
     """The conditions of rejects."""
 
     reason: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only rejects with this text in the reason.")
+        str | None,
+        option("TEXT", "Only rejects with this text in the reason."),
     ] = None
     partition: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOPIC[:0,1]", help="Only of these partitions; may be repeated."),
+        list[str] | None, option("TOPIC[:0,1]", "Only of these partitions; may be repeated.")
     ] = None
     since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="Only of records at or after it (UTC), or no older: 12h."
-        ),
+        str | None, option("TIME", "Only of records at or after it (UTC), or no older: 12h.")
     ] = None
     before: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Only of records before it (UTC), or older: 90d."),
+        str | None, option("TIME", "Only of records before it (UTC), or older: 90d.")
     ] = None
 
 
