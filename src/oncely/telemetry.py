@@ -37,7 +37,7 @@ class Messages:
     Attributes:
         topic, partition: the topic-partition.
         start, end: the offset of the first one, and the offset after the last one.
-        count: their number.
+        count: their number; None: unknown.
         context: the trace of the first one, by W3C Trace Context; empty if it is not known.
     """
 
@@ -45,7 +45,7 @@ class Messages:
     partition: int
     start: int
     end: int
-    count: int
+    count: int | None
     context: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +85,7 @@ class Consumer:
     def count(self, messages: Messages) -> None:
         """Count messages that have taken effect."""
         self._consumed.add(
-            messages.count,
+            messages.count or 0,
             {
                 **self._own,
                 "messaging.destination.name": messages.topic,
@@ -97,12 +97,16 @@ class Consumer:
         """Add the duration of a batch of a topic."""
         self._duration.record(seconds, {**self._own, "messaging.destination.name": topic})
 
-    def processed(self, messages: Messages, seconds: float, more: Attributes) -> None:
-        """A span that ends now."""
+    def processed(
+        self, messages: Messages, seconds: float, more: Attributes, error: str = ""
+    ) -> None:
+        """A span that ends now; with the class of an error, one that has failed."""
         end = time.time_ns()
         span = self._tracer.start_span(
             **self._of(messages, more), start_time=end - int(seconds * 1e9)
         )
+        if error:
+            _fail(span, error)
         span.end(end)
 
     @contextmanager
@@ -114,15 +118,13 @@ class Consumer:
             try:
                 yield
             except BaseException as error:
-                from opentelemetry.trace import StatusCode
-
-                span.set_attribute("error.type", type(error).__qualname__)
-                span.set_status(StatusCode.ERROR)
+                _fail(span, type(error).__qualname__)
                 raise
 
     def _of(self, messages: Messages, more: Attributes) -> dict[str, Any]:
         from opentelemetry import trace
 
+        count = {} if messages.count is None else {"messaging.batch.message_count": messages.count}
         return {
             "name": f"process {messages.topic}",
             "kind": trace.SpanKind.CONSUMER,
@@ -132,12 +134,19 @@ class Consumer:
                 "messaging.operation.type": "process",
                 "messaging.destination.name": messages.topic,
                 "messaging.destination.partition.id": str(messages.partition),
-                "messaging.batch.message_count": messages.count,
+                **count,
                 "messaging.kafka.offset": messages.start,
                 "oncely.offset.end": messages.end,
                 **more,
             },
         }
+
+
+def _fail(span: Any, error: str) -> None:
+    from opentelemetry.trace import StatusCode
+
+    span.set_attribute("error.type", error)
+    span.set_status(StatusCode.ERROR)
 
 
 def _links(context: Mapping[str, str]) -> list[Any]:

@@ -113,6 +113,57 @@ def test_a_span_for_each_partition_of_a_committed_batch(recorded: Recorded) -> N
     assert (point.count, point.sum, point.explicit_bounds[-1]) == (1, 0.25, 10.0)
 
 
+@pytest.mark.parametrize(
+    ("ending", "kind"),
+    [
+        (events.BatchFailed("value 4111 of a record", 1, 0.5, "Unavailable", 3), "Unavailable"),
+        (events.FencedOut(3, 4), "Fenced"),
+        (events.RunClosed(False, "value 4111 of a record", "TooManyRejects"), "TooManyRejects"),
+    ],
+    ids=["failed", "fenced", "ended"],
+)
+def test_a_failed_span_for_each_partition_of_a_batch_that_is_not_committed(
+    recorded: Recorded, ending: events.Event, kind: str
+) -> None:
+    planned = events.BatchPlanned(7, {T0: OffsetRange(10, 50), T1: OffsetRange(0, 5)}, 3)
+    for one in (planned, ending, ending):
+        Telemetry(recorded.consumer, lambda _: None, spans=False)(one)
+    assert not recorded.spans
+    listener = Telemetry(recorded.consumer, lambda _: None)
+    for one in (planned, ending, ending):
+        listener(one)
+    first, second = recorded.spans
+    assert first.attributes == COMMON | {
+        "messaging.destination.partition.id": "0",
+        "messaging.kafka.offset": 10,
+        "oncely.offset.end": 50,
+        "oncely.batch": 7,
+        "oncely.epoch": 3,
+        "error.type": kind,
+    }
+    assert second.attributes["messaging.destination.partition.id"] == "1"
+    for span in (first, second):
+        assert (span.status.is_ok, span.status.is_unset) == (False, False)
+        assert "4111" not in span.to_json()
+        assert span.start_time <= span.end_time
+
+
+def test_an_error_beside_a_batch_is_not_its_own(recorded: Recorded) -> None:
+    listener = Telemetry(recorded.consumer, lambda _: None)
+    told: list[events.Event] = [
+        events.BatchPlanned(1, {T0: OffsetRange(0, 2)}, 3),
+        events.BatchFailed("a takeover without an answer", 1, 0.5, "Unavailable", None),
+        events.FencedOut(2, 4),
+        events.RangeCommitted(T0, OffsetRange(0, 2), 2, 2, 0, 0),
+        events.BatchCommitted(1, 2, 2, 0, 0.25, {T0: 2}, 3),
+        events.RunClosed(False, "the broker is away", "Unavailable"),
+    ]
+    for one in told:
+        listener(one)
+    (span,) = recorded.spans
+    assert span.status.is_unset
+
+
 def handled(place: Place, handler: Handler) -> HandlersSink:
     ledger = SqlLedger("p", place.dialect, place.table("oncely_positions"))
     return HandlersSink(ledger, {"t": handler}, OnError(0, True, lambda _: None))

@@ -109,11 +109,21 @@ class GapFound:
 
 @dataclass(frozen=True)
 class BatchFailed:
-    """A micro-batch ended in an error and will be repeated after ``retry_in_seconds``."""
+    """A micro-batch ended in an error and will be repeated after ``retry_in_seconds``.
+
+    Attributes:
+        error: its text.
+        attempt: the number of errors in a row.
+        retry_in_seconds: the time until the next attempt.
+        kind: the class of the error.
+        epoch: that of the planned batch, which is not committed; None: no batch was planned.
+    """
 
     error: str
     attempt: int
     retry_in_seconds: float
+    kind: str = ""
+    epoch: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -184,10 +194,12 @@ class RunClosed:
     Attributes:
         complete: it ended by itself, with all records committed that it was to read.
         error: the error that ended it; empty if there was none.
+        kind: the class of the error.
     """
 
     complete: bool
     error: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True)

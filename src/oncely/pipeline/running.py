@@ -90,19 +90,20 @@ def logged(
 
 def telling_the_end(listener: events.Listener, run: Callable[[], bool]) -> bool:
     """Run, and tell the listener how it has ended."""
-    complete, said = False, ""
+    complete, said, kind = False, "", ""
     try:
         complete = run()
         return complete
     except Fenced as error:
         listener(fenced(error))
-        said = error.message
+        said, kind = error.message, type(error).__name__
         raise
     except BaseException as error:
-        said = error.message if isinstance(error, OncelyError) else type(error).__name__
+        kind = type(error).__name__
+        said = error.message if isinstance(error, OncelyError) else kind
         raise
     finally:
-        listener(events.RunClosed(complete, said))
+        listener(events.RunClosed(complete, said, kind))
 
 
 def _started(

@@ -49,5 +49,5 @@ class Retries:
             raise error
         log.warning("%s", error.message)
         pause = self._backoff.pause() or 30.0
-        self.listener(events.BatchFailed(error.message, self._attempt, pause))
+        self.listener(events.BatchFailed(error.message, self._attempt, pause, type(error).__name__))
         self.stop.wait(pause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,14 +19,15 @@ class Telemetry:
     Attributes:
         consumer: the instruments.
         listener: called with each event first.
-        spans: make a span for each topic-partition of a committed batch; False where the sink
-            makes them.
+        spans: make a span for each topic-partition of a batch; False where the sink makes them.
     """
 
     consumer: Consumer
     listener: events.Listener
     spans: bool = True
     _done: dict[TopicPartition, list[events.RangeCommitted]] = field(default_factory=dict)
+    _planned: dict[int, tuple[events.BatchPlanned, float]] = field(default_factory=dict)
+    """The batches that are not committed yet, with the times of their plans, by epoch."""
 
     def __call__(self, event: events.Event) -> None:
         """Take an event."""
@@ -35,8 +37,29 @@ class Telemetry:
                 self._done.clear()
             case events.RangeCommitted() if event.records and not event.replayed:
                 self._done.setdefault(event.partition, []).append(event)
+            case events.BatchPlanned():
+                self._planned[event.epoch] = event, time.monotonic()
             case events.BatchCommitted():
+                self._planned.pop(event.epoch, None)
                 self._committed(event)
+            case events.BatchFailed(epoch=int(epoch)):
+                self._failed(epoch, event.kind)
+            case events.FencedOut():
+                self._failed(event.ours, "Fenced")
+            case events.RunClosed(kind=str(kind)) if kind:
+                for epoch in sorted(self._planned):
+                    self._failed(epoch, kind)
+
+    def _failed(self, epoch: int, error: str) -> None:
+        """A failed span for each topic-partition of the batch that was planned in this epoch."""
+        planned = self._planned.pop(epoch, None)
+        if planned is None or not self.spans:
+            return
+        batch, began = planned
+        more = {"oncely.batch": batch.batch_id, "oncely.epoch": epoch}
+        for tp, one in batch.ranges.items():
+            messages = Messages(*tp, one.start, one.end, None)
+            self.consumer.processed(messages, time.monotonic() - began, more, error)
 
     def _committed(self, event: events.BatchCommitted) -> None:
         done = {tp: self._done.pop(tp) for tp in event.positions if tp in self._done}

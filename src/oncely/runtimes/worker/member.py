@@ -277,8 +277,12 @@ class Member(Rebalances):
             for tp, at in self._take(waiting).items():
                 self._group.seek(tp, at)
 
-    def _failed(self, error: OncelyError) -> None:
+    def _failed(self, error: OncelyError, epoch: int | None = None) -> None:
         """Try again after a pause.
+
+        Args:
+            error: the error.
+            epoch: that of the commit that has failed.
 
         Raises:
             OncelyError: the time for that is up.
@@ -290,7 +294,7 @@ class Member(Rebalances):
         log.warning("%s", error.message)
         self._not_before = self.clock() + pause
         self._watch_at = min(self._watch_at, self._not_before)
-        self.listener(events.BatchFailed(error.message, 1, pause))
+        self.listener(events.BatchFailed(error.message, 1, pause, type(error).__name__, epoch))
 
     # -- records ---------------------------------------------------------------------------
 
@@ -414,7 +418,7 @@ class Member(Rebalances):
             return
         except _RETRIED as error:
             self._lost(self.assignment.of(fence), ask=False)
-            self._failed(error)
+            self._failed(error, fence.epoch)
             return
         self._patience.reset()
         self._missing = 0
