@@ -28,7 +28,7 @@ a:focus-visible, button:focus-visible, input:focus-visible, select:focus-visible
 .dot { position: relative; top: .05rem; }
 .bad .dot { border-radius: 2px; } .warn .dot { border-radius: 2px; transform: rotate(45deg); }
 h1 { display: block; }
-.scroll + p, .scroll + form.ask { margin-top: 1rem; }
+.scroll + p, .scroll + form.ask, details + p, details + form.ask { margin-top: 1rem; }
 h1 + .verdict { font-size: 1.15rem; margin-bottom: .25rem; }
 .way-out { font-size: .9375rem; }
 .problem { border-left: 3px solid rgb(var(--lost)); padding: .1rem 0 .1rem .9rem; }
