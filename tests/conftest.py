@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import signal
 import uuid
@@ -136,6 +137,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if _needs_a_server(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not _needs_a_server(item)]
+
+
+def pytest_collection_finish() -> None:
+    """Tests and modules live to the end: full collections of garbage would traverse them all."""
+    gc.freeze()
 
 
 def _needs_a_server(item: pytest.Item) -> bool:
