@@ -12,7 +12,6 @@ from oncely.core.ledger import (
     Append,
     Entry,
     Fenced,
-    Gap,
     Skip,
     Trim,
     advance,
@@ -52,11 +51,11 @@ class Ledger(RuleBasedStateMachine):
             beyond = tuple(r for r in (*self.entry.done, one) if r.end > position)
             self.entry = Entry(position, self.entry.epoch, beyond)
 
-    @rule(wanted=ranges(), oldest=st.integers(0, LIMIT))
-    def ask(self, wanted: OffsetRange, oldest: int) -> None:
+    @rule(wanted=ranges())
+    def ask(self, wanted: OffsetRange) -> None:
         asked = set(range(wanted.start, wanted.end))
         at = first_missing(self.taken)
-        match decide(self.entry, wanted, self.entry.epoch, oldest=oldest):
+        match decide(self.entry, wanted, self.entry.epoch):
             case Append(range_):
                 assert range_ == wanted
                 assert not asked & self.taken
@@ -69,9 +68,8 @@ class Ledger(RuleBasedStateMachine):
                 self.take(keep)
             case Skip():
                 assert asked <= self.taken
-            case Gap(missing) | Ahead(missing) as answer:
+            case Ahead(missing):
                 assert missing == OffsetRange(at, wanted.start)
-                assert isinstance(answer, Gap) == (oldest >= wanted.start)
             case Fenced():
                 raise AssertionError("nobody has taken over")
 

@@ -25,7 +25,6 @@ from oncely.core.ledger import (
     Append,
     Decision,
     Entry,
-    Gap,
     Skip,
     Trim,
     decide,
@@ -34,7 +33,6 @@ from oncely.core.ledger import (
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import (
-    DataLost,
     Fenced,
     InvariantViolation,
     LedgerWentBack,
@@ -104,7 +102,7 @@ def commit(
 
     Raises:
         Fenced: a newer run holds the ledger.
-        DataLost, LedgerWentBack, InvariantViolation: the range begins beyond the ledger's position.
+        LedgerWentBack, InvariantViolation: the range begins beyond the ledger's position.
         TooManyRejects: the reject budget is spent; nothing was written.
         Unavailable: the sink did not answer within ``patience``.
     """
@@ -340,10 +338,6 @@ def _kept(
             return keep
         case Skip():
             return ()
-        case Gap(missing):
-            raise DataLost(
-                f"{tp}: offsets {missing} were deleted from the topic before they were read"
-            )
         case Ahead(missing):
             raise behind(delivery, fence, f"{tp}: offsets {missing} were not committed before")
         case ledger.Fenced(epoch):

@@ -55,15 +55,8 @@ class Skip:
 
 
 @dataclass(frozen=True)
-class Gap:
-    """The topic no longer holds ``missing``: these records were deleted before they were read."""
-
-    missing: OffsetRange
-
-
-@dataclass(frozen=True)
 class Ahead:
-    """The range begins beyond the position, although the records between still exist."""
+    """The range begins beyond the position: ``missing`` was not committed before."""
 
     missing: OffsetRange
 
@@ -75,17 +68,16 @@ class Fenced:
     epoch: int
 
 
-Decision = Append | Trim | Skip | Gap | Ahead | Fenced
+Decision = Append | Trim | Skip | Ahead | Fenced
 
 
-def decide(entry: Entry, wanted: OffsetRange, epoch: int, *, oldest: Position = 0) -> Decision:
+def decide(entry: Entry, wanted: OffsetRange, epoch: int) -> Decision:
     """Decide what the owner of ``epoch`` may commit of ``wanted``.
 
     Args:
         entry: the ledger, freshly read.
         wanted: the range that was read from the topic.
         epoch: the epoch of the calling run.
-        oldest: the first offset that the topic still holds, if known.
 
     Raises:
         InvariantViolation: the ledger is at an older epoch than the caller; epochs are given out by
@@ -96,8 +88,7 @@ def decide(entry: Entry, wanted: OffsetRange, epoch: int, *, oldest: Position = 
         return Fenced(entry.epoch)
     taken = _taken(entry)
     if wanted.start > taken[0].end:
-        missing = OffsetRange(taken[0].end, wanted.start)
-        return Gap(missing) if oldest >= wanted.start else Ahead(missing)
+        return Ahead(OffsetRange(taken[0].end, wanted.start))
     keep = wanted.minus(taken)
     if not keep:
         return Skip()

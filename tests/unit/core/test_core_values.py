@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.core.ledger import Ahead, Append, Entry, Fenced, Gap, Skip, Trim, advance, decide
+from oncely.core.ledger import Ahead, Append, Entry, Fenced, Skip, Trim, advance, decide
 from oncely.core.ranges import OffsetRange, gaps, normalize
 from oncely.core.topics import TopicPartition
 from oncely.errors import InvariantViolation
@@ -53,11 +53,6 @@ DONE = Entry(10, 3, (OffsetRange(14, 16), OffsetRange(20, 22)))
 )  # fmt: skip
 def test_decide_by_example(wanted: OffsetRange, decision: object) -> None:
     assert decide(DONE, wanted, 3) == decision
-
-
-def test_a_gap_is_what_the_topic_no_longer_holds() -> None:
-    assert decide(DONE, OffsetRange(12, 13), 3, oldest=11) == Ahead(OffsetRange(10, 12))
-    assert decide(DONE, OffsetRange(12, 13), 3, oldest=12) == Gap(OffsetRange(10, 12))
 
 
 def test_an_older_epoch_is_fenced_whatever_it_wants() -> None:
