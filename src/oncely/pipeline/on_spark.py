@@ -79,6 +79,28 @@ def check(pipeline: Pipeline, members: int, master: str) -> None:
         )
 
 
+def planned_workers(pipeline: Pipeline, slots: int, partitions: int) -> str:
+    """The members that a job can have, as a sentence of `plan`; empty if no worker can run it.
+
+    Args:
+        pipeline: the pipeline.
+        slots: the task slots of the master; 0: unknown.
+        partitions: the partitions of the topics; each has one member.
+    """
+    master = pipeline.settings.spark.master
+    try:
+        check(pipeline, 1, master)
+    except ConfigError as error:
+        refused = f"`oncely work --on spark` can't run it: {error.message}"
+        return refused if error.key.startswith("worker.") else ""
+    tasks = local_tasks(master) or slots
+    number = f"up to {tasks} workers" if tasks else "a worker for each task slot that it is given"
+    return (
+        f"`oncely work --on spark --workers N`: {master} runs {number}; more than {partitions},"
+        " the number of partitions, would be idle"
+    )
+
+
 def _started(
     pipeline: Pipeline,
     members: int,

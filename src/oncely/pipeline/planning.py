@@ -15,6 +15,7 @@ from oncely.errors import OncelyError, Unavailable
 from oncely.ledgers.same_source import same_topics
 from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, TopicPlan
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
+from oncely.pipeline.on_spark import planned_workers
 from oncely.pipeline.problems import Inspection, Problem
 from oncely.runtimes.same_log import refuse_cut
 from oncely.runtimes.spark import session
@@ -51,6 +52,8 @@ class Plan:
     sink: SinkFacts | None = None
     connections: Connections | None = None
     executors: tuple[ExecutorFacts, ...] | None = None
+    workers: str = ""
+    """The members that ``work --on spark`` can start."""
     ddl: tuple[str, ...] = ()
     topics: tuple[TopicPlan, ...] = ()
     acls: tuple[str, ...] = ()
@@ -111,6 +114,7 @@ class _Planner:
             sink=sink.facts,
             connections=sink.connections,
             executors=None if slots is None else slots.executors,
+            workers=self._workers(source),
             ddl=sink.statements,
             topics=sink.topics,
             acls=(
@@ -126,6 +130,12 @@ class _Planner:
     def _sink_key(self) -> str:
         """The key of the pipeline file for the location of the sink."""
         return "sink.brokers" if self.settings.sink.kind == "kafka" else "sink.url"
+
+    def _workers(self, source: SourceFacts | None) -> str:
+        slots = self.inspection.slots
+        if source is None:
+            return ""
+        return planned_workers(self.pipeline, slots.slots if slots else 0, source.partitions)
 
     # -- source ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from oncely.core import events
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.on_spark import _opening, _Together, _Work, check
+from oncely.pipeline.on_spark import _opening, _Together, _Work, check, planned_workers
 
 T0 = TopicPartition("t", 0)
 
@@ -43,6 +43,24 @@ def test_more_members_than_a_local_master_runs_are_refused(master: str, members:
     with pytest.raises(ConfigError, match=r"^spark\.master") as caught:
         check(pipeline(), members, master)
     assert f"local[{members},4]" in caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("master", "slots", "said"),
+    [
+        ("local[2,4]", 0, "local[2,4] runs up to 2 workers; more than 3, "),
+        ("yarn", 0, "yarn runs a worker for each task slot that it is given; more than 3, "),
+        ("yarn", 8, "yarn runs up to 8 workers; more than 3, "),
+    ],
+)
+def test_a_plan_tells_the_members_of_a_job(master: str, slots: int, said: str) -> None:
+    assert said in planned_workers(pipeline(spark={"master": master}), slots, 3)
+
+
+def test_a_plan_tells_why_a_job_can_have_no_members() -> None:
+    static = pipeline(worker={"instance": "w", "protocol": "consumer"})
+    assert "can't run it: worker.instance" in planned_workers(static, 0, 3)
+    assert planned_workers(pipeline(delivery="at_least_once"), 0, 3) == ""
 
 
 def test_what_no_worker_can_run_is_refused() -> None:
