@@ -19,7 +19,7 @@ setup: $(READY) ## Make .venv with pinned dependencies, fetch the jars of Kafka 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Oncely needs Python 3.11 or later; $(PYTHON) is older. Try: make PYTHON=python3.11"; exit 1; }
-	@echo "Setting up $(VENV) (once; the downloads are about 600 MB)"
+	@echo "Setting up $(VENV) (once; the downloads are about 600 MB, and pip is silent meanwhile)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[dev]'

@@ -109,8 +109,8 @@ def init(
         option(
             "WHERE",
             "sqlite:///FILE, postgresql://USER@HOST/DATABASE, a folder or a URL for files,"
-            " delta:FOLDER or delta:URL for a Delta table, or topic:NAME; by default a file of"
-            " SQLite.",
+            " delta:FOLDER or delta:URL for a Delta table, or topic:NAME; '${NAME}' for a variable"
+            " with one of them; by default a file of SQLite.",
         ),
     ] = None,
     sample: Annotated[

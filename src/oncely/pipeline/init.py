@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,7 +92,20 @@ def _settings(wanted: Wanted) -> dict[str, Any]:
     if wanted.kafka:
         source["kafka"] = dict(wanted.kafka)
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", wanted.topic)[:100] or "pipeline"
-    return {"name": name, "source": source, "sink": sink_of(wanted.to, wanted.topic)}
+    return {"name": name, "source": source, "sink": _sink(wanted)}
+
+
+def _sink(wanted: Wanted) -> dict[str, Any]:
+    """The sink of ``--to``; if that is a variable, the file names the variable."""
+    named = _FILLED.fullmatch(wanted.to or "")
+    if named is None:
+        return sink_of(wanted.to, wanted.topic)
+    value = os.environ.get(named[0][2:-1])
+    if value is None:
+        raise ConfigError("--to", f"the environment has no variable {named[0][2:-1]}",
+                          way_out="export it")  # fmt: skip
+    sink = sink_of(value, wanted.topic)
+    return sink | {"url": named[0]} if "url" in sink else sink
 
 
 def _variable(key: str) -> str:

@@ -180,6 +180,19 @@ def test_a_password_is_not_written() -> None:
     assert "${SASL_PASSWORD}" in refused.value.way_out
 
 
+def test_a_variable_of_a_destination_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP", "postgresql://u:canary@h/db")
+    made, _, text = proposed([None] * 8, bytes_of(ORDERS), "${SHOP}")
+    assert (made.raw["sink"]["kind"], made.raw["sink"]["url"]) == ("sql", "${SHOP}")
+    assert _without_password(made)["url"] == "${SHOP}"
+    assert "canary" not in text
+    monkeypatch.setenv("SHOP", "topic:clean")
+    assert _settings(Wanted("h:9092", "orders", "${SHOP}"))["sink"]["topic"] == "clean"
+    monkeypatch.delenv("SHOP")
+    with pytest.raises(ConfigError, match="no variable SHOP"):
+        _settings(Wanted("h:9092", "orders", "${SHOP}"))
+
+
 def test_a_destination_of_no_kind_is_refused() -> None:
     for to in ("warehouse", "delta:warehouse"):
         with pytest.raises(ConfigError, match="allowed"):
