@@ -16,7 +16,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
 from oncely.pipeline.delta_destination import DeltaDestination
-from oncely.pipeline.problems import Inspection
+from oncely.pipeline.problems import PROBED, Inspection
 from oncely.pipeline.sql_destination import SqlDestination
 from oncely.sinks.sql.target import SOURCE_COLUMNS
 from tests.contracts.looking import create
@@ -161,10 +161,12 @@ def delta(root: Path, **sink: Any) -> DeltaDestination:
 
 
 def delta_notes(root: Path, schema: pa.Schema = SCHEMA, **sink: Any) -> list[str]:
+    """The notes of a plan, without the one that every plan of a folder has."""
     to, inspection = delta(root, **sink), Inspection()
     to.plan(to.row_schema(schema), inspection)
     assert inspection.problems == []
-    return inspection.notes
+    assert PROBED in inspection.notes
+    return [note for note in inspection.notes if note != PROBED]
 
 
 def staged(to: DeltaDestination, start: int) -> None:
