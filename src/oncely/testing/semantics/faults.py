@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -141,11 +141,11 @@ class _Session:
         if self._killer.together:
             self._killer.at(RECORDS)
 
-    def execute(self, sql: str, params: Params = ()) -> int:
-        moves = sql.startswith("UPDATE") and "oncely_positions" in sql
+    def execute_many(self, sql: str, rows: Iterable[Params]) -> int:
+        moves = sql.startswith("UPDATE") and 'SET "position"' in sql
         if moves and self._killer.position_first:
             self._killer.at(BEFORE)
-        changed = self._inner.execute(sql, params)
+        changed = self._inner.execute_many(sql, rows)
         if moves:
             self._position = True
             if self._killer.together:
