@@ -36,6 +36,7 @@ test: $(READY) ## Run the tests against real servers, in twenty minutes (make pr
 	@$(BIN)/python -m tests.class_archives
 	@$(PYTEST)
 
+proof: JOBS = 4
 proof: $(READY) ## Run the long tests: every kind at every crash point, takeovers, expiry, the servers (CI does, too)
 	@$(BIN)/python -m tests.class_archives
 	@$(PYTEST) -m long
