@@ -117,8 +117,8 @@ SQL_LEDGER_PROGRESS = Model(
     (),
     ("Progress",),
     {**_SQL_SIZES, "Fair": _TWO, "MaxResets": "0"},
-    ({"MaxFailovers": "1"},),
-    ({"Ahead": "TRUE"},),
+    ({"MaxFailovers": "1", "Records": "1", "Bad": "{}"},),
+    ({"MaxFailovers": "1"}, {"Ahead": "TRUE"}),
     (
         Mistake("a ledger that went back is read again", {"MaxFailovers": "1"}),
         Mistake("sessions are not ended"),
@@ -154,6 +154,7 @@ _TOPIC_RESET_IN_FULL = {
     "MaxCrashes": "0",
 }
 _TOPIC_RESET_OF_BATCHES = {**_TOPIC_RESET_IN_FULL, "Modes": '{"batch"}', "MaxCrashes": "1"}
+_ONE_RECORD = {"Records": "1"}
 _TOPIC_WORKERS = {
     **_TOPIC_RESET,
     "Partitions": _TWO_PARTITIONS,
@@ -243,15 +244,13 @@ TOPIC_LEDGER = Model(
         _TOPIC_LATE,
         {**_TOPIC_LATE, "BumpsOnEnd": "TRUE"},
         _TOPIC_RESET,
-        _TOPIC_RESET_IN_FULL,
-        _TOPIC_RESET_OF_BATCHES,
+        {**_TOPIC_RESET_IN_FULL, **_ONE_RECORD},
+        {**_TOPIC_RESET_OF_BATCHES, **_ONE_RECORD},
         _TOPIC_LOSSES,
-        _TOPIC_LOSES_ONE,
         _TOPIC_REPLAY,
         _TOPIC_REPAIR,
         _TOPIC_REPAIRS,
         _TOPIC_WORKERS,
-        _TOPIC_RESET_BY_WORKERS,
         _TOPIC_TURNS,
         _TOPIC_TURNS_AND_TASKS,
         _TOPIC_TURNS_LATE,
@@ -261,6 +260,10 @@ TOPIC_LEDGER = Model(
         {**_TOPIC_WORKERS, "Modes": _TOPIC_TURNS["Modes"], "MaxCrashes": "0"},
     ),
     (
+        _TOPIC_LOSES_ONE,
+        _TOPIC_RESET_BY_WORKERS,
+        _TOPIC_RESET_IN_FULL,
+        _TOPIC_RESET_OF_BATCHES,
         {**_TOPIC_RESET_IN_FULL, "MaxCrashes": "1"},
         _TOPIC_REPLAY_BY_WORKERS,
         _TOPIC_DEEP,

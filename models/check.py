@@ -7,7 +7,6 @@ with 1 when a run is not as expected, and with 2 when the models can't be checke
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -130,8 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OncelyError as error:
         print(f"The models can't be checked on this machine: {error}", file=sys.stderr)
         return 2
-    # Two runs at a time: most of them are too short to use two threads each.
-    return report(checks, lambda one: run(one, jar, java), 1 if given.deep else 2)
+    # Two runs at a time, of one thread each: most of them are too short to use two.
+    together = 1 if given.deep else 2
+    return report(checks, lambda one: run(one, jar, java, workers=3 - together), together)
 
 
 def report(checks: Sequence[Check], tlc: Callable[[Check], Result], together: int) -> int:
@@ -163,15 +163,14 @@ def _checks(model: Model, *, deep: bool) -> list[Check]:
     return [*clean, *mistaken]
 
 
-def run(check: Check, jar: Path, java: str, home: Path = _HERE) -> Result:
-    """Run TLC in a directory of its own; ``home`` holds the modules."""
+def run(check: Check, jar: Path, java: str, home: Path = _HERE, *, workers: int = 1) -> Result:
+    """Run TLC with that many threads in a directory of its own; ``home`` holds the modules."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oncely-models-") as name:
         folder = Path(name)
         write_check(check, folder, home=home)
-        workers = str(min(2, os.cpu_count() or 1))
         answer = subprocess.run(
-            [*command(java, jar, folder), "-workers", workers, "Checked"],
+            [*command(java, jar, folder), "-workers", str(workers), "Checked"],
             cwd=folder,
             capture_output=True,
             text=True,

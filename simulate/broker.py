@@ -21,11 +21,12 @@ _EOF = KafkaError(KafkaError._PARTITION_EOF)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message, or the news that a partition has no more of them."""
+    """A message, or the news that a partition has no more of them, or can't be read on."""
 
     tp: TopicPartition
     at: int
     end: bool = False
+    fault: KafkaError | None = None
 
     def topic(self) -> str:
         """The topic."""
@@ -45,7 +46,17 @@ class Message:
 
     def error(self) -> KafkaError | None:
         """The end of the partition is an error of librdkafka."""
-        return _EOF if self.end else None
+        return _EOF if self.end else self.fault
+
+    def key(self) -> None:
+        """None."""
+
+    def value(self) -> bytes:
+        """The offset."""
+        return b"%d" % self.at
+
+    def headers(self) -> None:
+        """None."""
 
     def __len__(self) -> int:
         return 1
@@ -172,6 +183,7 @@ class ScriptedConsumer:
         self._next: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._told: dict[TopicPartition, int] = {}
+        self._last: dict[TopicPartition, int] = {}  # the last messages that were returned
         self.mine: set[TopicPartition] = set()
         self._on: dict[str, Callable[..., None]] = {}
         self._inside = False
@@ -215,6 +227,7 @@ class ScriptedConsumer:
             at = ends[tp] if self._next[tp] == ck.OFFSET_END else self._next[tp]
             more = [Message(tp, one) for one in logs[tp] if one >= at][: number - len(found)]
             self._next[tp] = more[-1].at + 1 if more else ends[tp]
+            self._last |= {tp: more[-1].at} if more else {}
             if not more and self._told.get(tp) != ends[tp]:
                 self._told[tp] = ends[tp]
                 more = [Message(tp, ends[tp], end=True)]
@@ -226,21 +239,24 @@ class ScriptedConsumer:
     # -- the assignment --------------------------------------------------------------------
 
     def assign(self, given: Iterable[Any]) -> None:
-        """Replace the assignment; pauses are forgotten."""
+        """Replace the assignment; pauses are kept, as librdkafka keeps them."""
         self.unassign()
         self.incremental_assign(given)
 
     def incremental_assign(self, given: Iterable[Any]) -> None:
-        """Add to the assignment."""
+        """Add to the assignment. The last message of a partition that is kept may come again."""
+        for tp, last in self._last.items():
+            if tp in self._next and self._schedule.happens(0.2):
+                self._next[tp] = last
         for one in given:
             tp = TopicPartition(one.topic, one.partition)
             self._next[tp] = one.offset
-            self._paused.discard(tp)
+            self._last.pop(tp, None)
             self._told.pop(tp, None)
 
     def unassign(self) -> None:
         """Fetch nothing more."""
-        self._next, self._paused = {}, set()
+        self._next = {}
 
     def incremental_unassign(self, taken: Iterable[Any]) -> None:
         """Fetch nothing more of some partitions."""
@@ -261,6 +277,7 @@ class ScriptedConsumer:
         if tp not in self._next or self._schedule.happens(0.2):
             raise KafkaException(KafkaError(KafkaError._STATE))
         self._next[tp] = one.offset
+        self._last.pop(tp, None)
         self._told.pop(tp, None)
 
     def commit(self, offsets: Iterable[Any], asynchronous: bool) -> None:
@@ -328,7 +345,7 @@ class ScriptedAdmin:
     def __init__(self, schedule: Schedule, coordinator: Coordinator) -> None:
         self._schedule, self._coordinator = schedule, coordinator
 
-    def one(self, doing: str, _: object) -> dict[str, Any]:
+    def ask(self, doing: str, _: object) -> dict[str, Any]:
         """The group's description, by its name."""
         self._schedule.may_fail(doing)
         group = self._coordinator

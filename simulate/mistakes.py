@@ -11,7 +11,7 @@ from unittest import mock
 
 from oncely.clients.kafka.group_consumer import GroupConsumer
 from oncely.core import events, lanes
-from oncely.core.claim import Claim, Fence
+from oncely.core.claim import Claim, Fence, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
@@ -38,23 +38,25 @@ def _both(*patches: AbstractContextManager[object]) -> Iterator[None]:
         yield
 
 
-def _epoch_not_compared() -> AbstractContextManager[object]:
+def epoch_not_compared() -> AbstractContextManager[object]:
     """A worker believes that every epoch which it reads is its own, and a commit compares none."""
     positions = MemoryLedger.positions
 
-    def ours(self: MemoryLedger, fence: Fence, **settled: bool) -> dict[TopicPartition, Entry]:
-        found = positions(self, fence, **settled)
+    def ours(self: MemoryLedger, fence: Fence, *of: Any, **how: Any) -> dict[TopicPartition, Entry]:
+        found = positions(self, fence, *of, **how)
         return {tp: replace(one, epoch=fence.epoch, run=fence.run) for tp, one in found.items()}
 
     return _both(_patch(MemoryLedger, "positions", ours), _patch(Store, "compares", ("position",)))
 
 
-def _answer_taken_for_failure() -> AbstractContextManager[object]:
+def answer_taken_for_failure() -> AbstractContextManager[object]:
     """A commit without an answer is repeated, and the ledger is not read again before."""
     positions, commit = MemoryLedger.positions, MemoryLedger.commit
     known: dict[Fence, dict[TopicPartition, Entry]] = {}
 
-    def remembered(self: MemoryLedger, fence: Fence, **_: bool) -> dict[TopicPartition, Entry]:
+    def remembered(
+        self: MemoryLedger, fence: Fence, *_: Any, **__: Any
+    ) -> dict[TopicPartition, Entry]:
         return dict(known.setdefault(fence, positions(self, fence)))
 
     def answered(self: MemoryLedger, claim: Claim, records: Any) -> None:
@@ -118,23 +120,24 @@ def _fence_kept() -> AbstractContextManager[object]:
 
 def _takes_all() -> AbstractContextManager[object]:
     """A worker takes all partitions over, not those that were assigned to it."""
-    opened = WorkerRun._opened_for
+    opened = WorkerRun.open
 
-    def everything(self: WorkerRun, partitions: frozenset[TopicPartition]) -> Any:
-        return opened(self, frozenset(self.kafka.earliest()) if partitions else partitions)
+    def everything(self: WorkerRun, takeover: Takeover) -> Any:
+        every = frozenset(takeover.earliest) if takeover.partitions else takeover.partitions
+        return opened(self, replace(takeover, partitions=every))
 
-    return _patch(WorkerRun, "_opened_for", everything)
+    return _patch(WorkerRun, "open", everything)
 
 
 def _spark_overlooked() -> AbstractContextManager[object]:
     """A takeover does not compare the last run of all partitions."""
-    opened = WorkerRun._opened_for
+    opened = WorkerRun.open
 
-    def forgets(self: WorkerRun, partitions: frozenset[TopicPartition]) -> Any:
+    def forgets(self: WorkerRun, takeover: Takeover) -> Any:
         self._since = None
-        return opened(self, partitions)
+        return opened(self, takeover)
 
-    return _patch(WorkerRun, "_opened_for", forgets)
+    return _patch(WorkerRun, "open", forgets)
 
 
 def _decoded_ahead_kept() -> AbstractContextManager[object]:
@@ -167,6 +170,37 @@ def _earlier_messages_kept() -> AbstractContextManager[object]:
         self._begun.clear()
 
     return _patch(GroupConsumer, "_on_assign", forgets)
+
+
+def _pause_kept() -> AbstractContextManager[object]:
+    """A partition is taken for one that is fetched, though it was paused when it was revoked."""
+    on_assign = GroupConsumer._on_assign
+
+    def forgets(self: GroupConsumer, consumer: Any, partitions: list[Any]) -> None:
+        self._paused -= {TopicPartition(one.topic, one.partition) for one in partitions}
+        on_assign(self, consumer, partitions)
+
+    return _patch(GroupConsumer, "_on_assign", forgets)
+
+
+def _repeated_refused() -> AbstractContextManager[object]:
+    """A message that comes again ends the worker."""
+    return _patch(Assignment, "again", lambda *_: frozenset())
+
+
+def _skipped_passed_over() -> AbstractContextManager[object]:
+    """Messages from before an assignment are kept, and those that they hide are taken for ones
+    that come again."""
+
+    def hides(self: Assignment, tp: TopicPartition, offsets: Sequence[int]) -> frozenset[int]:
+        next_, found = self._all[tp].next if tp in self._all else 0, set()
+        for index, offset in enumerate(offsets):
+            if offset < next_:
+                found.add(index)
+            next_ = max(next_, offset + 1)
+        return frozenset(found)
+
+    return _both(_earlier_messages_kept(), _patch(Assignment, "again", hides))
 
 
 def _seek_during_a_rebalance() -> AbstractContextManager[object]:
@@ -256,8 +290,8 @@ def _key_on_two_threads() -> AbstractContextManager[object]:
 
 MISTAKES: Mapping[str, Mistake] = {
     "offset before data": _offset_before_data,
-    "epoch not compared": _epoch_not_compared,
-    "lost answer taken for a failure": _answer_taken_for_failure,
+    "epoch not compared": epoch_not_compared,
+    "lost answer taken for a failure": answer_taken_for_failure,
     "revocation ignored": _revocation_ignored,
     "buffer kept over a takeover": _buffer_kept,
     "memory kept after a failed commit": _commit_failed_and_memory_kept,
@@ -268,6 +302,9 @@ MISTAKES: Mapping[str, Mistake] = {
     "decoded ahead and kept over a revocation": _decoded_ahead_kept,
     "group offset marked before the commit": _marked_too_early,
     "messages from before an assignment kept": _earlier_messages_kept,
+    "a message that comes again refused": _repeated_refused,
+    "skipped messages taken for repeated ones": _skipped_passed_over,
+    "a pause kept over a revocation": _pause_kept,
     "messages of a rebalance's call kept in a restart": _seek_during_a_rebalance,
     "end of the log kept in a restart": _end_kept,
     "end of the log claimed": _end_claimed,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
+from oncely.commit.backoff import Backoff
 from oncely.errors import Unavailable
 
 
@@ -17,6 +18,16 @@ class Violation(Exception):
 
 class Killed(BaseException):
     """The process of this work has ended."""
+
+
+class Sleeper(Protocol):
+    """A process that may be paused.
+
+    Attributes:
+        asleep: the number of actions for which it is paused.
+    """
+
+    asleep: int
 
 
 class Schedule:
@@ -41,6 +52,31 @@ class Schedule:
         """Raise Unavailable with a probability."""
         if self.happens(share):
             raise Unavailable(f"{what}: no answer")
+
+    def play(
+        self,
+        actions: Iterable[tuple[float, Callable[[], None]]],
+        count: int,
+        processes: Iterable[Sleeper],
+        tell: Callable[[str], None],
+    ) -> Iterator[None]:
+        """Do actions by chance, and yield after each; there are no faults at the end.
+
+        Args:
+            actions: with their weights.
+            count: of what is done.
+            processes: those that there are at an action; they sleep one action less.
+            tell: is told of each action.
+        """
+        weights, known = zip(*actions, strict=True)
+        for action in self.random.choices(known, weights, k=count):
+            self.now += self.random.uniform(0, 0.5)
+            for one in processes:
+                one.asleep = max(0, one.asleep - 1)
+            tell(f"{self.now:6.1f} {action.__name__.strip('_')}")
+            action()
+            yield
+        self.faults = False
 
 
 class Steps:
@@ -94,3 +130,12 @@ def step() -> None:
     steps: Steps | None = getattr(Steps._here, "steps", None)
     if steps is not None:
         steps._step()
+
+
+def _wait(_: float) -> None:
+    step()
+
+
+def patience(**_: object) -> Backoff:
+    """In the place of :class:`Backoff`: waiting costs a step, and no time."""
+    return Backoff(0.1, 0.1, 0.5, _wait, lambda: 0.0)

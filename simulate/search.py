@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 from oncely.errors import OncelyError
-from simulate.mistakes import MISTAKES
+from simulate.batch_mistakes import BATCH_MISTAKES
+from simulate.batches import run_batches
+from simulate.mistakes import MISTAKES, Mistake
 from simulate.schedule import Violation
 from simulate.world import run
 
 MOST = 4_000  # seeds for a mistake to be found
+
+Of = Literal["worker", "batches"]
+RUNS: Mapping[Of, Callable[..., None]] = {"worker": run, "batches": run_batches}
+ALL: Mapping[str, tuple[Of, Mistake]] = {
+    **{name: ("worker", mistake) for name, mistake in MISTAKES.items()},
+    **{name: ("batches", mistake) for name, mistake in BATCH_MISTAKES.items()},
+}
 
 
 def quiet() -> None:
@@ -17,29 +28,31 @@ def quiet() -> None:
     logging.disable(logging.CRITICAL)
 
 
-def broken_of(bounds: tuple[int, int]) -> list[tuple[int, str]]:
+def broken_of(seeds: tuple[Of, int, int]) -> list[tuple[Of, int, str]]:
     """The seeds that break, and how."""
+    of, first, last = seeds
     broken = []
-    for seed in range(*bounds):
-        if why := _broken(seed):
-            broken.append((seed, why))
+    for seed in range(first, last):
+        if why := _broken(of, seed):
+            broken.append((of, seed, why))
     return broken
 
 
-def _broken(seed: int) -> str | None:
+def _broken(of: Of, seed: int) -> str | None:
     try:
-        run(seed)
+        RUNS[of](seed)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def first_found(mistake: str) -> tuple[str, int | None, str]:
+def first_found(name: str) -> tuple[str, int | None, str]:
     """A mistake, the first seed that finds it, and how."""
-    with MISTAKES[mistake]():
+    of, mistake = ALL[name]
+    with mistake():
         for seed in range(MOST):
             try:
-                run(seed)
+                RUNS[of](seed)
             except (Violation, OncelyError) as error:  # any other error is the simulation's own
-                return mistake, seed, f"{type(error).__name__}: {error}"
-    return mistake, None, ""
+                return name, seed, f"{type(error).__name__}: {error}"
+    return name, None, ""

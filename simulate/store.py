@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -81,13 +81,17 @@ class Store:
         if self.together:
             self.write(records)
         for tp, range_ in claim.ranges.items():
-            missing = self.topic.within(tp, range_) - set(records.get(tp, []))
+            missing = self.unread(claim, tp) - set(records.get(tp, []))
             if missing and self.together:
                 raise Violation(f"{tp}: {sorted(missing)} of {range_} are lost")
             self.entries[tp] = moved(self.entries[tp], [range_])
         if not self.together:
             step()
             self.write(records)
+
+    def unread(self, claim: Claim, tp: TopicPartition) -> set[int]:
+        """The records that a claim of a range must have read."""
+        return self.topic.within(tp, claim.ranges[tp])
 
     def finish(self, claim: Claim, records: Mapping[TopicPartition, list[int]]) -> None:
         """Records and finished ranges take effect. Raises the errors of :meth:`apply`."""
@@ -165,7 +169,9 @@ class MemoryLedger:
         beyond = {tp: store.entries[tp].done for tp in wanted}
         return Opened(fence, positions, False, whole=whole, beyond=beyond)
 
-    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
         """Every entry."""
         step()
         self.store.schedule.may_fail("positions")

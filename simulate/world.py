@@ -15,7 +15,6 @@ import pyarrow as pa
 from oncely.clients.kafka import group_consumer
 from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Protocols
 from oncely.commit import path
-from oncely.commit.backoff import Backoff
 from oncely.commit.by_key import ByKey
 from oncely.core import events
 from oncely.core.batch import Chunk
@@ -29,13 +28,13 @@ from oncely.runtimes.worker.assignment import Limits, Work
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
 from simulate.broker import NAME, Coordinator, ScriptedAdmin, ScriptedConsumer, Topic
-from simulate.schedule import Schedule, Steps, Violation, step
+from simulate.schedule import Schedule, Steps, Violation, patience, step
 from simulate.store import MemoryLedger, MemorySink, Store, key_of
 
 _ACTIONS = 160
 _CALM = 400  # rounds
 _PROCESSES = 3
-_LIMITS = Limits(records=6, bytes=1 << 20, buffered_records=8, buffered_bytes=1 << 20)
+_LIMITS = Limits(records=6, bytes=1 << 20, buffered_records=8, buffered_bytes=6_000)
 _PIECE = 12  # records that one poll may add to a full buffer
 
 
@@ -261,20 +260,15 @@ class World:
         Raises:
             Violation: it has not.
         """
-        weights, actions = zip(*self._actions, strict=True)
         try:
-            for action in self.schedule.random.choices(actions, weights, k=_ACTIONS):
-                self.schedule.now += self.schedule.random.uniform(0, 0.5)
-                self._wake()
-                self.tell(f"{self.schedule.now:6.1f} {action.__name__.strip('_')}")
-                action()
+            for _ in self.schedule.play(self._actions, _ACTIONS, self.processes, self.tell):
+                pass
             self._calm()
         finally:
             for process in self.processes:
                 process.end()
 
     def _calm(self) -> None:
-        self.schedule.faults = False
         self._spark = None
         for process in self.processes:
             process.asleep = 0
@@ -291,10 +285,12 @@ class World:
         behind = {str(tp): self.topic.ends[tp] - one.position for tp, one in self._entries()}
         raise Violation(f"not everything is committed: {behind}")
 
-    def by_key(self, patience: Callable[[], Backoff]) -> Callable[..., ByKey]:
+    def by_key(self) -> Callable[..., ByKey]:
         """Makes commits by several threads, in small pieces."""
 
-        def make(delivery: Any, chunk: Chunk, fence: Fence, max_rejects: int | None) -> ByKey:
+        def make(
+            delivery: Any, chunk: Chunk, fence: Fence, max_rejects: int | None, **_: object
+        ) -> ByKey:
             made = SteppedByKey(delivery, chunk, fence, max_rejects, 2, patience)
             made.schedule = self.schedule
             return made
@@ -346,10 +342,6 @@ class World:
     def _awake(self) -> list[Process]:
         return [one for one in self.processes if not one.asleep]
 
-    def _wake(self) -> None:
-        for one in self.processes:
-            one.asleep = max(0, one.asleep - 1)
-
     def _pause(self) -> None:
         if awake := self._awake():
             self.schedule.random.choice(awake).asleep = self.schedule.random.randint(3, 60)
@@ -387,10 +379,6 @@ class World:
         self._spark = SparkRun(self, f"spark {next(self._numbers)}")
 
 
-def _wait(_: float) -> None:
-    step()
-
-
 def run(seed: int | str, tell: Callable[[str], None] = lambda _: None) -> None:
     """Run one seed.
 
@@ -402,11 +390,11 @@ def run(seed: int | str, tell: Callable[[str], None] = lambda _: None) -> None:
         Violation: a promise does not hold.
         OncelyError: a worker has ended with an error that nothing explains.
     """
-    patience = partial(Backoff, 0.1, 0.1, 0.5, _wait)  # waiting costs a step, and no time
+
     with (
         mock.patch.object(pipelined_commit, "Backoff", patience),
         mock.patch.object(path, "Backoff", patience),
     ):
         world = World(seed, tell)
-        with mock.patch.object(pipelined_commit, "ByKey", world.by_key(patience)):
+        with mock.patch.object(pipelined_commit, "ByKey", world.by_key()):
             world.run()

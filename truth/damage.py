@@ -58,6 +58,14 @@ class Damage:
         return cls(kind, verdict="unknown", text=text, partitions=frozenset(partitions))
 
     @classmethod
+    def moved(cls, kind: str, partition: int, lost: Iterable[Place]) -> Damage:
+        """A position that was moved: forward over lost records, or back before rows that are right;
+        then the ledger is what is wrong."""
+        places = frozenset(lost)
+        text = "the ledger does not account for"
+        return cls.at(kind, places, "lost") if places else cls.unknown(kind, text, [partition])
+
+    @classmethod
     def noted(cls, kind: str, text: str) -> Damage:
         """Damage without an effect on records, which the report tells."""
         return cls(kind, verdict="clean", text=text)

@@ -189,7 +189,7 @@ class DeltaWorld:
         found = json.loads(kept)
         found["positions"]["truth-delta"][str(partition)] = end + by
         document.write_text(json.dumps(found))
-        yield [Damage.at(kind, places, "lost" if by > 0 else "unexpected")]
+        yield [Damage.moved(kind, partition, places if by > 0 else ())]
         document.write_bytes(kept)
 
     def _good(self, partition: int, start: int, end: int) -> list[Place]:

@@ -121,7 +121,7 @@ class FilesWorld:
         self._source.look()
         places = [p for p in self._source.records if p[0] == partition and end <= p[1] < end + by]
         copy = f"{_LEDGER}-{partition}"
-        self._broker.create_topic(copy)
+        self._broker.create_topic(copy, 16)
         write(brokers, copy, moved(self._ledger, "truth-files", partition, by))
         self.pipeline = Pipeline(parse(self._settings(copy)))
         yield [Damage.at("position moved forward", places, "lost", "altered")]

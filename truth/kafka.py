@@ -196,7 +196,7 @@ class KafkaWorld:
         output, rejects, ledger = self._kept
         edited = moved(ledger, self._source.topic, partition, by)
         with self._copied((output, rejects, edited)):
-            yield [Damage.at(kind, places, "lost" if by > 0 else "unexpected")]
+            yield [Damage.moved(kind, partition, places if by > 0 else ())]
 
     @contextmanager
     def _history_changed(
@@ -252,7 +252,7 @@ class KafkaWorld:
         """New topics, which the pipeline has for its own; returns the output's name."""
         brokers, number, own = self._source.brokers, next(self._numbers), self.pipeline
         names = [f"{self._source.topic}.{what}-{number}" for what in ("out", "rejects", "ledger")]
-        for name, partitions in zip(names, (4, 4, 1), strict=True):
+        for name, partitions in zip(names, (4, 4, 16), strict=True):
             self._broker.create_topic(name, partitions)
         for name, records in zip(names[:2], topics[:2], strict=True):
             write(brokers, name, records)

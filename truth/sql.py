@@ -154,17 +154,13 @@ class SqlWorld:
         if to > end:
             self._source.plain(to - end, partition)
             self._source.look()
-            places = [p for p in self._source.records if p[0] == partition and end <= p[1] < to]
-            damage = Damage.at(kind, places, "lost")
-        else:
-            places = [p for p in self._source.records if p[0] == partition and to <= p[1] < end]
-            damage = Damage.at(kind, places, "unexpected")
+        lost = [p for p in self._source.records if p[0] == partition and end <= p[1] < to]
         with self._database() as database:
             database.execute(
                 'UPDATE oncely_positions SET "position" = %s WHERE "partition" = %s',
                 (to, partition),
             )
-        yield [damage]
+        yield [Damage.moved(kind, partition, lost)]
         self._restore()
 
     @contextmanager

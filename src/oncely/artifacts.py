@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -29,9 +30,35 @@ from xml.sax.saxutils import quoteattr
 from oncely.errors import Unavailable, WrongInput
 
 KAFKA_BROKER = "org.apache.kafka:kafka_2.13:4.1.0"
-SPARK_KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
 POSTGRES_JDBC = "org.postgresql:postgresql:42.7.7"
+
+
+@dataclass(frozen=True)
+class SparkJars:
+    """Coordinates of jars that are loaded beside those of a Spark release.
+
+    Attributes:
+        kafka: the connector of Spark's own Kafka source and sink, which ``write_stream`` and peers
+            use.
+        delta: Delta Lake; None: no version of it runs on this release.
+    """
+
+    kafka: str
+    delta: str | None
+
+
+_SPARK: Mapping[str, SparkJars] = {
+    release: SparkJars(f"org.apache.spark:spark-sql-kafka-0-10_{kafka}", delta)
+    for release, kafka, delta in (
+        ("3.5", "2.12:3.5.7", "io.delta:delta-spark_2.12:3.3.2"),
+        ("4.0", "2.13:4.0.0", "io.delta:delta-spark_2.13:4.0.1"),
+        ("4.1", "2.13:4.1.1", "io.delta:delta-spark_2.13:4.1.0"),
+        ("4.2", "2.13:4.2.0", "io.delta:delta-spark_2.13:4.2.0"),
+        ("4.3", "2.13:4.2.0", None),
+    )
+}
+"""The releases of Spark that are supported. Not every patch release of the connector can be
+fetched."""
 
 _MANIFEST = "jars.json"
 _OLDEST_JAVA = 17
@@ -109,6 +136,25 @@ def java() -> str:
             f"Java {_OLDEST_JAVA}+ is needed, found {said[1]} at {path}", way_out=way_out
         )
     return path
+
+
+def spark_jars() -> SparkJars:
+    """The jars for the installed PySpark.
+
+    Raises:
+        WrongInput: PySpark is not installed, or of a release that is not supported.
+    """
+    spark_home()
+    from pyspark.version import __version__ as version  # an archive of Spark has no metadata
+
+    found = _SPARK.get(".".join(version.split(".")[:2]))
+    if found is None:
+        oldest, *_, newest = _SPARK
+        raise WrongInput(
+            f"PySpark {version} is installed; {oldest} to {newest} are supported",
+            way_out=f"pip install 'pyspark=={newest}.*'",
+        )
+    return found
 
 
 def spark_home() -> Path:
@@ -297,11 +343,13 @@ def _download_failed(coordinate: str, log: Path) -> Unavailable:
     )
 
 
-def main() -> None:
-    """Download the jars of the embedded broker and of Spark: ``python -m oncely.artifacts``."""
-    for coordinate in (KAFKA_BROKER, SPARK_KAFKA):
-        resolve(coordinate)
+def main(wanted: Sequence[str]) -> None:
+    """Download the jars of the embedded broker, and PostgreSQL's driver for audits by id on Spark;
+    or only some: ``python -m oncely.artifacts [broker] [postgresql]``."""
+    known = {"broker": KAFKA_BROKER, "postgresql": POSTGRES_JDBC}
+    for name in wanted or known:
+        resolve(known.get(name, name))  # other names are coordinates
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

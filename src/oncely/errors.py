@@ -11,7 +11,9 @@ OncelyError
 ├── Stopped               needs an operator's decision                 exit 1, never retried
 │   ├── DataLost          records were deleted from the topic before they were read
 │   └── TooManyRejects    the reject budget is spent
+├── SchemaChanged         records have a newer schema than the columns exit 1, begun again by a run
 ├── Unavailable           a server did not answer; try again later     exit 1, retried
+│   ├── GivenUp           a commit that nobody waits for
 │   └── LedgerWentBack    rows and ledger were restored to an old state
 └── InvariantViolation    a defect in Oncely: nothing was committed    exit 1, never retried
 """
@@ -64,6 +66,10 @@ def _rebuild(kind: type[OncelyError], state: dict[str, object]) -> OncelyError:
     Exception.__init__(error, shown.get("message", ""))
     error.__dict__.update(shown)
     return error
+
+
+class Interrupted(BaseException):
+    """A signal arrived while no batch was running: leave, with cleanup on the way."""
 
 
 class WrongInput(OncelyError):
@@ -131,7 +137,7 @@ class Fenced(OncelyError):
         super().__init__(
             f"pipeline {pipeline!r}: epoch {ours} is fenced{where} by {by}",
             way_out="leave this one stopped; a supervisor must not restart it on exit code 3."
-            " `oncely run --on-fenced wait` stands by instead",
+            " Started with --on-fenced wait it stands by instead",
         )
 
 
@@ -176,10 +182,19 @@ class TooManyRejects(Stopped):
         return self.refused.lines()
 
 
+class SchemaChanged(OncelyError):
+    """Records have a newer schema than that from which the columns were derived; none of them was
+    written. A run begins again, with the checks of a start and the columns of the newest schema."""
+
+
 class Unavailable(OncelyError):
     """A broker or database did not answer or ended the session. Safe to try again."""
 
     retryable = True
+
+
+class GivenUp(Unavailable):
+    """Nobody waits for the commit any more: a stop, or its partitions change hands."""
 
 
 class LedgerWentBack(Unavailable):

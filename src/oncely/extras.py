@@ -13,7 +13,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "spark": ("pyspark", "pandas"),
     "sql": ("psycopg", "pgpq"),
     "files": ("polars",),
-    "delta": ("deltalake", "polars"),
+    "delta": ("deltalake", "obstore", "polars"),
     "redis": ("redis",),
     "zookeeper": ("kazoo",),
     "web": ("starlette", "uvicorn"),

@@ -103,7 +103,7 @@ class Jobs:
     def __init__(self, worker: Worker, topic: str) -> None:
         self.topic = topic
         self._jobs: dict[str, Job[Any]] = {}
-        self._producer = Lazy(partial(_producer, worker), lambda _: None)
+        self._producer = Lazy(partial(_producer, worker), Plain.close)
 
     def __repr__(self) -> str:
         return f"jobs of {self.topic!r}"
@@ -175,7 +175,7 @@ def _decoded(record: Record) -> dict[str, Any]:
 
 
 def _producer(worker: Worker) -> Plain:
-    from confluent_kafka import Producer
+    from oncely.clients.kafka.producer import Producer
 
     source, delivered = worker.pipeline.source, Delivered()
     config = producer_config({}, None, round(_TIMEOUT * 1000), ())

@@ -23,13 +23,16 @@ def is_private(folder: Path) -> bool:
 def make_private(folder: Path, key: str, way_out: str) -> None:
     """Create a directory, or accept an existing one if it is private.
 
+    In a world-writable directory, another user could create a directory of a predictable name.
+
     Args:
         folder: the directory; its parent exists.
         key: the key of the pipeline file, or the option, for errors.
         way_out: the error's ``way_out``.
 
     Raises:
-        ConfigError: see :func:`check_private`; or it cannot be created.
+        ConfigError: it is a link or no directory, belongs to another user, or is open to others; or
+            it cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -37,22 +40,7 @@ def make_private(folder: Path, key: str, way_out: str) -> None:
         pass  # a file, or a dangling link
     except OSError as error:
         raise ConfigError(key, f"{folder}: {error.strerror}", way_out=way_out) from None
-    check_private(folder, key, way_out)
-
-
-def check_private(folder: Path, key: str, way_out: str) -> None:
-    """Refuse a directory that belongs to another user, or that others may read or write.
-
-    In a world-writable directory, another user could create a directory of a predictable name.
-
-    Args:
-        folder: the directory; it may be missing.
-        key, way_out: as for :func:`make_private`.
-
-    Raises:
-        ConfigError: it is a link or no directory, belongs to another user, or is open to others.
-    """
-    if os.path.lexists(folder) and not is_private(folder):
+    if not is_private(folder):
         raise ConfigError(
             key,
             f"{folder} is not a directory that this user alone has access to: it must be no link,"

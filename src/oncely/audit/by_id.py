@@ -41,11 +41,11 @@ def by_id(
     """
     from pyspark.sql import DataFrame
 
-    left, right = same_kind(records(compared.ranges), rows)
+    left, right = same_kind(compared.only(records(compared.ranges)), rows)
 
     def excuse(found: DataFrame) -> DataFrame:
-        """Rows of records before or beyond the compared offsets. The rows were read before the
-        present ends are, so these include every record that a row is of."""
+        """Rows of skipped records, and of records before or beyond the compared offsets. The rows
+        were read before the present ends are, so these include every record that a row is of."""
         parts = _not_compared(bounds(), compared)
         if not parts:
             return found
@@ -86,11 +86,12 @@ def doubt_deleted(
 def _not_compared(
     bounds: Mapping[TopicPartition, Bounds], compared: Compared
 ) -> list[dict[TopicPartition, OffsetRange]]:
-    """The offsets before the compared ones, and those beyond."""
+    """The offsets before the compared ones, those beyond, and skipped ones."""
     before, beyond = {}, {}
     for tp, one in bounds.items():
         range_ = compared.ranges.get(tp, OffsetRange(one.first, one.first))
         before[tp] = OffsetRange(one.first, max(one.first, range_.start))
         beyond[tp] = OffsetRange(range_.end, max(one.end, range_.end))
     parts = ({tp: r for tp, r in part.items() if not r.is_empty} for part in (before, beyond))
-    return [part for part in parts if part]
+    skipped = ({tp: one} for tp, own in compared.skipped.items() for one in own)
+    return [part for part in (*parts, *skipped) if part]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from oncely.audit.by_id import by_id, doubt_deleted
-from oncely.audit.datasets import right_side
+from oncely.audit.datasets import reading, right_side
 from oncely.audit.evidence import Bounds, Log
 from oncely.audit.matching import PLACE, side
 from oncely.audit.outcome import Compared, Outcome
@@ -41,7 +41,7 @@ class Views:
     """What the view needs of a pipeline.
 
     Attributes:
-        expected: makes rows of the records that Spark's Kafka source has read: the columns of the
+        expected: makes rows of :func:`~oncely.audit.records.committed` records: the columns of the
             destination, and the columns above. Records that become dead letters or are filtered
             have no row; tombstones have one.
         rows: the present rows of the destination.
@@ -56,6 +56,7 @@ class Views:
     log: Log
 
 
+@reading()
 def audit_by_id(
     spark: SparkSession,
     views: Views,
@@ -130,9 +131,8 @@ def _compared(
 ) -> Compared:
     ends = log.offsets_at(until) if until is not None else {}
     ends = {tp: min(at, ends.get(tp, at)) for tp, at in window.positions.items()}
-    return Compared.between(
-        window.started, ends, {tp: one for tp, one in bounds.items() if tp in ends}
-    )
+    own = {tp: one for tp, one in bounds.items() if tp in ends}
+    return Compared.between(window.started, ends, own, skipped=window.skipped)
 
 
 def _letters(spark: SparkSession, window: Window, compared: Compared) -> DataFrame | None:
@@ -156,8 +156,8 @@ def _records(
     source = views.settings.source
 
     def records(ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
-        frame = committed(spark, source.brokers, source.kafka_properties(), ranges)
-        made = views.expected(frame)
+        kafka = source.kafka_properties()
+        made = views.expected(committed(spark, source.brokers, kafka, ranges))
         own = side(
             made, "left", id_, by=by,
             place=compared.place(F.col(TOPIC), F.col(PARTITION), F.col(OFFSET)),

@@ -29,6 +29,7 @@ Digests = npt.NDArray[np.uint64]
 _LISTED = 5  # runs of offsets that are listed separately
 
 NO_RECORD = "the topic has no committed record at this offset"
+NOT_WANTED = "its record should have no row"
 NEITHER = "neither a row nor a dead letter"
 BOTH = "a row and a dead letter"
 OTHER = "other values"
@@ -245,7 +246,7 @@ class _Comparison:
             return
         wanted = self._expected.rows
         known = single & (wanted >= 0)
-        self._report("unexpected", known & (wanted == 0), "its record should have no row")
+        self._report("unexpected", known & (wanted == 0), NOT_WANTED)
         self._by_number("duplicated", known & (wanted > 0) & (self._rows > wanted), wanted)
         self._by_number("lost", known & (self._rows < wanted), wanted)
         if not self._rules.several:

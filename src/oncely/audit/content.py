@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oncely.audit.compare import Rules
-from oncely.audit.evidence import Log, Snapshot, Span, joined
+from oncely.audit.evidence import Bounds, Log, Snapshot, Span, joined
 from oncely.audit.report import Finding, FindingKind, Undecided
 from oncely.audit.stored.data_file import Unreadable
 from oncely.audit.tally import MODULUS, added
@@ -214,6 +214,19 @@ class GroupComparison:
         except Unreadable as error:
             _by_counts(result, group, str(error))
         return result
+
+    def fits(self, group: Group, ends: Mapping[TopicPartition, Bounds]) -> bool:
+        """True if a group may be rows of its records: each is one that they give today, or nothing
+        tells. Then it is the ledger that does not fit."""
+        if any(tp not in ends or ends[tp].end < one.end for tp, one in group.spans):
+            return False  # no records
+        if self.expected is None or any(ends[tp].first > one.start for tp, one in group.spans):
+            return True
+        try:
+            rows = Counter(at for one in self._contents(group) for at in one.digests.tolist())
+            return rows <= Counter(self._recomputed(self.expected, group).digest.tolist())
+        except Unreadable:
+            return True
 
     def _descend(
         self,

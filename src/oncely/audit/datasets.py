@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from oncely.artifacts import POSTGRES_JDBC, resolve
+from oncely.artifacts import POSTGRES_JDBC, resolve, spark_jars
 from oncely.audit.by_id import by_id, doubt_deleted
 from oncely.audit.evidence import Bounds
 from oncely.audit.matching import matched, resolved, same_kind, side
@@ -28,7 +29,7 @@ from oncely.audit.spec import Dataset, Pair
 from oncely.audit.topic import KafkaLog
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
-from oncely.errors import ConfigError, OncelyError, TopicMissing, Unavailable, WrongInput
+from oncely.errors import ConfigError, TopicMissing, Unavailable, WrongInput
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -38,7 +39,6 @@ LIMIT = 1_000
 
 _SAMPLE = 1_000  # records at either end of a partition
 _FETCH = "10000"  # rows: by default PostgreSQL's driver keeps a whole table in memory
-_DELTA = "io.delta:delta-spark_2.13:4.0.1"
 _DELTA_JARS = ("delta-spark", "delta-storage")
 _DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -48,19 +48,45 @@ _POSTGRES = "jdbc:postgresql:"
 
 
 def spark_conf(*datasets: Dataset) -> dict[str, str]:
-    """The settings of a session that reads these datasets: jars beside Spark's own and Kafka's, and
-    Delta's extension."""
+    """The settings of a session that reads these datasets: jars beside Spark's own, and Delta's
+    extension."""
     jars: list[str] = []
     conf: dict[str, str] = {}
     for one in datasets:
         if _is_postgres(one):
             jars += [str(jar) for jar in resolve(POSTGRES_JDBC)]
         if one.format == "delta":
-            jars += [str(jar) for jar in resolve(_DELTA) if jar.name.startswith(_DELTA_JARS)]
+            jars += [str(jar) for jar in resolve(_delta()) if jar.name.startswith(_DELTA_JARS)]
             conf |= _DELTA_CONF
     return conf | ({"spark.jars": ",".join(dict.fromkeys(jars))} if jars else {})
 
 
+def _delta() -> str:
+    found = spark_jars().delta
+    if found is None:
+        raise WrongInput(
+            "the installed PySpark is newer than Delta Lake's library for Spark",
+            way_out="run this audit where an earlier PySpark is installed, such as 4.0",
+        )
+    return found
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raise the errors of Spark, and of its tasks, as :class:`Unavailable`."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise Unavailable(
+            f"Spark could not read a side: {_cause(error)}",
+            way_out="correct the dataset; --debug shows Spark's traceback",
+        ) from None
+
+
+@reading()
 def audit_pair(
     spark: SparkSession,
     pair: Pair,
@@ -86,32 +112,22 @@ def audit_pair(
         ConfigError: a dataset can't be read, or an expression is wrong.
         Unavailable: a server does not answer.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    try:
-        if pair.left.topics:
-            return _TopicAudit(spark, pair, keyed, limit).report(since, until, proved or {})
-        if since is not None or until is not None or pair.match.source_columns:
-            raise WrongInput(
-                "--since, --until and --source-columns need a topic on the left side",
-                way_out="use --id EXPR without them",
-            )
-        return _tables(spark, pair, keyed, limit)
-    except (PySparkException, Py4JError) as error:
-        raise _failed(error) from None
-
-
-def _failed(error: Exception) -> OncelyError:
-    return Unavailable(
-        f"Spark could not read a side: {_cause(error)}",
-        way_out="correct the dataset; --debug shows Spark's traceback",
-    )
+    if pair.left.topics:
+        return _TopicAudit(spark, pair, keyed, limit).report(since, until, proved or {})
+    if since is not None or until is not None or pair.match.source_columns:
+        raise WrongInput(
+            "--since, --until and --source-columns need a topic on the left side",
+            way_out="use --id EXPR without them",
+        )
+    return _tables(spark, pair, keyed, limit)
 
 
 def _cause(error: Exception) -> str:
-    """The innermost cause, without Java's traces."""
+    """The innermost cause, without Java's traces; the error of a task of ours, if it is one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("oncely.errors.")]
+    if ours:
+        return ours[-1].partition(": ")[2]
     causes = [line for line in lines if line.startswith(("Caused by: ", ": "))]
     said = (causes or lines[:1] or ["no reason"])[-1]
     return said.removeprefix("Caused by: ").removeprefix(": ")

@@ -6,193 +6,35 @@ groups: the rows of a commit, and of several commits whose files were rewritten 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset
 
+from oncely.audit.claims import claimed
 from oncely.audit.content import Group, Rows
-from oncely.audit.delta_history import OTHERS, TableHistory, total
+from oncely.audit.delta_history import OTHERS, total
+from oncely.audit.delta_snapshot import DeltaSnapshot, snapshot_of
 from oncely.audit.digests import digests_of, recipe_of
-from oncely.audit.evidence import Committed, OfLedger, Span, moment
+from oncely.audit.evidence import Committed, OfLedger, Span
 from oncely.audit.grouping import Component, Node, components
 from oncely.audit.report import Finding, Proof, Undecided
 from oncely.audit.scan import Scanned, ScannedRows
-from oncely.audit.stored.data_file import Unreadable, rows_of
-from oncely.audit.stored.delta_document import (
-    DeltaDocument,
-    positions_of,
-    read_commits,
-    read_document,
-    read_letters,
-)
 from oncely.clients.delta import DeltaConnect, connect
-from oncely.clients.files.store import NoSuchFile, Store
 from oncely.config import DeltaSinkSettings, PipelineSettings
-from oncely.core.claim import NO_RECORDS, Counts
-from oncely.core.digest import Recipe, row_digests
+from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
+from oncely.core.digest import Recipe, kind_of, row_digests
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition, from_tree
-from oncely.errors import SourceMismatch, Stopped, Unavailable
+from oncely.core.topics import Position, TopicPartition, grouped
 
 SOURCE = ("kafka_topic", "kafka_partition", "kafka_offset")
-_TRIES = 20
 _BLAMES = 20
 LOG_CUT = "the table's log no longer contains the commits of these offsets"
 NOT_READ = "the rows were not read, only counted: --download compares their content"
-
-
-@dataclass
-class DeltaSnapshot:
-    """One version of a table.
-
-    Attributes:
-        pipeline: the pipeline's name.
-        store: the table's root.
-        table: the handle of delta-rs, at this version.
-        document: the ledger that this version names.
-        history: the log up to this version.
-    """
-
-    pipeline: str
-    store: Store
-    table: Any
-    document: DeltaDocument
-    history: TableHistory
-
-    @property
-    def source(self) -> SourceIdentity:
-        """Cluster and topics that were read."""
-        return SourceIdentity(self.document.cluster_id, self.document.topic_ids)
-
-    @property
-    def positions(self) -> Mapping[TopicPartition, Position]:
-        """The position of each partition."""
-        return positions_of(self.document)
-
-    @cached_property
-    def started(self) -> Mapping[TopicPartition, Position]:
-        """The first positions that the log still contains."""
-        found = self.history.started()
-        return {tp: min(at, found.get(tp, at)) for tp, at in self.positions.items()}
-
-    @cached_property
-    def counted(self) -> Mapping[TopicPartition, Position]:
-        """The same, or where the ledger's totals begin: they stay when the log is cut."""
-        totals = from_tree(self.document.totals)
-        return {
-            tp: min(at, totals[tp].since) if tp in totals else at for tp, at in self.started.items()
-        }
-
-    def before(self, known: Mapping[TopicPartition, Position]) -> list[Span]:
-        """The offsets before known ones that may have been committed, if the log was cut."""
-        begun: dict[TopicPartition, int] = from_tree(self.document.started)
-        spans = {} if self.history.is_whole else known
-        return [
-            Span(tp, OffsetRange(begun.get(tp, 0), at))
-            for tp, at in sorted(spans.items())
-            if begun.get(tp, 0) < at
-        ]
-
-    @cached_property
-    def committed(self) -> Sequence[Committed]:
-        """The commits that the log still contains, by partition and range; after a replay, which
-        changes the totals only, these."""
-        if self.history.replayed or self.history.backfilled:
-            return [
-                Committed(
-                    Span(tp, OffsetRange(one.since, self.positions[tp])), "joined", one.counts
-                )
-                for tp, one in sorted(from_tree(self.document.totals).items())
-            ]
-        found = []
-        for one in self.history.commits:
-            at = None if one.at_ms is None else moment(one.at_ms)
-            counts = self.history.counts(one.version)
-            for span in self.history.spans(one.version):
-                if span.range.end <= self.positions.get(span.partition, 0):
-                    own = counts.get(span.partition, NO_RECORDS)
-                    found.append(Committed(span, "data", own, at=at))
-        return sorted(found, key=lambda one: one.span)
-
-    @cached_property
-    def letters(self) -> frozenset[tuple[TopicPartition, int]]:
-        """The dead letters that wait."""
-        return frozenset(read_letters(self.store, self.document))
-
-    @cached_property
-    def sizes(self) -> Mapping[str, int]:
-        """The files below the root, and their sizes."""
-        return {one.path: one.bytes for one in self.store.list()}
-
-    @cached_property
-    def live(self) -> Mapping[str, int | None]:
-        """The table's files and their rows, as delta-rs lists them."""
-        rows = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
-        counted = self.history.counted
-        known = {unquote(row["path"]): row["num_records"] for row in rows}
-        return {path: counted.get(path, stored) for path, stored in known.items()}
-
-    @cached_property
-    def missing(self) -> frozenset[str]:
-        """Files of the table that are not in the store."""
-        return frozenset(path for path in self.live if "://" not in path and path not in self.sizes)
-
-    @cached_property
-    def problems(self) -> dict[str, str]:
-        """What is wrong with files of the table; those that can't be read are added as they are
-        read."""
-        named = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
-        wanted = {unquote(row["path"]): row["size_bytes"] for row in named}
-        found = dict.fromkeys(self.missing, "it is missing, and the table still names it")
-        for path, size in wanted.items():
-            if self.sizes.get(path, size) != size:
-                found[path] = f"it has {self.sizes[path]:,} bytes, and the table names {size:,}"
-        return found
-
-    def batches(self, columns: Sequence[str], paths: Iterable[str] | None = None) -> Iterator[Any]:
-        """Batches of rows with the path of their file, of all files or of some; a damaged file may
-        have none.
-
-        Raises:
-            Unreadable: the table has a feature that delta-rs can't read into Arrow.
-            Unavailable: a file can't be read, and is not damaged.
-        """
-        there = (set(self.live) if paths is None else set(paths)) - self.missing
-        try:
-            dataset = self.table.to_pyarrow_dataset()
-        except Exception as error:  # DeltaProtocolError, without the package it is no name
-            raise Unreadable(f"the table can't be read: {error}"[:300]) from None
-        for fragment in dataset.get_fragments():
-            if fragment.path in there:
-                try:
-                    for batch in fragment.to_batches(schema=dataset.schema, columns=list(columns)):
-                        yield fragment.path, batch
-                except (pa.ArrowException, OSError) as error:
-                    self._damaged(fragment.path, error)
-
-    def _damaged(self, path: str, error: Exception) -> None:
-        """Note a file of which nothing can be read, if its bytes are the reason."""
-        try:
-            rows_of(self.store.read(path), "parquet")
-        except Unreadable as reason:
-            self.problems.setdefault(path, str(reason))
-            return
-        except NoSuchFile:
-            pass
-        raise Unavailable(f"{path} can't be read: {error}"[:300], way_out="try again") from error
-
-    def inside(self, spans: Iterable[Span]) -> list[tuple[TopicPartition, int]]:
-        """The dead letters of these spans."""
-        return sorted(
-            {one for one in self.letters for s in spans
-             if s.partition == one[0] and one[1] in s.range}
-        )  # fmt: skip
 
 
 class _OfTable(OfLedger):
@@ -240,7 +82,12 @@ class DeltaGroups(_OfTable):
             spans = tuple(s for one in sorted(origins) for s in history.spans(one))
             nodes.append(Node(spans, paths))
         nodes = [one for one in nodes if one.spans]
+        passed = [one for one in self.committed if one.kind == SKIPPED]
+        nodes += [Node((one.span,), one) for one in passed]
         found = components(nodes, self.whole(self.started))
+        found = [
+            one for one in found if not one.nodes or any(n.what not in passed for n in one.nodes)
+        ]
         self.groups = [*map(self._of, found), *self._before_the_log()]
 
     @property
@@ -263,11 +110,9 @@ class DeltaGroups(_OfTable):
 
     def _by_origins(self) -> dict[frozenset[int], list[str]]:
         """The table's files by the commits that they come from."""
-        found: dict[frozenset[int], list[str]] = {}
-        for path in self.snapshot.live:
-            origins = self.snapshot.history.live.get(path, frozenset({OTHERS}))
-            found.setdefault(origins - {OTHERS}, []).append(path)
-        return found
+        live = self.snapshot.history.live
+        origins = {path: live.get(path, frozenset({OTHERS})) for path in self.snapshot.live}
+        return grouped((of - {OTHERS}, path) for path, of in origins.items())
 
     def _before_the_log(self) -> Iterator[Group]:
         """The offsets of commits that the log no longer contains."""
@@ -329,11 +174,23 @@ class DeltaOffsets(ScannedRows, _OfTable):
 
     def __post_init__(self) -> None:
         self.untold = [Undecided(*one, LOG_CUT) for one in self.snapshot.before(self.started)]
+        self.claims = self.snapshot.history.claims
+        if self._nested and self.snapshot.history.blames:
+            reason = f"other writers have changed rows, and no digest covers {self._nested}"
+            self.untold.append(Undecided(None, None, reason))
+
+    @cached_property
+    def _nested(self) -> str:
+        """The columns whose values are not compared."""
+        schema = pa.schema(self.snapshot.table.schema().to_arrow())
+        return ", ".join(one.name for one in schema if kind_of(one.type) is None)
 
     @property
     def limits(self) -> Sequence[str]:
-        """The damaged files."""
-        return [f"{path}: {problem}" for path, problem in sorted(self.snapshot.problems.items())]
+        """The damaged files, and the columns whose values are not compared."""
+        found = [f"{path}: {problem}" for path, problem in sorted(self.snapshot.problems.items())]
+        found += [f"no digest covers {self._nested}"] if self._nested else []
+        return found
 
     @property
     def committed(self) -> Sequence[Committed]:
@@ -359,12 +216,15 @@ class DeltaOffsets(ScannedRows, _OfTable):
         return f"the table has no column {lacking[0]!r} any more" if lacking else ""
 
     def outside(self, whole: Mapping[TopicPartition, OffsetRange]) -> Iterator[pa.RecordBatch]:
-        """Rows and dead letters of other offsets."""
+        """Dead letters of other offsets, and rows of these that no other pipeline has committed."""
         letters = (Scanned(tp, np.array([at])) for tp, at in sorted(self.snapshot.letters))
-        for one in chain(self.scan(""), letters):
+        for one, claims in chain(
+            ((one, self.claims) for one in self.scan("")), ((one, ()) for one in letters)
+        ):
             range_ = whole.get(one.partition, OffsetRange(0, 0))
             start = range_.start if self.snapshot.history.is_whole else 0
-            yield from one.only((one.offsets < start) | (one.offsets >= range_.end))
+            outside = (one.offsets < start) | (one.offsets >= range_.end)
+            yield from one.only(outside & ~claimed(claims, one.partition, one.offsets))
 
     def letters(self) -> Collection[tuple[TopicPartition, int]]:
         """The dead letters that wait."""
@@ -376,7 +236,8 @@ class DeltaOffsets(ScannedRows, _OfTable):
         more = [name for name, _ in covered.columns if name not in SOURCE] if covered else []
         for _, batch in self.snapshot.batches([*SOURCE, *more]):
             rows = pa.table(batch)
-            rows = rows.filter(rows.column(SOURCE[2]).is_valid())
+            for name in SOURCE:
+                rows = rows.filter(rows.column(name).is_valid())
             offsets = rows.column(SOURCE[2]).to_numpy().astype(np.int64)
             digests = None if covered is None else row_digests(rows, offsets, covered)
             topics = rows.column(SOURCE[0]).combine_chunks().dictionary_encode()
@@ -408,26 +269,3 @@ def open_delta(
     if set(SOURCE) <= set(columns):
         return DeltaOffsets(taken)
     return DeltaGroups(taken, download)
-
-
-def snapshot_of(pipeline: str, store: Store, connect: DeltaConnect = connect) -> DeltaSnapshot:
-    """The newest version whose document is there: a newer commit may have removed it."""
-    tables, app_id = connect(store.url, store.s3), f"oncely/{pipeline}"
-    for _ in range(_TRIES):
-        table = tables.load()
-        number = None if table is None else table.transaction_version(app_id)
-        if number is None:
-            raise SourceMismatch(
-                f"the table {store!r} contains nothing of pipeline {pipeline!r}",
-                way_out="run the pipeline first; or correct name, or sink.url",
-            )
-        try:
-            document = read_document(store, pipeline, number)
-        except NoSuchFile:
-            continue
-        commits = read_commits(store, table.version())
-        return DeltaSnapshot(pipeline, store, table, document, TableHistory(pipeline, commits))
-    raise Stopped(
-        f"pipeline {pipeline!r}: the table names a ledger, and its document is gone",
-        way_out="restore _oncely/ from a backup; without it no position is known",
-    )

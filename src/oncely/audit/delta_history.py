@@ -16,8 +16,9 @@ from typing import Any
 
 from oncely.audit.evidence import Span, moment
 from oncely.audit.stored.delta_document import DeltaCommit, FileAction
+from oncely.clients.sql.claims import Claim
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange
+from oncely.core.ranges import OffsetRange, cut
 from oncely.core.topics import Position, TopicPartition
 
 OTHERS = -1
@@ -103,8 +104,7 @@ class TableHistory:
 
     def counts(self, version: int) -> dict[TopicPartition, Counts]:
         """The counts and digests of a commit's ranges; empty if an early version wrote it."""
-        (commit,) = (one for one in self.commits if one.version == version)
-        counts = commit.tree(self.pipeline, "counts")
+        counts = self._commits[version].tree(self.pipeline, "counts")
         return {tp: _counts(told) for tp, told in counts.items()}
 
     def started(self) -> dict[TopicPartition, Position]:
@@ -120,7 +120,37 @@ class TableHistory:
         starts = [one.range.start for one in self._of(commit) if one.partition == tp]
         return min([at, *starts])
 
+    @cached_property
+    def skipped(self) -> dict[TopicPartition, list[OffsetRange]]:
+        """The offsets that resets have passed over, and no later one has gone back to."""
+        found: dict[TopicPartition, list[OffsetRange]] = {}
+        known: dict[TopicPartition, Position] = {}
+        for commit in self.commits:
+            told = commit.told_by(self.pipeline)
+            moved = commit.tree(self.pipeline, "positions")
+            for tp, at in moved.items() if told and told.get("kind") == "reset" else ():
+                found[tp] = cut(found.get(tp, ()), at)
+                if known.get(tp, at) < at:
+                    found[tp].append(OffsetRange(known[tp], at))
+            known |= moved
+        return found
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What other pipelines have committed, as far as the log shows."""
+        return [
+            (name, tp, OffsetRange(*one))
+            for commit in self.commits
+            for name in (app.removeprefix("oncely/") for app in commit.transactions)
+            for tp, one in commit.tree(name, "ranges").items()
+            if name != self.pipeline
+        ]
+
     # -- parts -----------------------------------------------------------------------------
+
+    @cached_property
+    def _commits(self) -> Mapping[int, DeltaCommit]:
+        return {one.version: one for one in self.commits}
 
     @cached_property
     def _spans(self) -> Mapping[int, tuple[Span, ...]]:

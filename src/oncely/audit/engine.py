@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 
-from oncely.audit.compare import Settled
-from oncely.audit.evidence import Bounds, Evidence, Expected, Log, Snapshot, Span
-from oncely.audit.layout import disorder, parts
+from oncely.audit.claims import claimants, claimed, told
+from oncely.audit.compare import NEITHER, Damage, Settled
+from oncely.audit.evidence import (
+    Bounds,
+    Evidence,
+    Expected,
+    Log,
+    Snapshot,
+    Span,
+    passed_over,
+    skipped,
+)
+from oncely.audit.lacking import lacking
+from oncely.audit.layout import Part, by_partition, disorder, parts
+from oncely.audit.letters import compare_letters
+from oncely.audit.outside import Outside
 from oncely.audit.ranges import NOTHING_LEFT, RangeComparison
 from oncely.audit.report import (
     CompleteUntil,
@@ -21,6 +37,9 @@ from oncely.audit.report import (
     Report,
     Undecided,
 )
+from oncely.core.batch import IntArray
+from oncely.core.claim import SKIPPED
+from oncely.core.digest import Recipe
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 
@@ -89,6 +108,9 @@ class Audit:
     _findings: dict[FindingKind, list[Finding]] = field(default_factory=dict, init=False)
     _found: Counter[FindingKind] = field(default_factory=Counter, init=False)
     _undecided: list[Undecided] = field(default_factory=list, init=False)
+    _skipped: Mapping[TopicPartition, Sequence[OffsetRange]] = field(
+        default_factory=dict, init=False
+    )
 
     def run(self, until: datetime | None) -> Report:
         """Compare.
@@ -105,7 +127,10 @@ class Audit:
         untold = self.snapshot.untold
         for one in (*ends.undecided, *untold, *disorder(self.snapshot.committed)):
             self.leave(one)
+        self._skipped = skipped(self.snapshot.committed)
+        self.notes += passed_over(self._skipped, ends.whole)
         self._compare(ends)
+        self._letters(ends)
         self._outside(ends)
         self._same_topics_still(ends)
         return self._report(ends, self._complete_until(ends))
@@ -198,6 +223,12 @@ class Audit:
     def _keep(self, finding: Finding) -> None:
         self._findings.setdefault(finding.kind, []).append(finding)
 
+    def _altered_at(self, tp: TopicPartition, offset: int, detail: str) -> None:
+        """Add an altered row or dead letter."""
+        self.find(Finding(tp, offset, "altered", detail), 1)
+        self.tabs[tp].unproved(offset)
+        self.tabs[tp].accounted -= 1
+
     def leave(self, one: Undecided) -> None:
         """Add offsets of which nothing is proved."""
         self._undecided.append(one)
@@ -228,6 +259,21 @@ class Audit:
         proved = None if None in event else min((one for one in event if one), default=None)
         return CompleteUntil(proved, min(missing, default=ends.at))
 
+    def _letters(self, ends: Ends) -> None:
+        """Compare the dead letters with their records."""
+        there = {tp: one for tp, one in ends.compared.items() if tp not in ends.gone}
+        gone = 0
+        for letter, problem in compare_letters(
+            self.snapshot.kept(), there, self.log, self.expected
+        ):
+            gone += problem is None
+            if problem:
+                self._altered_at(letter.of, letter.offset, problem)
+        if gone:
+            self.notes.append(
+                f"{gone:,} dead letters can't be compared: the topic no longer has their records"
+            )
+
     def _report(self, ends: Ends, complete: CompleteUntil) -> Report:
         kinds = sorted(self._findings)
         findings = [
@@ -254,7 +300,7 @@ class Audit:
                 for tp, one in sorted(tabs.items())
             ],
             complete_until=complete,
-            limits=[*self.snapshot.limits, *self.notes],
+            limits=[*self.snapshot.limits, *told(self.snapshot.claims), *self.notes],
         )  # fmt: skip
 
 
@@ -263,17 +309,60 @@ class ByOffset(Audit):
     """Compares a destination whose rows contain their offsets, range by range."""
 
     snapshot: Evidence
+    _damaged: set[tuple[TopicPartition, int]] = field(default_factory=set, init=False)
+    _divided: Sequence[Part] = field(default=(), init=False)
 
     def _compare(self, ends: Ends) -> None:
         recipe = "" if self.expected is None else self.expected.recipe
-        first = {tp: one.first for tp, one in ends.bounds.items()}
-        first |= dict.fromkeys(ends.gone, NOTHING_LEFT)
-        comparison = RangeComparison(self.snapshot, self.log, self.expected, first, ends.compacted)
-        for one in comparison.run(parts(self.snapshot.committed, ends.compared, recipe)):
+        comparison = self._comparison(ends)
+        divided = parts(self.snapshot.committed, ends.compared, recipe)
+        self._divided = [one for one in divided if one.kind != SKIPPED]
+        for one in comparison.run(self._divided):
             tab = self.tabs[one.part.span.partition]
             tab.ranges += 1
             tab.differing += one.differing
             self._settle(tab, one.part.span, one.settled)
+        for each in lacking(self._divided, self.expected, comparison.first):
+            self.leave(each)
+        self._other_columns(comparison, ends)
+
+    def _other_columns(self, comparison: RangeComparison, ends: Ends) -> None:
+        """Compare the columns that the history's digests do not cover: all records are decoded."""
+        if self.expected is None or not self.expected.others:
+            return
+        recipe, there, rows = self.expected.others, dict[TopicPartition, OffsetRange](), 0
+        altered: list[tuple[TopicPartition, int]] = []
+        names = ", ".join(name for name, _ in Recipe.parse(recipe).columns)
+        for tp, whole in ends.compared.items():
+            low = min(max(whole.start, comparison.first[tp]), whole.end)
+            there[tp] = OffsetRange(low, whole.end)
+            if low > whole.start and tp not in ends.gone:
+                reason = f"{names}: the topic no longer holds the records to compare them with"
+                self.leave(Undecided(tp, OffsetRange(whole.start, low), reason))
+        for part, unable, offsets, number in comparison.other_values(parts((), there, recipe)):
+            tp, rows = part.span.partition, rows + number
+            if unable:
+                self.leave(Undecided(*part.span, f"{names} can't be compared: {unable}"))
+            ours = self._ours(tp, Damage("altered", offsets, ""))
+            new = (at for at in ours.tolist() if (tp, at) not in self._damaged)
+            altered += [(tp, at) for at in new]
+        if 2 * len(altered) > rows:  # decode or transform may have changed, rather than the rows
+            reason = f"{len(altered):,} rows have other values of {names} than records give today"
+            self.leave(Undecided(None, None, reason))
+            return
+        divided = by_partition(self._divided)
+        for tp, some in groupby(sorted(altered), itemgetter(0)):
+            places = [at for _, at in some]
+            if end := _changed_at(divided.get(tp, ()), places):
+                reason = f"all first rows have other values of {names} than records give today"
+                self.leave(Undecided(tp, OffsetRange(ends.compared[tp].start, end), reason))
+            for at in places[bisect_left(places, end) :]:
+                self._altered_at(tp, at, f"other values of {names}")
+
+    def _comparison(self, ends: Ends) -> RangeComparison:
+        first = {tp: one.first for tp, one in ends.bounds.items()}
+        first |= dict.fromkeys(ends.gone, NOTHING_LEFT)
+        return RangeComparison(self.snapshot, self.log, self.expected, first, ends.compacted)
 
     def _settle(self, tab: Tab, span: Span, done: Settled) -> None:
         result, tp = done.result, span.partition
@@ -281,21 +370,46 @@ class ByOffset(Audit):
         tab.accounted += result.accounted
         tab.holes += result.holes
         for damage in result.damage:
+            offsets = self._ours(tp, damage)
             room = max(0, self.limit - len(self._findings.get(damage.kind, ())))
-            for offset in damage.offsets[:room]:
+            for offset in offsets[:room]:
                 self._keep(Finding(tp, int(offset), damage.kind, damage.detail))
-            self._found[damage.kind] += len(damage.offsets)
+            if len(offsets):
+                self._found[damage.kind] += len(offsets)
+            self._damaged.update((tp, at) for at in damage.offsets.tolist())
             tab.unproved(int(damage.offsets.min()))
-        self._take((span,), done.findings, done.undecided)
+        findings = done.findings
+        if claimants(self.snapshot.claims, *span):
+            findings = [one for one in findings if one[0].kind == "lost"]
+            if len(findings) < len(done.findings):
+                self._contested(*span)
+        self._take((span,), findings, done.undecided)
+
+    def _ours(self, tp: TopicPartition, damage: Damage) -> IntArray:
+        """The damaged offsets that no other pipeline has committed into the same table, and
+        records without any row."""
+        if damage.detail == NEITHER:
+            return damage.offsets
+        contested = claimed(self.snapshot.claims, tp, damage.offsets)
+        if contested.any():
+            some = damage.offsets[contested]
+            self._contested(tp, OffsetRange(int(some.min()), int(some.max()) + 1))
+        return damage.offsets[~contested]
+
+    def _contested(self, tp: TopicPartition, range_: OffsetRange) -> None:
+        self.leave(Undecided(tp, range_, self._contest(tp, range_)))
+
+    def _contest(self, tp: TopicPartition, range_: OffsetRange) -> str:
+        names = claimants(self.snapshot.claims, tp, range_)
+        return (
+            f"pipeline {names} has committed records of these offsets into the same table, too:"
+            " their rows can't be told apart, and a repair leaves them"
+        )
 
     def _outside(self, ends: Ends) -> None:
-        for batch in self.snapshot.outside(ends.whole):
-            for line in batch.to_pylist():
-                tp = None if line["topic"] is None else TopicPartition(
-                    line["topic"], line["partition"]
-                )  # fmt: skip
-                detail = _outside(tp, line["offset"], ends.whole)
-                self.find(Finding(tp, line["offset"], "unexpected", detail), line["rows"])
+        outside = Outside(self._comparison(ends), self._divided, ends.bounds, ends.whole)
+        for one, number in outside.judged(self.snapshot.outside(ends.whole)):
+            self.find(one, number) if isinstance(one, Finding) else self.leave(one)
 
 
 def _other(
@@ -320,13 +434,14 @@ def _other(
     return ""
 
 
-def _outside(
-    tp: TopicPartition | None, offset: int | None, whole: Mapping[TopicPartition, OffsetRange]
-) -> str:
-    if tp is None or offset is None:
-        return "a row without an offset"
-    if tp not in whole:
-        return "the ledger has no position of this partition"
-    if offset >= whole[tp].end:
-        return f"beyond the position, {whole[tp].end}"
-    return f"before the start of the pipeline, {whole[tp].start}"
+def _changed_at(divided: Sequence[Part], altered: Sequence[int]) -> Position:
+    """The end of the first ranges whose rows are all altered, 0 if there are none: an earlier
+    decode or transform may have given them."""
+    found = 0
+    for part in divided:
+        range_, rows = part.span.range, 0 if part.entry is None else part.entry.rows
+        number = bisect_left(altered, range_.end) - bisect_left(altered, range_.start)
+        if number < rows:
+            break
+        found = range_.end if number else found
+    return found

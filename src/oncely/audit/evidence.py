@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from oncely.audit.claims import Claims
 from oncely.audit.report import Proof, Undecided
-from oncely.core.claim import Counts
+from oncely.audit.stored.letter import Letter
+from oncely.core.claim import SKIPPED, Counts
 from oncely.core.expected import Expected, ExpectedRecords, Span
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.topics import Position, SourceIdentity, TopicPartition, grouped
 
 __all__ = ["Expected", "ExpectedRecords", "Span"]
 
@@ -28,8 +30,8 @@ class Committed:
 
     Attributes:
         span: its offsets.
-        kind: of a history entry: data, hole, gap, joined; or of an amendment, whose counts and
-            digest are added to those of the entries: replay, repair, backfill.
+        kind: of a history entry: data, hole, gap, joined, skipped; or of an amendment, whose counts
+            and digest are added to those of the entries: replay, repair, backfill.
         counts: the counts of its records, with the digest of its rows and the digest's recipe if
             they were stored.
         epoch: the epoch of the run that has committed it; None if it is not stored.
@@ -43,6 +45,25 @@ class Committed:
     epoch: int | None = None
     at: datetime | None = None
     amended: bool = False
+
+
+def skipped(committed: Iterable[Committed]) -> dict[TopicPartition, list[OffsetRange]]:
+    """The offsets that a start, or a reset, has put positions behind."""
+    return grouped(one.span for one in committed if one.kind == SKIPPED)
+
+
+def passed_over(
+    skipped: Mapping[TopicPartition, Sequence[OffsetRange]],
+    compared: Mapping[TopicPartition, OffsetRange],
+) -> list[str]:
+    """Skipped offsets among those that are compared, as limits of a report."""
+    return [
+        f"{tp}: {one} was passed over by a reset: its records are not expected, and are not"
+        " compared"
+        for tp, own in sorted(skipped.items())
+        for one in own
+        if tp in compared and one.overlaps(compared[tp])
+    ]
 
 
 class Cell(NamedTuple):
@@ -91,6 +112,8 @@ class Stated(Protocol):
     def positions(self) -> Mapping[TopicPartition, Position]: ...
     @property
     def committed(self) -> Sequence[Committed]: ...
+    @property
+    def kept(self) -> Callable[[], Iterable[Letter]]: ...
 
 
 class Snapshot(Stated, Protocol):
@@ -101,9 +124,12 @@ class Snapshot(Stated, Protocol):
         positions: the committed position of each partition.
         started: the first offset of each partition that the pipeline was to read.
         committed: the history in force, ascending by partition and range; amendments last.
+        kept: returns the content of the dead letters, by partition and offset; also of discarded
+            ones.
         proof: what the destination allows to prove.
         limits: reasons why the proof is weaker than by offset and value, for ``oncely plan`` and
             the report; empty if it is not.
+        claims: what other pipelines have committed into the same destination.
         untold: offsets before ``started`` that may have been committed, and of which nothing is
             known any more.
     """
@@ -115,6 +141,8 @@ class Snapshot(Stated, Protocol):
     @property
     def limits(self) -> Sequence[str]: ...
     @property
+    def claims(self) -> Claims: ...
+    @property
     def untold(self) -> Sequence[Undecided]: ...
 
     def close(self) -> None:
@@ -125,6 +153,7 @@ class OfLedger:
     """The part of :class:`Snapshot` that the ledger of a snapshot states."""
 
     snapshot: Stated
+    claims: Claims = ()
     untold: Sequence[Undecided] = ()
 
     @property
@@ -142,11 +171,22 @@ class OfLedger:
         """The history that the ledger still contains."""
         return self.snapshot.committed
 
+    def kept(self) -> Iterable[Letter]:
+        """The content of the dead letters."""
+        return self.snapshot.kept()
+
     def whole(
         self, started: Mapping[TopicPartition, Position]
     ) -> dict[TopicPartition, OffsetRange]:
         """By partition the offsets from the start to the position, ascending."""
         return {tp: OffsetRange(started[tp], at) for tp, at in sorted(self.positions.items())}
+
+    def read(self, started: Mapping[TopicPartition, Position]) -> tuple[Span, ...]:
+        """The same without the offsets that a reset has passed over."""
+        passed, whole = skipped(self.committed), self.whole(started)
+        return tuple(
+            Span(tp, r) for tp, one in whole.items() for r in one.minus(passed.get(tp, ()))
+        )
 
     def close(self) -> None:
         """Nothing is open."""
@@ -229,6 +269,13 @@ class Log(Protocol):
             Unavailable: no answer.
         """
 
+    def messages(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Any]:
+        """The readable records at these offsets, as messages of confluent-kafka.
+
+        Raises:
+            Unavailable: no answer.
+        """
+
     def offsets_at(self, at: datetime) -> Mapping[TopicPartition, Position]:
         """The first record at or after a time in every partition; the end if there is none."""
 
@@ -275,6 +322,12 @@ def joined(batches: Sequence[ExpectedRecords]) -> ExpectedRecords:
         if len(digests) == len(batches)
         else None,
     )
+
+
+def within(offsets: Any, range_: OffsetRange) -> slice:
+    """The indices of those of ascending offsets that are in a range."""
+    start, end = np.searchsorted(offsets, (range_.start, range_.end))
+    return slice(int(start), int(end))
 
 
 def clipped(runs: IntArray, range_: OffsetRange) -> IntArray:

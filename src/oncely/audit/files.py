@@ -33,7 +33,7 @@ from oncely.audit.stored.topic_ledger import TopicLedger
 from oncely.audit.topic_snapshot import TopicSnapshot, take
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.config import FilesSinkSettings, PipelineSettings
-from oncely.core.claim import NO_RECORDS, Counts
+from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
@@ -147,7 +147,8 @@ class FilesEvidence(OfLedger):
         for one in files:
             if self._is_beyond(one.file, self.snapshot.reached):
                 text = f"{one.rows:,} rows of records beyond the position, in {one.file.path}"
-                self._find(one, text)
+                self._files[one.file.path] = [one]
+                self._find(one, text, tuple(self._spans(one.file)))
         for one in self.snapshot.content.foreign:
             text = f"{one.rows:,} rows of pipeline {one.file.pipeline!r}, in {one.file.path}"
             self._find(one, text)
@@ -155,11 +156,11 @@ class FilesEvidence(OfLedger):
             text = f"a dead letter beyond the position, at {letter.at[0]} {letter.at[1]}"
             self.unexpected.append(Finding(letter.of, letter.offset, "unexpected", text))
 
-    def _find(self, one: _Kept, text: str) -> None:
+    def _find(self, one: _Kept, text: str, within: tuple[Span, ...] = ()) -> None:
         ranges = one.file.ranges
         tp = ranges[0].of if len(ranges) == 1 else None
         offset = ranges[0].start if len(ranges) == 1 else None
-        self.unexpected.append(Finding(tp, offset, "unexpected", text, file=one.file.path))
+        self.unexpected.append(Finding(tp, offset, "unexpected", text, within, one.file.path))
 
     def _is_beyond(self, file: NamedFile, positions: Mapping[TopicPartition, Position]) -> bool:
         return any(one.start >= positions.get(one.of, 0) for one in file.ranges)
@@ -174,6 +175,8 @@ class FilesEvidence(OfLedger):
         nodes = [Node((o.span,), o) for o in known if not self.snapshot.is_backfilled(o.span)]
         nodes += [Node(self._spans(one.file), one) for one in files]
         for one in components(nodes, self.whole(self.started)):
+            if all(isinstance(n.what, Committed) and n.what.kind == SKIPPED for n in one.nodes):
+                continue
             group = self._of(one)
             self._files[group.name] = [n.what for n in one.nodes if isinstance(n.what, _Kept)]
             self.groups.append(group)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Metric
 
 from oncely.audit.report import KINDS, Report
 from oncely.clients.http_server import Page, Server
-from oncely.core.prometheus import CONTENT_TYPE, Metric, Sample, exposition
 from oncely.errors import OncelyError
+from oncely.prometheus import CONTENT_TYPE, exposition, gauge
 
 _VERDICTS = ("clean", "damaged", "unknown")
 
@@ -25,61 +25,59 @@ class Gauges:
 
     pipeline: str
     _report: Report | None = None
-    _counts: Counter[str] = field(default_factory=Counter)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._registry, own = CollectorRegistry(), ["pipeline"]
+        self._audits, self._failures = (
+            Counter(f"oncely_audit_{name}", told, own, registry=self._registry).labels(
+                self.pipeline
+            )
+            for name, told in (
+                ("audits", "Audits that have ended."),
+                ("failures", "Audits that got no answer."),
+            )
+        )
 
     def audited(self, report: Report) -> None:
         """Take the values of a report."""
-        with self._lock:
-            self._report = report
-            self._counts["audits"] += 1
+        self._report = report
+        self._audits.inc()
 
     def failed(self, _: OncelyError) -> None:
         """Count an audit without an answer."""
-        with self._lock:
-            self._counts["failures"] += 1
+        self._failures.inc()
 
     def text(self) -> str:
         """The values in Prometheus' format."""
-        with self._lock:
-            report, counts = self._report, Counter(self._counts)
-        metrics = [
-            self._metric("audit_audits_total", "Audits that have ended.",
-                         [({}, counts["audits"])])._replace(kind="counter"),
-            self._metric("audit_failures_total", "Audits that got no answer.",
-                         [({}, counts["failures"])])._replace(kind="counter"),
-        ]  # fmt: skip
-        if report is not None:
-            metrics += self._of_report(report)
-        return exposition(metrics)
+        report = self._report
+        values = () if report is None else self._of_report(report)
+        return exposition([*self._registry.collect(), *values])
 
     def _of_report(self, report: Report) -> Iterator[Metric]:
-        complete, metric = report.complete_until, self._metric
-        found = [({"kind": str(kind)}, report.found.get(kind, 0)) for kind in KINDS]
-        verdicts = [({"verdict": one}, int(one == report.verdict)) for one in _VERDICTS]
-        if complete.wall_time is not None:
-            told = "Unix time up to which all records are proved to have arrived."
-            yield metric("complete_until_seconds", told, [({}, complete.wall_time.timestamp())])
-        if complete.event_time is not None:
-            told = "The same as a timestamp of records."
-            at = complete.event_time.timestamp()
-            yield metric("complete_until_event_seconds", told, [({}, at)])
-        yield metric("audit_findings", "Findings of the last audit.", found)
-        yield metric("audit_verdict", "1 for the verdict of the last audit.", verdicts)
+        complete = report.complete_until
+        found = {str(kind): report.found.get(kind, 0) for kind in KINDS}
+        verdicts = {one: int(one == report.verdict) for one in _VERDICTS}
+        yield self._by("findings", "Findings of the last audit.", "kind", found)
+        yield self._by("verdict", "1 for the verdict of the last audit.", "verdict", verdicts)
+        times = (
+            ("complete_until_seconds",
+             "Unix time up to which all records are proved to have arrived.", complete.wall_time),
+            ("complete_until_event_seconds", "The same as a timestamp of records.",
+             complete.event_time),
+            ("audit_timestamp_seconds", "When its ends were fixed.", report.at),
+        )  # fmt: skip
         for name, told, value in (
-            ("records", "Records that the last audit compared.", report.records),
-            ("accounted", "Those that are accounted for.", report.accounted),
-            ("undecided", "What the last audit could not decide.", len(report.undecided)),
-            ("duration_seconds", "Duration of the last audit.", report.seconds),
-            ("timestamp_seconds", "When its ends were fixed.", report.at.timestamp()),
+            *((name, told, at.timestamp()) for name, told, at in times if at is not None),
+            ("audit_records", "Records that the last audit compared.", report.records),
+            ("audit_accounted", "Those that are accounted for.", report.accounted),
+            ("audit_undecided", "What the last audit could not decide.", len(report.undecided)),
+            ("audit_duration_seconds", "Duration of the last audit.", report.seconds),
         ):
-            yield metric(f"audit_{name}", told, [({}, value)])
+            yield gauge(f"oncely_{name}", told, ["pipeline"], [([self.pipeline], value)])
 
-    def _metric(
-        self, name: str, told: str, samples: Sequence[tuple[dict[str, str], float]]
-    ) -> Metric:
-        own = [Sample({"pipeline": self.pipeline, **labels}, value) for labels, value in samples]
-        return Metric(f"oncely_{name}", told, own)
+    def _by(self, name: str, told: str, label: str, values: Mapping[str, float]) -> Metric:
+        samples = [((self.pipeline, of), value) for of, value in values.items()]
+        return gauge(f"oncely_audit_{name}", told, ("pipeline", label), samples)
 
     def server(self, address: str) -> Server:
         """Serves ``/metrics`` at the address of ``--metrics``.

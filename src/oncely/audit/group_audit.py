@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from oncely.audit.compare import Rules
 from oncely.audit.content import Group, GroupComparison, GroupedEvidence, Result
 from oncely.audit.engine import Audit, Ends
+from oncely.audit.evidence import Span
+from oncely.audit.outside import NOT_CONTRADICTED
+from oncely.audit.report import Undecided
+from oncely.core.digest import Recipe
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 
@@ -29,11 +33,20 @@ class ByGroup(Audit):
         for group in self.snapshot.groups:
             if _is_inside(group, ends.compared) and not _is_gone(group, ends):
                 self._settle(comparison.compare(group))
+        if self.expected is not None and self.expected.others:
+            columns = Recipe.parse(self.expected.others).columns
+            names = ", ".join(name for name, _ in columns)
+            self.leave(Undecided(None, None, f"no digest covers the values of {names}"))
 
     def _outside(self, ends: Ends) -> None:
-        del ends
+        comparison = GroupComparison(self.snapshot, self.log, self.rules, self.expected)
         for finding in self.snapshot.unexpected:
-            self.find(finding, 1)
+            spans = tuple(Span(*one) for one in finding.within if finding.file)
+            if spans and comparison.fits(Group(finding.file, spans, 0), ends.bounds):
+                for span in spans:
+                    self.leave(Undecided(*span, f"{finding.detail}: {NOT_CONTRADICTED}"))
+            else:
+                self.find(finding, 1)
 
     def _settle(self, result: Result) -> None:
         for tp, range_ in result.group.spans:

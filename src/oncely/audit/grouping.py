@@ -8,7 +8,7 @@ from typing import Any
 
 from oncely.audit.evidence import Span
 from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, grouped
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,11 @@ def components(
         whole: the offsets that the components cover.
     """
     leader = _connected(nodes)
-    by_leader: dict[int, list[int]] = {}
-    for at in range(len(nodes)):
-        by_leader.setdefault(leader(at), []).append(at)
-    found = [_component([nodes[at] for at in own]) for own in by_leader.values()]
+    by_leader = grouped((leader(at), node) for at, node in enumerate(nodes))
+    found = [_component(own) for own in by_leader.values()]
+    covered = grouped(span for one in found for span in one.spans)
     for tp, range_ in whole.items():
-        covered = [s.range for one in found for s in one.spans if s.partition == tp]
-        found += [Component((Span(tp, gap),), ()) for gap in range_.minus(covered)]
+        found += [Component((Span(tp, gap),), ()) for gap in range_.minus(covered.get(tp, ()))]
     return sorted(found, key=lambda one: one.spans)
 
 
@@ -63,10 +61,7 @@ def _connected(nodes: Sequence[Node]) -> Any:
             at = parent[at]
         return at
 
-    edges: dict[TopicPartition, list[tuple[OffsetRange, int]]] = {}
-    for at, node in enumerate(nodes):
-        for span in node.spans:
-            edges.setdefault(span.partition, []).append((span.range, at))
+    edges = grouped((tp, (one, at)) for at, node in enumerate(nodes) for tp, one in node.spans)
     for own in edges.values():
         end, before = -1, 0
         for range_, at in sorted(own):
@@ -78,9 +73,6 @@ def _connected(nodes: Sequence[Node]) -> Any:
 
 
 def _component(nodes: Sequence[Node]) -> Component:
-    ranges: dict[TopicPartition, list[OffsetRange]] = {}
-    for node in nodes:
-        for span in node.spans:
-            ranges.setdefault(span.partition, []).append(span.range)
+    ranges = grouped(span for node in nodes for span in node.spans)
     spans = [Span(tp, one) for tp, own in sorted(ranges.items()) for one in normalize(own)]
     return Component(tuple(spans), tuple(nodes))

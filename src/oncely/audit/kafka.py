@@ -31,6 +31,7 @@ from oncely.audit.stored.log import Ends, Topics
 from oncely.audit.stored.topic_ledger import TopicLedger, read_ledger
 from oncely.audit.topic_snapshot import TopicSnapshot, take
 from oncely.config import KafkaSinkSettings, PipelineSettings
+from oncely.core.claim import SKIPPED
 from oncely.core.digest import Kind, Recipe, row_digests
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
@@ -146,16 +147,15 @@ class KafkaGroup(_Kept):
     @property
     def groups(self) -> Sequence[Group]:
         """All offsets from the start to the positions."""
-        whole = self.whole(self.started)
-        spans = [Span(tp, one) for tp, one in whole.items() if not one.is_empty]
+        spans = self.read(self.started)
         if not spans:
             return []
-        entries = self.snapshot.committed
+        entries = [one for one in self.snapshot.committed if one.kind != SKIPPED]
         amended = any(one.amended for one in entries)
         return [
             Group(
                 self.topic,
-                tuple(spans),
+                spans,
                 self.snapshot.content.number,
                 stated_of(spans, entries),
                 replayed=0 if amended else self.snapshot.replayed(spans),

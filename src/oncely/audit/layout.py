@@ -6,17 +6,18 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from oncely.audit.evidence import Cell, Committed, Span
 from oncely.audit.report import Undecided
-from oncely.core.claim import Counts
+from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, grouped
 
 _CELL = 8_192  # offsets: what is read of a range that differs
 _CELLS = 50_000  # beyond so many they are larger
 
-ENTRIES = ("data", "hole", "gap", "joined")
+ENTRIES = ("data", "hole", "gap", "joined", SKIPPED)
 """Kinds of entries that moved a position; all others are amendments of them."""
 
 
@@ -62,6 +63,19 @@ class Part:
         return one is not None and one.rows > one.records - one.rejects - one.filtered
 
 
+class _OfSpan(Protocol):
+    @property
+    def span(self) -> Span: ...
+
+
+S = TypeVar("S", bound=_OfSpan)
+
+
+def by_partition(some: Iterable[S]) -> dict[TopicPartition, list[S]]:
+    """Entries, parts or cells by their partition, in their order."""
+    return grouped((one.span.partition, one) for one in some)
+
+
 def parts(
     committed: Sequence[Committed], whole: Mapping[TopicPartition, OffsetRange], recipe: str = ""
 ) -> list[Part]:
@@ -73,11 +87,9 @@ def parts(
         recipe: for digests of ranges that have none in the history.
     """
     size = max(_CELL, sum(one.end - one.start for one in whole.values()) // _CELLS)
-    found = []
+    found, of = [], by_partition(committed)
     for tp, range_ in sorted(whole.items()):
-        own = sorted(
-            (one for one in committed if one.span.partition == tp), key=lambda one: one.span.range
-        )
+        own = sorted(of.get(tp, ()), key=lambda one: one.span.range)
         entries = [one for one in own if one.kind in ENTRIES]
         changes = _changes([one for one in own if one.kind not in ENTRIES], entries)
         for inside, entry in _divided(range_, entries):
@@ -197,3 +209,8 @@ def _problem(before: Committed, after: Committed) -> str:
             f" records after them before that, at {after.at.isoformat()}"
         )
     return ""
+
+
+def skips(tp: TopicPartition, ranges: Iterable[OffsetRange]) -> list[Committed]:
+    """Entries of the history about offsets that a reset has passed over."""
+    return [Committed(Span(tp, one), SKIPPED, NO_RECORDS) for one in ranges]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from oncely.audit.compare import Rules
 from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
@@ -35,7 +34,13 @@ from oncely.secrets import scope
 
 
 class Recomputes(Expected, Protocol):
-    """Recomputes records over connections that are closed in the end."""
+    """Recomputes records over connections that are closed in the end.
+
+    Attributes:
+        unfit: the reason why the destination does not accept today's rows; empty if it does.
+    """
+
+    unfit: str
 
     def close(self) -> None:
         """Close them."""
@@ -51,9 +56,6 @@ class Audited(Protocol):
     @property
     def expected(self) -> Recomputes | None:
         """Recomputes records; None if rows belong to no single record."""
-
-    def spark_session(self) -> AbstractContextManager[Any]:
-        """A Spark session, which is stopped in the end unless it existed before."""
 
 
 def audit(
@@ -78,29 +80,25 @@ def audit(
         WrongInput: a topic or table is missing, or may not be read.
         Unavailable: a server does not answer.
     """
-    spark = None
     if isinstance(pipeline, str | Path):
         settings, expected = load(pipeline), None
     else:
-        settings, expected, spark = pipeline.settings, pipeline.expected, pipeline.spark_session
+        settings, expected = pipeline.settings, pipeline.expected
     with scope(settings.secrets):
         try:
             if log is not None:
                 return _audited(settings, log, expected, limit, until, download)
-            with closing(log_of(settings, spark)) as own:
+            with closing(log_of(settings)) as own:
                 return _audited(settings, own, expected, limit, until, download)
         except OncelyError as error:
             error.hide(settings.secrets)
             raise
 
 
-def log_of(
-    settings: PipelineSettings,
-    spark: Callable[[], AbstractContextManager[Any]] | None = None,
-) -> KafkaLog:
-    """The topics of a pipeline; ``spark`` opens a session if much must be read."""
+def log_of(settings: PipelineSettings) -> KafkaLog:
+    """The topics of a pipeline."""
     source = settings.source
-    return KafkaLog(source.brokers, source.topics, source.kafka_properties(), spark=spark)
+    return KafkaLog(source.brokers, source.topics, source.kafka_properties())
 
 
 def _audited(
@@ -128,10 +126,25 @@ def _audited(
             comparison: ByOffset = Upsert(settings.name, evidence, log, expected, limit, versioned)
         else:
             comparison = ByOffset(settings.name, evidence, log, expected, limit)
+        if expected is not None and expected.unfit:
+            unfit = f"no record was decoded, as the table does not accept its row: {expected.unfit}"
+            comparison.notes.append(unfit)
         report = comparison.run(until)
+        if expected is not None and expected.unfit:
+            report = _refused(report, expected.unfit)
         if report.found and isinstance(evidence, DeltaOffsets):
             return replace(report, limits=[*report.limits, *evidence.blames])
         return report
+
+
+def _refused(report: Report, unfit: str) -> Report:
+    """Lost records with the reason why their rows can't be written now."""
+    told = [
+        replace(one, detail=f"{one.detail}; no row can be written now: {unfit}")
+        if one.kind == "lost" else one
+        for one in report.findings
+    ]  # fmt: skip
+    return replace(report, findings=told)
 
 
 def evidence_of(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from oncely.audit.evidence import Bounds, moment
-from oncely.audit.matching import Difference, Line, Matched
+from oncely.audit.evidence import Bounds, moment, passed_over
+from oncely.audit.matching import PLACE, Difference, Line, Matched
 from oncely.audit.report import (
     CompleteUntil,
     Finding,
@@ -22,10 +22,10 @@ from oncely.audit.report import (
 )
 from oncely.audit.wording import plural
 from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.topics import Position, SourceIdentity, TopicPartition, grouped
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 _DAMAGE: tuple[Literal["lost", "duplicated", "unexpected"], ...] = (
     "lost",
@@ -43,11 +43,13 @@ class Compared:
         ranges: their offsets, fixed before anything is read.
         ends: the last stable offsets at that time.
         by_offset: True if the id of a record is its place.
+        skipped: the parts of ``ranges`` that are not compared.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
     ends: Mapping[TopicPartition, Position]
     by_offset: bool = False
+    skipped: Mapping[TopicPartition, Sequence[OffsetRange]] = field(default_factory=dict)
 
     @classmethod
     def between(
@@ -57,14 +59,32 @@ class Compared:
         bounds: Mapping[TopicPartition, Bounds],
         *,
         by_offset: bool = False,
+        skipped: Mapping[TopicPartition, Sequence[OffsetRange]] | None = None,
     ) -> Compared:
-        """The records from some positions to others, as far as the logs have them; the bounds of a
-        log apply where it has no position."""
+        """The records from some positions to others, without skipped ones, as far as the logs have
+        them; the bounds of a log apply where it has no position."""
         ranges = {}
         for tp, one in bounds.items():
             end = min(one.end, ends.get(tp, one.end))
             ranges[tp] = OffsetRange(min(end, max(one.first, begins.get(tp, 0))), end)
-        return cls(ranges, {tp: one.end for tp, one in bounds.items()}, by_offset)
+        passed = skipped or {}
+        inside = {tp: one.minus(one.minus(passed.get(tp, ()))) for tp, one in ranges.items()}
+        return cls(ranges, {tp: one.end for tp, one in bounds.items()}, by_offset, inside)
+
+    def width(self, tp: TopicPartition) -> int:
+        """The number of offsets that are compared."""
+        parts = self.ranges[tp].minus(self.skipped.get(tp, ()))
+        return sum(one.end - one.start for one in parts)
+
+    def only(self, side: DataFrame) -> DataFrame:
+        """The records of a side without skipped ones."""
+        from pyspark.sql import functions as F
+
+        for number, tp in enumerate(self.places):
+            for one in self.skipped.get(tp, ()):
+                first = (number << self.bits) + one.start
+                side = side.where(~F.col(PLACE).between(first, first + one.end - one.start - 1))
+        return side
 
     @property
     def places(self) -> Sequence[TopicPartition]:
@@ -73,8 +93,13 @@ class Compared:
 
     @property
     def bits(self) -> int:
-        """The number of low bits of a place, for the offset; one more than offsets have now."""
-        return max([1, *self.ends.values()]).bit_length() + 1
+        """The number of low bits of a place, for the offset: as many as 62 bits leave."""
+        return 62 - len(self.ranges).bit_length()
+
+    @property
+    def largest(self) -> int:
+        """The place's offset of all that do not fit: beyond any log's."""
+        return (1 << self.bits) - 1
 
     def place(self, topic: Column, partition: Column, offset: Column) -> Column:
         """The place of a record; null if it is in none of these partitions."""
@@ -84,13 +109,12 @@ class Compared:
         for at, one in enumerate(self.places):
             here = (topic == one.topic) & (partition == one.partition)
             number = F.when(here, F.lit(at).cast("bigint")).otherwise(number)
-        largest = F.lit((1 << self.bits) - 1)  # beyond it, all offsets are beyond the topic's end
-        within = F.least(offset.cast("bigint"), largest)
+        within = F.least(offset.cast("bigint"), F.lit(self.largest))
         return F.when(offset >= 0, F.shiftleft(number, self.bits) + within)
 
     def record(self, place: int) -> tuple[TopicPartition, int]:
         """The inverse of :meth:`place`."""
-        return self.places[place >> self.bits], place & ((1 << self.bits) - 1)
+        return self.places[place >> self.bits], place & self.largest
 
 
 @dataclass
@@ -154,7 +178,8 @@ class Outcome:
             until: the time up to which the topic was compared, if it is before ``at``.
         """
         records = sum(one.left for one in self.lines)
-        span = sum(r.end - r.start for r in self.compared.ranges.values()) if self.compared else 0
+        span = sum(map(self.compared.width, self.compared.ranges)) if self.compared else 0
+        limits = passed_over(self.compared.skipped, self.compared.ranges) if self.compared else []
         proof: Proof = "offsets" if self.compared and self.compared.by_offset else "content"
         return Report(
             pipeline=name,
@@ -171,6 +196,7 @@ class Outcome:
             partitions=self._partitions(),
             hours=_hours(self.lines),
             complete_until=self._complete_until(at if until is None else min(until, at)),
+            limits=limits,
         )
 
     def _ids(self, match: str) -> int:
@@ -179,7 +205,8 @@ class Outcome:
     def _finding(self, kind: FindingKind, one: Difference) -> Finding:
         partition, offset = None, None
         if self.compared is not None and one.place is not None:
-            partition, offset = self.compared.record(one.place)
+            partition, at = self.compared.record(one.place)
+            offset = at if at < self.compared.largest else None
         records, rows = plural(one.left, "record"), plural(one.right, "row")
         counts = {
             "lost": f"{records}, no row",
@@ -210,14 +237,12 @@ class Outcome:
     def _partitions(self) -> list[PartitionResult]:
         if self.compared is None:
             return []
-        offsets: dict[TopicPartition, list[OffsetRange]] = {}
-        for one in self.findings:
-            if one.partition is not None and one.offset is not None:
-                here = OffsetRange(one.offset, one.offset + 1)
-                offsets.setdefault(one.partition, []).append(here)
-        own: dict[int | None, list[Line]] = {}
-        for line in self.lines:
-            own.setdefault(line.partition, []).append(line)
+        offsets = grouped(
+            (one.partition, OffsetRange(one.offset, one.offset + 1))
+            for one in self.findings
+            if one.partition is not None and one.offset is not None
+        )
+        own = grouped((line.partition, line) for line in self.lines)
         # An id counts in the partition of its first record: then holes are known by the sum only.
         exact = all(one.left <= one.ids for one in self.lines)
         return [
@@ -260,7 +285,7 @@ def _partition(
         differing=differing,
         records=records,
         accounted=_accounted(lines),
-        holes=range_.end - range_.start - records if exact else 0,
+        holes=compared.width(tp) - records if exact else 0,
     )
 
 

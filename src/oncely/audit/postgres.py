@@ -16,7 +16,7 @@ from oncely.audit.tables import OF_REJECTS, OF_ROWS, OFFSET, Tables, present
 from oncely.audit.tally import MODULUS, by_partition
 from oncely.clients.sql.postgres_digest import COMPUTES, NotComputable, row_digest
 from oncely.core.digest import Recipe
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, grouped
 from oncely.errors import WrongInput
 
 _AT_ONCE = 100_000  # rows
@@ -75,7 +75,7 @@ class PostgresReader:
             digest, _ = self._digest(recipe)
             some = [cells[number] for number in numbers]
             for number, count, offsets, content in self._sums(
-                self.tables.name(self.tables.table), OF_ROWS, some, digest or "NULL::bigint"
+                self.tables.rows, OF_ROWS, some, digest or "NULL::bigint"
             ):
                 total += count if at == 0 else 0
                 if number is not None:
@@ -99,7 +99,7 @@ class PostgresReader:
             cut, bounds = _cuts([cells[number] for number in numbers])
             lines = self.tables.session.query(
                 f"WITH {cut} SELECT t, p, at, COUNT(*), SUM(content)::text"
-                f" FROM (SELECT {given} FROM {self.tables.name(self.tables.table)}) AS given"
+                f" FROM (SELECT {given} FROM {self.tables.rows}) AS given"
                 " JOIN cut ON cut.topic = given.t AND cut.number = given.p"
                 " WHERE cut.inside[width_bucket(at, cut.cuts)] GROUP BY 1, 2, 3",
                 bounds,
@@ -110,7 +110,7 @@ class PostgresReader:
         """The number of rows, and the sum of their digests; None without a recipe."""
         digest = self._digest(recipe)[0] or "NULL::bigint"
         ((count, content),) = self.tables.session.query(
-            f"SELECT COUNT(*), SUM({digest})::text FROM {self.tables.name(self.tables.table)}", ()
+            f"SELECT COUNT(*), SUM({digest})::text FROM {self.tables.rows}", ()
         )
         return int(count), (_unsigned(content) or 0) if recipe else None
 
@@ -118,7 +118,7 @@ class PostgresReader:
         """The digest of each row."""
         digest, _ = self._digest(recipe)
         run = self.tables.session
-        table = self.tables.name(self.tables.table)
+        table = self.tables.rows
         run.execute(f"DECLARE rows NO SCROLL CURSOR FOR SELECT {digest} FROM {table}", ())
         while some := run.query(f"FETCH {_AT_ONCE} FROM rows"):
             yield np.array(some, dtype=np.int64).reshape(-1).view(np.uint64)
@@ -190,9 +190,7 @@ def _unsigned(text: str | None) -> int | None:
 
 def _by_recipe(cells: Sequence[Cell]) -> list[tuple[str, list[int]]]:
     """The numbers of cells by recipe; those without one are added to another."""
-    found: dict[str, list[int]] = {}
-    for number, cell in enumerate(cells):
-        found.setdefault(cell.recipe, []).append(number)
+    found = grouped((cell.recipe, number) for number, cell in enumerate(cells))
     if len(found) > 1 and "" in found:
         without = found.pop("")
         found[next(iter(found))] += without

@@ -13,14 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import cached_property
+from itertools import chain, combinations, groupby, islice
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.audit.compare import (
+    NOT_WANTED,
+    OTHER,
     Compared,
+    Damage,
     Rules,
     Settled,
     Stored,
@@ -43,17 +47,21 @@ from oncely.audit.evidence import (
     Tally,
     joined,
     no_runs,
+    within,
 )
 from oncely.audit.layout import Part, adjacent
 from oncely.audit.report import Finding, Undecided
 from oncely.audit.tally import MODULUS, added, sum_of
+from oncely.core.expected import ROWS
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.topics import Position, TopicPartition, grouped
 
 _ROWS_AT_ONCE = 500_000  # rows of differing cells that are in memory together
 _CELLS_AT_ONCE = 2_000
 _ALTERED_AT_ONCE = 200
 _READ_AT_ONCE = 500_000  # offsets whose records are recomputed in one go
+
+_SUBSETS = 10_000  # of dead letters, in the search for those that took the place of rows
 
 NOTHING_LEFT = 1 << 62
 """As the first offset of a log: it holds nothing of the pipeline's."""
@@ -68,9 +76,11 @@ _OTHER_TODAY = (
 )
 _AS_TODAY = (
     "the rows have the values that decode and transform give today, and not those of the history's"
-    " digest"
+    " digest: the ledger's digest was changed, or rows were written again by another program after"
+    " a change of decode or transform"
 )
 _GONE = "the topic no longer holds these records: the values of their rows can't be compared"
+_REPLACED = "a dead letter in place of the row that was committed"
 _ALTERED = "rows of {} have other values than were committed (the digest differs)"
 
 
@@ -97,6 +107,8 @@ class _State:
         whole: the digest of all expected rows, if all cells were recomputed.
         altered: the passed cells whose values differ from their records; None if they were not
             recomputed.
+        hidden: offsets with a dead letter whose records give rows today, and the digest of these:
+            the destination has refused them, or the dead letter took the place of rows.
     """
 
     part: Part
@@ -108,6 +120,21 @@ class _State:
     differing: list[OffsetRange] = field(default_factory=list)
     whole: int | None = None
     altered: dict[Cell, Compared] | None = None
+    hidden: list[tuple[int, int]] = field(default_factory=list)
+
+    @cached_property
+    def replaced(self) -> Sequence[tuple[int, int]]:
+        """Those of the hidden records whose rows the history's digest contains."""
+        if self.part.digest is None or self.whole is None:
+            return ()
+        lacking = (self.part.digest - self.whole) % MODULUS
+        some = chain.from_iterable(
+            combinations(self.hidden, size) for size in (len(self.hidden), *range(len(self.hidden)))
+        )
+        for one in islice(some, _SUBSETS):
+            if lacking and sum(digest for _, digest in one) % MODULUS == lacking:
+                return list(one)
+        return ()
 
     @property
     def passed_digest(self) -> int | None:
@@ -197,6 +224,24 @@ class RangeComparison:
         self._by_value(waiting)
         yield from map(self._conclude, waiting)
 
+    def other_values(self, parts: Sequence[Part]) -> Iterator[tuple[Part, str, IntArray, int]]:
+        """By part, the offsets of rows with other values than their records give by the recipe of
+        its cells, and the number of all rows; or the reason why they can't be compared.
+
+        Args:
+            parts: without a history; the topic has the records.
+        """
+        tallies = self.evidence.tallies([cell for part in parts for cell in part.cells])
+        left = iter(tallies)
+        states = [_State(part, [(cell, next(left)) for cell in part.cells]) for part in parts]
+        self._by_value(states)
+        for state in states:
+            damage = [one for cell in (state.altered or {}).values() for one in cell.damage]
+            offsets = [one.offsets for one in damage if one.kind == "altered"]
+            rows = sum(tally.rows for _, tally in state.passed)
+            none = np.zeros(0, np.int64)
+            yield state.part, self._unable(state) or "", np.concatenate([none, *offsets]), rows
+
     def _readable(self, cells: Sequence[Cell]) -> Iterator[Readable]:
         """What the topics hold of the cells; nothing is read of what they no longer hold."""
 
@@ -209,6 +254,30 @@ class RangeComparison:
                 yield Readable(cell.span, no_runs(), self.first[cell.span.partition])
             else:
                 yield next(reads)
+
+    def against_records(self, cells: Sequence[Cell]) -> Iterator[Compared]:
+        """Compare cells, which ascend, with the topic and today's rows of its records alone."""
+        stored = stored_by_cell(self.evidence, cells)
+        there = [one for one in cells if self.first[one.span.partition] <= one.span.range.start]
+        expected = dict(self._recompute(there))
+        for cell, read in zip(cells, self._readable(cells), strict=True):
+            compacted = cell.span.partition.topic in self.compacted
+            rules = Rules(compacted, several=True, filters=True)
+            yield compare(read, stored[cell.span], rules, expected.get(cell.span))
+
+    def is_cheap(self, part: Part) -> bool:
+        """True if all records of a range are there, and fit into memory."""
+        range_ = part.span.range
+        there = self.first[part.span.partition] <= range_.start
+        return there and range_.end - range_.start <= _READ_AT_ONCE
+
+    def gives_the_same(self, part: Part) -> bool:
+        """True if the records of a range give today the rows of the history's digest."""
+        rejects = np.array([at for _, at in self.evidence.rejects([part.span])], np.int64)
+        found: int | None = 0
+        for _, wanted in self._recompute(part.cells):
+            found = _plus(found, _digest(wanted, rejects))
+        return found == part.digest
 
     # -- offsets ---------------------------------------------------------------------------
 
@@ -229,6 +298,7 @@ class RangeComparison:
                 continue
             state.recomputed.add(compare(read, content, rules, wanted))
             state.expected = _plus(state.expected, _digest(wanted, content.rejects))
+            state.hidden += _hidden(wanted, content.rejects)
 
     def _recompute(self, cells: Sequence[Cell]) -> Iterator[tuple[Span, ExpectedRecords]]:
         """The expected records of cells, of adjacent ones in one go."""
@@ -255,12 +325,13 @@ class RangeComparison:
             state.altered, state.whole = {}, state.expected
             tallies = dict(state.passed)
             for some in _groups(list(tallies)):
-                letters = offsets_by_partition(self.evidence.rejects([one.span for one in some]))
+                letters = grouped(self.evidence.rejects([one.span for one in some]))
                 by_span = {one.span: one for one in some}
                 for span, wanted in self._recompute(some):
                     tally = tallies[by_span[span]]
                     own = np.array(letters.get(span.partition, ()), dtype=np.int64)
                     digest = _digest(wanted, own)
+                    state.hidden += _hidden(wanted, own)
                     state.whole = _plus(state.whole, digest)
                     if digest != (tally.digest if tally.rows else 0):
                         pending.append((state, by_span[span], wanted))
@@ -327,10 +398,14 @@ class RangeComparison:
         for one in (*altered.values(), state.recomputed or Compared()):
             result.add(one)
         if part.digest is None:
-            if any(one.kind == "altered" for one in result.damage):
+            if any(one.detail in (OTHER, NOT_WANTED) for one in result.damage):
                 return _with_reason(settle(part, plain), part, _OTHER_TODAY)
             return settle(part, result, recomputed=True)
-        if state.whole == part.digest:
+        if state.replaced:
+            offsets = np.array(sorted(offset for offset, _ in state.replaced), np.int64)
+            result.damage.append(Damage("lost", offsets, _REPLACED))
+            result.accounted -= len(offsets)
+        if state.replaced or state.whole == part.digest:
             return settle(part, result, recomputed=True)
         if not altered and not state.differing:
             return _with_reason(settle(part, plain), part, _AS_TODAY)
@@ -391,6 +466,14 @@ def _digest(expected: ExpectedRecords, rejects: IntArray) -> int | None:
     return added(expected.digest[~np.isin(expected.offset, rejects)])
 
 
+def _hidden(expected: ExpectedRecords, rejects: IntArray) -> list[tuple[int, int]]:
+    """The dead letters of records that give rows, and the digest of these."""
+    if expected.digest is None:
+        return []
+    hit = (expected.outcome == ROWS) & np.isin(expected.offset, rejects)
+    return list(zip(expected.offset[hit].tolist(), expected.digest[hit].tolist(), strict=True))
+
+
 def _groups(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     """Cells whose rows may be in memory together."""
     some: list[Cell] = []
@@ -406,8 +489,7 @@ def _groups(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 
 
 def _between(records: ExpectedRecords, range_: OffsetRange) -> ExpectedRecords:
-    start, end = np.searchsorted(records.offset, (range_.start, range_.end))
-    own = slice(int(start), int(end))
+    own = within(records.offset, range_)
     return ExpectedRecords(
         records.offset[own],
         records.outcome[own],
@@ -424,7 +506,7 @@ def stored_by_cell(evidence: Evidence, cells: Sequence[Cell]) -> dict[Span, Stor
     if not cells:
         return {}
     lines = pa.Table.from_batches(evidence.rows(cells), PRESENT)
-    rejects = offsets_by_partition(evidence.rejects([cell.span for cell in cells]))
+    rejects = grouped(evidence.rejects([cell.span for cell in cells]))
     by_topic = {}
     for topic, own in groupby(sorted({cell.span.partition for cell in cells}), lambda it: it.topic):
         mine = lines.filter(pc.equal(lines.column("topic"), topic))
@@ -435,14 +517,12 @@ def stored_by_cell(evidence: Evidence, cells: Sequence[Cell]) -> dict[Span, Stor
     for cell in cells:
         tp, range_ = cell.span
         letters = np.array(sorted(set(rejects.get(tp, ()))), dtype=np.int64)
-        letters = letters[(letters >= range_.start) & (letters < range_.end)]
-        found[cell.span] = _stored(by_topic[tp], range_, letters)
+        found[cell.span] = _stored(by_topic[tp], range_, letters[within(letters, range_)])
     return found
 
 
 def _stored(lines: pa.Table, range_: OffsetRange, rejects: IntArray) -> Stored:
-    start, end = np.searchsorted(lines.column("offset").to_numpy(), (range_.start, range_.end))
-    own = lines.slice(int(start), int(end - start))
+    own = lines[within(lines.column("offset").to_numpy(), range_)]
     offsets, place = np.unique(own.column("offset").to_numpy(), return_inverse=True)
     rows = np.zeros(len(offsets), dtype=np.int64)
     np.add.at(rows, place, own.column("rows").to_numpy())
@@ -451,13 +531,3 @@ def _stored(lines: pa.Table, range_: OffsetRange, rejects: IntArray) -> Stored:
         digests = np.zeros(len(offsets), dtype=np.uint64)
         np.add.at(digests, place, own.column("digest").to_numpy())
     return Stored(offsets, rows, digests, rejects)
-
-
-def offsets_by_partition(
-    given: Iterable[tuple[TopicPartition, int]],
-) -> dict[TopicPartition, list[int]]:
-    """Dead letters by partition."""
-    found: dict[TopicPartition, list[int]] = {}
-    for tp, offset in given:
-        found.setdefault(tp, []).append(offset)
-    return found

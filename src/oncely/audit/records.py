@@ -1,69 +1,105 @@
-"""Committed records of a topic, in offsets that are fixed first, as a DataFrame of Spark."""
+"""Committed records of a topic, in offsets that are fixed first, as a DataFrame of Spark.
+
+Tasks read them by :class:`~oncely.audit.stored.log.Topics`, to the proved end of each range.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from oncely.clients.kafka import security
+import confluent_kafka as ck
+import pyarrow as pa
+
+from oncely.audit.stored.log import Topics
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition, by_topic
+from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError
+from oncely.secrets import carried
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_IN_BULK = {
-    # The Java client's defaults are for consumers with much work per record.
-    "kafka.max.poll.records": "10000",
-    "kafka.max.partition.fetch.bytes": str(4 << 20),
-    "kafka.receive.buffer.bytes": "-1",
-    "kafka.fetch.max.wait.ms": "10",
-}
+_LEAST = 50_000  # offsets of a task, if there are enough: each has a consumer of its own
+_LATEST = (2**63 - 1) // 1000  # milliseconds that a column can hold; later ones are null
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_RECORDS = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+     ("timestamp", pa.timestamp("us", "UTC")), ("key", pa.binary()), ("value", pa.binary()),
+     ("headers", _HEADERS)]
+)  # fmt: skip
+_DDL = (
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY,"
+    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
 _PREFIX = "kafka_"
 _OWN = ("key", "value", "topic", "partition", "offset", "timestamp")
 KEY, VALUE, TOPIC, PARTITION, OFFSET, TIMESTAMP = (f"{_PREFIX}{name}" for name in _OWN)
 """The columns of a record; the fields of its value stand beside them, and in ``value``."""
 
+Ranges = Mapping[TopicPartition, OffsetRange]
+
 
 def committed(
-    spark: SparkSession,
-    brokers: str,
-    kafka: Mapping[str, object],
-    ranges: Mapping[TopicPartition, OffsetRange],
-    **more: str,
+    spark: SparkSession, brokers: str, kafka: Mapping[str, object], ranges: Ranges
 ) -> DataFrame:
-    """The committed records of these offsets, with the columns of Spark's Kafka source.
+    """The committed records of these offsets: topic, partition, offset, timestamp, key, value and
+    headers.
+
+    The DataFrame fails if records of them have been deleted, or if a range can't be read to its
+    end.
 
     Args:
-        spark: with the Kafka connector.
+        spark: its executors reach the brokers.
         brokers: ``host:port``, separated by commas.
         kafka: librdkafka's properties.
         ranges: the offsets, of whole partitions or parts.
-        more: options of Spark's Kafka source.
-
-    Raises:
-        ConfigError: a property of Kafka's is wrong.
     """
-    options = {
-        "kafka.bootstrap.servers": brokers,
-        "assign": json.dumps({topic: sorted(own) for topic, own in by_topic(ranges).items()}),
-        "startingOffsets": _json({tp: one.start for tp, one in ranges.items()}),
-        "endingOffsets": _json({tp: one.end for tp, one in ranges.items()}),
-        "failOnDataLoss": "true",
-        **_IN_BULK,
-        **{f"kafka.{key}": value for key, value in security.java(kafka).items()},
-        "kafka.isolation.level": "read_committed",
-        **more,
-    }
-    return spark.read.format("kafka").options(**options).load()
+    given = shares(ranges, 4 * spark.sparkContext.defaultParallelism)
+    topics = Topics(brokers, kafka, deleted="refuse")
+    numbers = spark.range(0, len(given), 1, len(given))
+    return numbers.mapInArrow(carried(partial(_read, topics, given)), _DDL)
 
 
-def _json(positions: Mapping[TopicPartition, Position]) -> str:
-    return json.dumps(
-        {topic: {str(n): at for n, at in own.items()} for topic, own in by_topic(positions).items()}
-    )
+def shares(ranges: Ranges, most: int) -> list[Ranges]:
+    """Divide ranges among tasks, evenly by offsets; a task has at most one part of a range."""
+    total = sum(one.end - one.start for one in ranges.values())
+    count = max(1, min(most, total // _LEAST))
+    step = max(1, -(-total // count))
+    parts = [
+        (tp, OffsetRange(at, min(at + step, one.end)))
+        for tp, one in ranges.items()
+        for at in range(one.start, one.end, step)
+    ]
+    return [dict(parts[number::count]) for number in range(count)]
+
+
+def _read(
+    topics: Topics, given: Sequence[Ranges], numbers: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            own = given[number]
+            ends = {tp: one.end for tp, one in own.items()}
+            for messages in topics.batches(ends, {tp: one.start for tp, one in own.items()}):
+                yield _batch(messages)
+
+
+def _batch(messages: Sequence[Any]) -> pa.RecordBatch:
+    rows = [
+        (one.topic(), one.partition(), one.offset(), _microseconds(*one.timestamp()), one.key(),
+         one.value(), [{"key": k, "value": v} for k, v in one.headers() or ()])
+        for one in messages
+    ]  # fmt: skip
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(values, one.type) for values, one in zip(columns, _RECORDS, strict=True)]
+    return pa.record_batch(arrays, schema=_RECORDS)
+
+
+def _microseconds(kind: int, at: int) -> int | None:
+    known = kind != ck.TIMESTAMP_NOT_AVAILABLE and abs(at) <= _LATEST
+    return at * 1000 if known else None
 
 
 def named(frame: DataFrame) -> DataFrame:

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from oncely.audit.evidence import PRESENT, Cell, IntArray, Tally
 from oncely.audit.tally import Tallies
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, grouped
 
 
 class Scanned(NamedTuple):
@@ -65,9 +64,7 @@ class ScannedRows:
 
     def rows(self, cells: Sequence[Cell]) -> Iterator[pa.RecordBatch]:
         """Rows by offset, from one scan."""
-        ranges: dict[TopicPartition, list[OffsetRange]] = {}
-        for cell in cells:
-            ranges.setdefault(cell.span.partition, []).append(cell.span.range)
+        ranges = grouped(cell.span for cell in cells)
         for one in self.scan(_recipe(cells)):
             for own in ranges.get(one.partition, ()):
                 yield from one.only((one.offsets >= own.start) & (one.offsets < own.end))

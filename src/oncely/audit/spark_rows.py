@@ -35,7 +35,7 @@ def topic_rows(
     """The committed records of an output topic; with ``sink.keep_source`` those that name a source.
 
     Args:
-        spark: with the Kafka connector.
+        spark: its executors reach the brokers.
         settings, sink: the pipeline's.
         schema: the columns of its rows.
 
@@ -55,14 +55,15 @@ def topic_rows(
         )
     kafka = settings.source.kafka_properties()
     ranges = _all_of(Topics(settings.source.brokers, kafka), sink.topic)
-    frame = committed(spark, settings.source.brokers, kafka, ranges, includeHeaders="true")
+    frame = committed(spark, settings.source.brokers, kafka, ranges)
     if sink.keep_source:
         ours = ", ".join(f"'{one}'" for one in settings.source.topics)
         frame = frame.where(
             f"exists(headers, h -> h.key = '{SOURCE_HEADER}' AND"
             f" get_json_object(CAST(h.value AS STRING), '$[0]') IN ({ours}))"
         )
-    value = F.from_json(F.col("value").cast("string"), from_arrow_schema(schema))
+    columns = from_arrow_schema(schema, prefer_timestamp_ntz=False)
+    value = F.from_json(F.col("value").cast("string"), columns)
     return frame.where("value IS NOT NULL").select(value.alias("row")).select("row.*")
 
 
@@ -106,7 +107,7 @@ def sqlite_rows(
         with pq.ParquetWriter(path, own) as writer:
             while True:
                 some = tables.session.query(
-                    f"SELECT rowid, {names} FROM {tables.name(sink.table)}"
+                    f"SELECT rowid, {names} FROM {tables.rows}"
                     " WHERE rowid > %s ORDER BY rowid LIMIT %s",
                     (after, _AT_ONCE),
                 )

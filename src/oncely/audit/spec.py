@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from oncely.clients.kafka import properties, security
+from oncely.clients.kafka import properties
 from oncely.clients.kafka.keys import SECRET
 from oncely.config import urls
 from oncely.config.errors import shown
@@ -269,7 +269,7 @@ def _filled(filling: Filling, side: str, table: Mapping[str, Any]) -> dict[str, 
 
 def _kafka_secrets(table: Mapping[str, Any]) -> list[str]:
     kafka = table.get("kafka")
-    return security.secret_values(_flat(kafka)) if isinstance(kafka, Mapping) else []
+    return properties.secret_values(_flat(kafka)) if isinstance(kafka, Mapping) else []
 
 
 def _dataset(side: SideName, raw: Mapping[str, Any]) -> Dataset:

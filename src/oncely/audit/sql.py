@@ -12,13 +12,13 @@ from typing import Protocol
 import pyarrow as pa
 
 from oncely.audit import postgres, sqlite
-from oncely.audit.evidence import Cell, Tally
+from oncely.audit.evidence import Cell, Span, Tally
 from oncely.audit.report import Proof
 from oncely.audit.sql_content import OfTable, SqlContent, TableReader
 from oncely.audit.tables import OFFSET, PARTITION, TOPIC, Tables, present
 from oncely.clients.sql.connection import Connect, Dialect, TableName, connect
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.topics import TopicPartition, grouped
 
 
 @dataclass
@@ -40,9 +40,13 @@ class SqlEvidence(OfTable):
         return self.reader.unable(recipe)
 
     def outside(self, whole: Mapping[TopicPartition, OffsetRange]) -> Iterable[pa.RecordBatch]:
-        """Rows and dead letters that are not in these ranges."""
-        rows = [] if self._all_in_cells else self.tables.rows_outside(whole)
-        letters = self.tables.rejects_outside(whole)
+        """Dead letters that are not in these ranges, and rows that are not in those of another
+        pipeline either."""
+        spans = [Span(*one) for one in sorted(whole.items())]
+        accounted = grouped([*whole.items(), *((tp, one) for _, tp, one in self.claims)])
+        known = [Span(tp, one) for tp, own in sorted(accounted.items()) for one in normalize(own)]
+        rows = [] if self._all_in_cells else self.tables.rows_outside(known)
+        letters = self.tables.rejects_outside(spans)
         lines = [(*one, None) for one in (*rows, *letters)]
         if lines:
             yield present(lines)

@@ -19,6 +19,7 @@ from oncely.audit.layout import ENTRIES, parts
 from oncely.audit.report import Finding, Proof
 from oncely.audit.tables import Ledger, Tables
 from oncely.core.claim import NO_RECORDS, Counts
+from oncely.core.digest import Recipe
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 
@@ -45,6 +46,9 @@ class OfTable(OfLedger):
     snapshot: Ledger
     tables: Tables
 
+    def __post_init__(self) -> None:
+        self.untold, self.claims = self.snapshot.untold, self.snapshot.claims
+
     @property
     def started(self) -> Mapping[TopicPartition, Position]:
         """The first offset of each partition that the pipeline was to read."""
@@ -69,6 +73,7 @@ class SqlContent(OfTable):
     unexpected: Sequence[Finding] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         whole = self.whole(self.started)
         stated = _stated(self.committed, whole)
         recipe = stated.recipe if stated and stated.recipe else self.recipe_of_today
@@ -79,9 +84,14 @@ class SqlContent(OfTable):
         if unable:
             self.limits = [*self.limits, unable]
             stated = stated and replace(stated, digest=None, recipe="")
+        covered = (
+            {name for name, _ in Recipe.parse(recipe).columns} if self.recipe_of_all else set()
+        )
+        if covered and (others := self.tables.columns(self.tables.table) - covered):
+            self.limits = [*self.limits, f"no digest covers {', '.join(sorted(others))}"]
         rows, self._digest = self.reader.total(self.recipe_of_all)
-        spans = tuple(Span(*one) for one in whole.items())
-        self.groups = [Group(f"table {self.tables.table}", spans, rows, stated)]
+        spans, name = self.read(self.started), f"table {self.tables.table}"
+        self.groups = [Group(name, spans, rows, stated, others=bool(self.claims))]
 
     def recipe(self, group: Group) -> str:
         """The history's, or that of today's rows."""

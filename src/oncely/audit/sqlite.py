@@ -87,7 +87,7 @@ class SqliteReader:
         quote = self.tables.dialect.quote
         names = "".join(f", {quote(name)}" for name, _ in columns)
         rows = self.tables.session.query(
-            f"SELECT {offset}{names} FROM {self.tables.name(self.tables.table)}{where}", params
+            f"SELECT {offset}{names} FROM {self.tables.rows}{where}", params
         )
         offsets, *values = zip(*rows, strict=True) if rows else [()] * (1 + len(columns))
         at = np.array(offsets, dtype=np.int64)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from oncely.audit.claims import Claims
 from oncely.audit.evidence import PRESENT, Committed, Span
+from oncely.audit.report import Undecided
+from oncely.audit.stored.letter import Letter, content_of
 from oncely.audit.stored.sql_ledger import (
     AMENDMENTS,
     PIPELINES,
@@ -17,13 +21,19 @@ from oncely.audit.stored.sql_ledger import (
     REJECTS,
     LedgerTables,
 )
-from oncely.core.ranges import OffsetRange
+from oncely.core.claim import SKIPPED
+from oncely.core.ranges import OffsetRange, stored_range
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import WrongInput
 
 TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"
+_LETTERS = 500  # dead letters that are in memory with their values
 OF_ROWS = (TOPIC, PARTITION, OFFSET)
 OF_REJECTS = ("topic", '"partition"', '"offset"')
+_UNTOLD = (
+    "the position is beyond these offsets, and the ledger's history does not tell what became of"
+    " them: it was changed, or a reset has passed them over"
+)
 
 
 def present(lines: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -40,6 +50,9 @@ class Ledger:
     positions: Mapping[TopicPartition, Position]
     started: Mapping[TopicPartition, Position]
     committed: Sequence[Committed]
+    claims: Claims
+    kept: Callable[[], Iterator[Letter]]
+    untold: Sequence[Undecided]
 
 
 @dataclass
@@ -55,6 +68,11 @@ class Tables(LedgerTables):
                 way_out="check sink.url and sink.table; a pipeline that never ran has nothing to"
                 " compare",
             )
+
+    @cached_property
+    def rows(self) -> str:
+        """The destination table, for statements that read its rows."""
+        return self.dialect.relation(self.session, self.table).rows
 
     def close(self) -> None:
         """End the session."""
@@ -76,9 +94,14 @@ class Tables(LedgerTables):
             )
         held, entries = self.held(), list(self.entries(RANGES))
         started = {tp: one.position for tp, one in held.items()}
+        for tp, at in started.items():
+            stored_range(tp, 0, at)
+        known: dict[TopicPartition, list[OffsetRange]] = {tp: [] for tp in held}
         for one in entries:
-            if one.partition in started:
-                started[one.partition] = min(started[one.partition], one.range.start)
+            if one.partition in held:
+                if one.kind != SKIPPED:
+                    started[one.partition] = min(started[one.partition], one.range.start)
+                known[one.partition].append(one.range)
         return Ledger(
             SourceIdentity(registered[0], {tp.topic: one.topic_id for tp, one in held.items()}),
             {tp: one.position for tp, one in held.items()},
@@ -87,6 +110,14 @@ class Tables(LedgerTables):
                 Committed(Span(one.partition, one.range), one.kind, one.counts, one.epoch, one.at)
                 for one in (*entries, *self.entries(AMENDMENTS))
                 if not one.superseded
+            ],
+            self.claims(),
+            self.letters_kept,
+            # A reset supersedes the whole range that it cuts, also the part that is not read again.
+            [
+                Undecided(tp, gap, _UNTOLD)
+                for tp, one in sorted(held.items())
+                for gap in OffsetRange(started[tp], one.position).minus(known[tp])
             ],
         )
 
@@ -103,18 +134,34 @@ class Tables(LedgerTables):
             for topic, number, offset in rows:
                 yield TopicPartition(topic, int(number)), int(offset)
 
-    def rows_outside(self, whole: Mapping[TopicPartition, OffsetRange]) -> list[tuple[Any, ...]]:
+    def letters_kept(self) -> Iterator[Letter]:
+        """All dead letters, by partition and offset."""
+        after: tuple[object, ...] = ("", -1, -1)
+        place = ", ".join(OF_REJECTS)
+        while rows := self.session.query(
+            f'SELECT {place}, stage, reason, timestamp_ms, "key", "value", headers'
+            f" FROM {self.name(REJECTS)} WHERE pipeline = %s AND ({place}) > (%s, %s, %s)"
+            f" ORDER BY {place} LIMIT {_LETTERS}",
+            (self.pipeline, *after),
+        ):
+            for topic, number, offset, stage, reason, at, key, value, headers in rows:
+                content = content_of(at, key, value, headers)
+                of = TopicPartition(topic, int(number))
+                yield Letter(of, int(offset), stage, reason, content)
+            after = rows[-1][:3]
+
+    def rows_outside(self, spans: Sequence[Span]) -> list[tuple[Any, ...]]:
         """Topic, partition, offset and number of other rows."""
-        where, params = _outside(whole, OF_ROWS)
+        where, params = _outside(spans, OF_ROWS)
         return self.session.query(
-            f"SELECT {TOPIC}, {PARTITION}, {OFFSET}, COUNT(*) FROM {self.name(self.table)}"
+            f"SELECT {TOPIC}, {PARTITION}, {OFFSET}, COUNT(*) FROM {self.rows}"
             f" WHERE {where} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
             params,
         )
 
-    def rejects_outside(self, whole: Mapping[TopicPartition, OffsetRange]) -> list[tuple[Any, ...]]:
+    def rejects_outside(self, spans: Sequence[Span]) -> list[tuple[Any, ...]]:
         """Topic, partition, offset and 1 of other dead letters."""
-        where, params = _outside(whole, OF_REJECTS)
+        where, params = _outside(spans, OF_REJECTS)
         return self.session.query(
             f"SELECT {', '.join(OF_REJECTS)}, 1 FROM {self.name(REJECTS)} WHERE pipeline = %s"
             f" AND ({where}) ORDER BY 1, 2, 3",
@@ -134,12 +181,9 @@ def conditions(
         yield " OR ".join([one] * len(some)), tuple(params)
 
 
-def _outside(
-    whole: Mapping[TopicPartition, OffsetRange], names: tuple[str, str, str]
-) -> tuple[str, tuple[object, ...]]:
+def _outside(spans: Sequence[Span], names: tuple[str, str, str]) -> tuple[str, tuple[object, ...]]:
     """The condition that selects all but these spans, also where a column is null."""
-    if not whole:
+    if not spans:
         return "1 = 1", ()
-    spans = [Span(*one) for one in sorted(whole.items())]
     ((inside, params),) = conditions(spans, names, len(spans))
     return f"({inside}) IS NOT TRUE", params

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oncely.audit.evidence import Cell, IntArray, Tally
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, grouped
 
 MODULUS = 1 << 64
 _STEP = 1 << 20  # offsets at once
@@ -104,9 +104,7 @@ def by_partition(
     cells: Sequence[Cell],
 ) -> Mapping[TopicPartition, tuple[IntArray, IntArray, IntArray]]:
     """By partition: the numbers of its cells in ascending order, their starts and their ends."""
-    numbers: dict[TopicPartition, list[int]] = {}
-    for number, cell in enumerate(cells):
-        numbers.setdefault(cell.span.partition, []).append(number)
+    numbers = grouped((cell.span.partition, number) for number, cell in enumerate(cells))
     found = {}
     for tp, own in numbers.items():
         own.sort(key=lambda number: cells[number].span.range)

@@ -7,8 +7,7 @@ compaction and deletion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -25,13 +24,11 @@ from oncely.audit.evidence import (
     Span,
     clipped,
     moment,
-    no_runs,
     runs_of,
 )
-from oncely.audit.spark_offsets import readable_runs
+from oncely.audit.stored.log import Topics
 from oncely.clients.kafka import topics as descriptions
 from oncely.clients.kafka.client import KafkaAdmin
-from oncely.clients.kafka.range_reader import RangeReader
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import TopicMissing
@@ -50,25 +47,25 @@ class KafkaLog:
         topics: the topics that the pipeline reads.
         kafka: librdkafka's properties; may contain secrets.
         timeout: seconds to wait for a response.
-        spark: opens a Spark session, for large reads; None: a consumer reads all.
-        spark_from: the number of offsets from which on Spark reads them: its start takes about as
-            long as a consumer takes for half as many.
     """
 
     brokers: str
     topics: Sequence[str]
     kafka: Mapping[str, object] = field(default_factory=dict, repr=False)
     timeout: float = 10.0
-    spark: Callable[[], AbstractContextManager[Any]] | None = field(default=None, repr=False)
-    spark_from: int = 5_000_000
 
     @cached_property
     def _admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.brokers, self.kafka, self.timeout)
 
+    @cached_property
+    def _reader(self) -> Topics:
+        return Topics(self.brokers, self.kafka)
+
     def close(self) -> None:
         """Close the connections."""
         self._admin.close()
+        self._reader.close()
 
     # -- ids and bounds --------------------------------------------------------------------
 
@@ -130,42 +127,39 @@ class KafkaLog:
     # -- readable offsets ------------------------------------------------------------------
 
     def readable(self, spans: Sequence[Span]) -> Iterator[Readable]:
-        """Read near spans of a partition in one go, by one consumer; or all by Spark."""
-        if not spans:
-            return
-        wanted = sum(span.range.end - span.range.start for span in spans)
-        hulls = _hulls(spans)
-        dense = 2 * wanted >= sum(one.end - one.start for one in hulls.values())
-        if self.spark is not None and dense and wanted >= self.spark_from:
-            yield from self._by_spark(self.spark, spans, hulls)
-            return
-        with closing(RangeReader(self.brokers, self.kafka)) as reader:
-            for unit in _units(spans):
-                whole = OffsetRange(unit[0].range.start, unit[-1].range.end)
-                tp = unit[0].partition
-                runs = _runs(reader, tp, whole)
-                first = self._first([tp])[tp]  # after the read
-                for span in unit:
-                    yield Readable(span, clipped(runs, span.range), first)
+        """Read near spans of a partition in one go."""
+        for unit in _units(spans):
+            whole = OffsetRange(unit[0].range.start, unit[-1].range.end)
+            tp = unit[0].partition
+            runs = self._runs(tp, whole)
+            first = self._first([tp])[tp]  # after the read
+            for span in unit:
+                yield Readable(span, clipped(runs, span.range), first)
 
-    def _by_spark(
-        self,
-        spark: Callable[[], AbstractContextManager[Any]],
-        spans: Sequence[Span],
-        hulls: Mapping[TopicPartition, OffsetRange],
-    ) -> Iterator[Readable]:
-        low = self._first(sorted(hulls))
-        ranges = {
-            tp: OffsetRange(max(one.start, low[tp]), one.end)
-            for tp, one in hulls.items()
-            if one.end > low[tp]
-        }
-        with spark() as session:
-            runs = readable_runs(session, self.brokers, self.kafka, ranges) if ranges else {}
-        first = self._first(sorted(hulls))  # after the read
-        for span in spans:
-            tp = span.partition
-            yield Readable(span, clipped(runs.get(tp, no_runs()), span.range), first[tp])
+    def _runs(self, tp: TopicPartition, range_: OffsetRange) -> IntArray:
+        """The readable offsets of a range."""
+        parts = [
+            np.fromiter((one.offset() for one in messages), dtype=np.int64)
+            for messages in self._read(tp, range_)
+        ]
+        found = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        return runs_of(found[found >= range_.start])
+
+    def _read(self, tp: TopicPartition, range_: OffsetRange) -> Iterator[list[Any]]:
+        """The messages of a range, as far as the log reaches."""
+        end = self._offsets({tp: OffsetSpec.latest()})[tp]
+        return self._reader.batches({tp: min(range_.end, end)}, {tp: range_.start})
+
+    def messages(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Any]:
+        """Read near offsets in one go."""
+        first, wanted = self._first([tp])[tp], set(offsets)
+        spans = [Span(tp, OffsetRange(at, at + 1)) for at in sorted(wanted) if at >= first]
+        found: dict[int, Any] = {}
+        for unit in _units(spans):
+            whole = OffsetRange(unit[0].range.start, unit[-1].range.end)
+            for some in self._read(tp, whole):
+                found |= {one.offset(): one for one in some if one.offset() in wanted}
+        return found
 
     def times(
         self, around: Mapping[TopicPartition, Position]
@@ -173,33 +167,13 @@ class KafkaLog:
         """Timestamps of the records before and at an offset, of all partitions together."""
         found: dict[TopicPartition, tuple[datetime | None, datetime | None]] = {}
         left, back = dict(around), _BACK
-        with closing(RangeReader(self.brokers, self.kafka)) as reader:
-            while left:
-                for tp, (before, after) in reader.around(left, back).items():
-                    found[tp] = _time(before), _time(after)
-                    if before is not None or left[tp] <= back:
-                        del left[tp]
-                back *= 16
+        while left:
+            for tp, (before, after) in self._reader.around(left, back).items():
+                found[tp] = _time(before), _time(after)
+                if before is not None or left[tp] <= back:
+                    del left[tp]
+            back *= 16
         return found
-
-
-def _hulls(spans: Sequence[Span]) -> dict[TopicPartition, OffsetRange]:
-    """By partition the offsets from the first span to the last."""
-    found: dict[TopicPartition, OffsetRange] = {}
-    for tp, range_ in spans:
-        start = found[tp].start if tp in found else range_.start
-        found[tp] = OffsetRange(start, range_.end)
-    return found
-
-
-def _runs(reader: RangeReader, tp: TopicPartition, range_: OffsetRange) -> IntArray:
-    """The readable offsets of a range."""
-    parts = [
-        np.fromiter((one.offset() for one in messages), dtype=np.int64)
-        for messages in reader.read(tp, range_)
-    ]
-    found = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-    return runs_of(found[found >= range_.start])
 
 
 def _units(spans: Sequence[Span]) -> Iterator[list[Span]]:

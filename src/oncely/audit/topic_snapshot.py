@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 from oncely.audit.evidence import Committed, Span, moment
-from oncely.audit.layout import ENTRIES
+from oncely.audit.layout import ENTRIES, skips
 from oncely.audit.stored.dead_letters import StoredLetter, read_letters
+from oncely.audit.stored.letter import Letter
 from oncely.audit.stored.log import Topics
 from oncely.audit.stored.topic_ledger import (
     PositionEntry,
@@ -23,9 +24,9 @@ from oncely.audit.stored.topic_ledger import (
     TopicLedger,
     read_ledger,
 )
-from oncely.core.claim import NO_RECORDS, Counts
+from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.topics import Position, SourceIdentity, TopicPartition, grouped
 from oncely.errors import SourceMismatch, Unavailable
 
 T = TypeVar("T")
@@ -62,7 +63,15 @@ class TopicSnapshot(Generic[T]):
     @cached_property
     def committed(self) -> list[Committed]:
         """All ranges that the ledger knows of, ascending; see :func:`entries`."""
-        return [one for tp in sorted(self.positions) for one in entries(self.ledger, tp)]
+        skipped = self.ledger.skipped
+        return [
+            one
+            for tp in sorted(self.positions)
+            for one in sorted(
+                [*entries(self.ledger, tp), *skips(tp, skipped.get(tp, ()))],
+                key=lambda it: it.span.range,
+            )
+        ]
 
     def is_backfilled(self, span: Span) -> bool:
         """True if records of the span were backfilled: the history does not tell their rows."""
@@ -78,7 +87,8 @@ class TopicSnapshot(Generic[T]):
     ) -> dict[TopicPartition, int]:
         """The smallest offset of each partition that ledger, dead letters or others know of."""
         found = dict(self.positions)
-        own = [(one.span.partition, one.span.range.start) for one in self.committed]
+        read = (one for one in self.committed if one.kind != SKIPPED)
+        own = [(one.span.partition, one.span.range.start) for one in read]
         for tp, at in [*own, *((one.of, one.offset) for one in self.letters), *known]:
             if tp in found:
                 found[tp] = min(found[tp], at)
@@ -89,6 +99,10 @@ class TopicSnapshot(Generic[T]):
         inside = _inside(spans)
         found = {(one.of, one.offset) for one in self.letters if one.waits}
         return sorted(one for one in found if inside(*one))
+
+    def kept(self) -> list[Letter]:
+        """The content of those that wait."""
+        return sorted(one.kept for one in self.letters if one.kept is not None)
 
     def replayed(self, spans: Iterable[Span]) -> int:
         """The number of records of these spans whose dead letters were all replayed."""
@@ -151,7 +165,8 @@ def in_force(ledger: TopicLedger, tp: TopicPartition) -> list[Committed]:
         entry = message.entry
         if not isinstance(entry, PositionEntry):
             continue
-        found = [one for one in found if one.span.range.end <= entry.start]
+        while found and found[-1].span.range.end > entry.start:
+            found.pop()
         if entry.kind in ENTRIES and entry.start < entry.end:
             span, at = Span(tp, OffsetRange(entry.start, entry.end)), moment(message.at_ms)
             found.append(Committed(span, entry.kind, _counts(entry, before), entry.epoch, at))
@@ -239,7 +254,5 @@ def _settings(ledger: TopicLedger) -> object:
 
 
 def _inside(spans: Iterable[Span]) -> Callable[[TopicPartition, int], bool]:
-    ranges: dict[TopicPartition, list[OffsetRange]] = {}
-    for span in spans:
-        ranges.setdefault(span.partition, []).append(span.range)
+    ranges = grouped(spans)
     return lambda tp, offset: any(offset in one for one in ranges.get(tp, ()))

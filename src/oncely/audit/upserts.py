@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
-from oncely.audit.compare import BOTH, NO_RECORD, OTHER, Rules, compare
+from oncely.audit.compare import BOTH, NO_RECORD, NOT_WANTED, OTHER, Damage, Rules, compare
 from oncely.audit.engine import ByOffset, Ends
 from oncely.audit.evidence import (
     Cell,
@@ -26,15 +27,16 @@ from oncely.audit.evidence import (
     Span,
     Tally,
     runs_of,
+    within,
 )
-from oncely.audit.layout import ENTRIES, parts
+from oncely.audit.layout import ENTRIES, by_partition, parts
 from oncely.audit.newest import Newest, NewestRows, Settled
-from oncely.audit.ranges import offsets_by_partition, stored_by_cell
+from oncely.audit.ranges import stored_by_cell
 from oncely.audit.report import Finding, FindingKind, Report, Undecided
 from oncely.audit.tally import added, offset_digests
 from oncely.core.expected import ROWS, Changes
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, grouped
 from oncely.errors import WrongInput
 
 _DIFFERING_AT_ONCE = 100  # cells
@@ -107,7 +109,7 @@ class Upsert(ByOffset):
     def _rejects(
         self, whole: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, IntArray]:
-        found = offsets_by_partition(self.snapshot.rejects([Span(*one) for one in whole.items()]))
+        found = grouped(self.snapshot.rejects([Span(*one) for one in whole.items()]))
         return {tp: np.array(sorted(found.get(tp, ())), dtype=np.int64) for tp in whole}
 
     def _newest(
@@ -118,15 +120,19 @@ class Upsert(ByOffset):
         ends: Ends,
     ) -> Settled:
         """Recompute all records; note their number, and records that are neither."""
-        rows = NewestRows(versioned=self.versioned)
+        rows, committed = (
+            NewestRows(versioned=self.versioned),
+            by_partition(self.snapshot.committed),
+        )
         for tp, range_ in whole.items():
             tab = self.tabs[tp]
-            changes = expected.changes(Span(tp, range_))
+            read = [Span(tp, one) for one in range_.minus(self._skipped.get(tp, ()))]
+            changes = chain.from_iterable(map(expected.changes, read))
             rows.add(tp, self._noted(tp, changes, rejects[tp]), rejects[tp])
-            tab.ranges = sum(
-                one.span.partition == tp and one.kind in ENTRIES for one in self.snapshot.committed
-            )
-            tab.holes += range_.end - max(range_.start, ends.bounds[tp].first) - tab.records
+            tab.ranges = sum(one.kind in ENTRIES for one in committed.get(tp, ()))
+            first = ends.bounds[tp].first
+            tab.holes += sum(one.end - max(one.start, min(first, one.end)) for _, one in read)
+            tab.holes -= tab.records
         return rows.settle()
 
     def _noted(
@@ -142,6 +148,8 @@ class Upsert(ByOffset):
 
     def damage(self, kind: FindingKind, tp: TopicPartition, offset: int, detail: str) -> None:
         """Add damage to a record."""
+        if not len(self._ours(tp, Damage(kind, np.array([offset]), detail))):
+            return
         finding = Finding(tp, offset, kind, detail)
         self._bad.setdefault(tp, set()).add(offset)
         self.tabs[tp].unproved(offset)
@@ -149,6 +157,9 @@ class Upsert(ByOffset):
             self._altered.append(finding)
         else:
             self.find(finding, 1)
+
+    def _contested(self, tp: TopicPartition, range_: OffsetRange) -> None:
+        self.doubt(tp, range_.start, self._contest(tp, range_))
 
     def doubt(self, tp: TopicPartition, offset: int, reason: str) -> None:
         """Nothing is proved of a row."""
@@ -172,14 +183,9 @@ class Upsert(ByOffset):
                 self.leave(Undecided(tp, OffsetRange(range_.start, end), _GONE))
 
 
-def _between(offsets: IntArray, range_: OffsetRange) -> slice:
-    start, end = np.searchsorted(offsets, (range_.start, range_.end))
-    return slice(int(start), int(end))
-
-
 def _some(offsets: Mapping[TopicPartition, IntArray], cell: Cell) -> bool:
     own = offsets[cell.span.partition]
-    return len(own[_between(own, cell.span.range)]) > 0
+    return len(own[within(own, cell.span.range)]) > 0
 
 
 def _matches(
@@ -191,7 +197,7 @@ def _matches(
     """True if the cell has exactly the newest rows of its records, by their sums."""
     tp, range_ = cell.span
     own, letters = finals[tp], rejects[tp]
-    at, of_letters = _between(own.offset, range_), _between(letters, range_)
+    at, of_letters = within(own.offset, range_), within(letters, range_)
     offsets = np.concatenate([own.offset[at], letters[of_letters]])
     if (tally.rows, tally.rejects) != (at.stop - at.start, of_letters.stop - of_letters.start):
         return False
@@ -237,7 +243,7 @@ class _Cells:
     def _wanted(self, cell: Cell) -> ExpectedRecords:
         """The newest rows by offset."""
         own = self.finals[cell.span.partition]
-        at = _between(own.offset, cell.span.range)
+        at = within(own.offset, cell.span.range)
         offsets, place = np.unique(own.offset[at], return_inverse=True)
         digest = np.zeros(len(offsets), dtype=np.uint64)
         np.add.at(digest, place, own.digest[at])
@@ -271,7 +277,7 @@ class _Cells:
             else:
                 audit.damage("unexpected", tp, offset, NO_RECORD)
         elif not keys:
-            audit.damage("unexpected", tp, offset, "its record should have no row")
+            audit.damage("unexpected", tp, offset, NOT_WANTED)
         elif offset in set(self.rejects[tp].tolist()):
             audit.damage("duplicated", tp, offset, BOTH)
         else:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from oncely.audit.evidence import Bounds, IntArray, Log, Readable, Span
 from oncely.audit.report import EXIT_CODES, Report
@@ -134,6 +134,9 @@ class RememberingLog:
 
     def compacted(self) -> frozenset[str]:  # noqa: D102
         return self.log.compacted()
+
+    def messages(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Any]:  # noqa: D102
+        return self.log.messages(tp, offsets)
 
     def offsets_at(self, at: datetime) -> Mapping[TopicPartition, Position]:  # noqa: D102
         return self.log.offsets_at(at)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from oncely.audit.delta import snapshot_of
-from oncely.audit.evidence import Span
+from oncely.audit.delta_snapshot import snapshot_of
+from oncely.audit.evidence import Span, Stated, skipped
 from oncely.audit.files import open_files
 from oncely.audit.sql import open_ledger
 from oncely.audit.stored.log import Topics
@@ -35,6 +35,7 @@ class Window:
         positions: the committed position of each partition.
         started: the first offset of each partition that the pipeline was to read.
         letters: dead letters below the positions.
+        skipped: the offsets that a start, or a reset, has put positions behind.
         begins: True if ``started`` is where the pipeline began; False if older entries may be gone.
     """
 
@@ -42,6 +43,7 @@ class Window:
     positions: Mapping[TopicPartition, Position]
     started: Mapping[TopicPartition, Position]
     letters: Collection[tuple[TopicPartition, int]]
+    skipped: Mapping[TopicPartition, Sequence[OffsetRange]]
     begins: bool = True
 
 
@@ -65,15 +67,14 @@ def window_of(settings: PipelineSettings) -> Window:
         with closing(open_ledger(settings.name, dialect, sink.table)) as tables:
             known = tables.ledger()
             letters = list(tables.rejects_of(_whole(known.started, known.positions)))
-            return Window(known.source, known.positions, known.started, letters)
+            return _window(known, known.started, letters)
     if isinstance(sink, FilesSinkSettings):
         with closing(open_files(settings, sink)) as found:
             waiting = found.rejects(_whole(found.started, found.positions))
-            return Window(found.source, found.positions, found.started, waiting)
+            return _window(found, found.started, waiting)
     if isinstance(sink, DeltaSinkSettings):
         table = snapshot_of(settings.name, sink.store)
-        whole = table.history.is_whole
-        return Window(table.source, table.positions, table.started, table.letters, whole)
+        return _window(table, table.started, table.letters, begins=table.history.is_whole)
     return _of_topics(settings, sink)
 
 
@@ -83,7 +84,18 @@ def _of_topics(settings: PipelineSettings, sink: KafkaSinkSettings) -> Window:
         taken = take(topics, sink.ledger_topic, sink.rejects, settings.name, lambda ledger: ledger)
     started = taken.started(())
     waiting = taken.waiting(_whole(started, taken.positions))
-    return Window(taken.source, taken.positions, started, waiting, begins=False)
+    return _window(taken, started, waiting, begins=False)
+
+
+def _window(
+    ledger: Stated,
+    started: Mapping[TopicPartition, Position],
+    letters: Collection[tuple[TopicPartition, int]],
+    *,
+    begins: bool = True,
+) -> Window:
+    passed = skipped(ledger.committed)
+    return Window(ledger.source, ledger.positions, started, letters, passed, begins)
 
 
 def _whole(

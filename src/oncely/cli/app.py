@@ -6,7 +6,6 @@ import atexit
 import gc
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,13 +19,13 @@ from oncely.cli.options import (
     EventFile,
     Execute,
     File,
+    Removed,
     ResetTo,
     Serving,
     SparkLogFile,
     WhichRejects,
     flag,
     option,
-    refuse_without,
 )
 from oncely.errors import WrongInput
 
@@ -39,41 +38,11 @@ app = Commands(
 )
 
 
-class Rounding(StrEnum):
-    """Permission of rounding for a reader."""
-
-    refuse = "refuse"
-    allow = "allow"
-
-
-class Until(StrEnum):
-    """The condition under which a run ends by itself."""
-
-    LATEST = "latest"
-
-
-def _ending(until: Until | None) -> Literal["latest"] | None:
-    return "latest" if until else None
-
-
 Ending = Annotated[
-    Until | None, typer.Option(help="End when all records that exist at the start are committed.")
+    Literal["latest"] | None,
+    typer.Option(help="End when all records that exist at the start are committed."),
 ]
-
-
-class On(StrEnum):
-    """Where members of a group run."""
-
-    SPARK = "spark"
-
-
-class OnFenced(StrEnum):
-    """What a run does when another one runs."""
-
-    END = "end"
-    WAIT = "wait"
-
-
+OnFenced = Literal["end", "wait"]
 WorkOnFenced = Annotated[
     OnFenced,
     typer.Option(
@@ -160,7 +129,7 @@ def run(
             help="end: take over at once, and end when a newer run takes over. wait: stand by while"
             " another replica runs, and take over when it has gone; give it to all replicas."
         ),
-    ] = OnFenced.END,
+    ] = "end",
     *,
     serving: Serving,
 ) -> int:
@@ -174,8 +143,7 @@ def run(
     """
     from oncely.cli.run import probes, run_files
 
-    ending, http = _ending(until), probes(serving)
-    return run_files(files, ending, spark_log, events, http, on_fenced.value)
+    return run_files(files, until, spark_log, events, probes(serving), on_fenced)
 
 
 @app.verb()
@@ -189,16 +157,11 @@ def work(
         ),
     ],
     until: Ending = None,
-    on: Annotated[
-        On | None,
-        typer.Option(help="spark: as --workers members, each of which is a task of one Spark job."),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The members of --on spark.")
-    ] = None,
-    spark_log: SparkLogFile = None,
     events: EventFile = None,
-    on_fenced: WorkOnFenced = OnFenced.END,
+    on_fenced: WorkOnFenced = "end",
+    on: Removed = None,
+    workers: Removed = None,
+    spark_log: Removed = None,
     *,
     serving: Serving,
 ) -> int:
@@ -210,15 +173,15 @@ def work(
     Exit codes: as those of `oncely run`.
     """
     from oncely.cli.run import probes
-    from oncely.cli.work import work_file, work_on_spark
+    from oncely.cli.work import work_file
 
-    ending, http = _ending(until), probes(serving)
-    if on is None:
-        refuse_without("--on spark", workers=workers, spark_log=spark_log)
-        return work_file(file, ending, events, http, on_fenced.value)
-    if on_fenced is OnFenced.WAIT:
-        raise WrongInput("--on-fenced wait: members of --on spark end when they are fenced")
-    return work_on_spark(file, workers, ending, spark_log, events, http)
+    if (on, workers, spark_log) != (None, None, None):
+        raise WrongInput(
+            "`oncely work --on spark` was removed, with --workers and --spark-log",
+            way_out="use `oncely run`, or start `oncely work` on as many machines or pods as you"
+            " want",
+        )
+    return work_file(file, until, events, probes(serving), on_fenced)
 
 
 @app.verb()
@@ -465,6 +428,14 @@ def repair(
         ),
     ] = None,
     execute: Execute = False,
+    max_removed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Refuse to remove more rows, or more rejects, than N without a replacement.",
+        ),
+    ] = 100,
     events: EventFile = None,
     as_json: AsJson = False,
 ) -> int:
@@ -473,11 +444,14 @@ def repair(
     Lost records are read again from the topic and written; surplus rows are removed, altered rows
     replaced. The pipeline may run meanwhile. With --execute it audits again at the end.
 
-    Exit codes: those of the audit: 0 clean, 1 damaged, 4 unknown; 2 wrong input.
+    Exit codes: those of the audit: 0 clean, 1 damaged, 4 unknown; 2 wrong input, or more would be
+    removed than --max-removed allows.
     """
     from oncely.cli.repair import repair_file
 
-    return repair_file(file, report, execute=execute, as_json=as_json, events=events)
+    return repair_file(
+        file, report, execute=execute, max_removed=max_removed, as_json=as_json, events=events
+    )
 
 
 @app.verb()
@@ -564,9 +538,9 @@ def files_read(
         typer.Option(metavar="PATH", help="A Parquet file to write instead.", dir_okay=False),
     ] = None,
     rounding: Annotated[
-        Rounding,
+        Literal["refuse", "allow"],
         typer.Option(help="Whole numbers without an exact value in their column's type."),
-    ] = Rounding.refuse,
+    ] = "refuse",
     as_json: AsJson = False,
 ) -> None:
     """Print rows as JSON lines, or write them to a Parquet file.
@@ -576,7 +550,7 @@ def files_read(
     """
     from oncely.cli.files import read_files
 
-    read_files(file, where or [], column, limit, out, rounding.value, as_json)
+    read_files(file, where or [], column, limit, out, rounding, as_json)
 
 
 @files.verb("verify")
@@ -611,11 +585,11 @@ def files_vacuum(
     dry_run: Annotated[bool, flag("--dry-run", "Print the orphans only.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove orphans (files that are not in the manifest and cannot be published any more), and
-    incomplete uploads.
+    """Remove orphans: files that are not in the manifest and cannot be published any more.
 
     Keeps every file of the manifest, and files that were replaced less than sink.max_staging_age
-    ago. The pipeline may run meanwhile.
+    ago. The pipeline may run meanwhile. Incomplete multipart uploads of S3 are removed by a
+    lifecycle rule of the bucket (AbortIncompleteMultipartUpload).
     """
     from oncely.cli.files import vacuum_files
 
@@ -675,6 +649,10 @@ def semantics(
     folder: Annotated[
         Path, typer.Option("--out", metavar="PATH", help="Folder of report.json and report.html.")
     ] = Path("build/semantics"),
+    runtime: Annotated[
+        Literal["spark", "processes"],
+        typer.Option(help="Where tasks of the pipelines run; each death on spark takes longer."),
+    ] = "processes",
     as_json: AsJson = False,
 ) -> int:
     """Demonstrate the delivery semantics: kill pipelines at each step of a commit, and count the
@@ -685,7 +663,10 @@ def semantics(
     """
     from oncely.cli.semantics import show_semantics
 
-    return show_semantics(sink or [], delivery or [], kill_point or [], folder, as_json)
+    on_spark = runtime == "spark"
+    return show_semantics(
+        sink or [], delivery or [], kill_point or [], folder, on_spark=on_spark, as_json=as_json
+    )
 
 
 @app.verb()
@@ -821,6 +802,7 @@ def local_consume(
 def main() -> None:
     """Run the command line; ends the process with the command's exit code."""
     atexit.register(_leave_out_collection)
+    screen.escape_other_characters()
     try:
         app(prog_name="oncely")
     except Exception as error:

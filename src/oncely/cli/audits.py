@@ -28,11 +28,11 @@ from oncely.cli.audit import show_report
 from oncely.cli.audit_options import Asked
 from oncely.cli.durations import seconds
 from oncely.cli.opened import STDIN, importable, opened
-from oncely.cli.signals import Interrupted, Signals
+from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.config import SparkSettings
 from oncely.core.topics import TopicPartition
-from oncely.errors import OncelyError, WrongInput
+from oncely.errors import Interrupted, OncelyError, WrongInput
 from oncely.runtimes.spark import session
 from oncely.secrets import scope
 
@@ -109,13 +109,7 @@ def _audit(asked: Asked, stack: ExitStack, signals: Signals) -> tuple[str, Audit
             way_out="a pipeline file says all of that",
         )
 
-    @contextmanager
-    def spark() -> Iterator[SparkSession]:
-        with _spark(pipeline.settings.spark, {}) as found:
-            signals.install()  # a SparkContext installs a handler of its own
-            yield found
-
-    log = stack.enter_context(closing(RememberingLog(log_of(pipeline.settings, spark))))
+    log = stack.enter_context(closing(RememberingLog(log_of(pipeline.settings))))
     if any(asked.match.values()):
         importable(file)
         return pipeline.settings.name, _identity_audit(asked, pipeline, log, stack, signals)

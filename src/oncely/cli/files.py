@@ -146,8 +146,8 @@ def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         screen.out.print(_line(f"{one.modified:%Y-%m-%d %H:%M:%S} {one.bytes:>15,}  {one.path}"))
     would = "would be " if dry_run else ""
     screen.out.print(
-        f"{len(done.orphans):,} files ({done.bytes:,} bytes) and {done.uploads:,} uploads {would}"
-        f"removed; {done.live:,} files are part of the table"
+        f"{len(done.orphans):,} files ({done.bytes:,} bytes) {would}removed;"
+        f" {done.live:,} files are part of the table"
     )
     kept = [
         (done.young, "may still be published"),
@@ -157,6 +157,11 @@ def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
     for count, why in kept:
         if count:
             screen.note(f"kept: {count:,} that {why}")
+    if done.uploads is None:
+        screen.note(
+            "not looked for: incomplete multipart uploads, which a lifecycle rule of the bucket"
+            " removes (AbortIncompleteMultipartUpload)"
+        )
 
 
 def chosen(where: Sequence[str], option: str = "--where") -> dict[str, str | None]:

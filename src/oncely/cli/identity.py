@@ -15,6 +15,9 @@ from oncely.audit.of_pipeline import no_rows
 from oncely.audit.spark_rows import sqlite_rows, topic_rows
 from oncely.audit.spec import Dataset
 from oncely.audit.window import window_of
+from oncely.clients.sql.connection import connect
+from oncely.clients.sql.dialects import dialect_for
+from oncely.clients.sql.session import brief_session
 from oncely.config import (
     DeltaSinkSettings,
     FilesSinkSettings,
@@ -99,7 +102,9 @@ def _postgres(sink: SqlSinkSettings) -> Dataset:
     named = {"sslmode", "sslrootcert", "sslcert", "sslkey", "options"}
     url = f"jdbc:postgresql://{host}{to.path}"
     more = "&".join(f"{key}={value}" for key, value in query.items() if key in named)
-    table = ".".join('"' + part.replace('"', '""') + '"' for part in sink.table if part)
+    dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
+    with brief_session(dialect, "audit", connect) as look:
+        table = dialect.relation(look, sink.table).rows.replace("%%", "%")
     options = {"url": f"{url}?{more}" if more else url, "dbtable": table}
     login = {"user": to.username, "password": to.password}
     return Dataset(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
 
 import confluent_kafka as ck
+import pyarrow as pa
 
 from oncely.cli import screen
 from oncely.cli.local import brokers as local_brokers
@@ -17,7 +16,8 @@ from oncely.clients.kafka import json_lines, topics
 from oncely.clients.kafka.client import ErrorState, KafkaAdmin, make
 from oncely.clients.kafka.non_transactional import Delivered, Plain
 from oncely.clients.kafka.producer_settings import producer_config
-from oncely.clients.kafka.range_reader import RangeReader
+from oncely.clients.kafka.reader import Reader
+from oncely.clients.kafka.records import each
 from oncely.clients.kafka.sender import Message
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
@@ -81,11 +81,11 @@ def consume(topic: str, *, follow: bool, limit: int | None, brokers: str | None)
         with _asked(), KafkaSource(where, [topic]) as source:
             marks = source.watermarks()
         with (
-            closing(RangeReader(where, {})) as reader,
+            closing(Reader(where, {})) as reader,
             closing(_committed(reader, marks, follow=follow)) as found,
         ):
-            for message in islice(found, limit):
-                sys.stdout.write(json.dumps(json_lines.as_json(message), ensure_ascii=False) + "\n")
+            for record in islice(chain.from_iterable(map(each, found)), limit):
+                screen.write_json(json_lines.as_json(*record))
                 if follow:
                     sys.stdout.flush()
     except TopicMissing:
@@ -99,12 +99,11 @@ def consume(topic: str, *, follow: bool, limit: int | None, brokers: str | None)
 
 
 def _committed(
-    reader: RangeReader, marks: Mapping[TopicPartition, Watermarks], *, follow: bool
-) -> Generator[Any]:
-    """The messages between the marks, by partition, and then the later ones as they arrive."""
+    reader: Reader, marks: Mapping[TopicPartition, Watermarks], *, follow: bool
+) -> Generator[pa.Table]:
+    """The records between the marks, by partition, and then the later ones as they arrive."""
     for tp, one in sorted(marks.items()):
-        for messages in reader.read(tp, OffsetRange(one.low, one.stable)):
-            yield from messages
+        yield from reader.tables({tp: OffsetRange(one.low, one.stable)}, lost="skip")
     if follow:
         yield from reader.follow({tp: one.stable for tp, one in marks.items()})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socketserver
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from oncely.cli import screen
 _QUIET = {
     "py4j": logging.CRITICAL,  # logs every error that it also raises
     "py4j.clientserver": logging.CRITICAL,
+    "psycopg": logging.ERROR,  # warns of the end of a COPY whose session has ended before
 }
 _STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
@@ -77,7 +79,8 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(screen.without_secrets(line), ensure_ascii=False, default=str)
+        narrow = screen.is_narrow(sys.stderr)
+        return json.dumps(screen.without_secrets(line), ensure_ascii=narrow, default=str)
 
 
 class _Screen(logging.Handler):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from oncely.cli import logs, screen
 from oncely.config import loads
 from oncely.errors import WrongInput
+from oncely.extras import require
 from oncely.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def opened_app(path: str) -> Pipeline:
         sys.path.insert(0, here)
     pipeline = worker_of(path).pipeline
     screen.hide(pipeline.secrets)
+    pipeline.require_packages()
     logs.named(pipeline.settings.name)
     return pipeline
 
@@ -47,6 +49,7 @@ def opened(file: Path, *, imports: bool = False) -> Pipeline:
     """
     pipeline = _from_stdin() if file == STDIN else Pipeline.from_file(file)
     screen.hide(pipeline.secrets)
+    pipeline.require_packages()
     logs.named(pipeline.settings.name)
     if imports:
         importable(file)
@@ -63,6 +66,9 @@ def opened_together(files: Sequence[Path]) -> Application:
 
     found = Application((_from_stdin(),)) if list(files) == [STDIN] else read(files)
     screen.hide(*(one.secrets for one in found.pipelines))
+    require("spark", "spark", "a run on Spark")
+    for one in found.pipelines:
+        one.require_packages()
     if len(found.pipelines) == 1:
         logs.named(found.name)
     return found

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from oncely.cli import logs
-from oncely.errors import ConfigError, WrongInput
+from oncely.errors import ConfigError
 
 debugging = False
 json_logs = False
 
 
-class LogFormat(StrEnum):
-    """The format of log entries on stderr."""
-
-    TEXT = "text"
-    JSON = "json"
+LogFormat = Literal["text", "json"]
 
 
 def _debug(value: bool) -> bool:
@@ -33,7 +28,7 @@ def _debug(value: bool) -> bool:
 
 def _log_format(value: LogFormat) -> LogFormat:
     global json_logs  # noqa: PLW0603 - the callback of --debug may be called later, or earlier
-    json_logs = value is LogFormat.JSON
+    json_logs = value == "json"
     logs.configure(debug=debugging, as_json=json_logs)
     return value
 
@@ -73,6 +68,9 @@ SparkLogFile = Annotated[
     typer.Option(metavar="PATH", help="File for Spark's own output; - for stderr.", dir_okay=False),
 ]
 
+Removed = Annotated[str | None, typer.Option(hidden=True)]
+"""An option that was removed; its name is that of the parameter."""
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -105,7 +103,7 @@ class Serving:
         typer.Option(
             callback=_log_format, help="json: one object a line on stderr (docs/metrics.md)."
         ),
-    ] = LogFormat.TEXT
+    ] = "text"
 
 
 @dataclass(frozen=True)
@@ -152,14 +150,3 @@ def assigned(option: str, texts: Iterable[str] | None) -> dict[str, str]:
             raise ConfigError(option, "needs KEY=VALUE", way_out=f"write {option} key=value")
         found[key.strip()] = value
     return found
-
-
-def refuse_without(needed: str, **given: object) -> None:
-    """Refuse options that mean nothing without another one.
-
-    Raises:
-        WrongInput: names the first.
-    """
-    for name, value in given.items():
-        if value is not None:
-            raise WrongInput(f"--{name.replace('_', '-')} needs {needed}")

@@ -87,8 +87,6 @@ def _facts(plan: Plan) -> None:
         rows.append((plan.sink.kind, f"{plan.sink.table} in {plan.sink.endpoint} {state}"))
     if plan.connections is not None:
         rows.append(("sessions", _connections(plan.connections)))
-    if plan.workers:
-        rows.append(("workers", plan.workers))
     rows += [("executor", f"{one.host}: {one.python}, oncely {one.oncely or 'missing'}")
              for one in plan.executors or ()]  # fmt: skip
     rows += [("note", Text(screen.redact(one), style="yellow")) for one in plan.notes]

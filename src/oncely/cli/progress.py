@@ -110,12 +110,18 @@ def _of_the_run(
 ) -> tuple[int, str]:
     match event:
         case events.BatchFailed():
-            return logging.WARNING, (
+            return logging.DEBUG, (  # the error is a log entry of its own
                 f"failed, try {event.attempt} follows in {event.retry_in_seconds:.0f} s:"
                 f" {event.error}"
             )
         case events.FencedOut():
-            return logging.ERROR, f"epoch {event.ours} is fenced by epoch {event.theirs}"
+            if not event.partitions:
+                return logging.ERROR, f"epoch {event.ours} is fenced by epoch {event.theirs}"
+            named = ", ".join(map(str, sorted(event.partitions)))
+            return logging.INFO, (
+                f"epoch {event.theirs} of another process has taken over from epoch {event.ours}:"
+                f" what is in hand of {named} is dropped, and the group is asked whose they are"
+            )
         case events.StandingBy():
             return logging.INFO, "standing by while another replica of the pipeline runs"
         case events.Draining():
@@ -127,7 +133,7 @@ def _of_the_run(
         case events.RunClosed():
             return logging.DEBUG, f"ended{': ' if event.error else ''}{event.error}"
         case events.PartitionsChanged():
-            named = ", ".join(map(str, sorted(event.partitions)))
+            named = ", ".join(map(str, sorted(event.partitions))) or "no partitions"
             return logging.INFO, f"{event.change}: {named}"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found, Repaired
+from oncely.pipeline.repaired import Found, Impossible, Repaired
 from oncely.sources.start import parse_moment
 
 _OFFSETS = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)")
 _FOREVER = 1 << 62
 _SHOWN = 20
+_STALE = "the audit of now does not find it: it was corrected, or the ledger has changed"
 _LIMIT = 100_000  # findings of each kind that are repaired at once
 
 
@@ -32,17 +35,27 @@ def repair_file(
     report: Path | None,
     *,
     execute: bool,
+    max_removed: int,
     as_json: bool,
     events: Path | None,
 ) -> int:
-    """Repair the findings of a report, or of an audit; returns the exit code."""
+    """Repair the findings of an audit, or those of them that a report has; returns the exit code.
+
+    What a report names is true of its time: rows may have been corrected since, or the ledger.
+    """
     pipeline = opened(file, imports=True)
-    if report is None:
-        audited = audit(pipeline, limit=_LIMIT)
-        found, code = [_of_audit(one) for one in audited.findings], audited.exit_code
-    else:
-        found, code = findings_of(report, pipeline.settings.name)
-    done = pipeline.repair(found, execute=execute, events=events)
+    chosen = None if report is None else findings_of(report, pipeline.settings.name)
+    audited = audit(pipeline, limit=_LIMIT)
+    found, code = [_of_audit(one) for one in audited.findings], audited.exit_code
+    if chosen is not None:
+        (wanted, code), now = chosen, set(found)
+        stale = [Impossible(one, _STALE) for one in wanted if one not in now]
+        found = [one for one in wanted if one in now]
+    done = pipeline.repair(found, execute=execute, max_removed=max_removed, events=events)
+    if chosen is not None:
+        done = replace(done, impossible=[*done.impossible, *stale])
+    if not execute and (told := done.exceeds(max_removed)):
+        screen.note(f"with --execute it would be refused: {told}")
     return _conclude(pipeline, done, code, as_json=as_json)
 
 
@@ -113,11 +126,9 @@ def _found(kind: str, one: Mapping[str, Any]) -> Found:
         for topic, number, start, end in one.get("within", ())
     )
     file = str(one.get("file", ""))
-    if one["topic"] is None or one["partition"] is None or one["offset"] is None:
-        return Found(None, None, kind, within, file)
-    offset = int(one["offset"])
-    if offset < 0:
-        raise ValueError(f"offset {offset}")
+    offset = None if one["offset"] is None else int(one["offset"])
+    if one["topic"] is None or one["partition"] is None:
+        return Found(None, offset, kind, within, file)
     tp = TopicPartition(str(one["topic"]), int(one["partition"]))
     return Found(tp, offset, kind, within, file)
 
@@ -225,3 +236,5 @@ def _show_impossible(done: Repaired) -> None:
         ),
     )
     screen.out.print(f"\n{len(done.impossible):,} findings can't be repaired")
+    for reason, number in Counter(one.reason for one in done.impossible).most_common():
+        screen.out.print(f"  {number:,}: {reason}")

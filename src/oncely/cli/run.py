@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Literal
 
 from oncely import artifacts
 from oncely.cli import options, screen
@@ -16,10 +16,10 @@ from oncely.cli.durations import seconds
 from oncely.cli.opened import files_of, importable, opened_together
 from oncely.cli.options import Serving
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
-from oncely.cli.signals import Interrupted, Signals
+from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.together import Run, each, refuse_failed, telling
-from oncely.errors import OncelyError, WrongInput
+from oncely.errors import Interrupted, OncelyError, WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
 from oncely.pipeline.probes import Http, Probed, probed_together
@@ -32,8 +32,6 @@ from oncely.telemetry import configure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-T = TypeVar("T")
 
 log = logging.getLogger("oncely.run")
 _PATIENCE = 5.0  # seconds that an orderly end may take after the second signal
@@ -56,10 +54,10 @@ def run_files(
         files = files_of(paths)
         application = opened_together(files)
         configure()
-        artifacts.java()
+        if application.on_spark:
+            artifacts.java()
         for file in {one.resolve().parent: one for one in files}.values():
             importable(file)
-        artifacts.resolve(artifacts.SPARK_KAFKA)  # downloads here, to show the progress
         with (
             _runs_of(application, events, http) as runs,
             SparkLog(application.name, spark_log) as out,
@@ -168,21 +166,27 @@ def _run(
     # One that fails here is checked again in its run, and fails alone.
     refuse_failed(runs, unless_any_is_left=True)
 
-    def work(spark: SparkSession) -> None:
+    def work(spark: SparkSession | None) -> None:
         def one(run: Run) -> bool:
             if not run.alone:
                 _await_servers(run, stop)
                 if stop.draining:
                     return False
             run.say("opening the ledger")
-            own = application.enter(spark, run.pipeline)
+            own = None
+            if spark is not None and run.pipeline.settings.runtime == "spark":
+                own = application.enter(spark, run.pipeline)
             return run.pipeline.run(
                 until, stop=stop, listener=run.listener, spark=own, on_fenced=on_fenced
             )
 
         each(runs, telling(one))
 
-    on_spark(application.start_spark, stop, signals, [one.say for one in runs], out, work)
+    if application.on_spark:
+        _on_spark(application.start_spark, stop, signals, [one.say for one in runs], out, work)
+    else:
+        signals.idle = False
+        work(None)
     refuse_failed(runs)
 
 
@@ -191,25 +195,25 @@ def _await_servers(run: Run, stop: StopSignal) -> None:
 
     Any other error, and one that stays, is raised by the run, which makes the checks again.
     """
-    retries = Retries(stop, run.listener)
+    retries = Retries(run.listener)
     with suppress(OncelyError):
         while not stop.draining:
             try:
                 preflight(run.pipeline)
             except OncelyError as error:
-                retries.wait(error)
+                stop.wait(retries.pause(error))
             else:
                 break
 
 
-def on_spark(
+def _on_spark(
     start: Callable[[IO[bytes] | None], SparkSession],
     stop: StopSignal,
     signals: Signals,
     say: Sequence[Callable[[str], None]],
     out: SparkLog,
-    run: Callable[[SparkSession], T],
-) -> T:
+    run: Callable[[SparkSession], None],
+) -> None:
     """Run on a Spark session that is started for it, and stopped afterwards."""
     for one in say:
         one("starting Spark")
@@ -219,7 +223,7 @@ def on_spark(
         signals.idle = False
         if stop.draining:  # Interrupted is lost if it is raised inside a finalizer
             raise Interrupted
-        return run(spark)
+        run(spark)
     finally:
         signals.idle = False
         session.stop(spark)
@@ -255,5 +259,7 @@ def force() -> None:
     process = session.java_process()
     if process is not None:
         process.kill()
-    screen.err.print("error: Spark did not end in time and was killed; committed records are kept")
+    screen.err.print(
+        "error: the run did not end in time and was killed; committed records are kept"
+    )
     screen.leave_now(1)

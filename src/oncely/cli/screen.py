@@ -5,13 +5,14 @@ The secrets of the command's pipelines are redacted in every text.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -53,8 +54,25 @@ def redact(text: str) -> str:
 
 def show_json(value: Any) -> None:
     """Print a result for programs: one JSON document on stdout."""
-    sys.stdout.write(json.dumps(without_secrets(value), ensure_ascii=False) + "\n")
+    write_json(without_secrets(value))
     sys.stdout.flush()
+
+
+def write_json(value: Any) -> None:
+    """Print a value as a line of JSON."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=is_narrow(sys.stdout)) + "\n")
+
+
+def is_narrow(stream: TextIO) -> bool:
+    """True if the stream's encoding does not have all of Unicode: JSON is written with escapes."""
+    return not (stream.encoding or "utf-8").lower().startswith("utf")
+
+
+def escape_other_characters() -> None:
+    """Escape what the encoding of stdout and stderr does not have, instead of raising an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def without_secrets(value: Any) -> Any:

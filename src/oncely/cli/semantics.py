@@ -26,6 +26,8 @@ def show_semantics(
     deliveries: Sequence[str],
     points: Sequence[str],
     folder: Path,
+    *,
+    on_spark: bool,
     as_json: bool,
 ) -> int:
     """Kill, restart, count, print; returns exit code 1 if a guarantee was broken.
@@ -33,6 +35,7 @@ def show_semantics(
     Args:
         sinks, deliveries, points: restrict the trials; empty for all.
         folder: the folder of the report.
+        on_spark: run the pipelines on Spark, not on processes.
         as_json: print the report's numbers instead of a table.
 
     Raises:
@@ -55,7 +58,7 @@ def show_semantics(
             " alone has a commit of its own",
         )
     signal.signal(signal.SIGTERM, _interrupt)
-    outcomes = _all([chain for chain in chains if chain])
+    outcomes = _all([chain for chain in chains if chain], on_spark=on_spark)
     written = report.write(outcomes, folder)
     problems = cells.problems(outcomes)
     if as_json:
@@ -76,7 +79,7 @@ def _known(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:
         )
 
 
-def _all(chains: Sequence[list[Cell]]) -> list[Outcome]:
+def _all(chains: Sequence[list[Cell]], *, on_spark: bool) -> list[Outcome]:
     """The outcomes of all trials; the sinks run in parallel."""
     from oncely.testing.semantics import trial
     from oncely.testing.servers.kafka import Broker
@@ -90,7 +93,7 @@ def _all(chains: Sequence[list[Cell]]) -> list[Outcome]:
         Broker() as broker,
         Postgres() as postgres,
     ):
-        stage = trial.prepare(broker, postgres, Path(folder))
+        stage = trial.prepare(broker, postgres, Path(folder), on_spark=on_spark)
         with ThreadPoolExecutor(len(chains)) as pool:
             runs = [pool.submit(trial.run, stage, broker, chain, advance) for chain in chains]
             try:

@@ -15,11 +15,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
+from oncely.errors import Interrupted
+
 _ASKED_BY = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interrupted(BaseException):
-    """A signal arrived while no batch was running: leave, with cleanup on the way."""
 
 
 class Signals:

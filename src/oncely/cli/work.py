@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from oncely.cli import screen
-from oncely.cli.opened import importable, opened, opened_app
-from oncely.cli.run import force, on_spark, progress_of, until_stopped
+from oncely.cli.opened import opened, opened_app
+from oncely.cli.run import progress_of, until_stopped
 from oncely.cli.signals import Signals
-from oncely.cli.spark_log import SparkLog
 from oncely.cli.together import Run, finished
-from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.on_spark import check
 from oncely.pipeline.probes import Http, probed
 from oncely.pipeline.running import logged
 from oncely.pipeline.standby import OnFenced
 from oncely.pipeline.working import group_of
 from oncely.runtimes.stop import StopSignal
 from oncely.telemetry import configure
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _APP = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -53,45 +47,6 @@ def work_file(
         return [finished(pipeline, progress, done=done)]
 
     return until_stopped(until, _force, begun)
-
-
-def work_on_spark(
-    file: Path,
-    workers: int | None,
-    until: Literal["latest"] | None,
-    spark_log: Path | None,
-    events: Path | None = None,
-    http: Http | None = None,
-) -> int:
-    """Work on it by several members, as tasks of Spark; as :func:`work_file`.
-
-    Raises:
-        WrongInput: their number is missing.
-    """
-    if workers is None:
-        raise WrongInput("--on spark: how many workers?", way_out="add --workers 4")
-
-    def begun(stop: StopSignal, signals: Signals) -> list[Run]:
-        pipeline = _opened(file)
-        importable(file)
-        check(pipeline, workers, pipeline.settings.spark.master)
-        with (
-            progress_of(pipeline) as progress,
-            SparkLog(pipeline.settings.name, spark_log) as out,
-        ):
-            progress.say("checking topics and table")
-            pipeline.preflight()
-
-            def work(spark: SparkSession) -> bool:
-                return pipeline.work(
-                    until, stop=stop, listener=progress, events=events, http=http,
-                    on="spark", workers=workers, spark=spark,
-                )  # fmt: skip
-
-            done = on_spark(pipeline.start_spark, stop, signals, [progress.say], out, work)
-        return [finished(pipeline, progress, done=done)]
-
-    return until_stopped(until, force, begun)
 
 
 def _opened(file: Path) -> Pipeline:

@@ -1,15 +1,25 @@
-"""A client that is created at first use, separately in each process."""
+"""What belongs to one process: clients that are created at first use, and calls of functions."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, TypeVar
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, Generic, NoReturn, TypeVar
+
+from oncely.errors import Interrupted
+from oncely.secrets import redact
 
 C = TypeVar("C")
+R = TypeVar("R")
+
+_NOT_BEGUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
 class Lazy(Generic[C]):
@@ -65,6 +75,76 @@ class Lazy(Generic[C]):
         """
         _inherited.append((self._client, self._using))
         self._begin_anew()
+
+
+class FunctionEnded(Exception):
+    """A user's function has raised a BaseException, such as SystemExit."""
+
+
+@contextmanager
+def users_function() -> Iterator[None]:
+    """Around every call of a user's function: it can't end this process, nor double it.
+
+    A child that it forks would go on as a second worker, on the sockets of this process. It ends
+    where the function ends, by ``os._exit``, as one of multiprocessing does: nothing is closed in
+    the name of its parent.
+
+    Raises:
+        FunctionEnded: instead of a BaseException, which callers would take for the end of the
+            process; those of signals pass.
+    """
+    ours = os.getpid()
+    try:
+        yield
+    except (Exception, Interrupted):
+        raise
+    except BaseException as error:
+        if os.getpid() != ours or (isinstance(error, KeyboardInterrupt) and _may_be_a_signal()):
+            raise
+        ended = FunctionEnded(said(error)).with_traceback(error.__traceback__)
+        raise ended from error
+    finally:
+        if os.getpid() != ours:
+            _end(sys.exc_info()[1])
+
+
+def returned(result: R) -> R:
+    """The result of a user's function.
+
+    Raises:
+        TypeError: the function has begun nothing yet.
+    """
+    if isinstance(result, _NOT_BEGUN):
+        kind = "coroutine" if isinstance(result, CoroutineType) else "generator"
+        raise TypeError(f"it has returned a {kind}, whose body has not run")
+    return result
+
+
+def said(error: BaseException) -> str:
+    """The kind of an error of a user's function, and its text."""
+    if isinstance(error, FunctionEnded):
+        return str(error)
+    return f"{type(error).__name__}: {error}".strip().removesuffix(":")
+
+
+def _may_be_a_signal() -> bool:
+    """True where Python itself raises KeyboardInterrupt for SIGINT."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    code: object = 1 if error else None
+    if isinstance(error, SystemExit):
+        code = error.code
+    elif error:
+        print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0 if code is None else int(code) & 255 if isinstance(code, int) else 1)
 
 
 _all: weakref.WeakSet[Lazy[Any]] = weakref.WeakSet()

@@ -21,7 +21,7 @@ from oncely.core.topics import TopicPartition
 from oncely.errors import Unavailable
 from oncely.ledgers.base import MovesPositions
 from oncely.phases import phase
-from oncely.sinks.base import CommitsChunks, Sink, StagesBatches
+from oncely.sinks.base import CommitsChunks, PublishesBatches, Sink
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def commit_chunk(
 
 
 @phase("write")
-def publish_batch(delivery: Delivery[StagesBatches], batch: Batch, claim: Claim) -> None:
+def publish_batch(delivery: Delivery[PublishesBatches], batch: Batch, claim: Claim) -> None:
     """Make a batch and its positions take effect. Raises the errors of the sink's ``publish``."""
     sink = delivery.sink
     if delivery.order == "together":

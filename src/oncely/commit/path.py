@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from oncely.commit.backoff import Backoff
+from oncely.commit.complaints import tell
 from oncely.commit.delivery import Delivery, commit_chunk, publish_batch
 from oncely.core import ledger
 from oncely.core.batch import Batch, BudgetSpent, Chunk, StagedRowsGone
@@ -34,13 +35,15 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import (
     Fenced,
+    GivenUp,
     InvariantViolation,
     LedgerWentBack,
     OncelyError,
+    Stopped,
     Unavailable,
 )
 from oncely.phases import phase
-from oncely.sinks.base import CommitsChunks, FinishesParts, Sink, StagesBatches
+from oncely.sinks.base import CommitsChunks, FinishesParts, PublishesBatches, Sink
 
 Entries = Mapping[TopicPartition, Entry]
 
@@ -57,6 +60,7 @@ def attempts(patience: Backoff, *, stages: bool = False) -> Iterator[AbstractCon
 
     Raises, out of an attempt:
         StagedRowsGone: nothing was published; the batch can be repeated.
+        GivenUp: nobody waits for it any more.
         LedgerWentBack: the ledger does not contain commits of this run.
         Unavailable: the store did not answer within ``patience``.
     """
@@ -72,8 +76,10 @@ def attempts(patience: Backoff, *, stages: bool = False) -> Iterator[AbstractCon
         except PositionMoved:
             pass
         except Unavailable as error:
-            if isinstance(error, LedgerWentBack if stages else (LedgerWentBack, StagedRowsGone)):
+            final = (GivenUp, LedgerWentBack, *(() if stages else (StagedRowsGone,)))
+            if isinstance(error, final):
                 raise
+            tell(error)
             patience.wait_or_raise()
 
     while not known:
@@ -102,7 +108,7 @@ def commit(
 
     Raises:
         Fenced: a newer run holds the ledger.
-        LedgerWentBack, InvariantViolation: the range begins beyond the ledger's position.
+        LedgerWentBack, Stopped: the range begins beyond the ledger's position.
         TooManyRejects: the reject budget is spent; nothing was written.
         Unavailable: the sink did not answer within ``patience``.
     """
@@ -254,7 +260,7 @@ def _undone(delivery: Delivery[Sink], chunk: Chunk, fence: Fence, kind: RangeKin
 
 
 def publish(
-    delivery: Delivery[StagesBatches],
+    delivery: Delivery[PublishesBatches],
     batch: Batch,
     fence: Fence,
     entries: Callable[[], Entries],
@@ -263,7 +269,7 @@ def publish(
 
     Args:
         delivery: sink, ledger and order.
-        batch: the staged batch.
+        batch: the batch.
         fence: the epoch of this run.
         entries: reads the ledger, and raises Fenced when a newer run holds it.
 
@@ -296,12 +302,12 @@ def _entries(
 
     An unsettled read may lag behind, which would look like records that were never committed.
     """
-    entries = delivery.ledger.positions(fence)
+    entries = delivery.ledger.positions(fence, ranges)
     late = any(
         tp in entries and entries[tp].position < range_.start for tp, range_ in ranges.items()
     )
     if late:
-        entries = delivery.ledger.positions(fence, settled=True)
+        entries = delivery.ledger.positions(fence, ranges, settled=True)
     require_current(delivery, fence, {tp: entries.get(tp) for tp in ranges})
     return entries
 
@@ -312,7 +318,7 @@ def require_current(
     """Refuse a ledger that does not contain our epoch, which it has given out itself.
 
     Raises:
-        LedgerWentBack, InvariantViolation: an entry is missing or older.
+        LedgerWentBack, Stopped: an entry is missing or older.
     """
     for tp, entry in entries.items():
         if entry is None:
@@ -324,7 +330,14 @@ def require_current(
 
 def behind(delivery: Delivery[Sink], fence: Fence, what: str) -> OncelyError:
     """The error for a ledger that does not contain commits of this run."""
-    return LedgerWentBack(fence.pipeline, what) if delivery.one_store else InvariantViolation(what)
+    if delivery.one_store:
+        return LedgerWentBack(fence.pipeline, what)
+    if delivery.order == "together":
+        return InvariantViolation(what)
+    return Stopped(
+        f"{what}: the positions were put back to an older state, and the records were not",
+        way_out="start again: it continues from the older positions, and writes what follows again",
+    )
 
 
 def _kept(

@@ -41,12 +41,14 @@ class Damage:
         offsets: ascending. What they have produced is removed.
         surplus: those whose rows must not be there, unless the record is committed meanwhile.
         chunk: the present outcome of the records that the topic has.
+        lost: those of which nothing is there, so that nothing is removed.
     """
 
     partition: TopicPartition
     offsets: Sequence[int]
     surplus: Set[int]
     chunk: Chunk
+    lost: Set[int] = frozenset()
 
 
 def repair(
@@ -89,7 +91,8 @@ def _repair_once(sink: RewritesRecords, damage: Damage, tell: Tell) -> Rewritten
             )
         chunk = damage.chunk.keep({tp: ours})
         done = sink.rewrite(Rewrite("repair", tp, spans(below), expected, chunk))
-        tell("repair", {tp: spans(below)}, done)
+        if rewritten := spans(one for one in below if (tp, one) not in done.refused):
+            tell("repair", {tp: rewritten}, done)
     if beyond:
         more = sink.remove_beyond(tp, spans(beyond), expected)
         tell("repair", {tp: spans(beyond)}, more)

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from oncely.commit.delivery import Delivery, Order
 from oncely.commit.path import Outcome, pass_over, publish, require_current
 from oncely.commit.timer import Interval, LocalPositions, PositionTimer
-from oncely.core.batch import Batch, RecordFetcher
+from oncely.core.batch import Batch, RecordSource
 from oncely.core.budget import NOTHING_COUNTED, Budget, RejectCount
 from oncely.core.claim import NO_RECORDS, Counts, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
@@ -21,14 +21,14 @@ from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.decode.base import Decoder
 from oncely.errors import InvariantViolation, OncelyError, SourceMismatch, Unavailable
 from oncely.ledgers.base import Ledger, MovesPositions
-from oncely.sinks.base import Sink, StagesBatches
+from oncely.sinks.base import PublishesBatches, Sink
 
 log = logging.getLogger(__name__)
 
 _TIDY_AFTER = 10_000  # rows added to the history
 
 AnySink = TypeVar("AnySink", bound=Sink)
-AnyStagingSink = TypeVar("AnyStagingSink", bound=StagesBatches)
+AnyBatchSink = TypeVar("AnyBatchSink", bound=PublishesBatches)
 AnyTransform = TypeVar("AnyTransform")
 
 
@@ -77,7 +77,7 @@ class OpenRun(Generic[AnySink, AnyTransform]):
 
     Attributes:
         sink: the destination; bound to it by :meth:`open`.
-        source: fetches rejected records again, for their dead letters.
+        source: reads ranges, and rejected records again, for their dead letters.
         decoder: decodes the records.
         transform: transforms the decoded rows.
         topics: the topics that are read.
@@ -89,7 +89,7 @@ class OpenRun(Generic[AnySink, AnyTransform]):
     """
 
     sink: AnySink
-    source: RecordFetcher
+    source: RecordSource
     decoder: Decoder
     transform: AnyTransform
     topics: tuple[str, ...]
@@ -126,17 +126,9 @@ class OpenRun(Generic[AnySink, AnyTransform]):
         return Delivery(self.sink, self.ledger, self.order)
 
     @property
-    def columns(self) -> list[str]:
-        """Partition, offset, value, and the other columns that decoder and sink read."""
-        needs = self.decoder.needs | self.sink.needs
-        topic = ["topic"] if len(self.topics) > 1 or "topic" in needs else []
-        more = sorted(needs - {"topic", "partition", "offset", "value"})
-        return [*topic, "partition", "offset", "value", *more]
-
-    @property
-    def only_topic(self) -> str | None:
-        """The topic of all records, if it is not read with each of them."""
-        return None if "topic" in self.columns else self.topics[0]
+    def needs(self) -> frozenset[str]:
+        """The columns of the records that decoder and sink read, and the value."""
+        return self.decoder.needs | self.sink.needs | {"value"}
 
     def open(self, takeover: Takeover) -> Opened:
         """Take over the ledger and bind the sink to its destination in its present state."""
@@ -185,7 +177,14 @@ class OpenRun(Generic[AnySink, AnyTransform]):
             self.same_source(SourceIdentity(self._source.cluster_id, topic_ids))
 
     def positions(self) -> dict[TopicPartition, Position]:
-        """The ledger's current positions."""
+        """The ledger's current positions. A run without records would not notice a newer one, or a
+        ledger that was put back to an older state, otherwise.
+
+        Raises:
+            Fenced: a newer run holds the ledger.
+            LedgerWentBack: the ledger is older than at :meth:`open`.
+            Unavailable: no answer.
+        """
         return {tp: entry.position for tp, entry in self._entries().items()}
 
     def add_partitions(self, positions: Positions, source: SourceIdentity) -> None:
@@ -275,15 +274,15 @@ class OpenRun(Generic[AnySink, AnyTransform]):
 
 
 @dataclass
-class PublishingRun(OpenRun[AnyStagingSink, AnyTransform]):
-    """A run whose tasks stage, and whose driver publishes."""
+class PublishingRun(OpenRun[AnyBatchSink, AnyTransform]):
+    """A run whose driver publishes what its tasks have made."""
 
-    def _publish(self, batch: Batch, batch_id: int) -> list[Outcome]:
-        """Publish the output that tasks have staged; then count and clean up."""
+    def _publish(self, batch: Batch, *more: Callable[[], object]) -> list[Outcome]:
+        """Publish a batch; then count it, and do the housekeeping, with ``more``."""
         delivery = self.for_batch(batch.ranges)
         entries = partial(self._entries, delivery.ledger)
         replayed = publish(delivery, batch, self.fence, entries)
         counts = batch.history
         self._count(sum(counts.values(), NO_RECORDS))
-        self._tidy(len(batch.ranges), lambda: self.sink.sweep(self.fence, batch_id + 1))
+        self._tidy(len(batch.ranges), *more)
         return [Outcome(tp, batch.ranges[tp], counts[tp], replayed) for tp in sorted(batch.ranges)]

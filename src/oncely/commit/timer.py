@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from oncely.commit.backoff import Backoff
@@ -54,9 +54,11 @@ class LocalPositions:
         """These positions are not stored."""
         return False
 
-    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
         """The task's positions as ledger entries."""
-        del settled
+        del of, settled
         return {tp: Entry(at, fence.epoch, run=fence.run) for tp, at in self.at.items()}
 
     def move(self, claim: Claim, counts: Mapping[TopicPartition, Counts]) -> None:

@@ -117,7 +117,7 @@ def loads(data: bytes, *, base: Path, of: str) -> PipelineSettings:
         ConfigError: as :func:`load`.
     """
     try:
-        raw = tomllib.loads(data.decode("utf-8"))
+        raw = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ConfigError(of, "not UTF-8 text", way_out="save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:

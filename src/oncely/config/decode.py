@@ -16,8 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.config.base import Section, as_tuple, file_name
+from oncely.config.base import Section, as_tuple, file_name, plain_table
 from oncely.config.errors import invalid, shown
+from oncely.config.written import PROPERTIES, written
+from oncely.decode.metadata import TYPES, Part
 from oncely.decode.raw import RAW_COLUMNS
 from oncely.decode.schema import is_json, parse_schema
 from oncely.errors import ConfigError
@@ -49,6 +51,8 @@ class _Json(Section):
     format: Literal["json"]
     schema_ddl: Annotated[str, AfterValidator(_ddl), Field(alias="schema")]
 
+
+Unwrap = Annotated[str, Field(min_length=1)] | None
 
 _REGISTRY = re.compile(r"https?://[^\s/@?#]+(/[^\s@]*)?")
 
@@ -102,6 +106,23 @@ class _Avro(Section):
         return self
 
 
+ColumnName = Annotated[str, Field(min_length=1)] | None
+
+
+@written(PROPERTIES)
+def _headers(value: object) -> dict[str, str]:
+    """``headers`` of ``[decode.metadata]``: the column of each header."""
+    found = plain_table(value)
+    bad = [name for name, column in found.items() if not isinstance(column, str) or not column]
+    if bad:
+        raise invalid(
+            f"found {shown(found[bad[0]])}; allowed: the name of a column",
+            'write headers.trace = "trace_id"',
+            below=bad[0],
+        )
+    return found
+
+
 def _record_columns(value: tuple[str, ...]) -> tuple[str, ...]:
     unknown = [name for name in value if name not in RAW_COLUMNS]
     if unknown or not value or len(set(value)) != len(value):
@@ -131,11 +152,14 @@ class TextKey(Section):
         format: the format of the bytes.
         column: the name of the column.
         type: the type of the column, which the text spells: ``BIGINT``, ``DATE`` and so on.
+        unwrap: the key is a JSON object, and the column is this member of it: ``payload`` for JSON
+            with schemas of Kafka Connect.
     """
 
     format: Literal["string"]
     column: Annotated[str, Field(min_length=1)]
     type: Annotated[str, AfterValidator(_key_type)] = "STRING"
+    unwrap: Unwrap = None
 
 
 class JsonKey(_Json):
@@ -145,9 +169,12 @@ class JsonKey(_Json):
         format: the format of the bytes.
         schema_ddl: the columns, as Spark's DDL.
         strict: a STRING takes texts only, and no numbers and booleans.
+        unwrap: the member that contains the object with the columns: ``payload`` for JSON with
+            schemas of Kafka Connect.
     """
 
     strict: bool = False
+    unwrap: Unwrap = None
 
 
 class AvroKey(_Avro):
@@ -155,6 +182,52 @@ class AvroKey(_Avro):
 
 
 KeySettings = Annotated[JsonKey | AvroKey | TextKey, Field(discriminator="format")]
+
+
+class MetadataSettings(Section):
+    """``[decode.metadata]``: parts of the record, and the names of the columns that they become.
+
+    The columns come after those of value and key.
+
+    Attributes:
+        topic: the column of the record's topic, a ``STRING``.
+        partition: the column of its partition, an ``INT``.
+        offset: the column of its offset, a ``BIGINT``.
+        timestamp: the column of its timestamp, a ``TIMESTAMP``.
+        key: the column of its key as UTF-8 text, a ``STRING``; a key that is no such text makes
+            the record a reject.
+        headers: names of headers, and their columns: the value of a header as UTF-8 text; of
+            several headers with one name that of the last.
+    """
+
+    topic: ColumnName = None
+    partition: ColumnName = None
+    offset: ColumnName = None
+    timestamp: ColumnName = None
+    key: ColumnName = None
+    headers: Annotated[dict[str, str], BeforeValidator(_headers)] = Field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The columns, in their order."""
+        single = ((one, getattr(self, one)) for one in TYPES if one != "headers")
+        found = [Part(one, column) for one, column in single if column is not None]
+        return (*found, *(Part("headers", column, of) for of, column in self.headers.items()))
+
+    @model_validator(mode="after")
+    def _columns(self) -> Self:
+        if not self.parts:
+            raise invalid("names no column", 'write timestamp = "sent_at", or remove the table')
+        taken: set[str] = set()
+        for part in self.parts:
+            if part.column.lower() in taken:
+                raise invalid(
+                    f"two parts of the record want the column {shown(part.column)}",
+                    "give each a name of its own",
+                    below=part.setting.removeprefix("decode.metadata."),
+                )
+            taken.add(part.column.lower())
+        return self
 
 
 INFER = "infer"
@@ -172,7 +245,10 @@ class JsonDecode(Section):
         schema_ddl: the columns, as Spark's DDL; or ``infer`` for files, whose columns are inferred
             from the records.
         strict: a STRING takes texts only, and no numbers and booleans.
+        unwrap: the member that contains the object with the columns: ``payload`` for JSON with
+            schemas of Kafka Connect.
         key: the decoding of the record's key, whose columns come after those of the value.
+        metadata: parts of the record that become columns.
         max_fields: fields of an inferred schema, at all levels; a record that would exceed them is
             rejected.
         max_depth: levels of an inferred schema; a record that would exceed them is rejected.
@@ -183,7 +259,9 @@ class JsonDecode(Section):
     format: Literal["json"]
     schema_ddl: Annotated[str, AfterValidator(_ddl_or_infer), Field(alias="schema")]
     strict: bool = False
+    unwrap: Unwrap = None
     key: KeySettings | None = None
+    metadata: MetadataSettings | None = None
     max_fields: Annotated[int, Field(ge=1, le=20_000)] = 2_000
     max_depth: Annotated[int, Field(ge=1, le=32)] = 32
     max_name: Annotated[int, Field(ge=1, le=1_000)] = 255
@@ -195,6 +273,13 @@ class JsonDecode(Section):
             raise invalid('has no meaning unless schema = "infer"', "remove it", below=given[0])
         if self.inferred and "strict" in self.model_fields_set:
             raise invalid('has no meaning with schema = "infer"', "remove it", below="strict")
+        if self.inferred and self.unwrap is not None:
+            raise invalid(
+                'schema = "infer" does not unwrap records',
+                "name the columns in decode.schema; or let the producer write no schemas:"
+                " schemas.enable = false in the converter of Kafka Connect",
+                below="unwrap",
+            )
         return self
 
     @property
@@ -208,9 +293,11 @@ class AvroDecode(_Avro):
 
     Attributes:
         key: the decoding of the record's key, whose columns come after those of the value.
+        metadata: parts of the record that become columns.
     """
 
     key: KeySettings | None = None
+    metadata: MetadataSettings | None = None
 
 
 class RawDecode(Section):
@@ -219,8 +306,9 @@ class RawDecode(Section):
     Attributes:
         format: the format of the bytes.
         columns: the parts of the record that become columns: ``key``, ``value``, ``timestamp``,
-            ``headers``.
+            ``headers``. Headers are a list of structs of ``key``, a text, and ``value``, bytes.
         key: the decoding of the record's key, whose columns come after those of the value.
+        metadata: parts of the record that become columns.
     """
 
     format: Literal["raw"]
@@ -230,6 +318,7 @@ class RawDecode(Section):
         AfterValidator(_record_columns),
     ] = ("key", "value", "timestamp")
     key: KeySettings | None = None
+    metadata: MetadataSettings | None = None
 
 
 DecodeSettings = Annotated[JsonDecode | AvroDecode | RawDecode, Field(discriminator="format")]

@@ -24,7 +24,8 @@ class DeltaSinkSettings(RootSettings):
         keys: the columns that identify a row in an upsert.
         version: a column that grows with each change: an older row never replaces a newer one.
         keep_source: also write topic, partition and offset of each row; by default in a table that
-            Oncely creates, or that has these columns.
+            Oncely creates, or that has these columns. Unless it is false, rows must not have
+            columns of the same names.
         partition_by: the columns that make up the directories.
     """
 

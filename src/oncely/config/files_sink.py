@@ -19,7 +19,7 @@ from oncely.config.base import Section, as_tuple
 from oncely.config.errors import Problem, all_invalid, invalid
 from oncely.config.kafka_sink import producer_keys, transaction_seconds
 from oncely.config.source import topic_name
-from oncely.config.values import Budget, between, parse_budget, parse_seconds, parse_size
+from oncely.config.values import Budget, Rounding, between, parse_budget, parse_seconds, parse_size
 from oncely.errors import ConfigError
 from oncely.lake.partitions import parse_partition_by
 
@@ -90,12 +90,14 @@ class RootSettings(Section):
     Attributes:
         url: the root: ``file:///…``, ``s3://bucket/prefix``, or another URL that pyarrow.fs
             supports.
-        flush_interval: the time from one micro-batch's start to the next; longer: fewer and larger
+        flush_interval: the time from one batch's start to the next; longer: fewer and larger
             files, which are visible later.
         target_file_size: the size of a file; a task with more data writes several.
         max_staging_age: the time that files may wait to be published; younger files are not
             vacuumed.
         create: create missing topics, or a missing table and its missing columns.
+        rounding: ``allow`` texts in JSON to lose digits beyond the microseconds of a TIMESTAMP;
+            else the record is rejected.
         max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
             ``"100%"`` never stops it.
         s3: the settings for ``s3://``.
@@ -106,6 +108,7 @@ class RootSettings(Section):
     target_file_size: Annotated[int, BeforeValidator(_file_size)] = 64 << 20
     max_staging_age: Annotated[float, BeforeValidator(_age)] = 3600.0
     create: bool = True
+    rounding: Rounding = "refuse"
     max_rejects: Budget = parse_budget("1%")
     s3: S3Settings | None = None
 
@@ -140,7 +143,8 @@ class FilesSinkSettings(RootSettings):
         schema_topic: the topic of their schemas; by default named after the manifest topic:
             ``events.schema`` for ``events.manifest``.
         rejects_topic: the topic of dead letters; by default named after the manifest topic.
-        ledger_topic: the compacted topic of positions and epochs; pipelines may share one.
+        ledger_topic: the compacted topic of positions and epochs; pipelines may share one,
+            each uses one of its 16 partitions.
         transaction_timeout: the time after which the broker aborts a transaction.
         kafka: more properties of the producer, with librdkafka's names.
     """

@@ -16,7 +16,7 @@ from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, as_tuple
 from oncely.config.errors import invalid, shown
-from oncely.config.values import Budget, filled, parse_budget, parse_seconds
+from oncely.config.values import Budget, Rounding, filled, parse_budget, parse_seconds
 from oncely.config.written import TIME, written
 from oncely.ledgers.sql.tables import POSITIONS
 
@@ -56,6 +56,8 @@ class HandlersSinkSettings(Section):
         retries: the number of times that a transaction is repeated after an error of a handler.
         on_error: after the retries: ``reject`` the records at fault, or ``stop``.
         time_limit: the time that a call of a handler may take.
+        rounding: ``allow`` texts in JSON to lose digits beyond the microseconds of a TIMESTAMP;
+            else the record is rejected.
         max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
             ``"100%"`` never stops it.
         context: headers that are a record's context, beside those of W3C Trace Context and Baggage.
@@ -69,6 +71,7 @@ class HandlersSinkSettings(Section):
     retries: Annotated[int, Field(ge=0, le=100)] = 3
     on_error: Literal["reject", "stop"] = "reject"
     time_limit: Annotated[float, BeforeValidator(_time_limit)] = 60.0
+    rounding: Rounding = "refuse"
     max_rejects: Budget = parse_budget("1%")
     context: Annotated[
         tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(_header_names)

@@ -16,7 +16,7 @@ from oncely.config.base import Section, plain_table
 from oncely.config.decode import FileName
 from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.source import broker_list, topic_name
-from oncely.config.values import Budget, between, parse_budget, parse_seconds
+from oncely.config.values import Budget, Rounding, between, parse_budget, parse_seconds
 from oncely.config.written import PROPERTIES, written
 from oncely.errors import ConfigError
 
@@ -73,16 +73,18 @@ class KafkaSinkSettings(Section):
         keep_source: add a header with topic, partition and offset of the source's record.
         rejects_topic: the topic of dead letters; ``<topic>.rejects`` by default. Required with
             topic_column.
-        ledger_topic: the compacted topic of positions and epochs; pipelines may share one.
+        ledger_topic: the compacted topic of positions and epochs; pipelines may share one,
+            each uses one of its 16 partitions.
         partitions: the number of partitions of the output topic, if it is created; by default as
             many as the largest of the source's topics has.
         create: create the ledger topic, and topics to write to, when they are missing.
+        rounding: ``allow`` texts in JSON to lose digits beyond the microseconds of a TIMESTAMP;
+            else the record is rejected.
         max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
             ``"100%"`` never stops it.
         transaction_timeout: the time after which the broker aborts a transaction.
-        staging: Spark transforms: the place of staged records until the driver publishes them, a
-            URL (``s3://…``) or an absolute path that driver and executors reach; by default a
-            folder of this machine, for a local master.
+        staging: not used; earlier versions kept records of Spark transforms there. It is accepted,
+            so that pipeline files of theirs stay valid.
         brokers: the sink's cluster, if you want to name it; any other than the source's is refused.
         kafka: more properties of the producer, with librdkafka's names.
     """
@@ -102,6 +104,7 @@ class KafkaSinkSettings(Section):
     ledger_topic: Annotated[str, AfterValidator(topic_name)] = "oncely.ledger"
     partitions: Annotated[int, Field(ge=1, le=10_000)] | None = None
     create: bool = True
+    rounding: Rounding = "refuse"
     max_rejects: Budget = parse_budget("1%")
     transaction_timeout: Annotated[float, BeforeValidator(transaction_seconds)] = 60.0
     staging: Annotated[str, AfterValidator(_staging)] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -12,6 +13,7 @@ from pydantic import (
     Field,
     InstanceOf,
     PlainSerializer,
+    SecretStr,
     model_validator,
 )
 
@@ -108,7 +110,11 @@ class PipelineSettings(Section):
         decode: the conversion of a record's bytes to columns.
         transform: the transform of the rows; without it the decoded rows are written as they are.
         sink: the destination: a table, topics, files, or functions of yours.
-        spark: the settings of Spark, for ``oncely run``.
+        runtime: where ``oncely run`` runs tasks: on Spark, or on processes of this machine, without
+            Java, for all but a Spark transform.
+        processes: their number; by default one for each processor.
+        spark: the settings of Spark. ``trigger`` and ``max_records_per_batch`` are for both
+            runtimes.
         filter: records that are dropped, or wait, before they are decoded.
         worker: the consumer group of `oncely work`.
     """
@@ -135,20 +141,21 @@ class PipelineSettings(Section):
         | HandlersSinkSettings,
         Field(discriminator="kind"),
     ]
+    runtime: Literal["spark", "processes"] = "spark"
+    processes: Annotated[int, Field(ge=1)] | None = None
     spark: SparkSettings = Field(default_factory=SparkSettings)
     filter: FilterSettings = Field(default_factory=FilterSettings)
     worker: WorkerSettings = Field(default_factory=WorkerSettings)
 
     @property
-    def mirror_group(self) -> str | None:
-        """The consumer group that shows the position to lag tools; None if it is disabled.
+    def group(self) -> str:
+        """The consumer group of the pipeline; a Kafka or files sink commits positions to it."""
+        return self.source.group or f"oncely-{self.name}"
 
-        A Kafka or files sink commits positions to it in its transactions.
-        """
-        group = self.source.group
-        if group is None:
-            return f"oncely-{self.name}"
-        return group or None
+    @property
+    def mirror_group(self) -> str | None:
+        """The consumer group that shows the position to lag tools; None if it is disabled."""
+        return None if self.source.group == "" else self.group
 
     @property
     def shown_group(self) -> str | None:
@@ -163,15 +170,20 @@ class PipelineSettings(Section):
         return self.transform is not None and self.transform.kind == "spark"
 
     @property
+    def process_count(self) -> int:
+        """The number of processes of ``runtime = "processes"``."""
+        return self.processes or _usable_processors()
+
+    @property
     def trigger_seconds(self) -> float:
-        """The seconds between the starts of micro-batches."""
+        """The seconds between the starts of batches."""
         if isinstance(self.sink, RootSettings):
             return self.sink.flush_interval
         return self.spark.trigger
 
     @property
     def max_records_per_batch(self) -> int:
-        """Maximum offsets of a micro-batch; many more if a batch creates files."""
+        """Maximum offsets of a batch; many more if a batch creates files."""
         given = "max_records_per_batch" in self.spark.model_fields_set
         merged = isinstance(self.sink, DeltaSinkSettings) and self.sink.mode == "upsert"
         if isinstance(self.sink, RootSettings) and not given and not merged:
@@ -192,11 +204,12 @@ class PipelineSettings(Section):
     def _fits(self) -> Self:
         if isinstance(self.sink, SqlSinkSettings):
             found = [*_master_problems(self, self.sink), *_key_problems(self, self.sink)]
+            found += _server_problems(self, self.sink.url)
         elif isinstance(self.sink, KafkaSinkSettings):
             found = [*_topic_problems(self, self.sink.topics, "sink.topic"),
                      *_kafka_problems(self, self.sink)]  # fmt: skip
         elif isinstance(self.sink, HandlersSinkSettings):
-            found = _handlers_problems(self)
+            found = _handlers_problems(self) + _server_problems(self, self.sink.url)
         elif isinstance(self.sink, FilesSinkSettings):
             found = [*_topic_problems(self, self.sink.topics, "sink.manifest_topic"),
                      *_files_problems(self)]  # fmt: skip
@@ -207,6 +220,7 @@ class PipelineSettings(Section):
                     Problem("transform.spark", "gives rows in no order, and of two rows of a key an"
                             " upsert keeps the last", "use transform.sql or .python, or append")
                 )  # fmt: skip
+        found += _runtime_problems(self)
         found += _offsets_problems(self)
         found += _infer_problems(self)
         if self.by_spark and self.filter.drops:
@@ -217,6 +231,10 @@ class PipelineSettings(Section):
         if found:
             raise all_invalid(found)
         return self
+
+
+def _usable_processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _topic_problems(pipeline: PipelineSettings, topics: Sequence[str], key: str) -> list[Problem]:
@@ -247,11 +265,20 @@ def _kafka_problems(pipeline: PipelineSettings, sink: KafkaSinkSettings) -> list
             Problem("sink.timestamp", "a row of a Spark transform comes from no single record",
                     "remove it, or use transform.sql or .python")
         )  # fmt: skip
-    if pipeline.by_spark and sink.staging is None and not pipeline.spark.is_local:
+    return found
+
+
+def _runtime_problems(pipeline: PipelineSettings) -> list[Problem]:
+    found = []
+    if pipeline.runtime == "processes" and pipeline.by_spark:
         found.append(
-            Problem("sink.staging", f"is missing; with spark.master {pipeline.spark.master} tasks"
-                    " leave records where the driver can read them",
-                    'add staging = "s3://bucket/staging", or a folder that all machines share')
+            Problem("runtime", 'found "processes"; transform.spark needs Spark',
+                    "remove it, or use transform.sql or .python")
+        )  # fmt: skip
+    if pipeline.runtime == "spark" and pipeline.processes is not None:
+        found.append(
+            Problem("processes", "has no meaning on Spark: spark.master determines the tasks",
+                    'remove it, or write runtime = "processes"')
         )  # fmt: skip
     return found
 
@@ -298,10 +325,14 @@ def _infer_problems(pipeline: PipelineSettings) -> list[Problem]:
                     ' are read if decode.schema = "infer"',
                     "remove it, or write the schema out")
         )  # fmt: skip
-    if decode.key is not None:
-        found.append(
-            Problem("decode.key", 'has no meaning with decode.schema = "infer"', "remove it")
+    found += [
+        Problem(f"decode.{name}", 'has no meaning with decode.schema = "infer"', way_out)
+        for name, way_out in (
+            ("key", "remove it"),
+            ("metadata", "remove it, or write the schema out"),
         )
+        if getattr(decode, name) is not None
+    ]
     return found
 
 
@@ -340,6 +371,16 @@ def _master_problems(pipeline: PipelineSettings, sink: SqlSinkSettings) -> list[
             'use PostgreSQL, or master = "local[*,4]"',
         )
     ]
+
+
+def _server_problems(pipeline: PipelineSettings, url: SecretStr) -> list[Problem]:
+    here = f"{url.get_secret_value()}/".replace("localhost", "127.0.0.1")
+    return [
+        Problem("sink.url", f"leads to {broker}, which is one of source.brokers",
+                "write host and port of the database here, and those of Kafka there")
+        for broker in pipeline.source.brokers.replace("localhost", "127.0.0.1").split(",")
+        if f"@{broker}/" in here or f"//{broker}/" in here
+    ]  # fmt: skip
 
 
 def _key_problems(

@@ -13,6 +13,7 @@ from oncely.config.base import Section, as_tuple
 from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.values import (
     Budget,
+    Rounding,
     Table,
     folded,
     parse_budget,
@@ -35,8 +36,10 @@ class SqlSinkSettings(Section):
         version: a column that grows with each change: an older row never replaces a newer one.
         create: create the table if it is missing.
         keep_source: also write topic, partition and offset of each row; by default in a table that
-            Oncely creates, or that has these columns.
-        rounding: ``allow`` values to lose digits that their columns do not keep.
+            Oncely creates, or that has these columns. Unless it is false, rows must not have
+            columns of the same names.
+        rounding: ``allow`` values to lose digits that their columns do not keep, also those of
+            texts in JSON beyond the microseconds of a TIMESTAMP; else the record is rejected.
         max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
             ``"100%"`` never stops it.
         connect_timeout: the time to wait for a connection.
@@ -50,7 +53,7 @@ class SqlSinkSettings(Section):
     version: str | None = None
     create: bool = True
     keep_source: bool | None = None
-    rounding: Literal["refuse", "allow"] = "refuse"
+    rounding: Rounding = "refuse"
     max_rejects: Budget = parse_budget("1%")
     connect_timeout: Annotated[float, BeforeValidator(parse_seconds)] = 10.0
 

@@ -90,8 +90,8 @@ class SourceSettings(Section):
     Attributes:
         brokers: ``host:port``, separated by commas.
         topics: the topics that are read; one may be written without a list.
-        start: the start position of a new pipeline; resolved once, at the first start. A time
-            without an offset is in UTC.
+        start: the start position of a new pipeline; resolved once, at the first start. A time must
+            have passed; without an offset it is in UTC.
         on_gap: the action when records were deleted from the topic before they were read: ``fail``,
             or ``record`` the gap in the history and go on.
         group: the consumer group that shows the position to lag tools; by default

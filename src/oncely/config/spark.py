@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Annotated
@@ -17,7 +16,6 @@ from oncely.config.written import MASTER, PROPERTIES, written
 _LOCAL = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?")
 _CLUSTER = re.compile(r"(spark|k8s)://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")
 
-_OFFSETS = "the exact ranges of a batch are read from the checkpoint that Oncely makes"
 REFUSED: Mapping[str, tuple[str, str]] = {
     "spark.master": ("it has its own setting", "write it as master in [spark]"),
     "spark.app.name": ("it is the pipeline's name", "write it as name at the top of the file"),
@@ -27,44 +25,17 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     ),
     "spark.remote": ("Spark Connect's server would hold the driver", "use master in [spark]"),
     "spark.api.mode": ("Spark Connect's server would hold the driver", "remove it"),
-    "spark.sql.streaming.checkpointLocation": (_OFFSETS, "remove it: positions are in the sink"),
-    "spark.sql.streaming.checkpointFileManagerClass": (_OFFSETS, "remove it"),
-    "spark.sql.streaming.minBatchesToRetain": (
-        f"{_OFFSETS}; with fewer batches kept, the range before is gone",
-        "remove it",
-    ),
     "spark.stage.maxConsecutiveAttempts": (
         "a partial rerun of a stage mixes two results of order-dependent operations",
         "remove it: the whole batch is repeated",
     ),
-    "spark.sql.streaming.disabledV2MicroBatchReaders": (
-        "the older Kafka reader plans its ranges in another way",
-        "remove it",
-    ),
-    "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": (
-        "the older way of fetching offsets joins a consumer group and can wait forever",
-        "remove it",
-    ),
-    "spark.redaction.regex": ("it decides which secrets Spark hides in its logs", "remove it"),
-    "spark.redaction.string.regex": ("it decides which secrets Spark hides", "remove it"),
-    "spark.sql.redaction.options.regex": ("it decides which secrets Spark hides", "remove it"),
-    "spark.sql.redaction.string.regex": ("it decides which secrets Spark hides", "remove it"),
 }  # fmt: skip
 """Settings that are refused: the reason, and the way out.
 
 All other settings are safe. Retries (``spark.task.maxFailures``), ``spark.speculation``, dynamic
 allocation and lost executors end in one compare-and-set, in any order. Adaptive execution, shuffle
-and Arrow settings change batches of rows, never which offsets a task is given. ``minPartitions``,
-``maxRecordsPerPartition`` and ``failOnDataLoss`` are options of the reader and not settings: Spark
-reads them from the reader's options only.
+and Arrow settings change batches of rows, never which offsets a task is given.
 """
-
-_REFUSED_BELOW: Mapping[str, tuple[str, str]] = {
-    "spark.kafka.clusters.": (
-        "it is a second way to log in to Kafka, which only one of the two clients supports",
-        "write it in [source.kafka], by librdkafka's names",
-    ),
-}
 
 
 _IS_SECRET = re.compile(
@@ -109,15 +80,6 @@ def is_local(master: str) -> bool:
     return _LOCAL.fullmatch(master) is not None
 
 
-def local_tasks(master: str) -> int | None:
-    """The number of tasks that a local master runs at a time; None if it is not local."""
-    match = _LOCAL.fullmatch(master)
-    if match is None:
-        return None
-    number = match[2] or "1"
-    return os.cpu_count() or 1 if number == "*" else int(number)
-
-
 @written(MASTER)
 def parse_master(value: object) -> str:
     """Check ``spark.master``. Raises a problem."""
@@ -134,16 +96,8 @@ def conf_problems(conf: Mapping[str, object]) -> list[Problem]:
     return [problem for key, value in conf.items() for problem in _conf_problem(key, value)]
 
 
-def refusal(key: str) -> tuple[str, str] | None:
-    """The reason why a pipeline file may not have a setting, and the way out; None if it may."""
-    for prefix, refused in _REFUSED_BELOW.items():
-        if key.startswith(prefix):
-            return refused
-    return REFUSED.get(key)
-
-
 def _conf_problem(key: str, value: object) -> list[Problem]:
-    refused = refusal(key)
+    refused = REFUSED.get(key)
     if refused is not None:
         reason, way_out = refused
         return [Problem(key, f"refused: {reason}", way_out)]
@@ -169,8 +123,8 @@ class SparkSettings(Section):
 
     Attributes:
         master: Spark's master URL.
-        trigger: the time between the starts of two micro-batches; ``"0 seconds"`` for no pause.
-        max_records_per_batch: the maximum number of offsets in one micro-batch.
+        trigger: the time between the starts of two batches; ``"0 seconds"`` for no pause.
+        max_records_per_batch: the maximum number of offsets in one batch.
         conf: Spark's own settings, with names that begin with ``spark.``; secret values are never
             shown.
     """

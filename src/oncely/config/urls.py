@@ -6,7 +6,7 @@ import re
 from typing import Literal
 from urllib.parse import unquote
 
-from oncely.config.errors import invalid
+from oncely.config.errors import invalid, shown
 from oncely.secrets import MASK
 
 # A password may contain an unescaped @, / or ?: then everything up to the last @ is treated as the
@@ -58,6 +58,10 @@ def _check_login(rest: str) -> None:
             "write postgresql://user:password@host:port/database; in user and password, also when "
             "they are filled in, write @ as %40, / as %2F, ? as %3F, % as %25, a space as %20",
         )
+    for host in hosts:
+        port = host.rpartition("]")[2].partition(":")[2]
+        if port and not 0 < int(port) < 65_536:
+            raise invalid(f"{shown(port)} is no port", "ports are 1 to 65535")
 
 
 def _check_sqlite(rest: str) -> None:

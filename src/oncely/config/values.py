@@ -16,6 +16,8 @@ from oncely.config.errors import invalid, shown
 from oncely.config.written import INTERVAL, SHARE, SIZE, START, TABLE, TIME, form_of, written
 from oncely.sources.start import Moment, Start, parse_moment
 
+Rounding = Literal["refuse", "allow"]
+
 
 @dataclass(frozen=True)
 class RejectBudget:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Any, Literal, NamedTuple, Protocol
@@ -102,6 +102,7 @@ class Chunk:
         timestamps: per record, Kafka's timestamp in the form of Spark's source; None if nothing
             requests it.
         keys: per record, its key; None if the records are not divided by key.
+        given_up: true if nobody waits for its commit any more: the isolation of rows then ends.
         prepared: what a sink has computed from the chunk before its commit. A copy of the chunk,
             which may hold other records, begins without it.
     """
@@ -119,6 +120,7 @@ class Chunk:
     headers: pa.ChunkedArray | None = None
     timestamps: pa.ChunkedArray | None = None
     keys: pa.ChunkedArray | None = None
+    given_up: Callable[[], bool] = lambda: False
     prepared: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -129,6 +131,12 @@ class Chunk:
             ranges, tuple(sorted(ranges)), none, none, pa.table({}), none, None, none, (),
             lambda _: [],
         )  # fmt: skip
+
+    def until(self, given_up: Callable[[], bool]) -> Chunk:
+        """The same chunk, with what was prepared."""
+        found = replace(self, given_up=given_up)
+        found.prepared.update(self.prepared)
+        return found
 
     @property
     def records(self) -> int:
@@ -216,12 +224,13 @@ class Chunk:
             mask |= self._part(tp, normalize(ranges)) >= 0
         kept_rows = mask[self.row_record]
         kept_deletes = mask[self.delete_record]
+        deletes = None if self.deletes is None else self.deletes.filter(pa.array(kept_deletes))
         return replace(
             self,
             partition=np.where(mask, self.partition, -1),
             rows=self.rows.filter(pa.array(kept_rows)),
             row_record=self.row_record[kept_rows],
-            deletes=self.deletes and self.deletes.filter(pa.array(kept_deletes)),
+            deletes=deletes,
             delete_record=self.delete_record[kept_deletes],
             rejections=tuple(r for r in self.rejections if mask[r.record]),
         )
@@ -247,10 +256,11 @@ def _counts(
 
 @dataclass(frozen=True)
 class Staged:
-    """The staged output of one successful task of a batch.
+    """Rows of a batch that wait for its publication.
 
     Attributes:
-        name: where its rows are; None when it has none.
+        name: the place to which a task has written them, or the topic for which they are encoded;
+            None when there is none.
         rows: the number of rows.
         digest: their digest, None if it is not known; used for rows that belong to no range.
         recipe: the columns that the digests cover.
@@ -271,6 +281,19 @@ class Staged:
 
 
 @dataclass(frozen=True)
+class Packet:
+    """A part of the rows of a Spark transform, in the form in which the driver writes them.
+
+    Attributes:
+        staged: its description.
+        content: the rows.
+    """
+
+    staged: Staged
+    content: pa.Table
+
+
+@dataclass(frozen=True)
 class Batch:
     """The content of the transaction in which the driver publishes a batch.
 
@@ -279,17 +302,20 @@ class Batch:
         counts: counts of each topic-partition's records. Rows after a shuffle belong to no
             partition: they are counted in the history of the first range that is not empty.
         rejects: dead letters of the batch.
-        staged: the staged output of the successful tasks.
+        staged: the rows, without their contents.
+        packets: reads the same rows with their contents, once for each attempt to publish them;
+            nothing for a sink whose tasks have written the rows.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
     counts: Mapping[TopicPartition, Counts]
     rejects: Sequence[Reject] = ()
     staged: Sequence[Staged] = ()
+    packets: Callable[[], Iterator[Packet]] = lambda: iter(())
 
     @property
     def rows(self) -> int:
-        """The number of staged rows."""
+        """The number of rows."""
         return sum(one.rows for one in self.staged)
 
     @property
@@ -306,9 +332,10 @@ class Batch:
 
 
 class StagedRowsGone(Unavailable):
-    """Staged rows are missing: a crash emptied their table, or a publication has taken them.
+    """Rows of the batch are missing, or cannot be published any more; the batch can be repeated.
 
-    That publication may be this one, if the answer to its commit was lost; the ledger decides.
+    A publication may have taken them: also this one, if the answer to its commit was lost. The
+    ledger decides.
     """
 
 
@@ -333,6 +360,18 @@ class RecordFetcher(Protocol):
 
     def fetch(self, partition: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
         """The records at ``offsets``."""
+
+
+class RecordSource(RecordFetcher, Protocol):
+    """Reads ranges, too. Picklable; it connects at the first call."""
+
+    def read(
+        self, ranges: Mapping[TopicPartition, OffsetRange], needs: frozenset[str]
+    ) -> Iterator[pa.Table]:
+        """The committed records of ranges; a normal end proves that all of them were read."""
+
+    def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
 
 
 class CommitBudget:

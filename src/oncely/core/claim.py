@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from oncely.core.budget import NOTHING_COUNTED, RejectCount
 from oncely.core.ledger import Entry, advance
@@ -12,10 +12,11 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, check
 
-RangeKind = Literal["data", "hole", "gap", "joined", "ahead"]
+RangeKind = Literal["data", "hole", "gap", "joined", "ahead", "skipped"]
 """data: records were read; hole: the range held none; gap: the records were deleted before they
 were read; ahead: records were read, and the range began beyond the position
-(docs/decisions/0049)."""
+(docs/decisions/0049); skipped: the pipeline's start, or a reset, put the position behind it."""
+SKIPPED: Final = "skipped"
 
 AmendmentKind = Literal["replay", "repair", "backfill"]
 """replay: dead letters have become rows; repair: records were written again, as they were
@@ -200,6 +201,7 @@ class Opened:
             that it moves.
         whole: the last takeover of all partitions; None if the ledger does not keep it.
         beyond: the ranges beyond the position that have taken effect, of partitions that have some.
+        begun: the partitions that begin at these positions: no run has moved them.
     """
 
     fence: Fence
@@ -209,6 +211,7 @@ class Opened:
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     whole: Fence | None = None
     beyond: Mapping[TopicPartition, tuple[OffsetRange, ...]] = field(default_factory=dict)
+    begun: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True)

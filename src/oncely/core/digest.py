@@ -43,6 +43,10 @@ UInt64 = npt.NDArray[np.uint64]
 State = tuple[UInt32, UInt32 | np.uint32, UInt32 | np.uint32]
 
 VERSION = "1"
+STORED = "stored"
+"""The kind of values that the server casts, pads or rounds, of which a writer doesn't know the
+server's text. Audits compute it; no ledger has such digests."""
+
 LONGEST = 240
 """Bytes of text that are hashed as they are; longer values are replaced by the hexadecimal text of
 their SHA-256. Bytes are hashed as hexadecimal text, so of these half as many."""
@@ -385,6 +389,7 @@ KINDS: Mapping[str, _Column] = {
     "text": _Column(lambda _: pa.string(), _text),
     "bytes": _Column(lambda _: pa.binary(), _bytes),
     "raw": _Column(lambda _: pa.large_binary(), _text),
+    STORED: _Column(lambda _: pa.string(), _text),
     "date": _Column(lambda _: pa.date32(), _integer),
     "time": _Column(lambda _: pa.time64("us"), _time),
     "timestamp": _Column(lambda _: pa.timestamp("us"), _timestamp),
@@ -401,6 +406,7 @@ KINDS: Mapping[str, _Column] = {
 | float | ``hashfloat8extended(v, k)`` |
 | text | ``hashtextextended(v COLLATE "C", k)``, see :data:`LONGEST` |
 | bytes | as hexadecimal text |
+| stored (every other type) | like text: the server's text of the value |
 | raw (bytes of a Kafka record) | like text; not computed by PostgreSQL |
 | time | ``time_hash_extended(v, k)`` |
 | timestamp, instant | ``timestamp_hash_extended(v, k)``, instants in UTC |

@@ -24,6 +24,7 @@ class PipelineOpened:
         every: all partitions were taken over, also those added later; False: only those of
             ``positions``.
         beyond: the ranges beyond the positions that have taken effect.
+        begun: the partitions that begin at these positions: no run has moved them.
     """
 
     pipeline: str
@@ -32,11 +33,24 @@ class PipelineOpened:
     first_start: bool
     every: bool = True
     beyond: Mapping[TopicPartition, Sequence[OffsetRange]] = field(default_factory=dict)
+    begun: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True)
 class Polled:
-    """The run has looked for records. A sign of life: not in the event log."""
+    """The run has looked for records. A sign of life: not in the event log.
+
+    Attributes:
+        partitions: those that a member of a group reads.
+        read: those of which something has come since its last sign, or is in memory.
+        waiting: those whose next record waits as a filter says.
+        repeated: the number of records that had come before, since the last sign.
+    """
+
+    partitions: frozenset[TopicPartition] = frozenset()
+    read: frozenset[TopicPartition] = frozenset()
+    waiting: frozenset[TopicPartition] = frozenset()
+    repeated: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,7 @@ class GapFound:
 
 @dataclass(frozen=True)
 class BatchFailed:
-    """A micro-batch ended in an error and will be repeated after ``retry_in_seconds``.
+    """A batch ended in an error and will be repeated after ``retry_in_seconds``.
 
     Attributes:
         error: its text.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from oncely.core.batch import Rejection
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 
@@ -29,7 +30,7 @@ class ExpectedRecords(NamedTuple):
     Attributes:
         offset: int64.
         outcome: int8, of :data:`ROWS`, :data:`REJECT`, :data:`FILTERED`.
-        rows: int64, the number of rows.
+        rows: int64, the number of rows; -1 if it is not known.
         digest: the digest sum of the rows of each; None if it can't be computed.
     """
 
@@ -73,6 +74,11 @@ class Expected(Protocol):
     def recipe(self) -> str:
         """The recipe of today's rows; empty if they have no digest."""
 
+    @property
+    def others(self) -> str:
+        """The recipe of the columns that digests in a ledger do not cover; empty if there are
+        none. An audit compares them by the server's texts."""
+
     def of(self, span: Span, recipe: str) -> Iterable[ExpectedRecords]:
         """The readable records of a span, in ascending order of offset, in batches.
 
@@ -84,6 +90,10 @@ class Expected(Protocol):
             ConfigError: decode or transform can't run.
             Unavailable: Kafka does not answer.
         """
+
+    def refused(self, tp: TopicPartition, messages: Sequence[Any]) -> Mapping[int, Rejection]:
+        """Those of some records, ascending messages of confluent-kafka, that are refused, by
+        offset. Raises the errors of :meth:`of`."""
 
     def changes(self, span: Span) -> Iterable[Changes]:
         """The same for a destination in which rows are replaced by their keys, with digests by

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from oncely.errors import check
+from oncely.errors import Stopped, check
 
 
 @dataclass(frozen=True, order=True)
@@ -65,6 +65,25 @@ class OffsetRange:
         return tuple(left)
 
 
+def stored_range(of: object, start: int, end: int) -> OffsetRange:
+    """A range as the ledger contains it.
+
+    Args:
+        of: its topic-partition.
+        start, end: its offsets.
+
+    Raises:
+        Stopped: they are no range of offsets.
+    """
+    if 0 <= start <= end:
+        return OffsetRange(start, end)
+    raise Stopped(
+        f"the ledger is damaged: it contains [{start}, {end}) of {of}, which is no range of"
+        " offsets: another program has changed it",
+        way_out="`oncely verify` shows the ranges around it: restore them from a backup",
+    )
+
+
 def normalize(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
     """The same offsets as few ranges as possible: ascending, disjoint, not touching."""
     joined: list[OffsetRange] = []
@@ -80,3 +99,8 @@ def gaps(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
     """The offsets between the first and the last range that no range covers."""
     whole = normalize(ranges)
     return tuple(OffsetRange(a.end, b.start) for a, b in itertools.pairwise(whole))
+
+
+def cut(ranges: Iterable[OffsetRange], end: int) -> list[OffsetRange]:
+    """The offsets of ranges before ``end``."""
+    return [OffsetRange(one.start, min(one.end, end)) for one in ranges if one.start < end]

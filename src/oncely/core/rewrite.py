@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from oncely.core.batch import Chunk
@@ -54,6 +54,11 @@ class Rewrite:
         """From the first offset to the end of the last range."""
         return OffsetRange(self.offsets[0].start, self.upto)
 
+    def only(self, offsets: Sequence[OffsetRange]) -> Rewrite:
+        """The rewrite of some of its offsets."""
+        chunk = self.chunk.keep({self.partition: offsets})
+        return replace(self, offsets=offsets, chunk=chunk)
+
 
 class Rewritten(NamedTuple):
     """The effect of a rewrite.
@@ -61,17 +66,23 @@ class Rewritten(NamedTuple):
     Attributes:
         removed_rows, removed_rejects: what the records had produced before.
         counts: what they have produced now.
+        refused: records whose rows the destination refuses now, with the reason: what they had
+            produced was left as it is.
     """
 
     removed_rows: int
     removed_rejects: int
     counts: Counts
+    refused: Mapping[tuple[TopicPartition, int], str] = {}
 
 
 def add_up(a: Rewritten, b: Rewritten) -> Rewritten:
     """The sum of two effects."""
     return Rewritten(
-        a.removed_rows + b.removed_rows, a.removed_rejects + b.removed_rejects, a.counts + b.counts
+        a.removed_rows + b.removed_rows,
+        a.removed_rejects + b.removed_rejects,
+        a.counts + b.counts,
+        {**a.refused, **b.refused},
     )
 
 

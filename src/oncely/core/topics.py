@@ -5,7 +5,7 @@ A position is always the NEXT offset to read, as in Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -13,6 +13,7 @@ Position = int
 """The next offset to read. ``0 <= position``."""
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 class TopicPartition(NamedTuple):
@@ -36,6 +37,14 @@ class SourceIdentity:
 
     cluster_id: str
     topic_ids: Mapping[str, str]
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """The values of each key, such as a partition's, in their order."""
+    found: dict[K, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def by_topic(values: Mapping[TopicPartition, T]) -> dict[str, dict[int, T]]:

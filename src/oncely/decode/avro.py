@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from oncely.decode.avro_read import BROKEN, Corrupt, Incompatible, Reader, compile_reader, explain
+from oncely.decode.avro_read import (
+    BROKEN,
+    Corrupt,
+    Incompatible,
+    Plan,
+    Reader,
+    compile_reader,
+    explain,
+    plan_of,
+)
 from oncely.decode.avro_schema import AvroSchema, Definition, NoSchema, to_arrow
 from oncely.decode.base import Decoded, InvalidRecord
 from oncely.decode.collector import BytesDecoder, read_each
-from oncely.decode.columns import Columns, Leaf, Piece, fit
-from oncely.decode.registry import Registry, UnknownSchema
+from oncely.decode.columns import Columns, Leaf, Piece, Positions, fit
+from oncely.decode.native import read
+from oncely.decode.registry import Newest, Registry, UnknownSchema
 from oncely.decode.times import checked
 from oncely.errors import ConfigError
+from oncely.native import native
 
 _HEAD = 5  # a zero byte and the schema's id in four bytes, big-endian
+_MOST_HEADS = 8  # that are read natively in a slice: each costs a pass over those that are left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +49,19 @@ class AvroDecoder(BytesDecoder):
     rejections. See :mod:`oncely.decode.avro_read` for the strictness. A registry that does not
     answer is :class:`oncely.errors.Unavailable`, raised by ``decode``: no record is at fault.
 
+    A schema id that comes for the first time is compared with the subjects from which the columns
+    were derived. If one of them has a newer schema, ``decode`` raises
+    :class:`oncely.errors.SchemaChanged`: the columns may lack a field of it.
+
     Attributes:
         definition: the reader's schema.
         registry: the registry of the writers' schemas.
+        newest: the subjects from which the columns were derived.
     """
 
     definition: Definition
     registry: Registry | None = None
+    newest: Newest = ()
 
     def decode(self, records: pa.Table) -> Decoded:
         """Decode every record: a row or a rejection.
@@ -49,6 +69,7 @@ class AvroDecoder(BytesDecoder):
         Raises:
             Unavailable: the registry does not answer.
             ConfigError: the registry refuses the login.
+            SchemaChanged: the columns were derived from a schema that is no longer the newest.
         """
         decoded = super().decode(records)
         # An unknown id may be registered before the next batch.
@@ -57,9 +78,38 @@ class AvroDecoder(BytesDecoder):
         return decoded
 
     def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
-        rows, good, refused = read_each(values.to_pylist(), self._datum)
-        pieces, misfits = fit(rows, good, self._batch)
-        return pieces, refused | misfits
+        pieces, unsure = self._natively(values)
+        chosen = values if len(unsure) == len(values) else values.take(pa.array(unsure))
+        rows, good, refused = read_each(chosen.to_pylist(), self._datum)
+        more, misfits = fit(rows, good, self._batch)
+        pieces += [(unsure[at], batch) for at, batch in more]
+        return pieces, {int(unsure[at]): why for at, why in (refused | misfits).items()}
+
+    def _natively(self, values: pa.Array) -> tuple[list[Piece], Positions]:
+        """The rows that ``oncely-native`` reads with certainty, and the other positions."""
+        pieces: list[Piece] = []
+        unsure = np.arange(len(values))
+        if native() is None:
+            return pieces, unsure
+        heads = [b""]
+        if self.registry is not None:
+            heads = pc.unique(pc.binary_slice(values, 0, _HEAD)).to_pylist()[:_MOST_HEADS]
+        for head in heads:
+            plan = self._plan(head)
+            if plan is not None:
+                chosen = values if len(unsure) == len(values) else values.take(pa.array(unsure))
+                found, left = read(self.schema, chosen, lambda m: m.avro_rows, plan, head)
+                pieces += [(unsure[at], batch) for at, batch in found]
+                unsure = unsure[left]
+        return pieces, unsure
+
+    def _plan(self, head: bytes | None) -> Plan | None:
+        if self.registry is None:
+            return plan_of(self._bare)
+        try:
+            return plan_of(self._head(head)[0]) if head else None
+        except InvalidRecord:
+            return None
 
     def _datum(self, data: bytes | None) -> Any:
         if not data:
@@ -93,6 +143,7 @@ class AvroDecoder(BytesDecoder):
         assert self.registry is not None  # noqa: S101 - only with a registry is there a head
         try:
             writer = AvroSchema.parse(self.registry.by_id(schema_id))
+            self.registry.refuse_newer(schema_id, self.newest)
             return compile_reader(writer, self._reader)
         except UnknownSchema as error:
             return str(error)
@@ -173,7 +224,8 @@ def latest_avro_decoder(
         if decoder.schema != first.schema:
             problem = f"subjects {subject} and {other} have different columns"
             raise ConfigError(key, problem, way_out=way_out)
-    return first
+    newest = tuple((subject, decoder.definition) for subject, decoder in decoders.items())
+    return replace(first, newest=newest)
 
 
 _RANGED = Leaf(lambda values, arrow: checked(pa.array(values, arrow)))

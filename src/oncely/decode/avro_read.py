@@ -22,6 +22,8 @@ from typing import Any
 from oncely.decode.avro_schema import UNITS, AvroSchema, Node, NoSchema
 
 Reader = Callable[[bytes, int], tuple[Any, int]]
+Plan = tuple[Any, ...]
+"""A reader for ``oncely-native``: its kind, and what it consists of."""
 BROKEN = (IndexError, struct.error, UnicodeDecodeError)
 """The exceptions of a reader for bytes that end too early or are not UTF-8, besides Corrupt."""
 _EXACT = Context(prec=38)  # the maximum number of digits of a DECIMAL
@@ -38,6 +40,22 @@ class _InRecord(Corrupt):
 
 class Incompatible(Exception):
     """The writer's schema cannot be resolved to the reader's."""
+
+
+def plan_of(read: Reader) -> Plan | None:
+    """The plan of a reader, or None if ``oncely-native`` has no such reader."""
+    return vars(read).get("plan")
+
+
+def _planned(read: Reader, kind: str, *parts: Any) -> Reader:
+    """Give a reader its plan, unless a part is None."""
+    if None not in parts:
+        vars(read)["plan"] = (kind, *parts)
+    return read
+
+
+def _all(plans: Sequence[Any]) -> Sequence[Any] | None:
+    return None if None in plans else plans
 
 
 def explain(error: Exception) -> str:
@@ -118,6 +136,8 @@ _PRIMITIVES: dict[str, Reader] = {
     "string": _string,
     "bytes": _bytes,
 }
+for _kind, _read in _PRIMITIVES.items():
+    _planned(_read, _kind)
 _PROMOTIONS: dict[tuple[str, str], Callable[[Any], Any] | None] = {
     ("int", "long"): None,
     ("int", "float"): float,
@@ -137,26 +157,30 @@ def _fixed(size: int) -> Reader:
             raise IndexError
         return data[at:end], end
 
-    return read
+    return _planned(read, "fixed", size if 0 <= size < 1 << 31 else None)
 
 
 def _mapped(read: Reader, change: Callable[[Any], Any] | None) -> Reader:
     """A reader that applies ``change`` to the value."""
     if change is None:
         return read
+    plan = plan_of(read)
+    if change not in (float, str.encode, bytes.decode):  # which the column's type implies
+        how = getattr(change, "plan", None)
+        plan = None if plan is None or how is None else (how[0], plan, *how[1:])
 
     def read_and_change(data: bytes, at: int) -> tuple[Any, int]:
         value, at = read(data, at)
         return change(value), at
 
-    return read_and_change
+    return read_and_change if plan is None else _planned(read_and_change, *plan)
 
 
 def _failing(why: str) -> Reader:
     def read(_: bytes, __: int) -> tuple[Any, int]:
         raise Corrupt(why)
 
-    return read
+    return _planned(read, "fail")
 
 
 def _union(branches: Sequence[Reader]) -> Reader:
@@ -173,7 +197,7 @@ def _union(branches: Sequence[Reader]) -> Reader:
             raise Corrupt(f"a union of {known} has no member {index}")
         return branches[index](data, at)
 
-    return read
+    return _planned(read, "union", _all([plan_of(branch) for branch in branches]))
 
 
 def _enum(name: str, symbols: Sequence[str], known: Mapping[str, str]) -> Reader:
@@ -188,7 +212,9 @@ def _enum(name: str, symbols: Sequence[str], known: Mapping[str, str]) -> Reader
             raise Corrupt(f"{symbols[index]} is no symbol of the reader's {name}")
         return symbol, at
 
-    return read
+    into = [known.get(symbol) for symbol in symbols]
+    plain = all(each is None or (type(each) is str and each.isascii()) for each in into)
+    return _planned(read, "enum", into if plain else None)
 
 
 def _array(item: Reader) -> Reader:
@@ -212,7 +238,7 @@ def _array(item: Reader) -> Reader:
             if end is not None and at != end:
                 raise Corrupt("a block has another size than it claims")
 
-    return read
+    return _planned(read, "array", plan_of(item))
 
 
 def _map(item: Reader) -> Reader:
@@ -223,7 +249,7 @@ def _map(item: Reader) -> Reader:
         value, at = item(data, at)
         return (name, value), at
 
-    return _mapped(_array(entry), dict)
+    return _planned(_mapped(_array(entry), dict), "map", plan_of(item))
 
 
 def _record(steps: Sequence[tuple[str, Reader, int]], template: list[Any]) -> Reader:
@@ -240,7 +266,23 @@ def _record(steps: Sequence[tuple[str, Reader, int]], template: list[Any]) -> Re
             raise _InRecord(f"{name}{join}{explain(error)}") from None
         return values, at
 
-    return read
+    plans = [(plan_of(step), slot) for _, step, slot in steps]
+    missing = {*range(len(template) - 1)} - {slot for _, slot in plans}
+    plans += [(_constant(template[slot]), slot) for slot in sorted(missing)]
+    return _planned(read, "record", None if any(plan is None for plan, _ in plans) else plans)
+
+
+def _constant(value: Any) -> Plan | None:
+    """A reader of a default, which takes no bytes."""
+    if type(value) is str:
+        return ("given", value.encode()) if value.isascii() else None
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        return None
+    kind = _CONSTANTS.get(type(value))
+    return None if kind is None else (kind, value)
+
+
+_CONSTANTS = {type(None): "null", bool: "bool", int: "whole", float: "real", bytes: "given"}
 
 
 def compile_reader(writer: AvroSchema, reader: AvroSchema) -> Reader:
@@ -337,7 +379,8 @@ class _Compiler:
         def read(data: bytes, at: int) -> tuple[Any, int]:
             return made[0](data, at)
 
-        return read
+        plan = plan_of(made[0]) if made else None
+        return read if plan is None else _planned(read, *plan)
 
     def _default(self, field: dict[str, Any]) -> Any:
         if "default" not in field:
@@ -384,7 +427,9 @@ def _meaning(node: Node, target: Node) -> Callable[[Any], Any] | None:
         unit = UNITS.get(node.logical, UNITS[logical])
         if unit == 1:
             return None
-        return (lambda n: n * unit) if unit > 0 else (lambda n: n // -unit)
+        change = (lambda n: n * unit) if unit > 0 else (lambda n: n // -unit)
+        vars(change)["plan"] = ("scaled", unit)
+        return change
     if logical == "uuid" and target.kind == "fixed":
         return lambda data: str(uuid.UUID(bytes=data))
     return _decimal(node, target) if logical == "decimal" else None
@@ -402,6 +447,7 @@ def _decimal(node: Node, target: Node) -> Callable[[bytes], Decimal]:
             raise Corrupt(f"a decimal has more than {digits} digits")
         return Decimal(number).scaleb(-scale, _EXACT)
 
+    vars(decimal)["plan"] = ("decimal",)
     return decimal
 
 

@@ -205,7 +205,8 @@ def _field(schema: AvroSchema, name: str, of: Any, inside: tuple[str, ...]) -> p
 
 def _type(schema: AvroSchema, node: Node, inside: tuple[str, ...]) -> pa.DataType:
     if node.kind in _PLAIN:
-        return _logical(node) or _PLAIN[node.kind]
+        logical = _logical(node)
+        return _PLAIN[node.kind] if logical is None else logical
     if node.kind == "record":
         return _struct(schema, node, inside)
     if len(inside) > DEEPEST:

@@ -1,7 +1,8 @@
 """The port of decoders: one outcome for each record, for any bytes.
 
 Records come as an Arrow table with the columns of :data:`RECORD_COLUMNS` that the decoder ``needs``
-(always ``value``). A record is named by its index in that table.
+(always ``value``); topic, partition and offset are always there. A record is named by its index in
+that table.
 """
 
 from __future__ import annotations
@@ -61,4 +62,5 @@ class Decoder(Protocol):
         Raises:
             Unavailable: a service that the decoder needs does not answer.
             ConfigError: a service refuses the configured login.
+            SchemaChanged: records have a newer schema than that of the columns.
         """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ import pyarrow.compute as pc
 from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, InvalidRecord
 from oncely.decode.columns import Piece, Positions
+from oncely.garbage import no_gc
 
 SLICE_ROWS = 32_768
 SLICE_BYTES = 16 * 1024 * 1024
@@ -114,18 +113,6 @@ def _sorted(pieces: Sequence[Piece]) -> list[Piece]:
 def as_arrow(records: Iterable[Positions]) -> pa.Int64Array:
     """Record indices as the int64 array that :class:`Decoded` holds."""
     return pa.array(np.concatenate([np.empty(0, np.int64), *records]), pa.int64())
-
-
-@contextmanager
-def no_gc() -> Iterator[None]:
-    """Suspend the garbage collector: millions of short-lived objects form no cycles."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def readable(reason: str) -> str:

@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import InvalidRecord
-from oncely.decode.collector import Slice, no_gc, readable, slices
+from oncely.decode.collector import Slice, readable, slices
 from oncely.decode.columns import Positions, from_dicts
 from oncely.decode.merging import Caps, Grown, grow, widen
 from oncely.decode.plans import CELLS, Plan, Plans
 from oncely.decode.schema_tree import NOTHING
 from oncely.decode.scopes import Scope, ScopeReader
+from oncely.garbage import no_gc
 
 _SECTION_BYTES = 128 * 1024 * 1024
 """Parts are concatenated at the end of a section; this keeps a column's texts below 2 GiB."""

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from oncely.decode.collector import BytesDecoder, read_each
 from oncely.decode.columns import Piece, from_dicts
-from oncely.decode.reference import read_record
+from oncely.decode.native import NativeJson
+from oncely.decode.reference import Rules, read_record
 from oncely.decode.typed import TypedJson
 
 
@@ -39,30 +40,59 @@ class JsonDecoder(BytesDecoder):
       takes a text that is a decimal number in the same way, since amounts of money are sent so:
       ``"1.50"``, also with ``+``, leading zeros or an exponent, and without white space.
     - DATE, TIMESTAMP and TIMESTAMP_NTZ are ISO 8601 texts by the rule of
-      :mod:`oncely.decode.times`; without an offset a TIMESTAMP is UTC.
+      :mod:`oncely.decode.times`; without an offset a TIMESTAMP is UTC. Digits of a second beyond
+      microseconds are refused unless they are zeros; with ``rounding`` they are cut off.
     - A column of type JSON takes any value, as JSON without spaces; numbers keep their spelling,
       and of a repeated name the last counts.
     - BINARY is base64 (RFC 4648 section 4) with padding.
+    - With ``unwrap`` the columns are members of the object in the member of that name, which must
+      be there, as ``payload`` in the JSON with schemas of Kafka Connect.
     - A ``\\u0000`` in a text is an ordinary character; a database may refuse it later.
 
     :func:`oncely.decode.reference.read_record` implements these rules record by record. Most
-    records take the fast path: :class:`oncely.decode.typed.TypedJson` creates columns from records
-    that it decodes with certainty. All others are passed to the reference, and only the reference
-    rejects.
+    records take a fast path: :class:`oncely.decode.native.NativeJson`, if ``oncely-native`` is
+    installed, and :class:`oncely.decode.typed.TypedJson` create columns from records that they
+    decode with certainty. All others are passed to the reference, and only the reference rejects.
     """
 
     strict: bool = True
+    rounding: bool = False
+    unwrap: str = ""
 
     def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
         pieces: list[Piece] = []
         unsure = np.arange(len(values))
-        if self._typed is not None:
-            pieces, unsure = self._typed.decode(values)
-        read = partial(read_record, schema=self.schema, what=self.column, strict=self.strict)
+        for fast in self._fast:
+            chosen = values if len(unsure) == len(values) else values.take(pa.array(unsure))
+            found, left = fast.decode(chosen)
+            pieces += [(unsure[at], batch) for at, batch in found]
+            unsure = unsure[left]
+        read = partial(read_record, schema=self._read, what=self.column, rules=self._rules)
         rows, good, refused = read_each((values[at].as_py() for at in unsure.tolist()), read)
-        pieces.append((unsure[good], from_dicts(self.schema, rows)))
+        pieces.append((unsure[good], from_dicts(self._read, rows)))
+        if self.unwrap:
+            pieces = [(at, self._unwrapped(batch)) for at, batch in pieces]
         return pieces, {int(unsure[at]): why for at, why in refused.items()}
 
+    def _unwrapped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(batch.column(0).flatten(), schema=self.schema)
+
     @cached_property
-    def _typed(self) -> TypedJson | None:
-        return TypedJson.make(self.schema)
+    def _read(self) -> pa.Schema:
+        """The members of a record that are read."""
+        if not self.unwrap:
+            return self.schema
+        return pa.schema([pa.field(self.unwrap, pa.struct(list(self.schema)), nullable=False)])
+
+    @cached_property
+    def _rules(self) -> Rules:
+        return Rules(self.strict, self.rounding)
+
+    @cached_property
+    def _fast(self) -> list[NativeJson | TypedJson]:
+        """The fast paths in their order; each gets the records of which those before are unsure."""
+        made = (
+            NativeJson.make(self._read, self._rules),
+            TypedJson.make(self._read, rounding=self.rounding),
+        )
+        return [fast for fast in made if fast is not None]

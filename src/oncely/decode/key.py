@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.core.batch import Rejection
-from oncely.decode.base import Decoded, Decoder
+from oncely.decode.base import Decoded, Decoder, InvalidRecord
 from oncely.decode.collector import BytesDecoder, read_each
 from oncely.decode.columns import Piece, Positions, from_dicts
-from oncely.decode.reference import read_value, scalar, utf8
+from oncely.decode.reference import Rules, parse_object, read_value, scalar, utf8
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError
 
@@ -26,7 +26,14 @@ class TextDecoder(BytesDecoder):
 
     A column of another type than STRING takes the texts that it takes in JSON; numbers and booleans
     are written as JSON writes them.
+
+    Attributes:
+        rounding: cut off digits that a TIMESTAMP does not keep.
+        unwrap: the bytes are a JSON object, and the text is the scalar in this member of it.
     """
+
+    rounding: bool = False
+    unwrap: str = ""
 
     def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
         found, good, refused = read_each(values.to_pylist(), self._value)
@@ -34,10 +41,19 @@ class TextDecoder(BytesDecoder):
 
     def _value(self, data: bytes | None) -> dict[str, Any]:
         (field,) = self.schema
-        text = None if data is None else utf8(data, self.column)
-        if text is None or pa.types.is_string(field.type):
-            return {field.name: text}
-        return {field.name: read_value(field.type, scalar(text), field.name)}
+        if data is None:
+            return {field.name: None}
+        found: Any = self._unwrapped(data) if self.unwrap else utf8(data, self.column)
+        if not pa.types.is_string(field.type) and type(found) is str:
+            found = scalar(found)
+        rules = Rules(strict=not self.unwrap, rounding=self.rounding)
+        return {field.name: read_value(field.type, found, field.name, rules)}
+
+    def _unwrapped(self, data: bytes) -> Any:
+        members = parse_object(data, self.column)
+        if self.unwrap not in members:
+            raise InvalidRecord(f"the {self.column} has no member {self.unwrap!r}")
+        return members[self.unwrap]
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncely.decode.reference import MOST_DIGITS, Number, Whole
-from oncely.decode.times import parse_date, parse_timestamp
+from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 
 VARIES = "JSON"
 """The type of a column whose values have no other type in common."""
 _LONG = 1 << 63
 _MOST_DIGITS = 38  # of a DECIMAL
+_MILLIS_DIGITS = 13
 _AS_MAP = 50  # names of an object whose names are values themselves
 _SCALARS = {bool, Whole, Number, str}
 _KINDS = {bool: "true or false", Whole: "number", Number: "number with a point", str: "text",
@@ -42,6 +43,7 @@ class Seen:
     items: Seen | None = None
     _digits: int = 0
     _long: bool = True
+    _millis: bool = True
     _text: set[str] = field(default_factory=set)
 
     def add(self, value: Any) -> None:
@@ -65,7 +67,13 @@ class Seen:
 
     def _whole(self, value: Whole) -> None:
         self._digits = max(self._digits, len(value.lstrip("-")))
+        self._millis = self._millis and len(value) == _MILLIS_DIGITS and value[0] != "-"
         self._long = self._long and len(value) <= MOST_DIGITS and -_LONG <= int(value) < _LONG
+
+    @property
+    def is_millis(self) -> bool:
+        """True if all values may be milliseconds since 1970, of the years 2001 to 2286."""
+        return {*self.kinds} == {Whole} and self._millis
 
     @property
     def varies(self) -> bool:
@@ -151,6 +159,8 @@ def _name(name: str) -> str:
 def _kind_of_text(text: str) -> str:
     if parse_date(text) is not None:
         return "DATE"
+    if is_too_fine(text):  # a TIMESTAMP would not keep all digits
+        return "STRING"
     if parse_timestamp(text, zoned=False) is not None:
         return "TIMESTAMP_NTZ"
     return "STRING" if parse_timestamp(text, zoned=True) is None else "TIMESTAMP"

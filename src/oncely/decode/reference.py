@@ -14,13 +14,13 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 
 from oncely.decode.base import InvalidRecord
 from oncely.decode.schema import is_json, type_name
-from oncely.decode.times import parse_date, parse_timestamp
+from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 
 DEEPEST = 128
 """Maximum nesting of arrays and objects, the record's own object included."""
@@ -58,8 +58,23 @@ class Whole(Number):
     __slots__ = ()
 
 
+class Rules(NamedTuple):
+    """Options of the rules of :class:`oncely.decode.json.JsonDecoder`.
+
+    Attributes:
+        strict: a STRING takes texts only.
+        rounding: a TIMESTAMP takes more digits of a second than it keeps, and cuts them off.
+    """
+
+    strict: bool = True
+    rounding: bool = False
+
+
+_STRICT = Rules()
+
+
 def read_record(
-    data: bytes | None, schema: pa.Schema, *, what: str = "value", strict: bool = True
+    data: bytes | None, schema: pa.Schema, *, what: str = "value", rules: Rules = _STRICT
 ) -> dict[str, Any]:
     """Decode one record by the rules of :class:`oncely.decode.json.JsonDecoder`.
 
@@ -67,7 +82,7 @@ def read_record(
         data: the record's bytes.
         schema: its columns.
         what: the name of these bytes in reasons, ``value`` or ``key``.
-        strict: a STRING takes texts only.
+        rules: the options of the rules.
 
     Returns:
         Column name to a value that ``pyarrow.array`` accepts: dates as days, timestamps as
@@ -77,7 +92,7 @@ def read_record(
         InvalidRecord: it is no row.
     """
     found = parse_object(data, what)
-    return {field.name: _member(field, found, "", strict) for field in schema}
+    return {field.name: _member(field, found, "", rules) for field in schema}
 
 
 def parse_object(data: bytes | None, what: str = "value") -> dict[str, Any]:
@@ -168,7 +183,7 @@ _SCANNER = json.JSONDecoder(
 )
 
 
-def _member(field: pa.Field, members: Mapping[str, Any], at: str, strict: bool) -> Any:
+def _member(field: pa.Field, members: Mapping[str, Any], at: str, rules: Rules) -> Any:
     path = f"{at}.{field.name}" if at else field.name
     value = members.get(field.name)
     if value is None and not field.nullable:
@@ -176,7 +191,7 @@ def _member(field: pa.Field, members: Mapping[str, Any], at: str, strict: bool) 
         raise InvalidRecord(f"{path}: found {found}, but it is NOT NULL")
     if value is not None and is_json(field):
         return json_text(value)
-    return read_value(field.type, value, path, strict=strict)
+    return read_value(field.type, value, path, rules)
 
 
 def parse_json(data: bytes) -> Any:
@@ -217,7 +232,7 @@ def json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def read_value(arrow: pa.DataType, value: Any, path: str, *, strict: bool = True) -> Any:
+def read_value(arrow: pa.DataType, value: Any, path: str, rules: Rules = _STRICT) -> Any:
     """Convert a value from :func:`parse_object` for a column of a type; None stays None.
 
     Raises:
@@ -225,23 +240,22 @@ def read_value(arrow: pa.DataType, value: Any, path: str, *, strict: bool = True
     """
     if value is None:
         return None
-    if not strict and pa.types.is_string(arrow) and type(value) in _SCALARS:
+    if not rules.strict and pa.types.is_string(arrow) and type(value) in _SCALARS:
         return json_text(value)
     kinds, read = _READERS[arrow.id]
     found = None
     if type(value) in kinds:
-        nested = pa.types.is_nested(arrow)
-        found = read(arrow, value, path, strict) if nested else read(arrow, value, path)
+        found = read(arrow, value, path, rules)
     if found is None:
         raise InvalidRecord(f"{path}: expected {type_name(arrow)}, found {show(value)}")
     return found
 
 
-def _same(_: pa.DataType, value: Any, __: str) -> Any:
+def _same(_: pa.DataType, value: Any, *__: object) -> Any:
     return value
 
 
-def _integer(arrow: pa.DataType, value: Whole, path: str) -> int:
+def _integer(arrow: pa.DataType, value: Whole, path: str, _: Rules) -> int:
     number = int(value) if len(value) <= MOST_DIGITS else None
     limit = 1 << _INTEGERS[arrow] - 1
     if number is None or not -limit <= number < limit:
@@ -249,7 +263,7 @@ def _integer(arrow: pa.DataType, value: Whole, path: str) -> int:
     return number
 
 
-def _floating(arrow: pa.DataType, value: Number, path: str) -> float:
+def _floating(arrow: pa.DataType, value: Number, path: str, _: Rules) -> float:
     try:
         # A whole number is treated as an integer first: -0 is 0, while -0.0 keeps its sign.
         whole = isinstance(value, Whole) and len(value) <= MOST_DIGITS
@@ -262,7 +276,7 @@ def _floating(arrow: pa.DataType, value: Number, path: str) -> float:
     raise InvalidRecord(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
 
 
-def _decimal(arrow: pa.DataType, value: str, path: str) -> Decimal | None:
+def _decimal(arrow: pa.DataType, value: str, path: str, _: Rules) -> Decimal | None:
     if type(value) is str and not _DECIMAL.fullmatch(value):
         return None
     try:
@@ -281,15 +295,21 @@ def _decimal(arrow: pa.DataType, value: str, path: str) -> Decimal | None:
     )
 
 
-def _date(_: pa.DataType, value: str, __: str) -> int | None:
+def _date(_: pa.DataType, value: str, *__: object) -> int | None:
     return parse_date(value)
 
 
-def _timestamp(arrow: pa.DataType, value: str, _: str) -> int | None:
-    return parse_timestamp(value, zoned=arrow.tz is not None)
+def _timestamp(arrow: pa.DataType, value: str, path: str, rules: Rules) -> int | None:
+    found = parse_timestamp(value, zoned=arrow.tz is not None)
+    if found is not None and not rules.rounding and is_too_fine(value):
+        raise InvalidRecord(
+            f"{path}: {show(value)} has more digits than microseconds, which {type_name(arrow)}"
+            ' keeps; sink.rounding = "allow" cuts them off'
+        )
+    return found
 
 
-def _binary(_: pa.DataType, value: str, __: str) -> bytes | None:
+def _binary(_: pa.DataType, value: str, *__: object) -> bytes | None:
     try:
         return from_base64(value)
     except ValueError:
@@ -309,22 +329,19 @@ def from_base64(text: str) -> bytes:
     return data
 
 
-def _list(arrow: pa.DataType, value: list[Any], path: str, strict: bool) -> list[Any]:
+def _list(arrow: pa.DataType, value: list[Any], path: str, rules: Rules) -> list[Any]:
     inner = arrow.value_type
-    return [
-        read_value(inner, item, f"{path}[{index}]", strict=strict)
-        for index, item in enumerate(value)
-    ]
+    return [read_value(inner, item, f"{path}[{index}]", rules) for index, item in enumerate(value)]
 
 
-def _struct(arrow: pa.DataType, value: dict[str, Any], path: str, strict: bool) -> dict[str, Any]:
-    return {field.name: _member(field, value, path, strict) for field in arrow}
+def _struct(arrow: pa.DataType, value: dict[str, Any], path: str, rules: Rules) -> dict[str, Any]:
+    return {field.name: _member(field, value, path, rules) for field in arrow}
 
 
-def _map(arrow: pa.DataType, value: dict[str, Any], path: str, strict: bool) -> dict[str, Any]:
+def _map(arrow: pa.DataType, value: dict[str, Any], path: str, rules: Rules) -> dict[str, Any]:
     inner = arrow.item_type
     return {
-        name: read_value(inner, item, f"{path}[{quote(name)}]", strict=strict)
+        name: read_value(inner, item, f"{path}[{quote(name)}]", rules)
         for name, item in value.items()
     }
 
@@ -344,7 +361,7 @@ _READERS: Mapping[int, tuple[tuple[type, ...], Callable[..., Any]]] = {
     pa.map_(pa.string(), pa.null()).id: ((dict,), _map),
 }
 """By Arrow type id: the accepted types of JSON values, and a reader; the reader returns None for a
-value that is not of the type. Readers of nested types also take ``strict``."""
+value that is not of the type."""
 
 
 def show(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from oncely.decode.avro_schema import Definition
-from oncely.errors import ConfigError, Unavailable
+from oncely.errors import ConfigError, SchemaChanged, Unavailable
 from oncely.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -27,6 +27,12 @@ _SECRET = ("user.info", "password", "secret", "token")
 # A cache for the tasks of a process, each of which has a new decoder: a registry never changes the
 # schema of an id.
 _known: dict[tuple[str, int], Definition] = {}
+
+Newest = tuple[tuple[str, Definition], ...]
+"""Subjects, and the newest schema of each."""
+
+_compared: set[tuple[str, int, Newest]] = set()
+"""The ids that were seen while the schemas of some subjects were the newest."""
 
 
 class UnknownSchema(Exception):
@@ -69,8 +75,33 @@ class Registry:
             UnknownSchema, Unavailable, ConfigError: see :meth:`by_id`.
         """
         what = f"subject {subject}"
-        found = self._ask(lambda: self._client.get_latest_version(subject), what)
+        # A client keeps the first answer for its lifetime.
+        found = self._ask(lambda: self._connected().get_latest_version(subject), what)
         return self._definition(found.schema, what)
+
+    def refuse_newer(self, schema_id: int, newest: Newest) -> None:
+        """When records have this id for the first time, check that the schemas of some subjects are
+        still the newest.
+
+        Raises:
+            SchemaChanged: one of them is not.
+            Unavailable, ConfigError: see :meth:`by_id`.
+        """
+        place = str(self.settings["url"]), schema_id, newest
+        if place in _compared or self.by_id(schema_id) in (one for _, one in newest):
+            return
+        for subject, before in newest:
+            try:
+                same = self.latest(subject) == before
+            except UnknownSchema:
+                same = False
+            if not same:
+                raise SchemaChanged(
+                    f"records with schema id {schema_id} have come, and subject {subject} has"
+                    " another newest schema than at the start",
+                    way_out="start again: the columns are derived from the newest schema",
+                )
+        _compared.add(place)
 
     def _definition(self, schema: Schema, what: str) -> Definition:
         kind = schema.schema_type or "AVRO"

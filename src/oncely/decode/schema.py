@@ -110,6 +110,29 @@ def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:
     return one is other or bool(one.equals(other, check_metadata=True))
 
 
+def refuse_other_capitals(schema: pa.Schema, holder: str) -> None:
+    """Refuse columns whose names differ in capitals only.
+
+    Args:
+        schema: the columns.
+        holder: what takes such names for one.
+
+    Raises:
+        ConfigError: names the columns.
+    """
+    spelled: dict[str, str] = {}
+    for name in schema.names:
+        other = spelled.setdefault(name.lower(), name)
+        if other != name:
+            raise ConfigError(
+                "decode.schema",
+                f"the columns {other!r} and {name!r} differ in capitals only, and {holder} takes"
+                " them for one",
+                way_out="leave one of them out, or give it another name at its producer;"
+                " PostgreSQL, Kafka topics and transform.python keep them apart",
+            )
+
+
 def parse_schema(ddl: str, *, key: str = "decode.schema") -> pa.Schema:
     """Read Spark DDL.
 

@@ -1,10 +1,10 @@
 """ISO 8601 texts to instants: single texts by the rule, and whole columns by Arrow.
 
-The rule for both::
+Digits beyond the sixth are cut off, or refused unless they are zeros. The rule for both::
 
     date       YYYY-MM-DD                              years 0001 to 9999
     timestamp  date [ (T|space) hh [ :mm [ :ss [ .f ] ] ] [ offset ] ]
-    f          1 to 9 digits; those beyond the sixth (microseconds) are cut off
+    f          1 to 9 digits, of which six are kept (microseconds)
     offset     Z | +hh | +hhmm | +hh:mm | -...         up to 23:59
 
 A TIMESTAMP without an offset is UTC, and a date alone is its midnight. A TIMESTAMP_NTZ has no
@@ -39,7 +39,8 @@ _LOOKS_LIKE = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"([T ][0-9]{2}(:[0-9]{2}(:[0-9]{2}([.][0-9]{1,9})?)?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
 )
-_TOO_FINE = r"(\.[0-9]{6})[0-9]{1,3}(Z|[+-][0-9:]+)?$"
+_NANOS = r"(\.[0-9]{6})[0-9]{1,3}(Z|[+-][0-9:]+)?$"
+_TOO_FINE = r"\.[0-9]{6}[0-9]{0,2}[1-9]"
 _DATE_LENGTH = len("YYYY-MM-DD")
 _HAS_OFFSET = r"[T ].*(Z|[+-][0-9:]+)$"
 
@@ -72,6 +73,11 @@ def parse_timestamp(text: str, *, zoned: bool) -> int | None:
     return at if FIRST_MICROS <= at <= LAST_MICROS else None
 
 
+def is_too_fine(text: str) -> bool:
+    """True for a TIMESTAMP with digits beyond microseconds that are not zeros."""
+    return re.search(_TOO_FINE, text) is not None
+
+
 def dates(texts: pa.Array) -> pa.Array:
     """A whole column of DATE texts.
 
@@ -81,8 +87,9 @@ def dates(texts: pa.Array) -> pa.Array:
     return checked(pc.cast(texts, pa.date32()))
 
 
-def timestamps(texts: pa.Array, arrow: pa.TimestampType) -> pa.Array:
-    """A whole column of TIMESTAMP or TIMESTAMP_NTZ texts.
+def timestamps(texts: pa.Array, arrow: pa.TimestampType, *, rounding: bool = True) -> pa.Array:
+    """A whole column of TIMESTAMP or TIMESTAMP_NTZ texts; without ``rounding``, too fine ones are
+    refused.
 
     Arrow's own parser follows the rule except for three points: a column has offsets everywhere or
     nowhere, no more digits of a second than its unit, and the years 0000 and 10000 exist. So the
@@ -97,10 +104,12 @@ def timestamps(texts: pa.Array, arrow: pa.TimestampType) -> pa.Array:
     for unit, zone in product(("us", "ns"), (arrow.tz, None) if arrow.tz else (None,)):
         try:  # Arrow formats an error for each bad text of a column: try one text first
             pc.cast(texts.slice(first, 1), pa.timestamp(unit, zone))
-            return checked(_micros(pc.cast(texts, pa.timestamp(unit, zone)), arrow))
+            return checked(_micros(pc.cast(texts, pa.timestamp(unit, zone)), arrow, rounding))
         except pa.ArrowInvalid:
             pass
-    texts = pc.replace_substring_regex(texts, _TOO_FINE, r"\1\2")
+    if not rounding and pc.any(pc.match_substring_regex(texts, _TOO_FINE)).as_py():
+        raise pa.ArrowInvalid("a timestamp has more digits than microseconds")
+    texts = pc.replace_substring_regex(texts, _NANOS, r"\1\2")
     if arrow.tz:
         bare = pc.if_else(pc.equal(pc.binary_length(texts), _DATE_LENGTH), "T00Z", "Z")
         suffix = pc.if_else(pc.match_substring_regex(texts, _HAS_OFFSET), "", bare)
@@ -108,19 +117,21 @@ def timestamps(texts: pa.Array, arrow: pa.TimestampType) -> pa.Array:
     return checked(pc.cast(texts, arrow))
 
 
-def _micros(parsed: pa.Array, arrow: pa.TimestampType) -> pa.Array:
-    if parsed.type.unit == "ns":
+def _micros(parsed: pa.Array, arrow: pa.TimestampType, rounding: bool) -> pa.Array:
+    if rounding and parsed.type.unit == "ns":
         parsed = pc.floor_temporal(parsed, unit="microsecond")
     return pc.cast(parsed, arrow)
 
 
-def bad_timestamps(texts: pa.Array, arrow: pa.TimestampType) -> list[int]:
+def bad_timestamps(texts: pa.Array, arrow: pa.TimestampType, *, rounding: bool = True) -> list[int]:
     """Positions of texts that are no timestamps, ascending; called when a column has failed.
 
     First the texts with a wrong form, at Arrow's speed, and only if there are none, those that are
     not in the calendar.
     """
     alike = pc.match_substring_regex(texts, _LOOKS_LIKE)
+    if not rounding:
+        alike = pc.and_not(alike, pc.match_substring_regex(texts, _TOO_FINE))
     strange = pc.indices_nonzero(pc.invert(alike)).to_pylist()
     return strange or [
         position

@@ -41,9 +41,12 @@ class TypedJson:
     schema: pa.Schema
     _decode: Callable[[bytes], Any]
     _lists: Callable[[Sequence[Any]], tuple[list[Any], ...]]
+    _columns: Columns
 
     @classmethod
-    def make(cls, schema: pa.Schema, empty: Collection[Path] | None = None) -> TypedJson | None:
+    def make(
+        cls, schema: pa.Schema, empty: Collection[Path] | None = None, *, rounding: bool = False
+    ) -> TypedJson | None:
         """A decoder for these columns, or None if msgspec cannot match one of their names.
 
         Args:
@@ -51,6 +54,7 @@ class TypedJson:
             empty: None: members that are not in the schema are ignored. Else a record with such a
                 member is unsure, unless the member's path and its parents' paths are in the set,
                 and its value is null, an empty array or an object of such members.
+            rounding: cut off digits that a TIMESTAMP does not keep; else the record is unsure.
         """
         try:
             row = _struct(schema, empty)
@@ -59,7 +63,7 @@ class TypedJson:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
             row, strict=True, float_hook=_plain_decimal
         )
-        return cls(schema, decoder.decode, _lists_of(len(schema)))
+        return cls(schema, decoder.decode, _lists_of(len(schema)), _by_slot(rounding))
 
     def decode(self, values: pa.Array) -> tuple[list[Piece], Positions]:
         """Decode a slice of binary or large_binary.
@@ -88,7 +92,7 @@ class TypedJson:
             _json_texts(field, values) if is_json(field) else values
             for field, values in zip(self.schema, self._lists(rows), strict=True)
         ]
-        return _BY_SLOT.batch(self.schema, columns)
+        return self._columns.batch(self.schema, columns)
 
 
 def _json_texts(field: pa.Field, values: Values) -> Values:
@@ -272,16 +276,17 @@ def _texts(values: Values) -> pa.Array:
     return pa.array(values, pa.string())
 
 
-_BY_SLOT = Columns(
-    pick=lambda index, _: operator.attrgetter(f"f{index}"),
-    leaves={
-        pa.float32().id: Leaf(_float32),
-        pa.decimal128(1).id: Leaf(_decimals, _bad_decimals),
-        pa.binary().id: Leaf(_binary),
-        pa.date32().id: Leaf(lambda values, _: dates(_texts(values))),
-        pa.timestamp("us").id: Leaf(
-            lambda values, arrow: timestamps(_texts(values), arrow),
-            lambda values, arrow: bad_timestamps(_texts(values), arrow),
-        ),
-    },
-)
+def _by_slot(rounding: bool) -> Columns:
+    return Columns(
+        pick=lambda index, _: operator.attrgetter(f"f{index}"),
+        leaves={
+            pa.float32().id: Leaf(_float32),
+            pa.decimal128(1).id: Leaf(_decimals, _bad_decimals),
+            pa.binary().id: Leaf(_binary),
+            pa.date32().id: Leaf(lambda values, _: dates(_texts(values))),
+            pa.timestamp("us").id: Leaf(
+                lambda values, arrow: timestamps(_texts(values), arrow, rounding=rounding),
+                lambda values, arrow: bad_timestamps(_texts(values), arrow, rounding=rounding),
+            ),
+        },
+    )

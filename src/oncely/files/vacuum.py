@@ -21,7 +21,7 @@ Why no orphan can be, or become, part of the table; times are the store's clock:
    another id. And its log must begin at 0: that of a topic that is only ever compacted does.
 5. The root must belong to this manifest (:mod:`oncely.lake.root_marker`), and a file's name must be
    one of Oncely's: other files are not touched, and neither are files below a folder that is the
-   root of another table. The same holds for multipart uploads.
+   root of another table.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Vacuumed:
         young: unlisted files that may still be published.
         for_readers: files that were removed so recently that readers may use them.
         foreign: files without a name of Oncely, or of tables below this one; not touched.
-        uploads: the number of aborted multipart uploads.
+        uploads: the number of incomplete multipart uploads; None on S3, where they are not listed.
         live: the number of files of the table.
     """
 
@@ -68,7 +68,7 @@ class Vacuumed:
     young: int
     for_readers: int
     foreign: int
-    uploads: int
+    uploads: int | None
     live: int
 
     @property
@@ -95,7 +95,9 @@ class Vacuumed:
 
 
 def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
-    """Remove orphans, and incomplete multipart uploads.
+    """Remove orphans.
+
+    Incomplete multipart uploads of S3 are not among them: pyarrow has no call that lists them.
 
     Args:
         table: the table.
@@ -124,17 +126,13 @@ def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
     found = _sorted(unleased, contents, done_for)
     if not dry_run:
         table.store.delete(one.path for one in found["orphans"])
-    others = _roots_below(stored)
-    uploads = table.store.abort_uploads(
-        done_for, lambda path: is_file(path) and not path.startswith(others), dry_run=dry_run
-    )
     return Vacuumed(
         dry_run,
         tuple(found["orphans"]),
         len(found["young"]),
         len(found["for_readers"]),
         len(found["foreign"]),
-        uploads,
+        None if table.store.url.startswith("s3:") else 0,
         len(contents.files),
     )
 

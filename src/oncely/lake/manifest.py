@@ -130,7 +130,8 @@ class Manifest:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the next reading reconnects."""
+        """Close the connections; the next reading reconnects."""
+        self._admin.close()
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()

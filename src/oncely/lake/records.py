@@ -69,7 +69,7 @@ class Receipt(msgspec.Struct, frozen=True):
         files: the files that it has written.
         schemas: the schemas of its files, and extended schemas, id to Avro schema in JSON.
         grown: the scopes whose schema the task has extended, and the id of the extended schema.
-        batch: Spark's number of the micro-batch.
+        batch: the number of the batch in its run.
     """
 
     files: list[WrittenFile]

@@ -98,7 +98,7 @@ def _require(admin: KafkaAdmin, key: str, name: str, *, create: bool) -> str:
             "common order, and a transaction does not become visible at once",
             way_out="name another topic; partitions can't be taken away",
         )
-    if not found.fits:
+    if not found.is_compacted:
         raise ConfigError(
             key,
             f"topic {name!r} has cleanup.policy {found.policy!r}; it needs 'compact': an entry"

@@ -6,7 +6,7 @@ position supports at-least-once delivery only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, Positions, Takeover
@@ -26,11 +26,14 @@ class MovesPositions(Protocol):
         the sink may contain records that the ledger does not.
         """
 
-    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
         """The committed positions.
 
         Args:
             fence: the calling run.
+            of: the partitions that are needed, all if empty. The answer may include others.
             settled: include all commits before this call, of any process. Otherwise the result may
                 lag slightly behind, which the compare-and-set of a commit detects.
 

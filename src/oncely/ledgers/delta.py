@@ -12,7 +12,7 @@ retention (docs/decisions/0039).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,15 @@ from oncely.ledgers.totals import Totals, add_range, covered_by
 FOLDER = "_oncely"
 """The folder below the table's root: VACUUM skips directories that begin with an underscore."""
 
+_LOG = 10_000  # commits of other writers behind which the pipeline's newest one is looked for
 _TRIES = 20
 _FORMAT = 1
 Changes = Callable[[Containing], Sequence[Amendment]]
 _NUMBERS = dict[str, dict[int, int]]
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_AFTER_A_RESTORE = ("repair", "reset")
+"""Kinds of commits that may follow a RESTORE."""
+
 _LETTERS = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
      ("timestamp_ms", pa.int64()), ("key", pa.binary()), ("value", pa.binary()),
@@ -100,14 +104,17 @@ class DeltaLedger:
         pipeline: its name.
         tables: the table's client.
         store: the store of the folder :data:`FOLDER` below the table's root.
+        log: the store of the table's log.
         run: a unique name of this run, which identifies it in the ledger.
     """
 
     one_store = True
 
-    def __init__(self, pipeline: str, tables: DeltaTables, store: Store, run: str) -> None:
+    def __init__(
+        self, pipeline: str, tables: DeltaTables, store: Store, log: Store, run: str
+    ) -> None:
         self.app_id, self._folder, self._run = f"oncely/{pipeline}", f"ledger-{pipeline}", run
-        self._pipeline, self._tables, self._store = pipeline, tables, store
+        self._pipeline, self._tables, self._store, self._log = pipeline, tables, store, log
 
     # -- reading and committing ------------------------------------------------------------
 
@@ -180,6 +187,8 @@ class DeltaLedger:
                 "there is no Delta table at sink.url, which holds the positions",
                 way_out="run the pipeline once, or create the table",
             )
+        if metadata["kind"] not in _AFTER_A_RESTORE:
+            self._refuse_lost_rows(state)
         version = _following(state.version)
         self._store.write(f"{self._folder}/{version}.json", msgspec.json.encode(document))
         self._store.durable()
@@ -187,6 +196,39 @@ class DeltaLedger:
         whole = {"pipeline": self._pipeline, "epoch": document.epoch, **metadata}
         whole |= {"run": document.run, "positions": document.positions, "rejects": sorted(new)}
         self._tables.commit(state.table, Change(self.app_id, version, whole, **load))
+
+    def _refuse_lost_rows(self, state: State) -> None:
+        """Refuse a table that a RESTORE has taken back: it lacks rows, and the positions are behind
+        them."""
+        if state.version and (version := self._restored(state.table.version())) is not None:
+            raise Stopped(
+                f"version {version} of the table at sink.url is a RESTORE to a version before the"
+                f" newest commit of pipeline {self._pipeline!r}: it lacks rows of records that the"
+                " positions have passed",
+                way_out="`oncely repair FILE --execute` writes them again. To continue without"
+                " them: `oncely offsets reset FILE --shift-by 0 --execute`",
+            )
+
+    def _restored(self, newest: int) -> int | None:
+        """The version of a RESTORE to a version before the newest commit of the pipeline; None if
+        there is none, or the log no longer contains it.
+
+        delta-rs would keep all other threads of Python waiting while it reads the log.
+        """
+        restores: list[tuple[int, int]] = []
+        for version in range(newest, max(-1, newest - _LOG), -1):  # mostly the newest is ours
+            try:
+                lines = self._log.read(f"{version:020}.json").splitlines()
+            except NoSuchFile:
+                return None
+            read = (msgspec.json.decode(line).get("commitInfo") for line in lines)
+            info: dict[str, Any] = next((one for one in read if one), {})
+            if (info.get("oncely") or {}).get("pipeline") == self._pipeline:
+                return next((at for at, to in restores if to < version), None)
+            if info.get("operation") == "RESTORE":
+                to = (info.get("operationParameters") or {}).get("version") or -1
+                restores.append((version, int(to)))
+        return None
 
     def claimed(
         self, document: Document, claim: Claim, counts: Mapping[TopicPartition, Counts]
@@ -252,7 +294,8 @@ class DeltaLedger:
                 new = _started(self._forgotten(state, new, moved), {}, moved)
             fence = Fence(self._pipeline, new.epoch, new.run)
             counted, leaders = RejectCount(*new.counted), from_tree(new.leader_epochs)
-            opened[:] = [Opened(fence, positions, not known, counted, leaders)]
+            begun = frozenset(added)
+            opened[:] = [Opened(fence, positions, not known, counted, leaders, begun=begun)]
             return msgspec.structs.replace(new, positions=by_topic(positions))
 
         self._change("takeover" if takeover.reset is None else "reset", take)
@@ -293,9 +336,11 @@ class DeltaLedger:
             counted=("", 0, 0),
         )
 
-    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
         """The positions, read from the table."""
-        del fence, settled
+        del fence, of, settled
         return _entries(self.read().document)
 
     def move(self, claim: Claim, counts: Mapping[TopicPartition, Counts]) -> None:

@@ -23,7 +23,7 @@ _SHARED = "write the same in both files, or run them by separate commands"
 
 @dataclass(frozen=True)
 class Application:
-    """A Spark application with a query for each of its pipelines.
+    """A Spark application with a run for each of its pipelines.
 
     Attributes:
         pipelines: in the order of their files.
@@ -36,6 +36,11 @@ class Application:
         """The name of its only pipeline, or one made from the first."""
         first, *more = (one.settings.name for one in self.pipelines)
         return f"{first}-and-{len(more)}-more" if more else first
+
+    @property
+    def on_spark(self) -> bool:
+        """True if a pipeline of them needs Spark."""
+        return any(one.settings.runtime == "spark" for one in self.pipelines)
 
     @cached_property
     def shared_conf(self) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from oncely.config import (
 from oncely.decode.base import Decoder
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import TextDecoder, WithKey
+from oncely.decode.metadata import WithMetadata
 from oncely.decode.raw import RawDecoder
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
@@ -28,8 +29,13 @@ if TYPE_CHECKING:
     from oncely.decode.avro import AvroDecoder
 
 
-def decoder_of(decode: DecodeSettings, topics: Sequence[str]) -> Decoder:
+def decoder_of(decode: DecodeSettings, topics: Sequence[str], *, rounding: bool = False) -> Decoder:
     """The decoder of the settings.
+
+    Args:
+        decode: the section of the pipeline file.
+        topics: the source's topics.
+        rounding: values may lose digits that their columns do not keep.
 
     Raises:
         ConfigError: the schema does not fit the records' format.
@@ -37,10 +43,10 @@ def decoder_of(decode: DecodeSettings, topics: Sequence[str]) -> Decoder:
     """
     if isinstance(decode, JsonDecode) and decode.inferred:
         return RawDecoder((VALUE,))  # the sink infers the columns
-    value = _decoder(decode, "value", "decode", topics)
-    if decode.key is None:
-        return value
-    return WithKey(value, _decoder(decode.key, "key", "decode.key", topics))
+    made = _decoder(decode, "value", "decode", topics, rounding)
+    if decode.key is not None:
+        made = WithKey(made, _decoder(decode.key, "key", "decode.key", topics, rounding))
+    return made if decode.metadata is None else WithMetadata(made, decode.metadata.parts)
 
 
 def _decoder(
@@ -48,15 +54,17 @@ def _decoder(
     column: Literal["value", "key"],
     path: str,
     topics: Sequence[str],
+    rounding: bool,
 ) -> Decoder:
     match settings:
         case RawDecode():
             return RawDecoder(settings.columns)
         case TextKey():
-            return TextDecoder(key_schema(settings), column)
+            return TextDecoder(key_schema(settings), column, rounding, settings.unwrap or "")
         case JsonDecode() | JsonKey():
             schema = parse_schema(settings.schema_ddl, key=f"{path}.schema")
-            return JsonDecoder(schema, column, settings.strict)
+            strict, unwrap = settings.strict, settings.unwrap or ""
+            return JsonDecoder(schema, column, strict, rounding, unwrap)
         case AvroDecode() | AvroKey():
             return _avro(settings, column, path, topics)
 
@@ -77,7 +85,7 @@ def _avro(avro: AvroDecode | AvroKey, column: str, path: str, topics: Sequence[s
         registry = Registry(_registry(avro), f"{path}.schema_registry")
         return latest_avro_decoder(registry, topics, column=column, key=key)
     try:
-        text = avro.schema_file.read_text(encoding="utf-8")
+        text = avro.schema_file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"can't read the schema file {avro.schema_file}: {error}"
         raise ConfigError(key, problem) from None

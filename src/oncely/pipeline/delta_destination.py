@@ -17,6 +17,7 @@ from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.core.topics import from_tree
 from oncely.decode.avro_names import storable
+from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError
 from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import PROBED, Inspection
@@ -47,7 +48,9 @@ class DeltaDestination:
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows, and of their origin if it is kept."""
-        return with_source(schema, self.given.keep_source, lambda: self._columns_there)
+        found = with_source(schema, self.given.keep_source, lambda: self._columns_there)
+        refuse_other_capitals(found, "a Delta table")
+        return found
 
     @cached_property
     def _columns_there(self) -> frozenset[str]:
@@ -83,6 +86,12 @@ class DeltaDestination:
             sum(count for _, count in now.rejects),
             from_tree(now.leader_epochs),
         )
+
+    def wrote(self) -> str:
+        """The table, if it has rows."""
+        table = self.bare_sink.tables.load()
+        there = table is not None and table.file_uris()
+        return f"the table at {self.given.url} has rows" if there else ""
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse a root, columns or a table that do not fit."""
@@ -148,7 +157,8 @@ class DeltaDestination:
     def _audit_notes(self, form: DeltaFormat) -> Iterator[str]:
         """The limits of an audit of the table."""
         kinds = {one.name: kind_of(one.type) for one in form.schema}
-        transform = self.settings.transform
-        rows = transform is None or transform.spark is None
-        why = "no digest covers lists, structs and maps"
-        return audit_notes(self.given.url, self.given, kinds, why, kept=form.keep_source, rows=rows)
+        why = "an audit does not compare lists, structs and maps"
+        return audit_notes(
+            self.given.url, self.given, kinds, why,
+            kept=form.keep_source, rows=not self.settings.by_spark,
+        )  # fmt: skip

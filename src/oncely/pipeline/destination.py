@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from oncely.core.batch import Reject
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.errors import TableMismatch
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.sql.activity import Activity
+from oncely.ledgers.stores.ledger import SAY_WHERE
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.base import (
     DiscardsDeadLetters,
@@ -22,6 +24,8 @@ from oncely.sinks.base import (
     Sink,
 )
 from oncely.sinks.sql.privileges import Room
+
+LOST_WAY_OUT = f"restore it; or {SAY_WHERE}"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class LedgerState:
         rejects: number of dead letters.
         leaders: noted leader epochs of the source's partitions.
         activity: the newest commits; None if the ledger does not store their times.
+        lost: the reason why this empty ledger is not that of a first start; empty if it may be.
+        refused: the reason why the next start refuses the destination that is there now.
     """
 
     epoch: int = 0
@@ -45,6 +51,8 @@ class LedgerState:
     rejects: int = 0
     leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
     activity: Activity | None = None
+    lost: str = ""
+    refused: str = ""
 
     def refuse_another_source(self, now: SourceIdentity, pipeline: str) -> None:
         """Compare the ids of cluster and topics; before the first start there are none.
@@ -55,6 +63,15 @@ class LedgerState:
         if self.cluster_id is not None:
             same_cluster(self.cluster_id, now, pipeline)
             same_topics(self.topic_ids, now, pipeline)
+
+
+def refusal(check: Callable[[], None]) -> str:
+    """The reason for which a check refuses the destination; empty if it does not."""
+    try:
+        check()
+    except TableMismatch as error:
+        return error.message
+    return ""
 
 
 @dataclass(frozen=True)
@@ -151,6 +168,11 @@ class Destination(Protocol):
         Raises:
             WrongInput: the server refuses the login.
             Unavailable: no answer.
+        """
+
+    def wrote(self) -> str:
+        """The place of rows that may be the pipeline's; empty if there are none, or none can be
+        asked for. Called for a ledger elsewhere that is empty. Raises the errors of :meth:`look`.
         """
 
     def check(self, schema: pa.Schema) -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from oncely.core import events
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition, by_topic
+from oncely.core.topics import Position, TopicPartition, by_topic, grouped
 from oncely.errors import WrongInput
 from oncely.secrets import Secrets
 
@@ -171,6 +171,15 @@ class EventLog:
             )
 
 
+def has_opened(path: str | Path) -> bool:
+    """True if the log tells near its begin that a run has opened the ledger."""
+    try:
+        with Path(path).open("rb") as file:
+            return b'"type":"opened"' in file.read(_ONE)
+    except OSError:
+        return False
+
+
 def _epoch(event: events.Event) -> int:
     """The epoch of an event that is not of the last takeover's; else 0."""
     match event:
@@ -189,6 +198,7 @@ def described(event: events.Logged, secrets: Secrets) -> tuple[str, dict[str, An
                 "first_start": event.first_start,
                 "every_partition": event.every,
                 **({"beyond": _several(event.beyond)} if event.beyond else {}),
+                **({"begun": _numbers(event.begun)} if event.begun else {}),
             }
         case events.BatchPlanned():
             return "planned", {"batch": event.batch_id, "ranges": _ranges(event.ranges)}
@@ -290,10 +300,7 @@ def _positions(positions: Mapping[TopicPartition, Position]) -> dict[str, dict[i
 
 
 def _numbers(partitions: Collection[TopicPartition]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for tp in sorted(partitions):
-        found.setdefault(tp.topic, []).append(tp.partition)
-    return found
+    return grouped(sorted(partitions))
 
 
 def _after_last_newline(file: BinaryIO, size: int) -> int:

@@ -6,7 +6,7 @@ For the audit, which compares it with the destination: :class:`oncely.core.expec
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,18 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.clients.kafka.range_reader import RangeReader
+from oncely.clients.kafka.reader import Reader
+from oncely.clients.kafka.records import table_of
+from oncely.clients.sql.postgres_digest import as_stored
 from oncely.config import DeltaSinkSettings, KafkaSinkSettings, SqlSinkSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
-from oncely.core.digest import Recipe, UInt64, kind_of, row_digests
+from oncely.core.digest import STORED, Kind, Recipe, UInt64, kind_of, row_digests
 from oncely.core.expected import FILTERED, REJECT, ROWS, Changes, ExpectedRecords, Span
+from oncely.core.topics import TopicPartition
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TableMismatch
-from oncely.runtimes.chunks import Bounds
-from oncely.runtimes.messages import table_of
-from oncely.runtimes.reprocess import Reprocessing
+from oncely.runtimes.chunks import Bounds, Processing
 from oncely.sinks.delta.task import DeltaFormat, accepted
 from oncely.sinks.kafka.messages import encode
+from oncely.sinks.sql.cast import as_text
 from oncely.sinks.sql.prepare import DELETED, prepare
 
 if TYPE_CHECKING:
@@ -43,9 +45,11 @@ class PipelineExpected:
 
     Attributes:
         pipeline: with a row transform, or none.
+        unfit: the reason why the table does not accept today's rows; empty if it does.
     """
 
     pipeline: Pipeline
+    unfit: str = field(default="", init=False)
 
     @property
     def recipe(self) -> str:
@@ -56,15 +60,35 @@ class PipelineExpected:
             return str(self._delta.recipe_of_rows)
         if self._table is None or self._table.target is None:
             return ""
-        # The target has none for an upsert: its rows are not those of a range.
-        target = replace(self._table.target, keys=())
-        return str(target.recipe(self._table.keep_source) or "")
+        if self._table.target.keys:  # its rows are not those of a range: no ledger has a digest
+            return str(self._all_columns)
+        return str(self._table.target.recipe(self._table.keep_source))
+
+    @property
+    def others(self) -> str:
+        """The recipe of the columns that the digests of ranges do not cover."""
+        every = self._all_columns
+        columns = tuple(one for one in every.columns if one[1].name == STORED) if every else ()
+        return str(replace(every, columns=columns)) if every and columns else ""
+
+    @property
+    def _all_columns(self) -> Recipe | None:
+        """All columns of a table that are written."""
+        if self._table is None or self._table.target is None:
+            return None
+        return self._table.target.recipe_of_rows(self._table.keep_source, Kind(STORED))
 
     def of(self, span: Span, recipe: str) -> Iterator[ExpectedRecords]:
         """The readable records of a span, decoded and transformed."""
         wanted = Recipe.parse(recipe) if recipe else None
         for chunk in self._chunks(span):
             yield self._records(chunk, wanted)
+
+    def refused(self, tp: TopicPartition, messages: Sequence[Any]) -> dict[int, Rejection]:
+        """The rejections of some records."""
+        chunk = self._again.chunk(table_of({tp: messages}, self.pipeline.decoder.needs | {"value"}))
+        refused = self._made(chunk)[2]
+        return {int(chunk.offset[one.record]): one for one in refused}
 
     def changes(self, span: Span) -> Iterator[Changes]:
         """The rows and tombstones of an upsert."""
@@ -80,23 +104,29 @@ class PipelineExpected:
             target = self._table.target
             made = prepare(chunk, target, self._table.keep_source)
             deleted = made.rows.column(DELETED).to_numpy() == 1 if len(made.row_record) else _NONE
-            of = _Upserted(made.rows, made.row_record, deleted, made.rejections)
+            content, _ = self._as_stored(made.rows, recipe)
+            of = _Upserted(made.rows, content, made.row_record, deleted, made.rejections)
             return _changes(chunk, of, target.keys, target.version, recipe)
         form = self._delta
         rows, record, deleted, refused = accepted(form, chunk)
         good = ~np.isin(record, [one.record for one in refused])
         every = [*chunk.rejections, *refused]
-        of = _Upserted(rows.filter(pa.array(good)), record[good], deleted[good], every)
+        rows = rows.filter(pa.array(good))
+        of = _Upserted(rows, rows, record[good], deleted[good], every)
         return _changes(chunk, of, form.keys, form.version, recipe)
 
     def _chunks(self, span: Span) -> Iterator[Chunk]:
         tp, range_ = span
         starts = {tp: range_.start}
         decoder = self.pipeline.decoder
-        tables = (table_of({tp: some}, decoder.needs) for some in self._reader.read(tp, range_))
-        # The run has isolated records that crash the decoder, too.
-        again = Reprocessing(partial(isolate_crashes, decoder), self.pipeline.row_transform)
-        return again.chunks(starts, tables, _BOUNDS)
+        tables = self._reader.tables({tp: range_}, decoder.needs | {"value"}, lost="skip")
+        return self._again.chunks(starts, tables, _BOUNDS)
+
+    @cached_property
+    def _again(self) -> Processing:
+        """The run has isolated records that crash the decoder, too."""
+        crashes = partial(isolate_crashes, self.pipeline.decoder)
+        return Processing(crashes, self.pipeline.row_transform)
 
     def close(self) -> None:
         """Close the connections."""
@@ -104,9 +134,9 @@ class PipelineExpected:
             self._reader.close()
 
     @cached_property
-    def _reader(self) -> RangeReader:
+    def _reader(self) -> Reader:
         source = self.pipeline.settings.source
-        return RangeReader(source.brokers, source.kafka_properties())
+        return Reader(source.brokers, source.kafka_properties())
 
     @cached_property
     def _delta(self) -> DeltaFormat:
@@ -122,24 +152,50 @@ class PipelineExpected:
         sink: Any = self.pipeline.sink(self.pipeline.row_schema())
         try:
             return sink.bind()  # type: ignore[no-any-return]
-        except TableMismatch:
+        except TableMismatch as error:
+            self.unfit = " ".join(error.message.split())
             return None
 
     def _records(self, chunk: Chunk, recipe: Recipe | None) -> ExpectedRecords:
-        rows, record, refused = chunk.rows, chunk.row_record, chunk.rejections
-        if self._table is not None:
-            prepared = prepare(chunk, self._table.target, self._table.keep_source)
-            rows, record, refused = prepared.rows, prepared.row_record, prepared.rejections
-        elif self._messages is not None:
-            encoded = encode(chunk, self._messages.form, self._messages.largest)
-            refused = encoded.rejections
-            written = ~np.isin(encoded.record, [one.record for one in refused])
-            rows = pa.table({"key": encoded.key, "value": encoded.value}).filter(pa.array(written))
-            record = encoded.record[written]
-        elif recipe is not None:  # a column that the rows lack is null in the destination
+        rows, record, refused = self._made(chunk)
+        stored_as_made = self._table is None and self._messages is None
+        if stored_as_made and recipe is not None:  # a column that the rows lack is null there
             there = tuple(one for one in recipe.columns if one[0] in rows.column_names)
             recipe = replace(recipe, columns=there)
-        return _records(chunk, record, refused, _digests(chunk, record, rows, recipe))
+        rows, unknown = self._as_stored(rows, recipe)
+        found = _records(chunk, record, refused, _digests(chunk, record, rows, recipe))
+        found.rows[record[unknown]] = -1
+        return found
+
+    def _as_stored(self, rows: pa.Table, recipe: Recipe | None) -> tuple[pa.Table, list[int]]:
+        """Rows with the server's texts of the columns of kind :data:`STORED`, and the rows with a
+        value that it does not take."""
+        unknown: list[int] = []
+        stored = [name for name, kind in recipe.columns if kind.name == STORED] if recipe else []
+        if not stored or not rows.num_rows or self._table is None or self._table.target is None:
+            return rows, unknown
+        types = dict(zip(self._table.target.columns, self._table.target.types, strict=True))
+        with self._table.ledger.looking() as look:
+            for name in stored:
+                sent = as_text(rows.column(name))
+                texts = as_stored(look, types[name], sent)
+                unknown += [at for at, (a, b) in enumerate(zip(sent, texts, strict=True))
+                            if b is None and a is not None]  # fmt: skip
+                at = rows.schema.get_field_index(name)
+                rows = rows.set_column(at, name, pa.array(texts, pa.string()))
+        return rows, unknown
+
+    def _made(self, chunk: Chunk) -> tuple[pa.Table, IntArray, Sequence[Rejection]]:
+        """The rows of a chunk in the form of the destination, their records, and the rejections."""
+        if self._table is not None:
+            made = prepare(chunk, self._table.target, self._table.keep_source)
+            return made.rows, made.row_record, made.rejections
+        if self._messages is None:
+            return chunk.rows, chunk.row_record, chunk.rejections
+        encoded = encode(chunk, self._messages.form, self._messages.largest)
+        written = ~np.isin(encoded.record, [one.record for one in encoded.rejections])
+        rows = pa.table({"key": encoded.key, "value": encoded.value}).filter(pa.array(written))
+        return rows, encoded.record[written], encoded.rejections
 
     @cached_property
     def _messages(self) -> KafkaSink | None:
@@ -177,9 +233,11 @@ def _records(
 
 
 class _Upserted(NamedTuple):
-    """Rows and tombstones, the record of each, and the rejected records."""
+    """Rows and tombstones, as they are sent and as they are stored, the record of each, and the
+    rejected records."""
 
     rows: pa.Table
+    content: pa.Table
     record: IntArray
     deleted: npt.NDArray[np.bool_]
     rejections: Sequence[Rejection]
@@ -201,7 +259,7 @@ def _changes(
         none if nothing else _keys(rows, keys),
         made.deleted,
         None if nothing or version is None else rows.column(version),
-        none if nothing else row_digests(rows, offset if recipe.offset else None, recipe),
+        none if nothing else row_digests(made.content, offset if recipe.offset else None, recipe),
     )
 
 

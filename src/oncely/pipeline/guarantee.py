@@ -44,15 +44,15 @@ _PARTITION = {
 }
 _BATCH = {
     "sql": "tasks stage rows; the driver publishes them with all rejects and all positions of the"
-    " micro-batch in one transaction of the database",
+    " batch in one transaction of the database",
     "kafka": "tasks stage records; the driver publishes them with all rejects and all positions"
-    " of the micro-batch in one transaction of Kafka: all or nothing becomes visible to readers"
+    " of the batch in one transaction of Kafka: all or nothing becomes visible to readers"
     " with isolation.level=read_committed, though not in all partitions at one instant",
     "delta": "tasks write Parquet files that belong to no version of the table; the driver adds or"
-    " merges them, with all rejects and all positions of the micro-batch, in one commit to the"
+    " merges them, with all rejects and all positions of the batch, in one commit to the"
     " table's log",
     "files": "tasks write files that are not visible; the driver lists them in the manifest topic,"
-    " with all rejects and all positions of the micro-batch, in one transaction of Kafka: "
+    " with all rejects and all positions of the batch, in one transaction of Kafka: "
     "readers of the manifest with isolation.level=read_committed see each row once",
 }
 
@@ -130,7 +130,7 @@ def _rejects(settings: PipelineSettings, verbs: str) -> str:
 def _batch_ends(kind: str) -> tuple[str, ...]:
     refused = "the table refuses" if kind == "sql" else "can't be written"
     return (
-        "GROUP BY, joins, windows and DISTINCT see one micro-batch, not the whole stream",
+        "GROUP BY, joins, windows and DISTINCT see one batch, not the whole stream",
         f"a row that {refused} stops the pipeline: after a Spark transform no single"
         " record answers for it",
         "the transform must give the same rows when part of it runs again: non-deterministic"
@@ -199,8 +199,8 @@ _FILES_ENDS = (
 _DELTA_ENDS = (
     "it covers versions of the table: a listing of its folder also shows files of no version, "
     "which the table's VACUUM removes",
-    "positions are in _oncely/ below the table's root, which must not be removed; RESTORE takes"
-    " rows back and positions not",
+    "positions are in _oncely/ below the table's root, which must not be removed; after a RESTORE"
+    " to a version before the newest commit a run is refused until `oncely repair`",
 )
 _ENDS = {"sql": _SQL_ENDS, "kafka": _KAFKA_ENDS, "files": _FILES_ENDS, "delta": _DELTA_ENDS,
          "handlers": _HANDLERS_ENDS}  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import SecretStr
 
+from oncely.clients.per_process import said, users_function
 from oncely.config import HandlersSinkSettings, PipelineSettings, load, parse
 from oncely.core import events
 from oncely.errors import ConfigError, OncelyError
@@ -230,14 +231,14 @@ def worker_of(path: str) -> Worker:
     if not name:
         raise ConfigError(path, "names no worker", way_out="module:worker, as in billing:worker")
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), users_function():
             found = getattr(importlib.import_module(module), name)
     except OncelyError:
         raise
-    except (Exception, SystemExit) as error:  # the module may raise any exception
+    except Exception as error:  # the module may raise any exception
         raise ConfigError(
             path,
-            f"can't be imported: {type(error).__name__}: {error}",
+            f"can't be imported: {said(error)}",
             way_out="start it in the folder of the module, or put that on PYTHONPATH",
         ) from None
     if not isinstance(found, Worker):

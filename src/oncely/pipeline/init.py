@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,12 @@ def given_pipeline(wanted: Wanted) -> Pipeline:
     """A pipeline with source and sink of the arguments, for its secrets and its source.
 
     Raises:
-        ConfigError: an argument is invalid.
+        ConfigError: an argument is invalid, or a package of the destination is not installed.
     """
-    return Pipeline(parse(_settings(wanted) | {"decode": {"format": "raw"}}, of="the arguments"))
+    raw = _settings(wanted) | {"decode": {"format": "raw"}}
+    given = Pipeline(parse(raw, of="the arguments"))
+    given.require_packages()
+    return given
 
 
 def pipeline_file(wanted: Wanted, given: Pipeline, name: str) -> str:
@@ -113,13 +115,13 @@ def _variable(key: str) -> str:
 
 
 def _records(pipeline: Pipeline, wanted: Wanted) -> Records:
-    found = list(chain.from_iterable(sample(pipeline.source, wanted.sample).values()))
-    if not found:
+    found = sample(pipeline.source, wanted.sample)
+    if not found.num_rows:
         raise WrongInput(
             f"topic {wanted.topic!r} has no committed records: there is nothing to propose from",
             way_out="produce some records first",
         )
-    keys, values = [one.key() for one in found], [one.value() for one in found]
+    keys, values = found["key"].to_pylist(), found["value"].to_pylist()
     return Records(keys, values, compacted=bool(pipeline.source.compacted()))
 
 

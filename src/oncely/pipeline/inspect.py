@@ -12,14 +12,14 @@ from oncely.core.batch import Reject
 from oncely.errors import TableMismatch
 from oncely.ledgers.sql.activity import activity
 from oncely.ledgers.sql.dead_letters import DeadLetters
-from oncely.ledgers.sql.same_table import check_known_table
+from oncely.ledgers.sql.same_table import check_known_table, check_same_table
 from oncely.ledgers.sql.statements import LedgerStatements
 from oncely.ledgers.sql.takeover import require_ledger
-from oncely.pipeline.destination import LedgerState
+from oncely.pipeline.destination import LedgerState, refusal
 from oncely.pipeline.problems import Check
 from oncely.sinks.sql.replay import FIRST
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.target import create_statement, inspect
+from oncely.sinks.sql.target import SOURCE_COLUMNS, create_statement, inspect
 
 
 def look(sink: SqlSink) -> LedgerState:
@@ -46,6 +46,7 @@ def look(sink: SqlSink) -> LedgerState:
             DeadLetters(tables).count(connection),
             ledger.leader_epochs(connection),
             activity(connection, tables),
+            refused=refusal(lambda: check_same_table(connection, ledger, registered)),
         )
 
 
@@ -93,6 +94,21 @@ def dead_letters(
         letters = DeadLetters(sink.ledger.tables.as_found(connection))
         found = letters.read(connection, FIRST, limit, discarded=discarded)
         return found, letters.count(connection, discarded=discarded)
+
+
+def has_rows(sink: SqlSink, topics: Sequence[str]) -> bool:
+    """True if the table has rows of these topics; rows that name no topic count for all topics."""
+    table, q = sink.wanted.table, sink.dialect.quote
+    with session(sink) as connection:
+        columns = sink.dialect.columns(connection, table) if connection is not None else ()
+        if connection is None or not columns:
+            return False
+        statement, names = f"SELECT 1 FROM {sink.ledger.tables.quoted(table)}", tuple[str, ...]()
+        if set(SOURCE_COLUMNS.names) <= {one.name for one in columns}:
+            topic = q(SOURCE_COLUMNS.names[0])
+            statement += f" WHERE {topic} IN ({', '.join(['%s'] * len(topics))})"
+            names = tuple(topics)
+        return bool(connection.query(f"{statement} LIMIT 1", names))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,14 +12,14 @@ import pyarrow as pa
 from oncely.clients.kafka import topics
 from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
-from oncely.pipeline.destination import SinkFacts
+from oncely.pipeline.destination import SinkFacts, SinkPlan
+from oncely.pipeline.problems import Inspection
 from oncely.pipeline.topic_destination import TopicDestination
 from oncely.sinks.kafka.avro_value import AvroValue
 from oncely.sinks.kafka.record_format import RawValue, RecordFormat
 from oncely.sinks.kafka.replay import TopicReplay, refuse_compacted, replay_into_topics
 from oncely.sinks.kafka.rewrite import KafkaRewrites
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sinks.kafka.staging import default_staging
 from oncely.sources.kafka import KafkaSource
 
 _NO_LATE_DELETES = (
@@ -71,7 +70,7 @@ class KafkaDestination(TopicDestination[KafkaSink]):
             given.rejects,
             create=given.create,
             headers=given.headers,
-            staging=self._staging(),
+            by_batch=self.settings.by_spark,
             partitions=given.partitions,
             source_topics=self.settings.source.topics,
         )
@@ -117,6 +116,12 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         if len(sink.form.schema):
             sink.check()
 
+    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+        """Inspect cluster, topics and columns."""
+        if self.given.staging is not None:
+            inspection.notes.append("sink.staging is not used: nothing is staged; remove it")
+        return super().plan(schema, inspection)
+
     def facts(
         self, sink: KafkaSink, schema: pa.Schema | None, absent: Collection[str]
     ) -> SinkFacts:
@@ -127,19 +132,6 @@ class KafkaDestination(TopicDestination[KafkaSink]):
 
     # -- parts -----------------------------------------------------------------------------
 
-    def _staging(self) -> str:
-        """The staging folder of tasks, in a run of batch commit; empty in others."""
-        transform = self.settings.transform
-        if transform is None or transform.spark is None:
-            return ""
-        if self.given.staging is not None:
-            return self.given.staging
-        # Also by the cluster: pipelines of one name on two clusters must not sweep each other's
-        # folder.
-        return default_staging(
-            hashlib.sha256(self.pipeline_topics.brokers.encode()).hexdigest()[:12]
-        )
-
     def _value(self) -> Literal["json"] | AvroValue | RawValue:
         given = self.given
         if given.value == "json":
@@ -147,7 +139,7 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         if given.value != "avro" or given.schema_file is None:
             return RawValue(given.value)
         try:
-            text = given.schema_file.read_text("utf-8")
+            text = given.schema_file.read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 "sink.schema_file", f"can't be read: {error}", way_out="name an .avsc file"

@@ -16,7 +16,7 @@ from oncely.commit.run import take_over
 from oncely.core import events
 from oncely.core.claim import Opened, Takeover
 from oncely.core.topics import Position, TopicPartition
-from oncely.errors import OncelyError, Unavailable, WrongInput
+from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.pipeline.running import logged
 from oncely.sources.kafka import Watermarks
 from oncely.sources.reset import LooksUpTimes, ResetPlan, Verb, plan_reset
@@ -119,6 +119,10 @@ def reset(
     source = pipeline.source
     known, identity = pipeline.destination.look(), source.identity()
     known.refuse_another_source(identity, pipeline.settings.name)
+    if known.lost and topics:
+        raise ConfigError(
+            "offsets.store", known.lost, way_out="reset all partitions first: leave out --topic"
+        )
     marks = source.watermarks()
     planned = _Planned(verb, _chosen(topics, marks), source)
     planned.of(known.positions, marks)
@@ -131,7 +135,7 @@ def reset(
         # A live run may have moved on since the plan: plan again, now that it is fenced.
         reset=lambda current: planned.of(current, source.watermarks()),
     )
-    with logged(pipeline, path, lambda _: None) as listener:
+    with logged(pipeline, path, lambda _: None, resets=True) as listener:
         opened = take_over(pipeline.destination.bare_sink, pipeline.store, takeover)
         listener(events.PositionsReset(opened.fence.epoch, planned.current, opened.positions))
     _mirror(pipeline, opened)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
@@ -16,8 +16,9 @@ from oncely.clients.delta import DeltaConnect
 from oncely.clients.delta import connect as connect_delta
 from oncely.clients.files.filesystem import Connect as FilesConnect
 from oncely.clients.files.filesystem import connect as connect_files
-from oncely.clients.kafka import security
+from oncely.clients.kafka import properties
 from oncely.clients.kafka.client import make
+from oncely.clients.per_process import said
 from oncely.clients.sql.connection import Connect, connect
 from oncely.commit.timer import Interval
 from oncely.config import (
@@ -29,7 +30,7 @@ from oncely.config import (
     load,
 )
 from oncely.core import events
-from oncely.errors import ConfigError, OncelyError, WrongInput
+from oncely.errors import ConfigError, OncelyError, SchemaChanged
 from oncely.extras import require
 from oncely.ledgers.topic.cluster import Connect as KafkaConnect
 from oncely.pipeline.sql_destination import SqlDestination
@@ -37,6 +38,7 @@ from oncely.pipeline.stores import store_of
 from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets, scope
 from oncely.sources.kafka import KafkaSource
+from oncely.sources.start import Moment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from oncely.core.topics import TopicPartition
     from oncely.decode.base import Decoder
     from oncely.ledgers.stores.ledger import StoreLedger
-    from oncely.pipeline.destination import Destination
+    from oncely.pipeline.destination import Destination, LedgerState
     from oncely.pipeline.expected import PipelineExpected
     from oncely.pipeline.offsets import PartitionOffsets, Reset
     from oncely.pipeline.planning import Plan
@@ -56,16 +58,18 @@ if TYPE_CHECKING:
     from oncely.pipeline.repaired import Found, Repaired
     from oncely.pipeline.standby import OnFenced
     from oncely.pipeline.status import Status
+    from oncely.runtimes.batches.partition_commit import PartitionCommit
+    from oncely.runtimes.batches.range_commit import RangeCommit
     from oncely.runtimes.chunks import Bounds
     from oncely.runtimes.dropping import Drops
+    from oncely.runtimes.jobs.base import Jobs
     from oncely.runtimes.row_transform import RowTransform
     from oncely.runtimes.spark.batch_commit import BatchCommit, Transform
-    from oncely.runtimes.spark.partition_commit import PartitionCommit
-    from oncely.runtimes.spark.range_commit import RangeCommit
     from oncely.sinks.base import Sink
     from oncely.sinks.handlers.sink import Handler
     from oncely.sources.reset import Verb
 
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -126,7 +130,7 @@ class Pipeline:
     def secrets(self) -> Secrets:
         """The secret values, which must not be in any text about this pipeline."""
         kafka = self.settings.source.kafka_properties()
-        return self.settings.secrets | security.secrets(kafka)
+        return self.settings.secrets | properties.secrets(kafka)
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -142,7 +146,8 @@ class Pipeline:
         from oncely.pipeline.decoding import decoder_of
         from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
 
-        decoder = decoder_of(self.settings.decode, self.settings.source.topics)
+        settings, rounding = self.settings, self.settings.sink.rounding == "allow"
+        decoder = decoder_of(settings.decode, settings.source.topics, rounding=rounding)
         if self.drops:
             decoder = DroppingDecoder(decoder, Functions(self.drops))
         if self.settings.filter.drop is None:
@@ -150,6 +155,21 @@ class Pipeline:
         drop = Condition(self.settings.filter.drop)
         drop.check()
         return DroppingDecoder(decoder, drop)
+
+    def with_newest_schema(self, run: Callable[[], T]) -> T:
+        """Run; when records of a newer schema have come, begin again as a restart does.
+
+        Raises:
+            WrongInput: the destination does not accept the columns of the newest schema.
+            The errors of ``run``, but for :class:`SchemaChanged`.
+        """
+        while True:
+            try:
+                return run()
+            except SchemaChanged as changed:
+                log.warning("%s: beginning again", changed.message)
+                self.__dict__.pop("decoder", None)
+                self.preflight()
 
     @property
     def expiring_decoder(self) -> Decoder:
@@ -225,13 +245,27 @@ class Pipeline:
         except Exception as error:  # the user's own code: it may raise any exception
             if spark_has_died(error):
                 raise
-            said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            text = said(error).splitlines()[0]
             raise ConfigError(
                 "transform.spark",
-                f"{self.spark_path} fails on a DataFrame without rows: {said}",
+                f"{self.spark_path} fails on a DataFrame without rows: {text}",
                 way_out="it gets the columns of decode: "
                 + ", ".join(f"{one.name} {one.type}" for one in self.decoder.schema),
             ) from None
+
+    def require_packages(self) -> None:
+        """Refuse a sink or a store whose packages are not installed; asks no server.
+
+        Raises:
+            ConfigError: names the extra to install.
+        """
+        sink = self.settings.sink
+        sqlite = isinstance(sink, SqlSinkSettings) and sink.dialect == "sqlite"
+        if isinstance(sink, SqlSinkSettings | HandlersSinkSettings) and not sqlite:
+            require("sql", "sink.url", "PostgreSQL")
+        elif sink.kind in ("files", "delta"):
+            require(sink.kind, "sink.kind", sink.kind)
+        self.store  # noqa: B018 - made here for the first time, and not connected
 
     @cached_property
     def destination(self) -> Destination:
@@ -239,9 +273,8 @@ class Pipeline:
 
         Its module is imported here: commands of other kinds need not wait for its packages.
         """
+        self.require_packages()
         given = self.settings.sink
-        if given.kind in ("files", "delta"):
-            require(given.kind, "sink.kind", given.kind)
         inner: Destination
         if isinstance(given, SqlSinkSettings):
             inner = SqlDestination(self.settings, given, self.connect)
@@ -268,7 +301,9 @@ class Pipeline:
             return inner
         from oncely.pipeline.stored_destination import StoredDestination
 
-        return StoredDestination(self.settings, inner, self.store.store)
+        return StoredDestination(
+            self.settings, inner, self.store.store, self.source, self.mirror_group
+        )
 
     @cached_property
     def store(self) -> StoreLedger | None:
@@ -309,30 +344,17 @@ class Pipeline:
         spark = self.settings.spark
         return session.start(self.settings.name, spark.master, spark.spark_conf(), log=log)
 
-    @contextmanager
-    def spark_session(self) -> Iterator[SparkSession]:
-        """A Spark session, which is stopped in the end unless it existed before."""
-        from oncely.runtimes.spark import session
-
-        existed = session.existing() is not None
-        with open(os.devnull, "wb") as nowhere:
-            spark = self.start_spark(nowhere)
-            try:
-                yield spark
-            finally:
-                if not existed:
-                    session.stop(spark)
-
-    def batches(
-        self, spark: SparkSession | None = None
-    ) -> PartitionCommit | BatchCommit | RangeCommit:
-        """The commit of micro-batches, by the kind of the transform and of the sink."""
+    def batches(self, jobs: Jobs) -> PartitionCommit | BatchCommit | RangeCommit:
+        """The commit of batches, by the kind of the transform and of the sink."""
+        from oncely.runtimes.batches.partition_commit import PartitionCommit
+        from oncely.runtimes.batches.range_commit import RangeCommit
         from oncely.runtimes.spark.batch_commit import BatchCommit
-        from oncely.runtimes.spark.partition_commit import PartitionCommit
-        from oncely.runtimes.spark.range_commit import RangeCommit
+        from oncely.runtimes.spark.jobs import SparkJobs
 
+        spark = jobs.session if isinstance(jobs, SparkJobs) else None
         schema, budget = self.row_schema(spark), self.settings.sink.max_rejects
         common: dict[str, Any] = {
+            "jobs": jobs,
             "sink": self.sink(schema),
             "source": self.source,
             "decoder": self.expiring_decoder,
@@ -390,10 +412,31 @@ class Pipeline:
             WrongInput: a topic is missing, the table does not accept the rows, or similar.
             Unavailable: a server does not answer.
         """
+        self.require_packages()
         self.source.identity()
         if self.spark_transform is None:
             self.destination.check(self.row_schema())
         self.refuse_keep_source()
+        self.refuse_future_start()
+
+    def refuse_future_start(self, known: LedgerState | None = None) -> None:
+        """Refuse a first start at a time that has not come, which would begin at the end.
+
+        Args:
+            known: the state of the ledger; read if it is needed.
+
+        Raises:
+            ConfigError: ``source.start``.
+        """
+        start = self.settings.source.start
+        if not isinstance(start, Moment) or start.timestamp_ms <= time.time() * 1000:
+            return
+        if not (known or self.destination.look()).positions:
+            raise ConfigError(
+                "source.start",
+                f"{start} is in the future: a first start would begin at the end of the topics",
+                way_out='write "latest" if that is meant, or a time that has passed',
+            )
 
     def refuse_keep_source(self) -> None:
         """Refuse ``keep_source`` for rows without an origin.
@@ -473,9 +516,6 @@ class Pipeline:
         events: str | Path | None = None,
         http: Http | None = None,
         on_fenced: OnFenced = "end",
-        on: Literal["spark"] | None = None,
-        workers: int = 1,
-        spark: SparkSession | None = None,
     ) -> bool:
         """Work as a member of a consumer group, without Spark, until stopped.
 
@@ -483,26 +523,13 @@ class Pipeline:
         members count, too. Arguments and result are those of :meth:`run`, and:
 
         Args:
-            on_fenced: ``"wait"``: stand by while replicas of a run on Spark are there; not with
-                ``on``.
-            on: ``"spark"``: as several members, each of which is a task of one Spark job.
-            workers: their number.
-            spark: their session; as in :meth:`run`.
+            on_fenced: ``"wait"``: stand by while replicas of a run on Spark are there.
 
-        Raises:
-            WrongInput: ``on_fenced`` and ``on`` exclude each other.
-            The errors of :meth:`run`.
+        Raises the errors of :meth:`run`.
         """
-        stop = stop or StopSignal()
-        if on == "spark":
-            if on_fenced == "wait":
-                raise WrongInput('on_fenced "wait": members of on "spark" end when they are fenced')
-            from oncely.pipeline.on_spark import work_on_spark
-
-            return work_on_spark(self, workers, until, stop, listener, events, http, spark)
         from oncely.pipeline import working
 
-        return working.work(self, until, stop, listener, events, http, on_fenced)
+        return working.work(self, until, stop or StopSignal(), listener, events, http, on_fenced)
 
     # -- asking and mending ----------------------------------------------------------------
 
@@ -611,6 +638,7 @@ class Pipeline:
         found: Sequence[Found],
         *,
         execute: bool = False,
+        max_removed: int = 100,
         progress: Callable[[int], None] = lambda _: None,
         events: str | Path | None = None,
     ) -> Repaired:
@@ -619,16 +647,20 @@ class Pipeline:
         Args:
             found: the findings of an audit.
             execute: write; otherwise a dry run.
+            max_removed: the rows, and the dead letters, that may be removed without a replacement.
             progress: called with the number of offsets after every transaction.
             events: the event log of the pipeline, to which executed transactions are appended.
 
         Raises:
-            WrongInput: the destination can't be repaired, or the findings are of another state.
+            WrongInput: the destination can't be repaired, the findings are of another state, or
+                more would be removed; nothing was written.
             Unavailable: the server did not return.
         """
         from oncely.pipeline import repair as repairs
 
-        return repairs.repair(self, found, execute=execute, progress=progress, events=events)
+        return repairs.repair(
+            self, found, execute=execute, max_removed=max_removed, progress=progress, events=events
+        )
 
     @_hiding
     def backfill(

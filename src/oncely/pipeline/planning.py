@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from oncely import artifacts
+from oncely import artifacts, native
 from oncely.core.topics import TopicPartition
-from oncely.errors import OncelyError, Unavailable
+from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
+from oncely.extras import is_installed
 from oncely.ledgers.same_source import same_topics
-from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, TopicPlan
+from oncely.pipeline.destination import (
+    LOST_WAY_OUT,
+    Connections,
+    LedgerState,
+    SinkFacts,
+    SinkPlan,
+    TopicPlan,
+)
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
-from oncely.pipeline.on_spark import planned_workers
 from oncely.pipeline.problems import Inspection, Problem
+from oncely.pipeline.working import refuse_unfit
 from oncely.runtimes.same_log import refuse_cut
 from oncely.runtimes.spark import session
-from oncely.runtimes.spark.probe import ExecutorFacts, Slots, probe
+from oncely.runtimes.spark.probe import ExecutorFacts, Slots, probe, refusals
 from oncely.sources.kafka import Watermarks
 from oncely.sources.permissions import missing_permissions, needed_acls
 
@@ -52,8 +60,6 @@ class Plan:
     sink: SinkFacts | None = None
     connections: Connections | None = None
     executors: tuple[ExecutorFacts, ...] | None = None
-    workers: str = ""
-    """The members that ``work --on spark`` can start."""
     ddl: tuple[str, ...] = ()
     topics: tuple[TopicPlan, ...] = ()
     acls: tuple[str, ...] = ()
@@ -94,16 +100,29 @@ class _Planner:
         self.use_spark = self._spark_is_in_question() if use_spark is None else use_spark
         self.inspection = Inspection()
         self.known: LedgerState | None = None
+        self.unanswered = False
 
     def plan(self) -> Plan:
         with self.inspection.about(self._sink_key):
-            self.known = self.pipeline.destination.look()
-        with self.inspection.about("spark"):
-            artifacts.java()
+            try:
+                self.known = self.pipeline.destination.look()
+            except (Unavailable, ConfigError):
+                # A database would not answer the next questions, too, and each takes its timeout.
+                self.unanswered = self.settings.sink.kind in ("sql", "handlers")
+                raise
+        if self.known is not None:
+            with self.inspection.about("source.start"):
+                self.pipeline.refuse_future_start(self.known)
+        if self.settings.runtime == "spark":
+            self._requirements_of_spark()
+        if slower := native.absence():
+            self.inspection.notes.append(slower)
         source = self._source()
         schema = self._schema()
         slots = self.inspection.slots
-        sink = self.pipeline.destination.plan(schema, self.inspection)
+        sink = SinkPlan()
+        if not self.unanswered:
+            sink = self.pipeline.destination.plan(schema, self.inspection)
         tried = self._tried() if self.sample and source is not None else None
         return Plan(
             name=self.settings.name,
@@ -114,7 +133,6 @@ class _Planner:
             sink=sink.facts,
             connections=sink.connections,
             executors=None if slots is None else slots.executors,
-            workers=self._workers(source),
             ddl=sink.statements,
             topics=sink.topics,
             acls=(
@@ -130,12 +148,6 @@ class _Planner:
     def _sink_key(self) -> str:
         """The key of the pipeline file for the location of the sink."""
         return "sink.brokers" if self.settings.sink.kind == "kafka" else "sink.url"
-
-    def _workers(self, source: SourceFacts | None) -> str:
-        slots = self.inspection.slots
-        if source is None:
-            return ""
-        return planned_workers(self.pipeline, slots.slots if slots else 0, source.partitions)
 
     # -- source ----------------------------------------------------------------------------
 
@@ -156,6 +168,9 @@ class _Planner:
             if not positions:
                 positions = pipeline.source.resolve_start(self.settings.source.start)
                 begins = f"{self.settings.source.start} (first start)"
+            if self.known is not None and self.known.lost:
+                self.inspection.add("offsets.store", self.known.lost, LOST_WAY_OUT)
+                begins = ""
             offsets = sum(max(0, m.stable - positions.get(tp, m.low)) for tp, m in marks.items())
             facts = SourceFacts(
                 identity.cluster_id, dict(identity.topic_ids), len(marks), offsets, begins
@@ -211,9 +226,23 @@ class _Planner:
 
     # -- code ------------------------------------------------------------------------------
 
+    def _requirements_of_spark(self) -> None:
+        needed = [] if is_installed("pyspark") else ["pip install 'oncely[spark]'"]
+        with self.inspection.about("spark"):
+            try:
+                artifacts.java()
+            except WrongInput as error:
+                if not _fits_a_worker(self.pipeline):
+                    raise
+                needed.append(error.message)
+        self.inspection.notes += [
+            f'for `oncely run`, unless runtime is "processes", but not for `oncely work`: {one}'
+            for one in needed
+        ]
+
     def _spark_is_in_question(self) -> bool:
         conf = self.settings.spark.spark_conf()
-        return (
+        return self.settings.runtime == "spark" and (
             not self.settings.spark.is_local
             or self.pipeline.spark_path is not None
             or "spark.pyspark.python" in conf
@@ -233,13 +262,14 @@ class _Planner:
                 schema = pipeline.transformed_schema()
             else:
                 pipeline.refuse_keep_source()
-        if schema is not None:
+        if schema is not None and not self.unanswered:
             with self.inspection.about(self._sink_key):
                 schema = pipeline.destination.row_schema(schema)
         if not self.use_spark:
             self._say_what_spark_would_tell()
             return schema
-        return self._ask_spark() or schema
+        of_spark = self._ask_spark()
+        return schema if of_spark is None else of_spark
 
     def _tried(self) -> Trial | None:
         """The outcome of a sample; None if decoder or transform can't be made."""
@@ -257,7 +287,7 @@ class _Planner:
             self.inspection.notes.append(
                 "without Spark the transform's columns are not known: table unchecked"
             )
-        if not self.settings.spark.is_local:
+        if self.settings.runtime == "spark" and not self.settings.spark.is_local:
             self.inspection.notes.append(
                 "without Spark the imports of the executors were not checked"
             )
@@ -269,6 +299,8 @@ class _Planner:
             try:
                 self.inspection.slots = slots = probe(spark, self._functions())
                 self._executor_problems(slots)
+                if not self.inspection.problems:
+                    self._kafka_problems(refusals(spark, self.pipeline.source))
                 if self.pipeline.spark_path is not None and not self.inspection.problems:
                     with self.inspection.about("transform.spark"):
                         schema = self.pipeline.row_schema(spark)
@@ -287,6 +319,22 @@ class _Planner:
         for one in slots.executors:
             for missing in one.missing:
                 self.inspection.add("spark.master", f"{one.host}, {one.python}: {missing}", way_out)
+
+    def _kafka_problems(self, refused: Sequence[tuple[str, str]]) -> None:
+        way_out = (
+            "executors fetch records themselves: let them reach the brokers by the addresses that"
+            " these advertise, and have the files of [source.kafka] at the same paths"
+        )
+        for host, why in refused:
+            self.inspection.add("source", f"an executor on {host} can't read Kafka: {why}", way_out)
+
+
+def _fits_a_worker(pipeline: Pipeline) -> bool:
+    try:
+        refuse_unfit(pipeline)
+    except ConfigError:
+        return False
+    return True
 
 
 def _start(pipeline: Pipeline) -> Any:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncely.clients.http_server import Page, Server
 from oncely.core import events
-from oncely.core.prometheus import CONTENT_TYPE
 from oncely.errors import OncelyError, WrongInput
+from oncely.prometheus import CONTENT_TYPE
 from oncely.runtimes.health import Health, Limits, liveness, metrics, readiness
 from oncely.secrets import scope
 from oncely.threads import Thread

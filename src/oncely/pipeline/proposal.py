@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from oncely.decode.base import InvalidRecord
 from oncely.decode.observe import VARIES, Seen, columns, ddl
-from oncely.decode.reference import Whole, parse_object
+from oncely.decode.reference import Whole, json_text, parse_object
 from oncely.errors import ConfigError
 from oncely.pipeline.proposed_file import toml
+from oncely.sinks.sql.target import SOURCE_COLUMNS
 
 _LONGEST_NAME = 63  # bytes, of PostgreSQL
+_SYSTEM = frozenset(("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"))
+"""The names of PostgreSQL's system columns."""
 _NAMED = 8  # columns that a remark names
+_NESTED = ("STRUCT", "ARRAY", "MAP", VARIES)
 _DATABASES = ("sqlite", "postgresql", "postgres")
 
 
@@ -55,7 +59,17 @@ class Records:
 
     @cached_property
     def objects(self) -> list[dict[str, Any] | None]:
-        """The value of each record as a JSON object, or None."""
+        """The value of each record as a JSON object, unwrapped, or None."""
+        return [one["payload"] if one and self.wrapped else one for one in self._objects]
+
+    @cached_property
+    def wrapped(self) -> bool:
+        """True if the values are objects in the envelopes of Kafka Connect."""
+        found = _payloads([one for one in self._objects if one is not None]) or [None]
+        return all(isinstance(one, dict) for one in found)
+
+    @cached_property
+    def _objects(self) -> list[dict[str, Any] | None]:
         return [_object(one) for one in self.values]
 
 
@@ -101,10 +115,14 @@ def _decode(made: Proposal, records: Records, registry: str | None) -> None:
     present, objects = records.present, [one for one in records.objects if one is not None]
     framed = sum(map(_is_framed, present))
     if objects and 2 * len(objects) >= len(present):
-        return _json(made, objects, len(present))
+        _json(made, objects, len(present))
+        if records.wrapped and made.raw["decode"]["format"] == "json":
+            made.raw["decode"]["unwrap"] = "payload"
+            made.behind["decode.unwrap"] = "the values are JSON with schemas of Kafka Connect"
+        return
     if registry is not None and 2 * framed > len(present):
         made.raw["decode"] = {"format": "avro", "schema_registry": registry}
-        return None
+        return
     made.raw["decode"] = {"format": "raw"}
     if 2 * framed > len(present):
         made.remark(
@@ -115,12 +133,12 @@ def _decode(made: Proposal, records: Records, registry: str | None) -> None:
     elif present and all(map(_is_text, present)):
         made.raw["transform"] = {"sql": "SELECT * REPLACE (decode(value) AS value) FROM input"}
         made.behind["decode.format"] = f"{len(present):,} of {len(present):,} values are text"
-    return None
+    return
 
 
 def _json(made: Proposal, objects: Sequence[dict[str, Any]], values: int) -> None:
     seen, bad = _seen(objects), values - len(objects)
-    found = dict(_one_of_each_name(columns(seen.members)))
+    found = dict(_with_names(made, columns(seen.members)))
     made.raw["decode"] = {"format": "json", "schema": _schema(found.items())}
     made.behind["decode.format"] = f"{len(objects):,} of {values:,} values are JSON objects"
     if bad:
@@ -131,15 +149,32 @@ def _json(made: Proposal, objects: Sequence[dict[str, Any]], values: int) -> Non
     varied = [name for name, one in seen.members.items() if one.varies]
     for name in varied[:_NAMED]:
         made.remark("decode.schema", f"{name!r} varies: {seen.members[name].told()}.")
+    for name in [name for name in found if seen.members[name].is_millis][:_NAMED]:
+        column = name.replace('"', '""')
+        made.remark(
+            "decode.schema",
+            f"{name!r} may be milliseconds since 1970, which BIGINT keeps as they are. For a"
+            f' TIMESTAMP, in [transform]: sql = \'SELECT * REPLACE (make_timestamptz("{column}" *'
+            f' 1000) AS "{column}") FROM input\'',
+        )
     left_out = [name for name in seen.members if name not in found]
     if left_out:
         more = f" and {len(left_out) - _NAMED:,} more" if len(left_out) > _NAMED else ""
         names = ", ".join(map(repr, left_out[:_NAMED])) + more
-        made.remark("decode.schema", f"Left out, always null or another name in capitals: {names}.")
+        made.remark(
+            "decode.schema",
+            f"Left out, always null, no name of a column, or another in capitals: {names}.",
+        )
     if not found:
         made.raw["decode"] = {"format": "raw"}
         return
-    if made.raw["sink"]["kind"] in ("files", "delta"):
+    sink = made.raw["sink"]
+    if sink["kind"] in ("sql", "delta") and not set(SOURCE_COLUMNS.names).isdisjoint(
+        name.lower() for name in found
+    ):
+        sink["keep_source"] = False
+        made.behind["sink.keep_source"] = "the values have columns of these names"
+    if sink["kind"] in ("files", "delta"):
         _partitioning(made, found)
     if _is_files(made):
         made.remark("decode.schema", 'schema = "infer" lets the columns grow with the records.')
@@ -152,11 +187,14 @@ def _seen(objects: Iterable[dict[str, Any]]) -> Seen:
     return seen
 
 
-def _one_of_each_name(found: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
-    """Without names that differ from an earlier one in capitals alone: no database has both."""
-    taken: set[str] = set()
+def _with_names(made: Proposal, found: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    """Without names that no table can have, and those that differ from an earlier one in capitals
+    alone: no database has both."""
+    taken = set[str]()
+    table = made.raw["sink"]["kind"] == "sql"
     for name, kind in found:
-        if name.lower() not in taken:
+        impossible = "\0" in name or len(name.encode()) > _LONGEST_NAME or name in _SYSTEM
+        if name.lower() not in taken and not (table and impossible):
             taken.add(name.lower())
             yield name, kind
 
@@ -188,13 +226,31 @@ def _key(made: Proposal, records: Records, registry: str | None) -> None:
         made.raw["decode"]["key"] = {"format": "avro", "schema_registry": registry}
         return
     objects = [_object(one) for one in keys]
-    whole = [one for one in objects if one is not None]
+    payloads = _payloads(objects)
+    given = objects if payloads is None else payloads
+    whole = [one for one in given if isinstance(one, dict)]
     found = dict(columns(_seen(whole).members))
-    if found and len(whole) == len(records.keys) and VARIES not in found.values():
-        made.raw["decode"]["key"] = {"format": "json", "schema": _schema(found.items())}
+    unwrap = {} if payloads is None else {"unwrap": "payload"}
+    if found and len(whole) == len(records.keys) and _are_keys(made, found, records):
+        made.raw["decode"]["key"] = {"format": "json", "schema": _schema(found.items()), **unwrap}
         made.keys = tuple(found)
+    elif payloads is not None and not any(isinstance(one, dict | list) for one in payloads):
+        texts = iter([one if isinstance(one, str) else json_text(one) for one in payloads])
+        plain = [None if key is None else next(texts).encode() for key in records.keys]
+        _text_key(made, replace(records, keys=plain))
+        made.raw["decode"]["key"] |= unwrap
     elif all(map(_is_text, keys)):
         _text_key(made, records)
+
+
+def _are_keys(made: Proposal, found: dict[str, str], records: Records) -> bool:
+    """True if all columns can be compared, and differ from those of the value or are the same."""
+    members = _seen([one for one in records.objects if one is not None]).members
+    of_value = {name.lower(): (name, kind) for name, kind in columns(members)}
+    return dict(_with_names(made, found.items())) == found and all(
+        not kind.startswith(_NESTED) and of_value.get(name.lower(), (name, kind)) == (name, kind)
+        for name, kind in found.items()
+    )
 
 
 def _text_key(made: Proposal, records: Records) -> None:
@@ -204,7 +260,8 @@ def _text_key(made: Proposal, records: Records) -> None:
         decode["columns"], members = ["value", "timestamp"], {}
     same = [name for name, one in members.items() if _is_key(name, one, records)]
     taken = {name.lower() for name in members}
-    free = [name for name in ("key", "record_key", "kafka_key", "_key") if name not in taken]
+    names = ("key", "record_key", "kafka_key", *(f"key_{n}" for n in range(len(taken))))
+    free = [name for name in names if name not in taken]
     made.keys = ((same or free)[0],)
     decode["key"] = {"format": "string", "column": made.keys[0]}
     if same and members[same[0]].ddl_type == "BIGINT":
@@ -301,6 +358,15 @@ def _object(data: bytes | None) -> dict[str, Any] | None:
         return parse_object(data)
     except InvalidRecord:
         return None
+
+
+def _payloads(objects: Sequence[dict[str, Any] | None]) -> list[Any] | None:
+    """The payloads of JSON with schemas of Kafka Connect; None if an object has another form."""
+    if all(one and one.keys() == {"schema", "payload"} for one in objects) and all(
+        one is not None and isinstance(one["schema"], dict | None) for one in objects
+    ):
+        return [one["payload"] for one in objects if one is not None]
+    return None
 
 
 def _is_framed(data: bytes) -> bool:

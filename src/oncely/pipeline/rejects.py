@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,9 +18,11 @@ from oncely.commit.path import attempts
 from oncely.core.batch import Reject, Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
+from oncely.errors import TopicMissing
+from oncely.extras import require
 from oncely.pipeline.reject_filter import RejectFilter
 from oncely.reject_summary import RejectSummary
-from oncely.runtimes.reprocess import Reprocessing, records_of
+from oncely.runtimes.chunks import Processing, records_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.decode_task import NO_TOMBSTONES
 from oncely.runtimes.spark.transform_once import transform_rows
@@ -82,6 +85,8 @@ def replay(
     progress: Callable[[int, int], None],
 ) -> tuple[int, int]:
     """See :meth:`oncely.pipeline.Pipeline.replay`."""
+    if pipeline.spark_path is not None and spark is None:
+        require("spark", "transform.spark", "a replay")
     destination = pipeline.destination
     destination.check_replay()
     if not destination.look().rejects:
@@ -132,17 +137,44 @@ def _judge(pipeline: Pipeline, spark: SparkSession | None, *, headers: bool) -> 
     transform = Unchanged() if by_spark else pipeline.row_transform
     late = NO_TOMBSTONES if by_spark else pipeline.destination.late_delete
     decode = decoding(pipeline.decoder, late)
-    again = Reprocessing(decode, transform, headers=headers and not by_spark)
+    again = Processing(decode, transform, headers=headers and not by_spark)
+
+    same = _same_topics(pipeline)
 
     def judge(found: Sequence[Reject]) -> Judged:
-        chunk = again.chunk(records_of(found))
+        records = _as_in_topic(pipeline, found, same)
+        chunk = again.chunk(records_of(records))
         if pipeline.spark_transform is None or spark is None:
-            return Judged(chunk)
+            return Judged(chunk, records)
         rows = transform_rows(spark, pipeline.spark_transform, chunk.rows)
         first = np.zeros(rows.num_rows, dtype=np.int64)
-        return Judged(replace(chunk, rows=rows, row_record=first), traceable=False)
+        return Judged(replace(chunk, rows=rows, row_record=first), records, traceable=False)
 
     return judge
+
+
+def _same_topics(pipeline: Pipeline) -> set[str]:
+    """The topics that are those of the ledger: others have other records at the same offsets."""
+    try:
+        now = pipeline.source.identity()
+    except TopicMissing:
+        return set()
+    known = pipeline.destination.look()
+    same = known.topic_ids.items() & now.topic_ids.items()
+    return {name for name, _ in same} if known.cluster_id == now.cluster_id else set()
+
+
+def _as_in_topic(pipeline: Pipeline, found: Sequence[Reject], same: set[str]) -> list[Reject]:
+    """Dead letters with the content that their records have in the topic, as far as it still has
+    them: where dead letters are stored they may have been altered."""
+    done: list[Reject] = []
+    for tp, own in groupby(found, lambda one: one.partition):
+        letters = list(own)
+        offsets = [one.offset for one in letters] if tp.topic in same else []
+        there = pipeline.source.fetch_committed(tp, offsets) if offsets else {}
+        done += [replace(one, **there[one.offset]._asdict()) if one.offset in there else one
+                 for one in letters]  # fmt: skip
+    return done
 
 
 def decoding(decoder: Decoder, late_delete: str | None) -> Callable[[pa.Table], Decoded]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,22 @@ from oncely.commit import rewrite as commit
 from oncely.commit.backoff import Backoff
 from oncely.commit.rewrite import Damage, entry_of, spans
 from oncely.core.batch import Reject
+from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.core.rewrite import Rewritten, add_up
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, grouped
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.repair_together import backfill_together, repair_together
-from oncely.pipeline.repaired import LOST_FOR_GOOD, NO_OFFSET, Found, Impossible, Repaired
+from oncely.pipeline.repaired import (
+    LOST_FOR_GOOD,
+    NO_OFFSET,
+    NO_RECORD,
+    NOT_OURS,
+    REFUSED,
+    Found,
+    Impossible,
+    Repaired,
+)
 from oncely.pipeline.reread import Work, records_gone, rewriting
 from oncely.sinks.base import RewritesRecords, RewritesTogether
 
@@ -42,37 +53,71 @@ def repair(
     found: Sequence[Found],
     *,
     execute: bool,
+    max_removed: int,
     progress: Progress,
     events: str | Path | None,
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.repair`."""
     with rewriting(pipeline, events, execute=execute, progress=progress) as work:
         if isinstance(work.sink, RewritesTogether):
-            return repair_together(work, found)
-        return _repair_records(work, found)
+            return repair_together(work, found, max_removed)
+        return _repair_records(work, found, max_removed)
 
 
-def _repair_records(work: Work[RewritesRecords], found: Sequence[Found]) -> Repaired:
-    known = [one for one in found if one.partition is not None and one.offset is not None]
-    impossible = [Impossible(one, NO_OFFSET) for one in found if one not in known]
-    total, counted = commit.NOTHING, Counter[str]()
-    for portion in _portions(known):
+def _repair_records(
+    work: Work[RewritesRecords], found: Sequence[Found], max_removed: int
+) -> Repaired:
+    """Process all portions twice: nothing is written before it is known what would be removed."""
+    impossible = [Impossible(one, reason) for one in found if (reason := _no_place(one))]
+    portions = list(_portions([one for one in found if not _no_place(one)]))
+    counted, removes = Counter[str](), Counter[str]()
+    for portion in portions:
         damage, left = _damage(work, portion)
         impossible += left
         gone = {one.found for one in left}
         counted.update(one.kind for one in portion if one not in gone)
-        if work.execute and damage is not None:
+        removes.update({} if damage is None else _removes(work, damage))
+    plan = Repaired(work.execute, dict(counted), impossible=tuple(impossible), removes=removes)
+    plan.refuse_more(max_removed)
+    total = commit.NOTHING
+    for portion in portions if work.execute else ():
+        damage, _ = _damage(work, portion)
+        if damage is not None:
             total = add_up(total, commit.repair(work.sink, damage, Backoff(), work.tell))
             work.progress(len(damage.offsets))
-    return Repaired(work.execute, dict(counted), impossible=tuple(impossible), done=total)
+    refused = [
+        Impossible(one, REFUSED.format(" ".join(total.refused[one.partition, one.offset].split())))
+        for one in found
+        if one.partition and one.offset is not None
+        and (one.partition, one.offset) in total.refused
+    ]  # fmt: skip
+    counted.subtract(one.found.kind for one in refused)
+    return replace(plan, offsets=dict(+counted), impossible=(*impossible, *refused), done=total)
+
+
+def _no_place(one: Found) -> str:
+    """The reason why a finding names no record; empty if it does."""
+    if one.partition is None or one.offset is None:
+        return NO_OFFSET if one.within else NO_RECORD
+    return NO_RECORD if one.offset < 0 else ""
+
+
+def _removes(work: Work[RewritesRecords], damage: Damage) -> Mapping[str, int]:
+    """Rows and rejects in whose place their records produce nothing."""
+    offsets = commit.spans(one for one in damage.offsets if one not in damage.lost)
+    if not offsets:
+        return {}
+    rows, rejects = work.sink.present(damage.partition, offsets)
+    ours = work.sink.committed(damage.partition, OffsetRange(offsets[0].start, offsets[-1].end))
+    chunk = damage.chunk.keep({damage.partition: offsets})
+    chunk = chunk.keep({damage.partition: normalize(ours)})
+    made = chunk.counts(chunk.row_record, chunk.rejections).get(damage.partition, NO_RECORDS)
+    return {"rows": max(0, rows - made.rows), "rejects": max(0, rejects - made.rejects)}
 
 
 def _portions(found: Sequence[Found]) -> Iterator[list[Found]]:
     """Findings for one transaction each: of one partition, by offset."""
-    by_partition: dict[TopicPartition, list[Found]] = {}
-    for one in found:
-        if one.partition is not None:
-            by_partition.setdefault(one.partition, []).append(one)
+    by_partition = grouped((one.partition, one) for one in found if one.partition is not None)
     for _, own in sorted(by_partition.items()):
         own.sort(key=lambda one: one.offset or 0)
         for at in range(0, len(own), OFFSETS_A_TRANSACTION):
@@ -85,20 +130,31 @@ def _damage(
     """The damage of a portion, and the findings that can't be repaired."""
     tp = portion[0].partition
     assert tp is not None  # noqa: S101 - for mypy
-    wanted_offsets = sorted({one.offset or 0 for one in portion})
-    records = work.fetch(tp, wanted_offsets) if tp in work.lows else {}
-    reasons = {one: _impossible(work, one, records) for one in portion}
+    known = tp in work.positions
+    offsets = sorted({one.offset or 0 for one in portion})
+    whole = OffsetRange(offsets[0], offsets[-1] + 1)
+    ours = normalize(work.sink.committed(tp, whole)) if known else ()
+    records = work.fetch(tp, offsets) if tp in work.lows else {}
+    reasons = {one: _impossible(work, one, records, ours) for one in portion}
     left = [Impossible(one, reason) for one, reason in reasons.items() if reason]
     offsets = sorted({one.offset or 0 for one, reason in reasons.items() if not reason})
     if not offsets:
         return None, left
-    surplus = {one.offset or 0 for one in portion if one.kind == "unexpected"}
     wanted = [records[one] for one in offsets if one in records]
     standing = work.standing(tp, wanted, entry_of(work.sink, tp).position)
-    return Damage(tp, offsets, surplus & set(offsets), work.chunk(tp, standing)), left
+    chunk = work.chunk(tp, standing)
+    surplus, lost = (
+        {o.offset or 0 for o in portion if o.kind == k} for k in ("unexpected", "lost")
+    )
+    return Damage(tp, offsets, surplus & set(offsets), chunk, lost - surplus), left
 
 
-def _impossible(work: Work[RewritesRecords], one: Found, records: Mapping[int, Reject]) -> str:
+def _impossible(
+    work: Work[RewritesRecords],
+    one: Found,
+    records: Mapping[int, Reject],
+    ours: Sequence[OffsetRange],
+) -> str:
     """The reason why a finding can't be repaired; empty if it can."""
     tp, offset = one.partition, one.offset
     assert tp is not None  # noqa: S101 - for mypy
@@ -108,12 +164,14 @@ def _impossible(work: Work[RewritesRecords], one: Found, records: Mapping[int, R
     if tp not in work.positions:
         return "the pipeline has no position in this partition: the rows may be of another pipeline"
     record = records.get(offset)
-    if record is not None:
-        return (work.late_delete or "") if record.value is None else ""
-    if one.kind != "unexpected":
+    if record is not None and record.value is None and work.late_delete:
+        return work.late_delete
+    if record is None and one.kind != "unexpected":
         return LOST_FOR_GOOD
-    may_be_deleted = tp not in work.lows or offset < work.lows[tp] or tp.topic in work.compacted
-    if may_be_deleted and work.sink.committed(tp, OffsetRange(offset, offset + 1)):
+    if one.kind != "unexpected" and not any(offset in own for own in ours):
+        return NOT_OURS
+    deleted = tp not in work.lows or offset < work.lows[tp]
+    if record is None and (deleted or (tp.topic in work.compacted and offset < work.ends[tp])):
         return "the topic no longer tells whether there was a record"
     return ""
 

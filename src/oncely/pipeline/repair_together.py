@@ -29,14 +29,18 @@ _NOT_COMMITTED = "the pipeline has not committed this offset: audit it again"
 Spans = Mapping[TopicPartition, Sequence[OffsetRange]]
 
 
-def repair_together(work: Work[RewritesTogether], found: Sequence[Found]) -> Repaired:
+def repair_together(
+    work: Work[RewritesTogether], found: Sequence[Found], max_removed: int
+) -> Repaired:
     """See :func:`oncely.pipeline.repair.repair`."""
-    names = sorted({one.file for one in found if one.file})
-    impossible = [Impossible(one, why) for one in found if (why := _unplaced(one))]
-    placed = {one: _place(one) for one in found if not one.file and not _unplaced(one)}
+    files = {one.file for one in found if one.file}
+    foreign = work.sink.foreign(sorted(files))
+    names = sorted(files - foreign.keys())
+    impossible = [Impossible(one, why) for one in found if (why := _unplaced(one, foreign))]
+    placed = {one: _place(one) for one in found if not one.file and not _unplaced(one, foreign)}
     groups = work.sink.groups(_joined(placed.values()))
     reasons = {id(group): _reason(work, group) for group in groups}
-    counted = Counter(one.kind for one in found if one.file)
+    counted = Counter(one.kind for one in found if one.file in names)
     for one, spans in placed.items():
         group = next((group for group in groups if _contains(group, spans)), None)
         reason = _NOT_COMMITTED if group is None else reasons[id(group)]
@@ -47,7 +51,11 @@ def repair_together(work: Work[RewritesTogether], found: Sequence[Found]) -> Rep
         else:
             counted[one.kind] += 1
     left = [group for group in groups if not reasons[id(group)]]
-    done = Repaired(work.execute, dict(counted), impossible=tuple(impossible), files=len(names))
+    done = Repaired(
+        work.execute, dict(counted), impossible=tuple(impossible), files=len(names),
+        removes={"rows": work.sink.present(names)} if names else {},
+    )  # fmt: skip
+    done.refuse_more(max_removed)
     if work.execute and names:
         done = replace(done, done=commit.remove_unexpected(work.sink, names, Backoff(), work.tell))
     return _rewritten(work, "repair", left, done)
@@ -82,8 +90,10 @@ def backfill_together(
 # -- where damage is ----------------------------------------------------------------------------
 
 
-def _unplaced(one: Found) -> str:
+def _unplaced(one: Found, foreign: Mapping[str, str]) -> str:
     """The reason why a finding has no place that can be rewritten; empty if it has."""
+    if one.file in foreign:
+        return f"{one.file} is a file of pipeline {foreign[one.file]!r}: a repair leaves it"
     if one.file or one.within:
         return ""
     if one.partition is None or one.offset is None:

@@ -10,8 +10,15 @@ from oncely.commit.rewrite import NOTHING
 from oncely.core.ranges import OffsetRange
 from oncely.core.rewrite import Rewritten
 from oncely.core.topics import TopicPartition
+from oncely.errors import WrongInput
 
 NO_OFFSET = "the audit does not know the offset: the rows do not contain it (sink.keep_source)"
+NO_RECORD = "no record has this place: delete the row by hand, or correct its columns"
+NOT_OURS = "the ledger's history does not contain this offset: it was never read, or was changed"
+REFUSED = (
+    "the table refuses its row now, and what is there was left as it is: {}; correct the table or"
+    " the transform, and repair again"
+)
 LOST_FOR_GOOD = "lost for good: the topic no longer has the record"
 
 
@@ -50,6 +57,7 @@ class Repaired:
         impossible: findings that were left as they are.
         done: the sums of the transactions.
         files: files that are replaced or removed, if rows do not contain their offsets.
+        removes: the rows and rejects that are removed, and not replaced.
     """
 
     executed: bool
@@ -58,6 +66,27 @@ class Repaired:
     impossible: Sequence[Impossible] = ()
     done: Rewritten = NOTHING
     files: int = 0
+    removes: Mapping[str, int] = field(default_factory=dict)
+
+    def exceeds(self, most: int) -> str:
+        """What would be removed, if that is more than the allowed number of a kind."""
+        if max(self.removes.values(), default=0) <= most:
+            return ""
+        told = " and ".join(f"{number:,} {kind}" for kind, number in self.removes.items())
+        return f"it removes {told}, and --max-removed is {most:,}"
+
+    def refuse_more(self, most: int) -> None:
+        """Refuse to remove more rows, or more rejects.
+
+        Raises:
+            WrongInput: nothing was written.
+        """
+        if self.executed and (told := self.exceeds(most)):
+            raise WrongInput(
+                f"the repair was refused, and nothing was written: {told}",
+                way_out="look at what `oncely audit` names: are the rows wrong, or is the ledger?"
+                f" `--max-removed {max(self.removes.values())}` allows the removal",
+            )
 
     def as_json(self) -> dict[str, Any]:
         """JSON-able values."""
@@ -84,4 +113,5 @@ class Repaired:
             "rejects": self.done.counts.rejects,
             "filtered": self.done.counts.filtered,
             "files": self.files,
+            "removes": dict(self.removes),
         }

@@ -20,8 +20,7 @@ from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, DataLost, WrongInput
 from oncely.pipeline.event_log import EventLog
 from oncely.pipeline.rejects import decoding
-from oncely.runtimes.chunks import Origin
-from oncely.runtimes.reprocess import Reprocessing, records_of
+from oncely.runtimes.chunks import Origin, Processing, records_of
 
 if TYPE_CHECKING:
     from oncely.pipeline.expected import PipelineExpected
@@ -43,6 +42,7 @@ class Work(Generic[S]):
         schema: the columns of the rows.
         positions: the partitions that have a position.
         lows: the first offset of each partition.
+        ends: the end of each partition.
         compacted: the compacted topics.
         deletes: the tombstones of an upsert; None of another destination.
         tell: is called after each transaction.
@@ -55,6 +55,7 @@ class Work(Generic[S]):
     schema: pa.Schema
     positions: Set[TopicPartition]
     lows: Mapping[TopicPartition, Position]
+    ends: Mapping[TopicPartition, Position]
     compacted: frozenset[str]
     deletes: Deletes | None
     tell: Tell
@@ -87,7 +88,7 @@ class Work(Generic[S]):
 
         decode = decoding(self.pipeline.decoder, self.late_delete)
         headers = "headers" in self.pipeline.destination.sink(self.schema).needs
-        again = Reprocessing(decode, self.pipeline.row_transform, letters, headers)
+        again = Processing(decode, self.pipeline.row_transform, letters, headers)
         return again.chunk(records_of(records))
 
     def standing(
@@ -167,6 +168,7 @@ def rewriting(
             schema,
             sink.entries().keys(),
             source.earliest(),
+            source.stable_end(),
             frozenset(source.compacted()),
             _deletes(pipeline, stack),
             tell,
@@ -197,6 +199,8 @@ def _deletes(pipeline: Pipeline, stack: ExitStack) -> Deletes | None:
         return None
     if isinstance(pipeline.settings.sink, KafkaSinkSettings):
         return None  # a topic keeps the records before a tombstone
+    if not expected.recipe:
+        return None  # the table accepts no row now
     return Deletes(stack.enter_context(closing(expected)))
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,13 +12,18 @@ from typing import TYPE_CHECKING, Literal
 from oncely.core import events
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable
 from oncely.extras import require
-from oncely.pipeline.event_log import EventLog
+from oncely.pipeline.destination import LOST_WAY_OUT
+from oncely.pipeline.event_log import EventLog, has_opened
 from oncely.pipeline.probes import Http, probed
 from oncely.pipeline.sessions import check_session, started
 from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
+from oncely.pipeline.stored_destination import lost
+from oncely.runtimes.batches.run import BatchRun, RunSettings
+from oncely.runtimes.jobs.base import Jobs
+from oncely.runtimes.jobs.processes import ProcessJobs, prepare
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.spark import session
-from oncely.runtimes.spark.run import RunSettings, SparkRun
+from oncely.runtimes.spark.jobs import SparkJobs
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.telemetry import traced
 
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _OUT_OF_MEMORY = 52  # Spark's own exit code
-_DYING = 1.0  # seconds: a call to a JVM fails shortly before its process has ended
 
 
 def run(
@@ -56,35 +59,47 @@ def run(
 
 
 def preflight(pipeline: Pipeline) -> None:
-    """Check the pipeline before Spark's start, also for what only a worker does.
+    """Check the pipeline before Spark's start, or beside that of processes, also for what only a
+    worker does.
 
     Raises the errors of :meth:`oncely.pipeline.Pipeline.preflight`.
     """
-    require("spark", "spark", "a run on Spark")
+    if pipeline.settings.runtime == "spark":
+        require("spark", "spark", "a run on Spark")
+    else:
+        prepare()
     key = pipeline.settings.filter.waits
     if key is not None:
         raise ConfigError(
             f"filter.{key}",
-            "a run on Spark does not wait for single records",
+            "`oncely run` does not wait for single records",
             way_out="start it by `oncely work`, or remove it",
         )
     pipeline.preflight()
 
 
 def logged(
-    pipeline: Pipeline, path: str | Path | None, listener: events.Listener
+    pipeline: Pipeline,
+    path: str | Path | None,
+    listener: events.Listener,
+    *,
+    resets: bool = False,
 ) -> AbstractContextManager[events.Listener]:
     """The listener, with an event log before it if there is a path.
 
-    In a folder each pipeline has a file of its own.
+    In a folder each pipeline has a file of its own. Unless the positions are about to be reset, an
+    empty offset store beside the log of an earlier run is refused.
 
     Raises:
-        WrongInput: the log can't be written.
+        WrongInput: the log can't be written, or the store was lost.
     """
     if path is None:
         return nullcontext(listener)
-    name = pipeline.settings.name
+    name, store = pipeline.settings.name, pipeline.store
     file = Path(path) / f"{name}.jsonl" if Path(path).is_dir() else path
+    if store is not None and not resets and has_opened(file) and not store.store.load():
+        said = lost(store.store, f"the event log {file} has an earlier run")
+        raise ConfigError("offsets.store", said, way_out=LOST_WAY_OUT)
     return EventLog(file, name, pipeline.secrets, then=listener)
 
 
@@ -115,16 +130,29 @@ def _started(
     on_fenced: OnFenced,
 ) -> bool:
     preflight(pipeline)
-    given = spark or session.existing()
-    if given is not None:
-        check_session(given, our_query=True)
-    with started(pipeline, given) as running:
+    with _jobs(pipeline, spark) as jobs:
         if stop.draining:
             return False
-        work = partial(_run, pipeline, until, stop, listener, running)
+        once = partial(_run, pipeline, until, stop, listener, jobs)
+        work = partial(pipeline.with_newest_schema, once)
         if on_fenced == "wait":
             return run_when_elected(pipeline, work, stop, listener)
         return work()
+
+
+@contextmanager
+def _jobs(pipeline: Pipeline, spark: SparkSession | None) -> Iterator[Jobs]:
+    """Where the tasks of the pipeline run."""
+    settings = pipeline.settings
+    if settings.runtime == "processes":
+        with closing(ProcessJobs(settings.process_count)) as jobs:
+            yield jobs
+        return
+    given = spark or session.existing()
+    if given is not None:
+        check_session(given)
+    with started(pipeline, given) as running:
+        yield SparkJobs(running, settings.name)
 
 
 def _run(
@@ -132,16 +160,17 @@ def _run(
     until: Literal["latest"] | None,
     stop: StopSignal,
     listener: events.Listener,
-    spark: SparkSession,
+    jobs: Jobs,
 ) -> bool:
     settings = pipeline.settings
     batches = None
     try:
-        batches = pipeline.batches(spark)
-        if pipeline.spark_path is not None:  # its columns were not known before
-            pipeline.destination.check(pipeline.row_schema(spark))
-        return SparkRun(
-            session=spark,
+        batches = pipeline.batches(jobs)
+        if isinstance(jobs, SparkJobs) and pipeline.spark_path is not None:
+            # Its columns were not known before.
+            pipeline.destination.check(pipeline.row_schema(jobs.session))
+        return BatchRun(
+            jobs=jobs,
             source=pipeline.source,
             batches=batches,
             settings=RunSettings(
@@ -185,10 +214,6 @@ def meaning(error: Exception) -> Exception:
 
 def spark_has_died(error: Exception) -> int | None:
     """The exit code of Spark's Java process, if its end may be the cause of ``error``."""
-    process = session.java_process()
-    if process is None or not type(error).__module__.startswith(("py4j", "pyspark", "builtins")):
+    if not type(error).__module__.startswith(("py4j", "pyspark", "builtins")):
         return None
-    try:
-        return process.wait(_DYING)
-    except subprocess.TimeoutExpired:
-        return None
+    return session.exit_code()

@@ -26,17 +26,19 @@ def with_source(
         table: returns the columns of the table; none if it does not exist.
 
     Raises:
-        ConfigError: ``sink.keep_source`` is set, and the rows have columns of these names.
+        ConfigError: the rows have columns of these names, and ``sink.keep_source`` is not false.
     """
     own = set(SOURCE_COLUMNS.names)
     clash = own & set(schema.names)
-    if setting and clash:
+    if clash and setting is not False:
         raise ConfigError(
             "sink.keep_source",
-            f"the rows have columns {', '.join(sorted(clash))} already",
-            way_out="rename them in a transform",
+            f"the rows have columns {', '.join(sorted(clash))} already, and an audit would take"
+            " them for the origin of the rows",
+            way_out="rename them in a transform, or leave them out of decode.metadata; or set"
+            " keep_source = false: then audit and repair can't tell from which record a row comes",
         )
-    if setting is None and not clash:
+    if setting is None:
         there = table()
         setting = not there or own <= set(there)
     return pa.schema([*schema, *SOURCE_COLUMNS], metadata=_KEPT) if setting else schema
@@ -62,7 +64,7 @@ def audit_notes(
         table: its name.
         given: the section of the pipeline file.
         kinds: the kind of each column's digest; None if its values are not covered.
-        why: values that have no kind are not compared, because of this.
+        why: values that have no kind are not covered, because of this.
         kept: rows contain the offset of their record.
         rows: each row comes from one record.
     """
@@ -77,4 +79,4 @@ def audit_notes(
     if given.mode == "upsert" and given.version is None:
         yield "`oncely repair` and `oncely backfill` of an upsert need sink.version, which is unset"
     if others := [name for name, kind in kinds.items() if kind is None]:
-        yield f"an audit does not compare the values of {', '.join(others)}: {why}"
+        yield f"no digest covers the values of {', '.join(others)}: {why}"

@@ -17,7 +17,8 @@ from oncely.clients.sql.dialects import dialect_for
 from oncely.config import DeltaSinkSettings, PipelineSettings, SqlSinkSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
-from oncely.errors import ConfigError
+from oncely.decode.schema import refuse_other_capitals
+from oncely.errors import ConfigError, TableMismatch
 from oncely.pipeline import inspect as looking
 from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import Inspection
@@ -66,7 +67,10 @@ class SqlDestination:
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows, and of their origin if it is kept."""
-        return with_source(schema, self.given.keep_source, lambda: self._columns_there)
+        found = with_source(schema, self.given.keep_source, lambda: self._columns_there)
+        if self.bare_sink.dialect.name == "sqlite":
+            refuse_other_capitals(found, "SQLite")
+        return found
 
     @cached_property
     def _columns_there(self) -> frozenset[str]:
@@ -100,6 +104,11 @@ class SqlDestination:
     def look(self) -> LedgerState:
         """Read the ledger."""
         return looking.look(self.bare_sink)
+
+    def wrote(self) -> str:
+        """The table, if it has rows of the topics, or rows that name no topic."""
+        there = looking.has_rows(self.bare_sink, self.settings.source.topics)
+        return f"table {self.given.table} has rows" if there else ""
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse a table that does not accept the rows."""
@@ -137,7 +146,12 @@ class SqlDestination:
                 way_out="the rows of a table without offsets can't be repaired; for a new table set"
                 " sink.keep_source = true",
             )
-        return nullcontext(SqlRewrites(sink.bind()))
+        try:
+            return nullcontext(SqlRewrites(sink.bind()))
+        except TableMismatch as error:
+            if not self._columns_there:
+                raise
+            return nullcontext(SqlRewrites(sink, error))
 
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect table, ledger, privileges and free connections."""
@@ -176,11 +190,9 @@ class SqlDestination:
     def _privileges(
         self, sink: SqlSink, connection: Any, target: Target | None, inspection: Inspection
     ) -> None:
-        batch = self._batch
         needs = Needs(
             upsert=bool(sink.wanted.keys),
-            temporary=not batch and target is not None and not target.direct,
-            staging=batch,
+            temporary=target is not None and not target.direct,
         )
         for one in missing_privileges(sink, connection, needs):
             inspection.add("sink.url", f"this user lacks: {one}", "have it granted")
@@ -194,18 +206,17 @@ class SqlDestination:
             kinds = dict(zip(target.columns, target.kinds, strict=True))
         return audit_notes(
             str(sink.wanted.table), self.given, kinds,
-            "the database may return others than it was sent",
-            kept=sink.keep_source, rows=not self._batch,
+            "the database may return others than it was sent; all records are decoded for them",
+            kept=sink.keep_source, rows=not self.settings.by_spark,
         )  # fmt: skip
 
-    @property
-    def _batch(self) -> bool:
-        """True for a Spark transform, whose rows come from no single record."""
-        transform = self.settings.transform
-        return transform is not None and transform.spark is not None
-
     def _connections(self, left: Room | None, inspection: Inspection) -> Connections:
-        tasks = inspection.slots.slots if inspection.slots else _slots(self.settings.spark.master)
+        if self.settings.runtime == "processes":
+            tasks = self.settings.process_count
+        else:
+            tasks = (
+                inspection.slots.slots if inspection.slots else _slots(self.settings.spark.master)
+            )
         needed = Connections(tasks, _DRIVER_CONNECTIONS, left)
         if left is not None and left.limit - left.used < needed.total:
             inspection.notes.append(

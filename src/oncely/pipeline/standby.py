@@ -14,8 +14,8 @@ from oncely.clients.kafka.group_consumer import (
     GroupConsumer,
     Membership,
     Rebalances,
-    members_of,
 )
+from oncely.clients.kafka.group_members import members_of
 from oncely.core import events
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, Fenced, InstanceTaken, Unavailable
@@ -113,8 +113,7 @@ def _has_replicas(pipeline: Pipeline) -> bool:
 
 def group_of(pipeline: Pipeline) -> str:
     """The consumer group of the replicas."""
-    settings = pipeline.settings
-    return f"{settings.mirror_group or f'oncely-{settings.name}'}.standby"
+    return f"{pipeline.settings.group}.standby"
 
 
 def fenced(error: Fenced) -> events.FencedOut:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from oncely.config import FilterSettings
 from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline.destination import LedgerState
@@ -36,6 +37,7 @@ class Status:
         epoch: the last epoch; 0 if the pipeline never ran.
         warnings: problems that the next start would refuse.
         activity: the newest commits; None if the ledger does not store their times.
+        waits: seconds for which a filter makes records wait.
     """
 
     partitions: tuple[PartitionLag, ...]
@@ -43,11 +45,12 @@ class Status:
     epoch: int
     warnings: tuple[str, ...] = ()
     activity: Activity | None = None
+    waits: float = 0.0
 
     @property
     def judgement(self) -> Judgement:
         """The verdict."""
-        return judged(self.partitions, self.epoch, self.activity, self.warnings)
+        return judged(self.partitions, self.epoch, self.activity, self.warnings, self.waits)
 
     def as_json(self) -> dict[str, Any]:
         """The documented JSON-able result."""
@@ -68,25 +71,35 @@ def judged(
     epoch: int,
     activity: Activity | None,
     warnings: Sequence[str] = (),
+    waits: float = 0.0,
 ) -> Judgement:
     """Judge a pipeline by the time for which records have waited without a commit.
 
-    That is the age of the oldest record to read, or that of the last commit if it is less.
+    That is the age of the oldest record to read, or that of the last commit if it is less; of the
+    whole pipeline, and of each partition beside others that have commits.
     """
+    warn, stall = WARN_SECONDS + waits, STALL_SECONDS + waits
     if warnings:
         return Judgement("WARN", warnings[0])
     left = sum(one.lag for one in partitions)
     oldest = max((one.lag_seconds or 0.0 for one in partitions), default=0.0)
-    if not left or oldest <= WARN_SECONDS:
+    if not left or oldest <= warn:
         return Judgement("OK")
     if not epoch:
         return Judgement("WARN", "it has never run")
     since = activity.seconds if activity is not None else None
-    if since is not None and min(since, oldest) > WARN_SECONDS:
+    if since is not None and min(since, oldest) > warn:
         waited = min(since, oldest)
-        state: Literal["WARN", "STALL"] = "STALL" if waited > STALL_SECONDS else "WARN"
+        state: Literal["WARN", "STALL"] = "STALL" if waited > stall else "WARN"
         return Judgement(state, f"no commit for {waited:,.0f} s, and {left:,} offsets are left")
-    if oldest > STALL_SECONDS:
+    ages = activity.partitions if activity is not None else {}
+    for one in partitions:
+        tp, age = TopicPartition(one.topic, one.partition), one.lag_seconds or 0.0
+        waited = min(ages.get(tp, age), age) if ages else 0.0
+        if one.lag and waited > stall:
+            said = f"no commit of {tp} for {waited:,.0f} s, and {one.lag:,} offsets are left"
+            return Judgement("WARN", said)
+    if oldest > stall:
         return Judgement("WARN", f"{oldest:,.0f} s behind")
     return Judgement("OK")
 
@@ -104,7 +117,12 @@ def status(pipeline: Pipeline) -> Status:
         known.epoch,
         _warnings(pipeline, known),
         known.activity,
+        _waits(pipeline.settings.filter),
     )
+
+
+def _waits(given: FilterSettings) -> float:
+    return (given.delay or 0.0) + (given.throttle.seconds if given.throttle else 0.0)
 
 
 def _reading(pipeline: Pipeline, known: LedgerState) -> dict[TopicPartition, Position]:
@@ -115,6 +133,8 @@ def _reading(pipeline: Pipeline, known: LedgerState) -> dict[TopicPartition, Pos
 
 
 def _warnings(pipeline: Pipeline, known: LedgerState) -> tuple[str, ...]:
+    if refused := known.lost or known.refused:
+        return (refused,)
     now = pipeline.source.identity()
     if known.cluster_id not in (None, now.cluster_id):
         return (f"the ledger was written for another Kafka cluster, {known.cluster_id}",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ import pyarrow as pa
 
 from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
-from oncely.errors import ConfigError
+from oncely.errors import ConfigError, OncelyError
 from oncely.ledgers.stores.base import OffsetStore
-from oncely.pipeline.destination import Destination, LedgerState, SinkPlan
+from oncely.pipeline.destination import LOST_WAY_OUT, Destination, LedgerState, SinkPlan
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.base import (
     DiscardsDeadLetters,
@@ -21,6 +22,14 @@ from oncely.sinks.base import (
     RewritesTogether,
     Sink,
 )
+from oncely.sources.kafka import KafkaSource
+
+log = logging.getLogger(__name__)
+
+
+def lost(store: OffsetStore, evidence: str) -> str:
+    """The text about an empty store of a pipeline that has run before."""
+    return f"{store.where} is empty, and {evidence}: this is no first start"
 
 
 @dataclass(frozen=True)
@@ -31,11 +40,15 @@ class StoredDestination:
         settings: the pipeline's.
         inner: the destination of the records.
         store: the store of the positions.
+        source: the topics.
+        group: the group to which positions are mirrored; None if they are not.
     """
 
     settings: PipelineSettings
     inner: Destination
     store: OffsetStore
+    source: KafkaSource
+    group: str | None
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns that reach the sink."""
@@ -59,12 +72,33 @@ class StoredDestination:
             {tp: one.position for tp, one in stored.items()},
             {tp.topic: one.topic_id for tp, one in stored.items()},
             known.rejects,
+            lost="" if stored else self._lost(known),
         )
 
+    def _lost(self, known: LedgerState) -> str:
+        """Why the empty store is not that of a first start.
+
+        A run mirrors its positions to a group as soon as it has saved them. Other evidence is
+        needed where the group has expired, or there is none.
+        """
+        found = "the sink's own ledger has positions" if known.positions else self.inner.wrote()
+        if not found and self.group is not None:
+            try:
+                found = f"group {self.group} has offsets" * bool(self.source.mirrored(self.group))
+            except OncelyError as error:  # no permission: it was not mirrored, either
+                log.warning("group %s can't be read: %s", self.group, error.message)
+        return lost(self.store, found) if found else ""
+
+    def wrote(self) -> str:
+        """As the destination of the records."""
+        return self.inner.wrote()
+
     def check(self, schema: pa.Schema) -> None:
-        """Refuse a destination that does not accept the rows, and a store that does not answer."""
+        """Refuse a destination that does not accept the rows, and a store that does not answer, or
+        was lost."""
         self.inner.check(schema)
-        self.store.load()
+        if lost := self.look().lost:
+            raise ConfigError("offsets.store", lost, way_out=LOST_WAY_OUT)
 
     def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""

@@ -18,7 +18,7 @@ from oncely.core.claim import Takeover
 from oncely.core.topics import SourceIdentity
 from oncely.errors import ConfigError
 from oncely.pipeline.inspect import check_table, look
-from oncely.pipeline.sessions import check_session
+from oncely.pipeline.sessions import STREAMING, check_session
 from oncely.runtimes.spark.checkpoint import Checkpoint
 from oncely.runtimes.spark.plugin import PublishedBatches, TopicIds, is_stateful, row_schema
 from oncely.sinks.sql.sink import SqlSink
@@ -104,7 +104,7 @@ def _check(df: DataFrame, name: str) -> None:
             f"a query that writes {name!r} runs in this Spark session",
             way_out="stop it first, or give this one another name",
         )
-    check_session(df.sparkSession, our_query=False)
+    check_session(df.sparkSession, STREAMING)
 
 
 def _query_name(name: str) -> str:
@@ -134,13 +134,10 @@ def _sink(name: str, settings: SqlSinkSettings, schema: pa.Schema, connect: Conn
 def _take_over(
     df: DataFrame, sink: SqlSink, source: KafkaSource | None, checkpoint: str
 ) -> PublishedBatches:
-    """Take over the ledger, drop staged output of older runs, and create the publisher of
-    batches."""
+    """Take over the ledger, and create the publisher of batches."""
     opened = sink.open(Takeover(SourceIdentity(_cluster_id(sink, source), {}), dict, {}))
-    bound = sink.bind()
-    bound.sweep(opened.fence)
     return PublishedBatches(
-        bound,
+        sink.bind(),
         opened.fence,
         Checkpoint(df.sparkSession, checkpoint),
         _topic_ids(source),

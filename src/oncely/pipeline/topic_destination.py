@@ -117,7 +117,7 @@ class TopicDestination(Generic[S]):
         return PipelineTopics(
             brokers=self.brokers,
             pipeline=self.settings.name,
-            group=self.settings.mirror_group or f"oncely-{self.settings.name}",
+            group=self.settings.group,
             ledger_topic=given.ledger_topic,
             kafka=self.source.kafka,
             producer=given.kafka,
@@ -137,7 +137,11 @@ class TopicDestination(Generic[S]):
     def look(self) -> LedgerState:
         """Read the ledger topic; empty if it was never created."""
         self.refuse_cluster()
-        return self._topics.look()
+        return self._topics.look(self.outputs)
+
+    def wrote(self) -> str:
+        """Nothing: others may write to the topics, too. The mirrored group is asked instead."""
+        return ""
 
     def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
@@ -189,6 +193,7 @@ class TopicDestination(Generic[S]):
                 plans = self._topic_plans(sink)
         inspection.notes += lost_with_a_broker(plans, self.compacted)
         made = {one.name: one.partitions for one in plans if one.partitions is not None}
+        made |= self._compacted_partitions
         commands = self._topics.commands(absent, self.compacted, made)
         written = [name for name in (*self.outputs, self.given.rejects) if name]
         acls = self._topics.acls(written, self.read_back, transactions=self._has_ledger)
@@ -199,6 +204,12 @@ class TopicDestination(Generic[S]):
         del sink
         return {}
 
+    @property
+    def _compacted_partitions(self) -> dict[str, int]:
+        return dict.fromkeys(self.compacted, 1) | {
+            self.given.ledger_topic: topics.LEDGER_PARTITIONS
+        }
+
     def _topic_plans(self, sink: S) -> list[TopicPlan]:
         """The present topics, and those that the first start creates, with their layouts."""
         admin, names = sink.cluster.admin, sorted({*self._written})
@@ -207,7 +218,7 @@ class TopicDestination(Generic[S]):
         if not self.given.create:
             absent = []
         usual = _default_layout(admin) if absent else _UNKNOWN
-        own = {**self.new_partitions(sink), **dict.fromkeys(self.compacted, 1)} if absent else {}
+        own = {**self.new_partitions(sink), **self._compacted_partitions} if absent else {}
         made = {name: usual._replace(partitions=own.get(name, usual.partitions)) for name in absent}
         found = {**there, **made}
         return [TopicPlan(name, name in there, *found[name]) for name in names if name in found]

@@ -15,7 +15,7 @@ from oncely.ledgers.topic.foreign import refuse_foreign
 from oncely.ledgers.topic.lost import lost_partitions, refuse_lost
 from oncely.ledgers.topic.records import OffsetMetadata, View
 from oncely.ledgers.topic.same_outputs import same_outputs, same_target
-from oncely.pipeline.destination import LedgerState
+from oncely.pipeline.destination import LedgerState, refusal
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
 
 
@@ -31,23 +31,27 @@ class TopicLedger:
     pipeline_topics: PipelineTopics
     rejects_topic: str
 
-    def look(self) -> LedgerState:
-        """Read the ledger; empty if it was never created."""
+    def look(self, outputs: Collection[str]) -> LedgerState:
+        """Read the ledger; empty if it was never created. ``outputs``: see :meth:`check`."""
         with closing(Cluster(self.pipeline_topics)) as cluster:
             if topics.missing(cluster.admin, [self.pipeline_topics.ledger_topic]):
                 return LedgerState()
             view = cluster.look()
-        if view.pipeline is None:
+            ids = topics.ids(cluster.admin, outputs)
+        known = view.pipeline
+        if known is None:
             return LedgerState()
+        name = self.pipeline_topics.pipeline
         with self._letters() as letters:
             waiting = letters.count()
         return LedgerState(
-            view.pipeline.epoch,
-            view.pipeline.cluster,
+            known.epoch,
+            known.cluster,
             view.begins,
-            view.pipeline.topic_ids,
+            known.topic_ids,
             waiting,
-            from_tree(view.pipeline.leaders),
+            from_tree(known.leaders),
+            refused=refusal(lambda: same_outputs(known, ids, name)),
         )
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
@@ -128,10 +132,9 @@ class TopicLedger:
         head = f"kafka-topics --bootstrap-server {self.pipeline_topics.brokers} --create --topic"
         segments = "".join(f" --config {key}={value}" for key, value in topics.SEGMENTS.items())
         return [
-            f"{head} {name} --partitions 1 --config cleanup.policy=compact{segments}"
-            if name in compacted
-            else f"{head} {name}"
+            f"{head} {name}"
             + (f" --partitions {partitions[name]}" if name in partitions else "")
+            + (f" --config cleanup.policy=compact{segments}" if name in compacted else "")
             for name in absent
         ]
 

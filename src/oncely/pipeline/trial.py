@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +18,7 @@ from oncely.decode.observe import Seen
 from oncely.decode.reference import parse_object
 from oncely.decode.schema import type_name
 from oncely.reject_summary import RejectSample, RejectSummary
-from oncely.runtimes.messages import table_of
-from oncely.runtimes.reprocess import Reprocessing
+from oncely.runtimes.chunks import Processing
 from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.files.sink import FilesSink
 from oncely.sources.sample import sample
@@ -91,16 +89,15 @@ def trial(pipeline: Pipeline, count: int) -> Trial:
         ConfigError: the broker or the registry refuses the client.
         Unavailable: a server does not answer.
     """
-    sampled = sample(pipeline.source, count)
-    if not any(sampled.values()):
+    records = sample(pipeline.source, count)
+    if not records.num_rows:
         return Trial(0, 0, 0, 0, 0, note="the topics have no committed records")
-    records = table_of(sampled, pipeline.decoder.needs | {"key"})
     by_spark = pipeline.spark_path is not None
     transform = Unchanged() if by_spark else pipeline.row_transform
-    again = Reprocessing(partial(isolate_crashes, pipeline.decoder), transform)
-    found = outcome(_inferred(pipeline, again.chunk(records)), records["value"].to_pylist())
+    again = Processing(partial(isolate_crashes, pipeline.decoder), transform)
+    values = records["value"].to_pylist()
+    found = outcome(_inferred(pipeline, again.chunk(records)), values)
     note = "decoded only: a Spark transform sees whole batches" if by_spark else ""
-    values = [one.value() for one in chain.from_iterable(sampled.values())]
     return replace(found, unnamed=tuple(unnamed(pipeline, values)), note=note)
 
 
@@ -171,16 +168,18 @@ def _infers(pipeline: Pipeline) -> bool:
 
 def unnamed(pipeline: Pipeline, values: Sequence[bytes | None]) -> list[Unnamed]:
     """The members of JSON values that the schema does not name, the most frequent first."""
-    if not isinstance(pipeline.settings.decode, JsonDecode) or _infers(pipeline):
+    decode = pipeline.settings.decode
+    if not isinstance(decode, JsonDecode) or decode.inferred:
         return []
     seen = Seen()
     for one in values:
         try:
-            seen.add(parse_object(one))
+            found = parse_object(one)
+            seen.add(found if decode.unwrap is None else found.get(decode.unwrap))
         except InvalidRecord:
             continue
-    found = _unnamed(seen, pa.struct(list(pipeline.decoder.schema)), "")
-    return sorted(found, key=lambda one: (-one.values, one.path))
+    missing = _unnamed(seen, pa.struct(list(pipeline.decoder.schema)), "")
+    return sorted(missing, key=lambda one: (-one.values, one.path))
 
 
 def _unnamed(seen: Seen, arrow: pa.DataType, path: str) -> Iterator[Unnamed]:

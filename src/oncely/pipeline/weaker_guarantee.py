@@ -56,7 +56,8 @@ def ends(settings: PipelineSettings) -> tuple[str, ...]:
     if settings.offsets.store == "kafka":
         found.append(
             "a committed group offset expires (offsets.retention.minutes, 7 days by default) "
-            "when the pipeline is stopped: it then begins again at source.start"
+            "when the pipeline is stopped: it then needs `oncely offsets reset`, or begins at"
+            " source.start if the destination shows no earlier run"
         )
     return tuple(found)
 
@@ -64,7 +65,7 @@ def ends(settings: PipelineSettings) -> tuple[str, ...]:
 def _where(settings: PipelineSettings) -> str:
     if settings.offsets.store == "ledger":
         return "the sink's ledger"
-    group = settings.mirror_group or f"oncely-{settings.name}"
+    group = settings.group
     if settings.offsets.store == "kafka":
         group = settings.offsets.group_of(settings.name)
     return _STORES[settings.offsets.store].format(group=group)
@@ -72,7 +73,7 @@ def _where(settings: PipelineSettings) -> str:
 
 def _span(settings: PipelineSettings) -> str:
     if settings.by_spark or settings.sink.kind in ("files", "delta"):
-        return "a micro-batch"
+        return "a batch"
     if settings.commit_interval is None:
         return "up to 100,000 records of each task"
     return f"up to {settings.commit_interval} of each task"

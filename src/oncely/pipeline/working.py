@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from oncely.clients.kafka.group_consumer import GroupConsumer, Membership
+from oncely.clients.kafka.group_consumer import WORKER, GroupConsumer, Membership
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.config import (
@@ -21,7 +21,7 @@ from oncely.errors import ConfigError
 from oncely.pipeline.probes import Http, probed
 from oncely.pipeline.running import logged, telling_the_end
 from oncely.pipeline.standby import OnFenced, work_when_alone
-from oncely.runtimes.dead_letters import dead_letters
+from oncely.runtimes.goal import Goal
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.telemetry import traced
 from oncely.runtimes.worker.assignment import Limits
@@ -34,6 +34,10 @@ from oncely.sinks.kafka.sink import KafkaSink
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
 
+
+_ABORT_CHECK = 10.0
+"""Seconds; a broker looks for expired transactions once in this time by default
+(``transaction.abort.timed.out.transaction.cleanup.interval.ms``)."""
 
 _AHEAD = 10_000  # records that threads have in hand: they finish fewer ranges beyond a position
 
@@ -62,7 +66,7 @@ def work(
 def group_of(pipeline: Pipeline) -> str:
     """The consumer group of the members."""
     settings = pipeline.settings
-    return settings.worker.group or settings.mirror_group or f"oncely-{settings.name}"
+    return settings.worker.group or settings.group
 
 
 def refuse_unfit(pipeline: Pipeline) -> None:
@@ -97,7 +101,7 @@ def refuse_unfit(pipeline: Pipeline) -> None:
 def _refuse_group(pipeline: Pipeline) -> None:
     """Into Kafka the members' group is the ledger's, so that offsets in a transaction name it."""
     settings = pipeline.settings
-    stored = settings.mirror_group or f"oncely-{settings.name}"
+    stored = settings.group
     if isinstance(settings.sink, KafkaSinkSettings) and group_of(pipeline) != stored:
         raise ConfigError(
             "worker.group",
@@ -115,7 +119,7 @@ def _started(
 ) -> bool:
     refuse_unfit(pipeline)
     pipeline.preflight()
-    once = partial(_work, pipeline, until, stop, listener)
+    once = partial(pipeline.with_newest_schema, partial(_work, pipeline, until, stop, listener))
     if on_fenced == "wait":
         return work_when_alone(pipeline, once, stop, listener)
     return once()
@@ -132,17 +136,21 @@ def _work(
     source, given = pipeline.source, pipeline.settings.worker
     membership = Membership(
         group_of(pipeline), given.protocol, given.instance, given.session_timeout,
-        marks=not isinstance(run.sink, KafkaSink),
+        client=None if "client.id" in source.kafka else WORKER + pipeline.settings.name,
+        polled_bytes=given.buffer // 8, marks=not isinstance(run.sink, KafkaSink),
     )  # fmt: skip
+    records = min(given.max_records, _AHEAD) if run.by_key else given.max_records
     member = Member(
         run,
         lambda rebalances: _joined(
             run,
             GroupConsumer(source.brokers, source.kafka, source.topics, membership, rebalances),
         ),
-        limits=Limits(records=min(given.max_records, _AHEAD) if run.by_key else given.max_records),
+        # A second commit is decoded while one is in hand.
+        limits=Limits(records, bytes=given.buffer // 8, buffered_bytes=given.buffer // 2),
         revoke_seconds=given.revoke_timeout,
         restarts=given.on_rebalance == "restart",
+        patience=given.patience,
         stop=stop,
         listener=listener,
         gates=Gates(_waits(pipeline.settings.filter)),
@@ -150,7 +158,10 @@ def _work(
     try:
         if not _begun(run, stop):
             return False
-        done = member.work(source.stable_end() if until == "latest" else None)
+        goal = None
+        if until == "latest":
+            goal = Goal(replace(source), pipeline.settings.source.on_gap, source.stable_end())
+        done = member.work(goal)
         run.finish()
         return done
     finally:
@@ -160,8 +171,9 @@ def _work(
 def _begun(run: WorkerRun, stop: StopSignal) -> bool:
     """Begin; False when asked to stop. Into Kafka also while another member, which may have died,
     is in a transaction: that hides the end of the ledger topic, until the broker aborts it."""
-    sink = run.sink
-    seconds = sink.pipeline_topics.transaction_timeout if isinstance(sink, KafkaSink) else 0.0
+    sink, seconds = run.sink, 0.0
+    if isinstance(sink, KafkaSink):
+        seconds = sink.pipeline_topics.transaction_timeout + _ABORT_CHECK
     for attempt in attempts(Backoff(first=1.0, total=seconds, wait=stop.wait)):
         if stop.draining:
             return False
@@ -195,10 +207,9 @@ def _waits(given: FilterSettings) -> Waits:
 
 def _run_of(pipeline: Pipeline, listener: events.Listener) -> WorkerRun:
     settings, budget = pipeline.settings, pipeline.settings.sink.max_rejects
-    fetching = replace(pipeline.source)  # its readers are not shared between threads
     return WorkerRun(
         sink=_sink_of(pipeline),
-        source=fetching,
+        source=replace(pipeline.source),  # its readers are not shared between threads
         decoder=pipeline.expiring_decoder,
         transform=pipeline.row_transform,
         topics=tuple(settings.source.topics),
@@ -206,7 +217,6 @@ def _run_of(pipeline: Pipeline, listener: events.Listener) -> WorkerRun:
         max_rejects_count=budget.count,
         name=settings.name,
         kafka=pipeline.source,
-        letters=partial(dead_letters, fetching),
         start=settings.source.start,
         on_gap=settings.source.on_gap,
         listener=listener,

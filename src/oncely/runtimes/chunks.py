@@ -1,8 +1,8 @@
-"""Splitting of Spark's record batches into chunks, each committed by one transaction.
+"""Records as chunks: decoded, transformed, and each committed by one transaction.
 
-A task claims only what it has READ. When Spark cancels a task or its JVM dies, the pipe to Python
-can close between two Arrow messages, which looks like a normal end. So a chunk's range ends after
-the last record that was read, never at the planned end.
+A chunk claims only what was READ: its range ends after the last record that was read, never at the
+planned end. Audits compare chunks of records that are read again with the destination; repairs,
+backfills and replays of dead letters write them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from oncely.clients.kafka.records import RECORDS
 from oncely.core.batch import Chunk, IntArray, Reject, Rejection
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
@@ -37,65 +39,65 @@ Letters = Callable[[pa.Table, Sequence[Origin], Sequence[Rejection]], list[Rejec
 """Creates dead letters: (the rejected records' columns, their origins, the reasons)."""
 
 
-class Chunks:
-    """Splits a task's records into chunks.
+_ALL_AT_ONCE = Bounds(records=1 << 40, bytes=1 << 60, seconds=1e9)
 
-    Args:
-        starts: the first offset of each topic-partition of the batch.
+
+def _no_letters(*_: Any) -> list[Reject]:
+    return []
+
+
+@dataclass(frozen=True)
+class Processing:
+    """Decodes and transforms records, and splits them into chunks. Writes nothing.
+
+    Attributes:
         decode: decodes records to rows, tombstones and rejections.
         transform: transforms rows.
-        letters: creates dead letters of rejected records.
-        bounds: the limits of a chunk.
+        letters: creates dead letters of rejected records; none by default.
         headers: include the records' headers.
     """
 
-    def __init__(
+    decode: Callable[[pa.Table], Decoded]
+    transform: RowTransform
+    letters: Letters = _no_letters
+    headers: bool = False
+
+    def chunks(
         self,
         starts: Mapping[TopicPartition, Position],
-        decode: Callable[[pa.Table], Decoded],
-        transform: RowTransform,
-        letters: Letters,
-        bounds: Bounds,
-        *,
-        headers: bool = False,
-    ) -> None:
-        self._claimed = dict(starts)
-        self._decode, self._transform, self._letters = decode, transform, letters
-        self._bounds, self._headers = bounds, headers
+        tables: Iterable[pa.Table],
+        bounds: Bounds = _ALL_AT_ONCE,
+    ) -> Iterator[Chunk]:
+        """Yield a chunk whenever one is full, and the rest at the end of the input.
 
-    def cut(self, tables: Iterable[pa.Table]) -> Iterator[Chunk]:
-        """Yield a chunk whenever one is full, and the rest at the end of the input."""
+        Args:
+            starts: the partitions of the records, and offsets that are not above theirs.
+            tables: records of the form of :data:`~oncely.clients.kafka.records.RECORDS`, ascending
+                in each partition.
+            bounds: the limits of a chunk; by default all records are one.
+        """
+        claimed = dict(starts)
         parts: list[_Part] = []
         began = 0.0
         for records in timed("read", tables):
-            for piece in self._slices(records):
+            for piece in _slices(records, bounds):
                 began = began if parts else time.monotonic()
                 parts.append(self._part(piece))
-                if self._full(parts, began):
-                    yield self._chunk(parts)
+                if _full(parts, began, bounds):
+                    yield self._chunk(parts, claimed)
                     parts = []
         if parts:
-            yield self._chunk(parts)
+            yield self._chunk(parts, claimed)
 
-    def _slices(self, records: pa.Table) -> Iterator[pa.Table]:
-        """Pieces small enough that no chunk exceeds its limits by much."""
-        if not records.num_rows:
-            return
-        fraction = max(records.num_rows / self._bounds.records, records.nbytes / self._bounds.bytes)
-        step = max(1, int(records.num_rows / max(1.0, fraction)))
-        for at in range(0, records.num_rows, step):
-            yield records.slice(at, step)
-
-    def _full(self, parts: Sequence[_Part], began: float) -> bool:
-        return (
-            sum(part.records.num_rows for part in parts) >= self._bounds.records
-            or sum(part.bytes for part in parts) >= self._bounds.bytes
-            or time.monotonic() - began >= self._bounds.seconds
-        )
+    def chunk(self, records: pa.Table) -> Chunk:
+        """Records as one chunk; at least one record."""
+        starts = dict.fromkeys(partitions_of(records)[0], 0)
+        (chunk,) = self.chunks(starts, [records])
+        return chunk
 
     @phase("decode")
     def _part(self, records: pa.Table) -> _Part:
-        decoded = self._decode(records)
+        decoded = self.decode(records)
         check(
             decoded.rows.num_rows
             + len(decoded.rejections)
@@ -105,7 +107,7 @@ class Chunks:
             "the decoder gave not exactly one outcome for each record",
         )
         record = decoded.row_record.to_numpy(zero_copy_only=False)
-        rows, row_record, refused = self._transform.apply(decoded.rows, record)
+        rows, row_record, refused = self.transform.apply(decoded.rows, record)
         return _Part(
             records,
             rows,
@@ -117,47 +119,33 @@ class Chunks:
         )
 
     @phase("decode")
-    def _chunk(self, parts: Sequence[_Part]) -> Chunk:
+    def _chunk(self, parts: Sequence[_Part], claimed: dict[TopicPartition, Position]) -> Chunk:
         first = np.cumsum([0, *(part.records.num_rows for part in parts)])
         records = pa.concat_tables([part.records for part in parts])
         partitions, partition = partitions_of(records)
         offset = records.column("offset").to_numpy()
-        deletes = [part.deletes for part in parts if part.deletes is not None]
+        removed = [part.deletes for part in parts if part.deletes is not None]
         rejections = tuple(
             Rejection(one.record + int(at), one.stage, one.reason)
             for part, at in zip(parts, first, strict=False)
             for one in part.rejections
         )
         return Chunk(
-            ranges=self._claim(partitions, partition, offset),
+            ranges=_claim(claimed, partitions, partition, offset),
             partitions=partitions,
             partition=partition,
             offset=offset,
             rows=pa.concat_tables([part.rows for part in parts], promote_options="default"),
             row_record=_shifted([part.row_record for part in parts], first),
-            deletes=pa.concat_tables(deletes) if deletes else None,
+            deletes=pa.concat_tables(removed) if removed else None,
             delete_record=_shifted([part.delete_record for part in parts], first),
             rejections=rejections,
             dead_letters=lambda wanted: self._dead_letters(
                 records, partitions, partition, offset, wanted
             ),
-            headers=records.column("headers") if self._headers else None,
+            headers=records.column("headers") if self.headers else None,
             timestamps=records.column("timestamp") if "timestamp" in records.column_names else None,
         )
-
-    def _claim(
-        self, partitions: tuple[TopicPartition, ...], partition: IntArray, offset: IntArray
-    ) -> dict[TopicPartition, OffsetRange]:
-        """Ranges from the end of the preceding chunk to the offset after the last record read."""
-        ranges = {}
-        for index, tp in enumerate(partitions):
-            own = offset[partition == index]
-            check(bool((np.diff(own) > 0).all()), f"{tp}: offsets do not ascend")
-            check(tp in self._claimed, f"{tp} is not in this batch's plan")
-            check(int(own[0]) >= self._claimed[tp], f"{tp}: offset {own[0]} was not requested")
-            ranges[tp] = OffsetRange(self._claimed[tp], int(own[-1]) + 1)
-            self._claimed[tp] = ranges[tp].end
-        return ranges
 
     def _dead_letters(
         self,
@@ -169,7 +157,7 @@ class Chunks:
     ) -> list[Reject]:
         index = [one.record for one in wanted]
         origin = [(partitions[int(partition[i])], int(offset[i])) for i in index]
-        return self._letters(records.take(pa.array(index, pa.int64())), origin, wanted)
+        return self.letters(records.take(pa.array(index, pa.int64())), origin, wanted)
 
 
 @dataclass(frozen=True)
@@ -183,6 +171,42 @@ class _Part:
     delete_record: IntArray
     rejections: tuple[Rejection, ...]
     bytes: int
+
+
+def _slices(records: pa.Table, bounds: Bounds) -> Iterator[pa.Table]:
+    """Pieces small enough that no chunk exceeds its limits by much."""
+    if not records.num_rows:
+        return
+    fraction = max(records.num_rows / bounds.records, records.nbytes / bounds.bytes)
+    step = max(1, int(records.num_rows / max(1.0, fraction)))
+    for at in range(0, records.num_rows, step):
+        yield records.slice(at, step)
+
+
+def _full(parts: Sequence[_Part], began: float, bounds: Bounds) -> bool:
+    return (
+        sum(part.records.num_rows for part in parts) >= bounds.records
+        or sum(part.bytes for part in parts) >= bounds.bytes
+        or time.monotonic() - began >= bounds.seconds
+    )
+
+
+def _claim(
+    claimed: dict[TopicPartition, Position],
+    partitions: tuple[TopicPartition, ...],
+    partition: IntArray,
+    offset: IntArray,
+) -> dict[TopicPartition, OffsetRange]:
+    """Ranges from the end of the preceding chunk to the offset after the last record read."""
+    ranges = {}
+    for index, tp in enumerate(partitions):
+        own = offset[partition == index]
+        check(bool((np.diff(own) > 0).all()), f"{tp}: offsets do not ascend")
+        check(tp in claimed, f"{tp} is not in this batch's plan")
+        check(int(own[0]) >= claimed[tp], f"{tp}: offset {own[0]} was not requested")
+        ranges[tp] = OffsetRange(claimed[tp], int(own[-1]) + 1)
+        claimed[tp] = ranges[tp].end
+    return ranges
 
 
 def _shifted(indices: Sequence[IntArray], first: IntArray) -> IntArray:
@@ -219,3 +243,20 @@ def partitions_of(records: pa.Table) -> tuple[tuple[TopicPartition, ...], IntArr
     place = np.empty(len(found), dtype=np.int32)
     place[order] = np.arange(len(found), dtype=np.int32)
     return tuple(found[i] for i in order), place[inverse]
+
+
+def records_of(found: Sequence[Reject]) -> pa.Table:
+    """Rejects as source records."""
+    rows = [
+        {
+            "topic": one.partition.topic,
+            "partition": one.partition.partition,
+            "offset": one.offset,
+            "timestamp": None if one.timestamp_ms is None else one.timestamp_ms * 1000,
+            "key": one.key,
+            "value": one.value,
+            "headers": [{"key": name, "value": value} for name, value in one.headers],
+        }
+        for one in found
+    ]
+    return pa.Table.from_pylist(rows, schema=RECORDS)

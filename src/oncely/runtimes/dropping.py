@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncely.clients.kafka.records import RECORDS
+from oncely.clients.per_process import returned, said, users_function
 from oncely.core.batch import IntArray, Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.errors import ConfigError
-from oncely.runtimes.reprocess import RECORDS
 from oncely.runtimes.row_transform import SqlTransform
 from oncely.sinks.handlers.batch import Record
 
@@ -96,11 +97,12 @@ class Functions:
         for number, row in enumerate(records.to_pylist()):
             drops = self.by_topic.get(row["topic"])
             try:
-                if drops is None or not drops(_raw(number, row)):
+                with users_function():
+                    dropped = drops is not None and bool(returned(drops(_raw(number, row))))
+                if not dropped:
                     kept.append(number)
             except Exception as error:  # the user's own code: it may raise any exception
-                said = f"the filter fails: {type(error).__name__}: {error}"
-                refused.append(Rejection(number, "decode", said))
+                refused.append(Rejection(number, "decode", f"the filter fails: {said(error)}"))
         return np.array(kept, dtype=np.int64), refused
 
 

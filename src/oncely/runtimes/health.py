@@ -3,7 +3,11 @@
 A run is alive if it polls and consumes, as in other consumers' probes:
 
 - *polling*: it has looked for records, or has taken a batch, within a time to live;
-- *consuming*: positions have moved within a shorter one, or there is nothing to read.
+- *consuming*: positions have moved within a shorter one, or there is nothing to read, or what there
+  is waits as a filter says. After a failed commit each of its partitions must move by itself.
+
+Looking for records is not enough for a partition that has some: it must have been read within the
+time to live of polling, or there must have been nothing to read.
 
 A run that is not alive any more does not recover by itself in many cases (a client that never
 reconnects, a thread that is blocked). It never ends a run: the supervisor does.
@@ -17,9 +21,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import Metric
+
 from oncely.core import events
-from oncely.core.prometheus import Metric, exposition
 from oncely.core.topics import Position, TopicPartition
+from oncely.prometheus import exposition
 from oncely.runtimes.metrics import PartitionGauges, RunMetrics
 from oncely.secrets import Secrets
 
@@ -29,7 +35,7 @@ class Limits:
     """Times to live in seconds.
 
     Attributes:
-        polling: without a look for records.
+        polling: without a look for records; and of a partition that has some, without a read.
         consuming: without a commit though there are records.
     """
 
@@ -61,11 +67,15 @@ class Health:
         self._lock = threading.Lock()
         self._polled = self.clock()
         self._behind_since: float | None = None
+        self._failing: dict[TopicPartition, float] = {}  # since a failed commit
         self._state, self._epoch, self._error = "starting", 0, ""
         self._metrics = RunMetrics(self.pipeline, self.clock, self.wall_clock)
         self._positions: dict[TopicPartition, Position] = {}
         self._ends: Mapping[TopicPartition, Position] = {}
         self._ages: Mapping[TopicPartition, float] = {}
+        self._read: dict[TopicPartition, float] = {}  # or had nothing to read
+        self._planned: frozenset[TopicPartition] = frozenset()
+        self._waiting: frozenset[TopicPartition] = frozenset()
 
     # -- what is observed ------------------------------------------------------------------
 
@@ -78,17 +88,24 @@ class Health:
     def _take(self, event: events.Event) -> None:
         match event:
             case events.PipelineOpened():
-                self._state, self._epoch, self._error = "running", event.epoch, ""
+                self._epoch, self._error = event.epoch, ""
+                if event.every or event.positions:  # not the first look of a member of a group
+                    self._state = "running"
                 self._moved(event.positions)
             case events.RangeCommitted():
                 self._moved({event.partition: event.range.end})
             case events.BatchCommitted():
-                self._error = ""
+                self._error, self._planned = "", frozenset()
                 self._moved(event.positions)
             case events.PartitionAdded():
                 self._moved({event.partition: event.position})
-            case events.BatchPlanned() | events.Polled():
+            case events.BatchPlanned():
+                self._polled, self._planned = self.clock(), frozenset(event.ranges)
+            case events.Polled():
                 self._polled = self.clock()
+                self._was_read(event.read | event.waiting)
+                self._waiting = self._waiting - event.partitions | event.waiting
+                self._still_behind()
             case _:
                 self._of_the_run(event)
 
@@ -100,6 +117,10 @@ class Health:
                 self._lost(event.partitions)
             case events.BatchFailed():
                 self._error = self.secrets.redact(event.error)
+                self._was_read(self._planned)
+                for tp in self._planned:
+                    self._failing.setdefault(tp, self.clock())
+                self._planned = frozenset()
             case events.FencedOut():
                 self._lost(event.partitions or set(self._positions))
                 if not event.partitions:
@@ -114,22 +135,38 @@ class Health:
     def _lost(self, partitions: Collection[TopicPartition]) -> None:
         kept = {tp: at for tp, at in self._positions.items() if tp not in partitions}
         self._positions = kept
-        if not self._lag:
+        self._planned -= frozenset(partitions)
+        self._waiting -= frozenset(partitions)
+        self._still_behind()
+
+    def _still_behind(self) -> None:
+        """Begin or end the time without a commit, by what there is to read."""
+        behind = self._lag.keys() - self._waiting
+        self._failing = {tp: since for tp, since in self._failing.items() if tp in behind}
+        if not behind:
             self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = self.clock()
+
+    def _was_read(self, partitions: Collection[TopicPartition]) -> None:
+        self._read |= dict.fromkeys(partitions, self.clock())
 
     def _moved(self, positions: Mapping[TopicPartition, Position]) -> None:
+        for tp, at in positions.items():
+            if at > self._positions.get(tp, -1):
+                self._failing.pop(tp, None)
         self._positions |= positions
         self._polled = self.clock()
-        self._behind_since = self.clock() if self._lag else None
+        self._was_read(positions)
+        self._behind_since = None
+        self._still_behind()
 
     def ends(self, ends: Mapping[TopicPartition, Position]) -> None:
         """Take the present last stable offsets."""
         with self._lock:
+            self._was_read(self._planned | (self._positions.keys() - self._lag.keys()))
             self._ends = ends
-            if not self._lag:
-                self._behind_since = None
-            elif self._behind_since is None:
-                self._behind_since = self.clock()
+            self._still_behind()
 
     def stored(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Take positions of the ledger: the tasks of a long batch move them before its end."""
@@ -161,27 +198,32 @@ class Health:
     def suspicious(self) -> bool:
         """No event tells of progress for half of the time to live: worth a look at the ledger."""
         with self._lock:
-            since = self._behind_since
+            since = self._since
             return since is not None and self.clock() - since > self.limits.consuming / 2
 
     def liveness(self) -> tuple[bool, dict[str, Any]]:
         """Alive, and the JSON document that tells why not."""
         with self._lock:
-            now, since = self.clock(), self._behind_since
+            now, since = self.clock(), self._since
             idle = now - self._polled
             behind = 0.0 if since is None else now - since
             over = self._state == "ended"  # among others, which a restart would end
-            polling = over or idle <= self.limits.polling
+            unread = {} if over else self._unread(now)
+            polling = over or (idle <= self.limits.polling and not unread)
             consuming = over or behind <= self.limits.consuming
             reasons = []
-            if not polling:
-                reasons.append(
-                    f"polling: it has not looked for records for {idle:.0f} s (ttl"
-                    f" {self.limits.polling:g} s)"
-                )
+            ttl = f"(ttl {self.limits.polling:g} s)"
+            if not over and idle > self.limits.polling:
+                reasons.append(f"polling: it has not looked for records for {idle:.0f} s {ttl}")
+            reasons += [
+                f"polling: {tp} has {self._lag[tp]:,} offsets left to read, and was not read for"
+                f" {seconds:.0f} s {ttl}"
+                for tp, seconds in unread.items()
+            ]
             if not consuming:
                 reasons.append(
-                    f"consuming: no commit for {behind:.0f} s (ttl {self.limits.consuming:g} s),"
+                    f"consuming: no commit{self._of_failing} for {behind:.0f} s"
+                    f" (ttl {self.limits.consuming:g} s),"
                     f" and {sum(self._lag.values()):,} offsets are left to read"
                 )
             if reasons and self._error:
@@ -191,8 +233,25 @@ class Health:
                            "consuming_ttl_exceeded": not consuming},
             }  # fmt: skip
 
+    @property
+    def _since(self) -> float | None:
+        """Since when positions do not move, or those of a partition whose commit has failed."""
+        known = [] if self._behind_since is None else [self._behind_since]
+        return min([*known, *self._failing.values()], default=None)
+
+    @property
+    def _of_failing(self) -> str:
+        """The partitions whose commit has failed, as a part of a sentence."""
+        return f" of {', '.join(map(str, sorted(self._failing)))}" if self._failing else ""
+
+    def _unread(self, now: float) -> dict[TopicPartition, float]:
+        """Partitions that have records and were not read for too long, and for how many seconds."""
+        since = {tp: now - self._read.setdefault(tp, now) for tp in sorted(self._lag)}
+        return {tp: one for tp, one in since.items() if one > self.limits.polling}
+
     def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Ready once the ledger was taken over, or while standing by for that."""
+        """Ready once the ledger was taken over or a group was joined, also without partitions, or
+        while standing by."""
         with self._lock:
             ready = self._state in ("running", "standing by")
             return ready, self._document(ready, [] if ready else [f"the run is {self._state}"])

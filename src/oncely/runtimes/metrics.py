@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
 from oncely.core import events
-from oncely.core.prometheus import Histogram, Metric, Sample
 from oncely.core.topics import Position, TopicPartition
 from oncely.phases import PHASES
+from oncely.prometheus import gauge
+
+T = TypeVar("T", Counter, Histogram)
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _OUTCOMES = ("written", "rejected", "filtered")
@@ -21,6 +25,7 @@ _COUNTED = {
     "filtered": "Records that were filtered out.",
     "failures": "Batches that have failed and were repeated.",
     "fenced": "Times that a newer run has taken over.",
+    "repeated": "Records that the client has returned again, and that were passed over.",
     "gap_records": "Offsets that were deleted from the topic before they were read.",
 }
 
@@ -40,16 +45,40 @@ class RunMetrics:
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     rejects_pending: int | None = None
-    _counts: Counter[str] = field(default_factory=Counter)
-    _outcomes: Counter[str] = field(default_factory=Counter)
-    _results: Counter[str] = field(default_factory=Counter)
     _last_commit: float | None = None
     _idle_since: float | None = None
     _planned_at: float | None = None
 
     def __post_init__(self) -> None:
-        self._commit_seconds = Histogram(_SECONDS)
-        self._phases = {phase: Histogram(_SECONDS) for phase in _PHASES}
+        self._registry = CollectorRegistry()
+        told = "Records that have taken effect, by what became of them."
+        self._outcomes = self._by(Counter, "records", told, "outcome", _OUTCOMES)
+        told = "Ranges of offsets that have taken effect; replayed: they had before."
+        self._results = self._by(Counter, "commits", told, "result", _RESULTS)
+        self._counts = {
+            name: self._metric(Counter, name, told).labels(self.pipeline)
+            for name, told in _COUNTED.items()
+        }
+        told = "Seconds from a batch's plan to its last commit."
+        self._commit_seconds = self._metric(
+            Histogram, "commit_seconds", told, buckets=_SECONDS
+        ).labels(self.pipeline)
+        told = (
+            "Seconds of a batch by phase: wait before its plan, process until its last commit,"
+            " and in it plan, read, decode, write, commit."
+        )
+        self._phases = self._by(
+            Histogram, "batch_seconds", told, "phase", _PHASES, buckets=_SECONDS
+        )
+
+    def _metric(self, kind: type[T], name: str, told: str, *labels: str, **more: Any) -> T:
+        return kind(f"oncely_{name}", told, ["pipeline", *labels], registry=self._registry, **more)
+
+    def _by(
+        self, kind: type[T], name: str, told: str, label: str, values: Iterable[str], **more: Any
+    ) -> dict[str, T]:
+        metric = self._metric(kind, name, told, label, **more)
+        return {one: metric.labels(self.pipeline, one) for one in values}
 
     def take(self, event: events.Event) -> None:
         """Count an event."""
@@ -68,40 +97,34 @@ class RunMetrics:
                     self._phases[phase].observe(seconds)
                 self._planned_at, self._idle_since = None, self.clock()
             case events.BatchFailed():
-                self._counts["failures"] += 1
+                self._counts["failures"].inc()
             case events.FencedOut():
-                self._counts["fenced"] += 1
+                self._counts["fenced"].inc()
+            case events.Polled():
+                self._counts["repeated"].inc(event.repeated)
 
     def _phase(self, phase: str, since: float | None) -> None:
         if since is not None:
             self._phases[phase].observe(self.clock() - since)
 
     def _committed(self, event: events.RangeCommitted) -> None:
-        self._results["replayed" if event.replayed else "committed"] += 1
+        self._results["replayed" if event.replayed else "committed"].inc()
         self._last_commit = self.wall_clock()
         if event.kind == "gap":
-            self._counts["gap_records"] += event.range.end - event.range.start
-        self._outcomes["rejected"] += event.rejects
-        self._outcomes["filtered"] += event.filtered
-        self._outcomes["written"] += event.records - event.rejects - event.filtered
+            self._counts["gap_records"].inc(event.range.end - event.range.start)
+        self._outcomes["rejected"].inc(event.rejects)
+        self._outcomes["filtered"].inc(event.filtered)
+        # A counter raises for a negative number, and a listener ends no run.
+        self._outcomes["written"].inc(max(0, event.records - event.rejects - event.filtered))
         for name in ("rows", "rejects", "filtered"):
-            self._counts[name] += getattr(event, name)
+            self._counts[name].inc(getattr(event, name))
 
     def metrics(self, epoch: int, *, running: bool) -> Iterator[Metric]:
         """All metrics without a partition."""
-        own = {"pipeline": self.pipeline}
-        yield self._by("records", "outcome", _OUTCOMES, self._outcomes)._replace(
-            told="Records that have taken effect, by what became of them."
-        )
-        yield self._by("commits", "result", _RESULTS, self._results)._replace(
-            told="Ranges of offsets that have taken effect; replayed: they had before."
-        )
-        for name, told in _COUNTED.items():
-            sample = Sample(own, self._counts[name])
-            yield Metric(f"oncely_{name}_total", told, [sample], "counter")
-        yield Metric("oncely_epoch", "The epoch of the run.", [Sample(own, epoch)])
-        yield Metric("oncely_running", "1 while it holds the ledger.", [Sample(own, int(running))])
+        yield from self._registry.collect()
         for name, told, value in (
+            ("epoch", "The epoch of the run.", epoch),
+            ("running", "1 while it holds the ledger.", int(running)),
             ("rejects_pending", "Dead letters that were not replayed yet.", self.rejects_pending),
             (
                 "last_commit_timestamp_seconds",
@@ -109,33 +132,8 @@ class RunMetrics:
                 self._last_commit,
             ),
         ):
-            yield Metric(f"oncely_{name}", told, [] if value is None else [Sample(own, value)])
-        yield from self._times(own)
-
-    def _by(
-        self, name: str, label: str, values: tuple[str, ...], counts: Mapping[str, int]
-    ) -> Metric:
-        samples = [Sample({"pipeline": self.pipeline, label: one}, counts[one]) for one in values]
-        return Metric(f"oncely_{name}_total", "", samples, "counter")
-
-    def _times(self, own: Mapping[str, str]) -> Iterator[Metric]:
-        yield Metric(
-            "oncely_commit_seconds",
-            "Seconds from a batch's plan to its last commit.",
-            self._commit_seconds.samples(own),
-            "histogram",
-        )
-        yield Metric(
-            "oncely_batch_seconds",
-            "Seconds of a batch by phase: wait before its plan, process until its last commit,"
-            " and in it plan, read, decode, write, commit.",
-            [
-                sample
-                for phase, seconds in self._phases.items()
-                for sample in seconds.samples({**own, "phase": phase})
-            ],
-            "histogram",
-        )
+            samples = [] if value is None else [([self.pipeline], value)]
+            yield gauge(f"oncely_{name}", told, ["pipeline"], samples)
 
 
 @dataclass(frozen=True)
@@ -160,8 +158,8 @@ class PartitionGauges:
         ends = {tp: self.ends[tp] for tp in lag}
         ages = {tp: self.ages[tp] if many else 0.0
                 for tp, many in lag.items() if not many or tp in self.ages}  # fmt: skip
-        shown, own = {"consumergroup": group}, {"pipeline": pipeline}
-        for name, told, labels, values in (
+        shown, own = ("consumergroup", group), ("pipeline", pipeline)
+        for name, told, (label, of), values in (
             ("kafka_consumergroup_current_offset", "The next offset to read.", shown,
              self.positions),
             ("kafka_consumergroup_lag", "Offsets that are left to read.", shown, lag),
@@ -170,9 +168,5 @@ class PartitionGauges:
             ("oncely_lag_records", "Offsets that are left to read.", own, lag),
             ("oncely_lag_seconds", "Age of the next record to read.", own, ages),
         ):  # fmt: skip
-            yield Metric(name, told, list(_samples(labels, values)))
-
-
-def _samples(labels: Mapping[str, str], values: Mapping[TopicPartition, float]) -> Iterator[Sample]:
-    for tp, value in sorted(values.items()):
-        yield Sample({**labels, "topic": tp.topic, "partition": str(tp.partition)}, value)
+            samples = [((of, tp.topic, str(tp.partition)), at) for tp, at in sorted(values.items())]
+            yield gauge(name, told, (label, "topic", "partition"), samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -37,15 +38,18 @@ class PipelinedCommit:
     Args:
         budget: the reject budget of all chunks together.
         overlap: False: a chunk is committed at once, in the caller's thread.
+        patience: seconds for which a store may be unavailable in a commit, up to a minute; none if
+            nobody waits for it any more.
     """
 
-    def __init__(self, budget: Budget, *, overlap: bool) -> None:
-        self._budget = budget
+    def __init__(self, budget: Budget, *, overlap: bool, patience: float = 60.0) -> None:
+        self._budget, self._patience = budget, min(patience, 60.0)
         self._records = self._rejects = 0
         self._thread = ThreadPoolExecutor(1, "oncely-commit") if overlap else None
         self._asking = ThreadPoolExecutor(1, "oncely-ask") if overlap else None
         self._running: Future[list[Outcome]] | None = None
         self._by_key: ByKey | None = None
+        self._given_up = threading.Event()
         self._interval = sys.getswitchinterval()
 
     def __enter__(self) -> Self:
@@ -93,17 +97,22 @@ class PipelinedCommit:
         self._records += chunk.records
         limit = self._budget.left(self._records, self._rejects)
 
+        self._given_up = threading.Event()
+        chunk = chunk.until(self._given_up.is_set)
         if chunk.keys is not None:
-            self._by_key = ByKey(delivery, chunk, fence, limit)  # type: ignore[arg-type]
+            self._by_key = ByKey(delivery, chunk, fence, limit, patience=self._backoff)  # type: ignore[arg-type]
         by_key = self._by_key
 
         def work() -> list[Outcome]:
             before()
             if by_key is not None:
                 return by_key.run()
-            return list(commit(delivery, chunk, fence, limit, Backoff()))
+            return list(commit(delivery, chunk, fence, limit, self._backoff()))
 
         self.begin_work(work)
+
+    def _backoff(self) -> Backoff:
+        return Backoff(total=self._patience, wait=self._given_up.wait)
 
     def begin_work(self, work: Callable[[], list[Outcome]]) -> None:
         """Begin work of another kind in the place of a commit."""
@@ -122,7 +131,8 @@ class PipelinedCommit:
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the running work; False if it has not ended in time.
 
-        Then threads that have divided it by key begin nothing more of it.
+        Then threads that have divided it by key begin nothing more of it, and an isolation of rows
+        ends.
         """
         if self._running is not None:
             with suppress(Exception):  # finish raises it
@@ -132,6 +142,7 @@ class PipelinedCommit:
         return self.ended
 
     def _give_up(self) -> None:
+        self._given_up.set()
         if self._by_key is not None:
             self._by_key.give_up()
 

@@ -1,53 +1,71 @@
-"""The retries of a run after errors."""
+"""The pauses of a run after errors in a row."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from oncely.commit.backoff import Backoff
+from oncely.commit.complaints import tell
 from oncely.core import events
-from oncely.errors import OncelyError
-from oncely.runtimes.stop import StopSignal
+from oncely.errors import OncelyError, TopicMissing
 
 log = logging.getLogger(__name__)
+
+# A broker that has just restarted does not have every topic for a moment (metadata arrives later),
+# and answers as if a topic that was read did not exist. About 15 s.
+MISSING_TOPIC_TRIES = 4
 
 
 @dataclass
 class Retries:
-    """Waits after errors in a row, from 1 s to 30 s.
+    """Counts and tells errors in a row.
 
     Attributes:
-        stop: ends a wait.
         listener: called with each error.
-        limit: temporary errors in a row, after which the next one is raised.
+        backoff: the pauses.
+        limit: errors in a row, after which the next one is raised.
+        missing: errors in a row about a missing topic, after which the next one is raised.
+        attempts: the errors in a row.
     """
 
-    stop: StopSignal
     listener: events.Listener
-    limit: int = 10
-
-    def __post_init__(self) -> None:
-        self.reset()
+    backoff: Backoff = field(default_factory=lambda: Backoff(1.0, longest=30.0, total=math.inf))
+    limit: float = 10
+    missing: int = 0
+    attempts: int = field(default=0, init=False)
+    _missing: int = field(default=0, init=False)
 
     def reset(self) -> None:
         """Begin again, after a success."""
-        self._attempt, self._backoff = 0, Backoff(first=1.0, longest=30.0, total=300.0)
+        if self.attempts:
+            log.info("it goes on, %.0f s after the first error", self.backoff.spent)
+        self.backoff.reset()
+        self.attempts = self._missing = 0
 
-    def wait(self, error: OncelyError, limit: int = 0) -> None:
-        """Wait before the next attempt.
+    def found_topics(self) -> None:
+        """No topic is missing."""
+        self._missing = 0
+
+    def pause(self, error: OncelyError, epoch: int | None = 0) -> float:
+        """The seconds until the next attempt.
 
         Args:
             error: the error of the last attempt.
-            limit: the limit for errors that are not temporary by themselves.
+            epoch: as in the event.
 
         Raises:
-            OncelyError: it, beyond the limit.
+            OncelyError: it, if it is not temporary, or beyond a limit.
         """
-        self._attempt += 1
-        if self._attempt > (self.limit if error.retryable else limit):
+        is_missing = isinstance(error, TopicMissing)
+        self._missing = self._missing + 1 if is_missing else 0
+        self.attempts += 1
+        passing = self._missing <= self.missing if is_missing else error.retryable
+        pause = self.backoff.pause()
+        if not passing or self.attempts > self.limit or pause is None:
             raise error
-        log.warning("%s", error.message)
-        pause = self._backoff.pause() or 30.0
-        self.listener(events.BatchFailed(error.message, self._attempt, pause, type(error).__name__))
-        self.stop.wait(pause)
+        tell(error)
+        kind = type(error).__name__
+        self.listener(events.BatchFailed(error.message, self.attempts, pause, kind, epoch))
+        return pause

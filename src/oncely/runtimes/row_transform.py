@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncely.clients.per_process import FunctionEnded, said, users_function
 from oncely.core.batch import IntArray, Rejection
-from oncely.decode.schema import as_json, is_json, without_json
+from oncely.decode.schema import as_json, is_json, refuse_other_capitals, without_json
 from oncely.errors import ConfigError, OncelyError
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class SqlTransform:
         """
         import duckdb
 
+        refuse_other_capitals(schema, "transform.sql")
         empty = schema.empty_table()
         try:
             self._refuse_other_operators(empty)
@@ -127,7 +129,10 @@ class SqlTransform:
             if ROW in text:  # DuckDB's message is about our column, which the user has not written
                 text = "is not row-wise: a row of the result comes from no single row of `input`"
             raise ConfigError(
-                "transform.sql", text, way_out="one row-wise SELECT FROM input"
+                "transform.sql",
+                text,
+                way_out="one row-wise SELECT FROM input, whose columns are "
+                + ", ".join(schema.names),
             ) from None
 
     def _run(self, rows: pa.Table) -> tuple[pa.Table, IntArray]:
@@ -282,7 +287,7 @@ class PythonTransform:
         except Exception as error:
             raise ConfigError(
                 "transform.python",
-                f"{self.path} fails on a batch without rows: {type(error).__name__}: {error}",
+                f"{self.path} fails on a batch without rows: {said(error)}",
                 way_out="it must take any batch, also an empty one",
             ) from None
 
@@ -359,12 +364,15 @@ def _contained(key: str, path: str) -> Iterator[None]:
         ConfigError: it called ``sys.exit``.
     """
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), users_function():
             yield
-    except SystemExit as error:
+    except FunctionEnded as error:
+        if not isinstance(error.__cause__, SystemExit):
+            raise
+        code = error.__cause__.code
         raise ConfigError(
             key,
-            f"{path} called sys.exit({'' if error.code is None else repr(error.code)})",
+            f"{path} called sys.exit({'' if code is None else repr(code)})",
             way_out="raise an exception instead",
         ) from None
 
@@ -394,7 +402,7 @@ def _isolating(
             if isinstance(error, (OncelyError, *others)):
                 raise
             if stop - start <= 1:
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                reason = said(error).splitlines()[0]
                 rejections.append(Rejection(int(row_record[start]), "transform", reason))
             else:
                 middle = (start + stop) // 2

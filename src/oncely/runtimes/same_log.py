@@ -9,7 +9,7 @@ queried for the end of the old epoch's records (KIP-320), and only then the new 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from oncely.core.topics import Position, TopicPartition
@@ -89,25 +89,35 @@ class SameLog:
         """Read the ledger again: it was opened, or partitions were added."""
         self._known = self._noted = None
 
-    def check(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
+    def check(
+        self,
+        positions: Callable[[], Mapping[TopicPartition, Position]],
+        now: Mapping[TopicPartition, int] | None = None,
+        *,
+        passed: Collection[TopicPartition] = (),
+    ) -> None:
         """Refuse a log that was truncated before a position; called before tasks read.
 
         Args:
-            positions: returns the ledger's positions that are still in the log; called only if a
-                leader is new.
+            positions: returns the ledger's positions; called only if a leader is new.
+            now: the source's leader epochs.
+            passed: the partitions whose log begins behind the position. The record before their
+                next position was deleted and may have had any epoch up to the present one, so that
+                is noted, and nothing is compared.
 
         Raises:
             SourceMismatch: records that were read are gone.
             Fenced: a newer run has opened.
             Unavailable: no answer.
         """
-        now = self._log.leader_epochs()
+        now = self._log.leader_epochs() if now is None else now
         if now == self._known:
             return
         if self._noted is None:
             self._noted = dict(self._notes.leader_epochs())
         noted = self._noted
-        changed = refuse_cut(self._log, now, positions(), noted)
+        compared = {tp: epoch for tp, epoch in noted.items() if tp not in passed}
+        changed = refuse_cut(self._log, now, positions(), compared)
         try:
             if changed:
                 self._notes.note_leader_epochs(changed)
@@ -118,4 +128,4 @@ class SameLog:
                 raise
             return
         noted |= changed
-        self._known = now
+        self._known = dict(now)

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.batch import Batch, Chunk, IntArray, Reject, Rejection, Staged
+from oncely.core.batch import Batch, Chunk, IntArray, Packet, Reject, Rejection, Staged
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
@@ -110,7 +110,39 @@ class FinishesParts(CommitsChunks, Protocol):
         """
 
 
-class StagesBatches(Sink, Protocol):
+class PublishesBatches(Sink, Protocol):
+    """A sink to which the driver publishes a batch as a whole."""
+
+    def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
+        """Make rows, dead letters and every position take effect in one transaction.
+
+        Args:
+            batch: the batch.
+            fence: the run that writes.
+            claim: the claim of all ranges of the batch; None: only rows and dead letters.
+
+        Raises:
+            PositionMoved: nothing was published; read the ledger and decide again.
+            StagedRowsGone: nothing was published; the batch can be repeated.
+            Unavailable: the outcome is unknown; read the ledger and decide again.
+        """
+
+
+@runtime_checkable
+class PacksRows(PublishesBatches, Protocol):
+    """A sink whose driver writes the rows of a batch: it reads them from Spark while it does so."""
+
+    def pack(self, rows: pa.Table) -> Sequence[Packet]:
+        """Rows of a Spark transform in the form in which :meth:`publish` writes them.
+
+        Called in an executor; nothing is written.
+
+        Raises:
+            Stopped: a row cannot be written, and it belongs to no single record.
+        """
+
+
+class StagesBatches(PublishesBatches, Protocol):
     """A sink whose tasks stage rows, and whose driver publishes them."""
 
     def begin_batch(self) -> None:
@@ -122,20 +154,6 @@ class StagesBatches(Sink, Protocol):
         Raises:
             Stopped: a row cannot be written, and it belongs to no single record.
             Unavailable: the staging store does not accept them.
-        """
-
-    def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
-        """Make staged rows, dead letters and every position take effect in one transaction.
-
-        Args:
-            batch: the staged batch.
-            fence: the run that writes.
-            claim: the claim of all ranges of the batch; None: only rows and dead letters.
-
-        Raises:
-            PositionMoved: nothing was published; read the ledger and decide again.
-            StagedRowsGone: nothing was published; the batch can be repeated.
-            Unavailable: the outcome is unknown; read the ledger and decide again.
         """
 
     def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> None:
@@ -206,11 +224,17 @@ class Judged:
 
     Attributes:
         chunk: records in the order of the dead letters; rows of the valid ones.
+        records: the dead letters, with the content that was processed.
         traceable: False if rows belong to no single record (after a Spark transform).
     """
 
     chunk: Chunk
+    records: Sequence[Reject]
     traceable: bool = True
+
+    def again(self, why: Rejection) -> Reject:
+        """The dead letter of a record that still fails."""
+        return self.records[why.record].because(why)
 
     def own(self, row_record: IntArray, failed: Collection[int]) -> IntArray:
         """The record of each written row; rows of no single record are counted as those of the
@@ -315,6 +339,9 @@ class RewritesRecords(Protocol):
     def committed(self, partition: TopicPartition, within: OffsetRange) -> Sequence[OffsetRange]:
         """The committed ranges that overlap a range, by the present history."""
 
+    def present(self, partition: TopicPartition, offsets: Sequence[OffsetRange]) -> tuple[int, int]:
+        """The number of rows and of dead letters of some offsets."""
+
     def rewrite(self, work: Rewrite) -> Rewritten:
         """Replace what the offsets have produced, in one transaction with the history's amendment.
 
@@ -375,8 +402,14 @@ class RewritesTogether(Protocol):
             Unavailable: the outcome is unknown; repeat.
         """
 
+    def present(self, names: Sequence[str]) -> int:
+        """The number of rows of what has these names."""
+
+    def foreign(self, names: Sequence[str]) -> Mapping[str, str]:
+        """The pipelines that have written what has these names, if it is not this one."""
+
     def remove_unexpected(self, names: Sequence[str]) -> Rewritten:
-        """Remove what is beyond the position, or of another pipeline; the rest is left alone.
+        """Remove what this pipeline has written beyond its position; the rest is left alone.
 
         Raises:
             PositionMoved, Unavailable: as above.

@@ -1,1 +1,1 @@
-"""Kafka as a source: identity, watermarks, records, and options of Spark's reader."""
+"""Kafka as a source: identity, watermarks, records."""

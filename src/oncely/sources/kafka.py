@@ -7,27 +7,26 @@ read up to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import confluent_kafka as ck
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.clients.kafka.client import KafkaAdmin
+from oncely.clients.kafka.reader import SILENCE, Reader
+from oncely.clients.kafka.records import KafkaRecord
 from oncely.clients.kafka.topics import compacted, listed_offsets, offsets
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError, TopicMissing, Unavailable
-from oncely.sources.records import KafkaRecord, RecordReader, first_sizes, first_timestamps
 from oncely.sources.start import Moment, Start
-from oncely.sources.truncation import truncated
 
 _NO_SUCH_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
-
-
-_READING = 30.0  # seconds without a message
 
 
 class Watermarks(NamedTuple):
@@ -42,6 +41,21 @@ class Watermarks(NamedTuple):
     low: Position
     stable: Position
     high: Position
+
+
+class Look(NamedTuple):
+    """A source at one moment.
+
+    Attributes:
+        topic_ids: the ids of the topics.
+        ends: the last stable offset of every partition.
+        leader_epochs: the leader epoch of every partition when its end was read; unknown ones are
+            left out. No record below the end has a later one.
+    """
+
+    topic_ids: dict[str, str]
+    ends: dict[TopicPartition, Position]
+    leader_epochs: dict[TopicPartition, int]
 
 
 @dataclass
@@ -62,8 +76,8 @@ class KafkaSource:
     kafka: Mapping[str, object] = field(default_factory=dict, repr=False)
     timeout: float = 10.0
     _admin: KafkaAdmin | None = field(default=None, init=False, repr=False, compare=False)
-    _reader: RecordReader | None = field(default=None, init=False, repr=False, compare=False)
-    _committed: RecordReader | None = field(default=None, init=False, repr=False, compare=False)
+    _reader: Reader | None = field(default=None, init=False, repr=False, compare=False)
+    _committed: Reader | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_admin": None, "_reader": None, "_committed": None}
@@ -76,8 +90,9 @@ class KafkaSource:
 
     def close(self) -> None:
         """Close the clients; the next call creates new ones."""
-        for reader in filter(None, (self._reader, self._committed)):
-            reader.close()
+        for client in (self._reader, self._committed, self._admin):
+            if client is not None:
+                client.close()
         self._reader = self._committed = self._admin = None
 
     def identity(self) -> SourceIdentity:
@@ -97,19 +112,20 @@ class KafkaSource:
 
     def topic_ids(self) -> dict[str, str]:
         """The ids of the topics, in one request. Raises the errors of :meth:`identity`."""
-        # URL-safe Base64: the spelling of topic ids in Kafka's own tools.
-        return {
-            name: str(topic.topic_id).replace("+", "-").replace("/", "_")
-            for name, topic in self._describe().items()
-        }
+        return _ids(self._describe())
+
+    def look(self) -> Look:
+        """The topics' ids, ends and leader epochs, in two requests. Raises the errors of
+        :meth:`identity`."""
+        topics = self._describe()
+        latest = dict.fromkeys(_partitions(topics), OffsetSpec.latest())
+        found = listed_offsets(self._asking, "look up offsets", latest, committed=True)
+        ends = {tp: int(one.offset) for tp, one in found.items()}
+        return Look(_ids(topics), ends, _epochs(found))
 
     def partitions(self) -> list[TopicPartition]:
         """All present partitions of the topics, sorted. Raises the errors of :meth:`identity`."""
-        return sorted(
-            TopicPartition(name, info.id)
-            for name, topic in self._describe().items()
-            for info in topic.partitions
-        )
+        return _partitions(self._describe())
 
     def earliest(self) -> dict[TopicPartition, Position]:
         """The first offset of every partition. Raises the errors of :meth:`identity`."""
@@ -137,18 +153,30 @@ class KafkaSource:
         Raises the errors of :meth:`identity`.
         """
         latest = dict.fromkeys(self.partitions(), OffsetSpec.latest())
-        answers = listed_offsets(self._asking, "look up offsets", latest, committed=False)
-        return {
-            tp: answer.leader_epoch
-            for tp, answer in answers.items()
-            if answer.leader_epoch is not None and answer.leader_epoch >= 0
-        }
+        return _epochs(listed_offsets(self._asking, "look up offsets", latest, committed=False))
 
     def truncated(
-        self, positions: Mapping[TopicPartition, tuple[Position, int]], *, timeout: float = _READING
+        self, positions: Mapping[TopicPartition, tuple[Position, int]], *, timeout: float = SILENCE
     ) -> dict[TopicPartition, str]:
-        """See :func:`oncely.sources.truncation.truncated`."""
-        return truncated(self.brokers, self.kafka, positions, timeout)
+        """The partitions that have lost records before a position, and the broker's message.
+
+        An unclean leader election, or a broker that returns with an empty disk, truncates the log.
+        When new records grow it beyond an old position again, the position alone does not show the
+        loss, and reading on would skip the new records below it. Each leader writes its epoch into
+        the batches that it appends, so the leader can return the end of an epoch's records. If this
+        end is below the position, records that were read are gone (KIP-320).
+
+        Args:
+            positions: per partition the next offset to read, which is still in the log, and a
+                leader epoch that is no older than the record before it.
+            timeout: seconds.
+
+        Raises:
+            ConfigError: the broker refuses the client.
+            Unavailable: no answer.
+        """
+        with closing(Reader(self.brokers, self.kafka, committed=False, sparse=True)) as reader:
+            return reader.refused(positions, timeout)
 
     def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
         """The first record at or after a time, in every partition; the end if there is none.
@@ -215,8 +243,27 @@ class KafkaSource:
             if one.topic in self.topics and one.offset >= 0
         }
 
+    def read(
+        self, ranges: Mapping[TopicPartition, OffsetRange], needs: frozenset[str]
+    ) -> Iterator[pa.Table]:
+        """The committed records of ranges, of all partitions together.
+
+        A normal end of the iteration proves that every range was read to its end.
+
+        Args:
+            ranges: they end at or below the last stable offset.
+            needs: names of :data:`oncely.clients.kafka.records.RECORDS`.
+
+        Raises:
+            DataLost: records of a range were deleted.
+            ConfigError: the broker refuses the client.
+            Unavailable: no answer.
+        """
+        with closing(Reader(self.brokers, self.kafka)) as reader:
+            yield from reader.tables(ranges, needs)
+
     def fetch(
-        self, partition: TopicPartition, offsets: Sequence[int], *, timeout: float = _READING
+        self, partition: TopicPartition, offsets: Sequence[int], *, timeout: float = SILENCE
     ) -> dict[int, KafkaRecord]:
         """Read single records again, by offset. Records that are no longer in the topic are absent.
 
@@ -225,23 +272,23 @@ class KafkaSource:
             Unavailable: no message arrived for ``timeout`` seconds.
         """
         if self._reader is None:
-            self._reader = RecordReader(self.brokers, self.kafka)
-        return self._reader.read(partition, offsets, timeout)
+            self._reader = Reader(self.brokers, self.kafka, committed=False, sparse=True)
+        return self._reader.at(partition, offsets, timeout)
 
     def fetch_committed(
         self, partition: TopicPartition, offsets: Sequence[int]
     ) -> dict[int, KafkaRecord]:
         """Like :meth:`fetch`, without records of aborted transactions."""
         if self._committed is None:
-            self._committed = RecordReader(self.brokers, self.kafka, committed=True)
-        return self._committed.read(partition, offsets, _READING)
+            self._committed = Reader(self.brokers, self.kafka, sparse=True)
+        return self._committed.at(partition, offsets)
 
     def compacted(self) -> list[str]:
         """The topics that are compacted. Raises the errors of :meth:`identity`."""
         return compacted(self._asking, self.topics)
 
     def timestamps_at(
-        self, positions: Mapping[TopicPartition, Position], *, timeout: float = _READING
+        self, positions: Mapping[TopicPartition, Position], *, timeout: float = SILENCE
     ) -> dict[TopicPartition, int | None]:
         """The timestamp of the next record to read, in ms since 1970, in every partition.
 
@@ -251,23 +298,12 @@ class KafkaSource:
             ConfigError: the broker refuses the client.
             Unavailable: no message arrived for ``timeout`` seconds.
         """
-        return first_timestamps(self.brokers, self.kafka, positions, timeout)
-
-    def largest_record(self, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
-        """Size in bytes of the largest among the first, middle and last record of each range.
-
-        Raises the errors of :meth:`timestamps_at`.
-        """
-        largest = 0
-        for places in (
-            {tp: range_.start for tp, range_ in ranges.items()},
-            {tp: (range_.start + range_.end) // 2 for tp, range_ in ranges.items()},
-            {tp: range_.end - 1 for tp, range_ in ranges.items()},
-        ):
-            if places:
-                sizes = first_sizes(self.brokers, self.kafka, places, _READING)
-                largest = max(largest, *(size or 0 for size in sizes.values()))
-        return largest
+        with closing(Reader(self.brokers, self.kafka, sparse=True)) as reader:
+            found = reader.first(positions, frozenset({"timestamp"}), timeout)
+        return {
+            tp: None if record is None else _milliseconds(record["timestamp"])
+            for tp, record in found.items()
+        }
 
     @property
     def _asking(self) -> KafkaAdmin:
@@ -298,6 +334,33 @@ class KafkaSource:
         self, wanted: Mapping[TopicPartition, OffsetSpec], *, committed: bool = True
     ) -> dict[TopicPartition, Position]:
         return offsets(self._asking, "look up offsets", wanted, committed=committed)
+
+
+def _ids(topics: Mapping[str, Any]) -> dict[str, str]:
+    # URL-safe Base64: the spelling of topic ids in Kafka's own tools.
+    return {
+        name: str(topic.topic_id).replace("+", "-").replace("/", "_")
+        for name, topic in topics.items()
+    }
+
+
+def _partitions(topics: Mapping[str, Any]) -> list[TopicPartition]:
+    return sorted(
+        TopicPartition(name, info.id) for name, topic in topics.items() for info in topic.partitions
+    )
+
+
+def _epochs(found: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]:
+    return {
+        tp: one.leader_epoch
+        for tp, one in found.items()
+        if one.leader_epoch is not None and one.leader_epoch >= 0
+    }
+
+
+def _milliseconds(timestamps: pa.ChunkedArray) -> int | None:
+    micros: int | None = timestamps[0].cast(pa.int64()).as_py()
+    return None if micros is None else micros // 1000
 
 
 def _is_missing(answer: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import confluent_kafka as ck
@@ -20,7 +21,11 @@ def missing_permissions(source: KafkaSource, group: str | None) -> list[str]:
         ConfigError: the broker refuses the client altogether.
         Unavailable: no answer.
     """
-    admin = KafkaAdmin(source.brokers, source.kafka, source.timeout)
+    with closing(KafkaAdmin(source.brokers, source.kafka, source.timeout)) as admin:
+        return _missing(admin, source, group)
+
+
+def _missing(admin: KafkaAdmin, source: KafkaSource, group: str | None) -> list[str]:
     names = ck.TopicCollection(list(source.topics))
     topics = admin.ask(
         "ask for permissions",

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import Any
 
-from oncely.clients.kafka.range_reader import RangeReader
+import pyarrow as pa
+
+from oncely.clients.kafka.reader import Reader
+from oncely.clients.kafka.records import EVERY_COLUMN, table_of
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.sources.kafka import KafkaSource, Watermarks
 
-Sample = Mapping[TopicPartition, list[Any]]
-"""Messages of confluent-kafka by partition, ascending."""
 
-
-def sample(source: KafkaSource, count: int) -> Sample:
-    """Committed records, half of them the oldest and half the newest of each partition.
+def sample(source: KafkaSource, count: int) -> pa.Table:
+    """Committed records, half of them the oldest and half the newest of each partition, by
+    partition and ascending: a table of the form of :data:`oncely.clients.kafka.records.RECORDS`.
 
     Old records have the old form of what producers have changed since. Nothing is written to the
     cluster, and no group is used.
@@ -31,11 +31,13 @@ def sample(source: KafkaSource, count: int) -> Sample:
         Unavailable: no answer.
     """
     marks = source.watermarks()
-    with closing(RangeReader(source.brokers, source.kafka)) as reader:
-        return {
-            tp: list(_read(reader, tp, marks[tp], share))
+    with closing(Reader(source.brokers, source.kafka)) as reader:
+        found = [
+            records
             for tp, share in sorted(shares(marks, count).items())
-        }
+            for records in _read(reader, tp, marks[tp], share)
+        ]
+    return pa.concat_tables([table_of({}, EVERY_COLUMN), *found]).unify_dictionaries()
 
 
 def shares(marks: Mapping[TopicPartition, Watermarks], count: int) -> dict[TopicPartition, int]:
@@ -48,19 +50,19 @@ def shares(marks: Mapping[TopicPartition, Watermarks], count: int) -> dict[Topic
     return {tp: share for tp, share in found.items() if share}
 
 
-def _read(reader: RangeReader, tp: TopicPartition, marks: Watermarks, share: int) -> Iterator[Any]:
+def _read(reader: Reader, tp: TopicPartition, marks: Watermarks, share: int) -> Iterator[pa.Table]:
     newest = marks.stable - share // 2
     yield from _oldest(reader, tp, OffsetRange(marks.low, newest), share - share // 2)
-    for messages in reader.read(tp, OffsetRange(newest, marks.stable)):
-        yield from messages
+    yield from reader.tables({tp: OffsetRange(newest, marks.stable)}, lost="skip")
 
 
-def _oldest(reader: RangeReader, tp: TopicPartition, range_: OffsetRange, most: int) -> list[Any]:
+def _oldest(
+    reader: Reader, tp: TopicPartition, range_: OffsetRange, most: int
+) -> Iterator[pa.Table]:
     """The first records of a range: offsets without one, such as aborted records, don't count."""
-    found: list[Any] = []
-    with closing(reader.read(tp, range_)) as batches:
-        for messages in batches:
-            found += messages[: most - len(found)]
-            if len(found) >= most:
-                break
-    return found
+    with closing(reader.tables({tp: range_}, lost="skip")) as tables:
+        for records in tables:
+            yield records.slice(0, most)
+            most -= records.num_rows
+            if most <= 0:
+                return

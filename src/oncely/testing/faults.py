@@ -67,7 +67,7 @@ class KillAt:
 
 
 class _Killing:
-    """A session in which every method is one round trip, so a crash can occur before or after
+    """A session whose methods are a round trip each at most, so a crash can occur before or after
     each."""
 
     def __init__(self, inner: Connection, plan: KillAt) -> None:
@@ -99,8 +99,10 @@ class _Killing:
 def _told(name: str, arguments: tuple[Any, ...]) -> str:
     """A call as SQL text."""
     match name:
-        case "query" | "execute" | "execute_many":
+        case "query" | "execute" | "execute_many" | "defer":
             return str(arguments[0])
+        case "execute_all":
+            return "; ".join(one.sql for one in arguments[0])
         case "copy":
             return f"COPY {arguments[0]}"
         case "check_constraints":

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from confluent_kafka import Producer
 
 from oncely.clients.files.filesystem import FileSystem, connect
 from oncely.clients.kafka.client import make
+from oncely.clients.kafka.producer import Producer
 from oncely.core import events
 from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline
@@ -83,7 +83,8 @@ def run_to_exit_code(
     With ``works`` as a member of a consumer group.
     """
     stop = StopSignal()
-    spark = None if works else pipeline.start_spark()
+    on_spark = not works and pipeline.settings.runtime == "spark"
+    spark = pipeline.start_spark() if on_spark else None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.ask())
     try:
@@ -144,9 +145,6 @@ class _Producer:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-    def __len__(self) -> int:
-        return len(self._inner)
 
     def produce(self, topic: str, *arguments: Any, **own: Any) -> Any:
         self._holds |= topic == self._halting.topic

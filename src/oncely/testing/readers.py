@@ -18,9 +18,17 @@ _LEVELS = {
     "read_committed": IsolationLevel.READ_COMMITTED,
     "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
 }
-_ASK = 20.0
+_ASK = 60.0
 _QUIET = 60.0  # seconds without a message or an end
 _MANY = 10_000
+_AGAIN = 0.02
+# The leader of a partition has changed, or a broker does not have the metadata of a new topic yet.
+_PASSING = (
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+)
 
 
 def messages(
@@ -77,8 +85,10 @@ def _take(message: Any, left: dict[int, int], found: dict[int, list[Any]]) -> No
 def ends(brokers: str, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
     """The end of each partition: the next offset, or the last stable offset (KIP-98).
 
+    A topic that does not exist has no partitions.
+
     Raises:
-        KafkaException: the topic does not exist, or the broker does not answer.
+        KafkaException: the broker does not answer, or a partition has no leader for 60 seconds.
     """
     return _ends(_admin(brokers), topic, isolation)
 
@@ -100,7 +110,7 @@ def _settled_ends(
             return found
         if found == _ends(admin, topic, "read_uncommitted"):
             return found
-        time.sleep(0.02)
+        time.sleep(_AGAIN)
 
 
 def _admin(brokers: str) -> AdminClient:
@@ -108,8 +118,22 @@ def _admin(brokers: str) -> AdminClient:
 
 
 def _ends(admin: AdminClient, topic: str, isolation: Isolation) -> dict[int, int]:
-    partitions = admin.list_topics(topic, timeout=_ASK).topics[topic].partitions
-    wanted = {TopicPartition(topic, n): OffsetSpec.latest() for n in partitions}
+    """The ends; the request is repeated after errors that pass."""
+    give_up = time.monotonic() + _ASK
+    while True:
+        try:
+            return _ends_now(admin, topic, isolation)
+        except KafkaException as error:
+            if error.args[0].code() not in _PASSING or time.monotonic() > give_up:
+                raise
+        time.sleep(_AGAIN)
+
+
+def _ends_now(admin: AdminClient, topic: str, isolation: Isolation) -> dict[int, int]:
+    known = admin.list_topics(topic, timeout=_ASK).topics[topic]
+    if known.error is not None and known.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+        raise KafkaException(known.error)
+    wanted = {TopicPartition(topic, n): OffsetSpec.latest() for n in known.partitions}
     answers = admin.list_offsets(wanted, isolation_level=_LEVELS[isolation])
     return {tp.partition: answer.result(_ASK).offset for tp, answer in answers.items()}
 

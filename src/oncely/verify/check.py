@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from oncely.verify.files import check_files
-from oncely.verify.history import check_ledger
+from oncely.verify.history import Proofs, check_ledger
 from oncely.verify.log import Log
 from oncely.verify.report import Broken, Finding, Report, Unknown
 from oncely.verify.runs import story
 from oncely.verify.state import Ledger, Rules
-from oncely.verify.together import check_log, check_together, explained_by, proven_by
+from oncely.verify.together import begun_in, check_log, check_together, explained_by, proven_by
 
 _NO_LOG = Log()
 
@@ -33,7 +33,9 @@ def check(
     found: list[Finding] = [
         *log.problems,
         *check_log(told, rules),
-        *check_ledger(ledger, rules, explained_by(told), proven_by(told, ledger)),
+        *check_ledger(
+            ledger, rules, Proofs(explained_by(told), begun_in(told), proven_by(told, ledger))
+        ),
         *check_together(ledger, told, earlier, rules),
     ]
     if ledger.files is not None:

@@ -6,9 +6,13 @@ of *moves* is a log of the position's changes, of which the oldest may be missin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
+from math import inf
+from typing import NamedTuple
 
+from oncely.core.claim import SKIPPED, UNKNOWN
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.verify.report import Broken, Finding, Unknown
@@ -23,6 +27,7 @@ from oncely.verify.state import (
     MOVES,
     RESET,
     TAKEN,
+    Covered,
     Entry,
     Held,
     Ledger,
@@ -36,16 +41,22 @@ before, epoch after)`` to an empty text, if an event tells of it; to a reason, i
 None, if no reset can be the cause."""
 
 
-def check_ledger(
-    ledger: Ledger, rules: Rules, explained: Explained, proven: Callable[[TopicPartition], bool]
-) -> Iterator[Finding]:
-    """Check every partition.
+class Proofs(NamedTuple):
+    """What events prove beside the ledger.
 
-    Args:
-        ledger, rules: the ledger, and the rules of its pipeline.
+    Attributes:
         explained: see :data:`Explained`.
-        proven: True if events contain the steps that the ledger no longer has.
+        begun: True if they contain the position at which a partition was begun.
+        proven: True if they contain the steps that the ledger no longer has.
     """
+
+    explained: Explained
+    begun: Callable[[TopicPartition], bool]
+    proven: Callable[[TopicPartition], bool]
+
+
+def check_ledger(ledger: Ledger, rules: Rules, events: Proofs) -> Iterator[Finding]:
+    """Check every partition."""
     for text in ledger.problems:
         yield Broken("stored", text)
     for reason in ledger.unknown:
@@ -55,6 +66,7 @@ def check_ledger(
         entries, held = ledger.of(tp), ledger.positions.get(tp)
         wrong = list(_shapes(entries, ledger, rules))
         yield from wrong
+        yield from _lacking(tp, entries, ledger.digested, rules)
         if held is None:
             text = f"{tp} has a history and no position"
             yield Broken("position", text, tp, _last(entries), shown(entries, len(entries)))
@@ -63,9 +75,12 @@ def check_ledger(
             yield Broken("epoch", text, tp, (held.epoch, held.position))
         elif not wrong and ledger.moves:
             found = _moves(tp, entries, held, ledger)
-            yield from (one for one in found if isinstance(one, Broken) or not proven(tp))
+            yield from (one for one in found if isinstance(one, Broken) or not events.proven(tp))
         elif not wrong:
-            yield from _in_force(tp, entries, held, explained)
+            yield from _in_force(tp, entries, held, events.explained)
+            begin = min([held.position, *(one.start for one in entries)])
+            if begin and not events.begun(tp):
+                yield Unknown(f"{tp}: nothing stored tells that it was begun at {begin}", tp)
     for tp, offset in ledger.stray:
         yield from _stray(tp, offset, ledger)
 
@@ -73,22 +88,37 @@ def check_ledger(
 # -- single entries ------------------------------------------------------------------------------
 
 
+class _Amended:
+    """The rejects of the amendments in force, by the range in which they are."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        mine = (one for one in entries if one.kind in AMENDMENTS and not one.superseded)
+        self._own = sorted((one.start, one.end, one.counts.rejects) for one in mine if one.counts)
+
+    def rejects(self, within: Entry) -> list[int]:
+        low = bisect_left(self._own, (within.start,))
+        high = bisect_right(self._own, (within.end, inf))
+        return [number for _, end, number in self._own[low:high] if end <= within.end]
+
+
 def _shapes(entries: Sequence[Entry], ledger: Ledger, rules: Rules) -> Iterator[Broken]:
-    amended = [one for one in entries if one.kind in AMENDMENTS and not one.superseded]
+    valid = (one for one in entries if one.kind in COMMITS and 0 <= one.start <= one.end)
+    amended = _Amended(entries)
+    committed = Covered(OffsetRange(one.start, one.end) for one in valid)  # also what was undone
     for at, one in enumerate(entries):
-        text = _wrong_shape(one, ledger) or _wrong_counts(one, rules, amended)
+        text = _wrong_shape(one, ledger, committed) or _wrong_counts(one, rules, amended)
         if text:
             yield Broken("entry", f"{one}: {text}", one.partition, one.order, shown(entries, at))
 
 
-def _wrong_shape(one: Entry, ledger: Ledger) -> str:
+def _wrong_shape(one: Entry, ledger: Ledger, committed: Covered) -> str:
     held = ledger.positions.get(one.partition)
     if one.kind not in MOVES | AMENDMENTS:
         return f"the kind {one.kind!r} is unknown"
     if not 0 <= one.start <= one.end:
         return "it is no range of offsets"
     if one.kind in AMENDMENTS:
-        return _wrong_amendment(one, ledger)
+        return _wrong_amendment(one, ledger, committed)
     if held is not None and one.epoch > held.epoch:
         return f"its epoch is later than that of the position, {held.epoch}"
     if one.superseded and not one.epoch < one.superseded <= max(ledger.epoch, one.epoch):
@@ -96,32 +126,29 @@ def _wrong_shape(one: Entry, ledger: Ledger) -> str:
     return ""
 
 
-def _wrong_amendment(one: Entry, ledger: Ledger) -> str:
+def _wrong_amendment(one: Entry, ledger: Ledger, committed: Covered) -> str:
     if one.epoch > ledger.epoch:
         return f"its epoch is later than the last one that was given out, {ledger.epoch}"
-    commits = [
-        OffsetRange(e.start, e.end)
-        for e in ledger.of(one.partition)
-        if e.kind in COMMITS and 0 <= e.start <= e.end
-    ]
-    if not one.superseded and _uncovered(one.start, one.end, commits):
+    if not one.superseded and committed.lacks(OffsetRange(one.start, one.end)):
         return "it amends offsets that nothing has committed"
     return ""
 
 
-def _wrong_counts(one: Entry, rules: Rules, amended: Sequence[Entry]) -> str:
+def _wrong_counts(one: Entry, rules: Rules, amended: _Amended) -> str:
     counts = one.counts
-    if counts is None or one.kind not in COMMITS:
+    if counts is None or one.kind not in COMMITS | {SKIPPED}:
         return ""
     each = (counts.records, counts.rows, counts.rejects, counts.filtered)
-    if one.kind in (HOLE, GAP) and any(each):
+    if one.kind in (HOLE, GAP, SKIPPED) and any(each):
         return "offsets without records have counts"
     if min(each) < 0:
         return "a count is negative"
     if counts.records > one.end - one.start:
         return "more records than offsets"
-    more = (e.counts.rejects for e in amended if e.counts and one.covers(e.start, e.end))
-    if one.letters is not None and one.letters > counts.rejects + sum(n for n in more if n > 0):
+    if (counts.digest is None) != (counts.recipe in ("", UNKNOWN)) and counts.digest != 0:
+        return "it has a digest without recipe, or a recipe without digest"
+    more = sum(number for number in amended.rejects(one) if number > 0)
+    if one.letters is not None and one.letters > counts.rejects + more:
         return f"{one.letters} dead letters lie in it, more than its rejects"
     if not rules.counted or rules.mixed:
         return ""
@@ -131,13 +158,29 @@ def _wrong_counts(one: Entry, rules: Rules, amended: Sequence[Entry]) -> str:
     return ""
 
 
+def _lacking(
+    tp: TopicPartition, entries: Sequence[Entry], digested: Set[int], rules: Rules
+) -> Iterator[Unknown]:
+    """Digests and dead letters that a range in force should have."""
+    amended = _Amended(entries)
+    for one in entries:
+        if one.counts is None or one.kind not in COMMITS or one.superseded:
+            continue
+        if one.kind == DATA and one.counts.rows and not one.counts.recipe and one.epoch in digested:
+            yield Unknown(f"{one}: it has no digest, and other ranges of its epoch have one", tp)
+        left = one.counts.rejects + sum(amended.rejects(one))
+        if rules.counted and not rules.mixed and one.letters is not None and one.letters < left:
+            text = f"{one.letters} dead letters lie in it, fewer than its rejects"
+            yield Unknown(f"{one}: {text}: others were removed, or the counts changed", tp)
+
+
 # -- ranges in force ------------------------------------------------------------------------------
 
 
 def _in_force(
     tp: TopicPartition, entries: Sequence[Entry], held: Held, explained: Explained
 ) -> Iterator[Finding]:
-    commits = [one for one in entries if one.kind in COMMITS]
+    commits = [one for one in entries if one.kind in COMMITS | {SKIPPED}]
     undone = [one for one in commits if one.superseded]
     chain = sorted(one for one in ((e.start, e.end, e.epoch, i) for i, e in enumerate(commits))
                    if not commits[one[3]].superseded)  # fmt: skip
@@ -201,6 +244,8 @@ def _follows(
             " clock of the database was set back, or entries were exchanged",
             tp,
         )
+    if other.start <= one.end:
+        return
     between = _undone_between(undone, newest, other.epoch, other.start)
     for start, end in _uncovered(one.end, other.start, between):
         why = explained(tp, start, end, newest, next_)
@@ -269,13 +314,14 @@ def _undone_between(
 
 def _undone(chain: Sequence[Entry], undone: Sequence[Entry]) -> Iterator[Broken]:
     """What was committed again was undone before."""
-    for at, one in enumerate(undone):
-        for other in (*chain, *undone[at + 1 :]):
-            if max(one.start, other.start) >= min(one.end, other.end):
-                continue
-            later = other.epoch > one.superseded
-            earlier = bool(other.superseded) and one.epoch > other.superseded
-            if not later and not earlier:
+    active: list[Entry] = []
+    for entry in sorted((*undone, *chain), key=lambda it: it.start):
+        if entry.start == entry.end:
+            continue
+        active = [one for one in active if one.end > entry.start]
+        for before in active:
+            one, other = (before, entry) if before.superseded else (entry, before)
+            if one.superseded and not _was_undone_before(one, other):
                 text = (
                     f"{one.partition}: [{other.start}, {other.end}) was committed by epoch"
                     f" {other.epoch}, before the reset of epoch {one.superseded} had undone"
@@ -283,6 +329,13 @@ def _undone(chain: Sequence[Entry], undone: Sequence[Entry]) -> Iterator[Broken]
                 )
                 context = (str(one), str(other))
                 yield Broken("overlap", text, one.partition, other.order, context)
+        active.append(entry)
+
+
+def _was_undone_before(one: Entry, other: Entry) -> bool:
+    """True if one of two overlapping entries was undone before the other one was committed."""
+    earlier = bool(other.superseded) and one.epoch > other.superseded
+    return other.epoch > one.superseded or earlier
 
 
 def _uncovered(start: int, end: int, by: Sequence[OffsetRange]) -> list[tuple[int, int]]:
@@ -314,8 +367,9 @@ def _moves(
 ) -> Iterator[Finding]:
     resets = ledger.resets.get(tp, {})
     first = entries[0] if entries else None
-    if first is not None and not ledger.complete:
-        yield Unknown(f"{tp}: the ledger no longer contains the steps before {first}", tp)
+    if first is not None and not (ledger.complete or _is_first(first, resets)):
+        text = f"{tp}: the ledger no longer contains the steps before {first}, if there were any"
+        yield Unknown(text, tp)
     for at, (one, other) in enumerate(pairwise(entries), 1):
         yield from _moves_on(one, other, resets, ledger, shown(entries, at))
     if not entries:
@@ -330,6 +384,13 @@ def _moves(
         yield Broken("position", text, tp, (held.epoch, held.position), context)
 
 
+def _is_first(one: Entry, resets: Mapping[int, int]) -> bool:
+    """True if no position was moved before an entry: no offset or no epoch is before it."""
+    if one.start == 0:
+        return not any(epoch <= one.epoch for epoch in resets)
+    return (one.kind, one.epoch) == (TAKEN, 1)
+
+
 def _moves_on(
     one: Entry,
     other: Entry,
@@ -342,9 +403,9 @@ def _moves_on(
         text = f"{tp}: epoch {other.epoch} has moved the position after epoch {one.epoch} took it"
         yield Broken("epoch", text, tp, order, context)
         return
-    if ledger.complete and other.epoch > one.epoch and other.kind in (DATA, HOLE, GAP):
+    if other.epoch > one.epoch and other.kind in (DATA, HOLE, GAP):
         text = f"{tp}: epoch {other.epoch} has committed and has not taken the position over"
-        yield Broken("epoch", text, tp, order, context)
+        yield Broken("epoch", text, tp, order, context) if ledger.complete else Unknown(text, tp)
     if other.start == one.end or other.kind == RESET:
         return
     moved = {at for epoch, at in resets.items() if one.epoch <= epoch <= other.epoch}

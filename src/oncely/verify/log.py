@@ -59,6 +59,7 @@ class Opened(_Line, tag="opened"):
     first_start: bool
     every_partition: bool = True
     beyond: dict[str, dict[int, list[Pair]]] = msgspec.field(default_factory=dict)
+    begun: dict[str, list[int]] = {}
 
 
 class Planned(_Line, tag="planned"):
@@ -144,10 +145,12 @@ class Lost(_OfGroup, tag="partitions_lost"):
     """A group has given partitions to others."""
 
 
+InEpoch = Planned | RangeCommitted | BatchCommitted | PartitionAdded | GapFound
+"""Events of a takeover that was told before."""
+
 Event = (
-    Started | EventsLost | Opened | Planned | RangeCommitted | BatchCommitted | PartitionAdded
-    | GapFound | Reset | Fenced | StandingBy | Failed | Draining | Closed | Assigned | Revoked
-    | Lost
+    InEpoch | Started | EventsLost | Opened | Reset | Fenced | StandingBy | Failed | Draining
+    | Closed | Assigned | Revoked | Lost
 )  # fmt: skip
 _KINDS: Mapping[str, type[Event]] = {one.__struct_config__.tag: one for one in Event.__args__}
 
@@ -192,7 +195,7 @@ class Log:
 
 
 def read(paths: Sequence[Path], pipeline: str) -> Log:
-    """Read event logs.
+    """Read event logs. A line that an earlier file contains, too, counts once.
 
     Raises:
         WrongInput: a file can't be read.
@@ -203,8 +206,13 @@ def read(paths: Sequence[Path], pipeline: str) -> Log:
             logs.append(parsed(path.read_bytes(), pipeline, str(path)))
         except OSError as error:
             raise WrongInput(f"the event log {path} can't be read: {error.strerror}") from None
-    lines = [line for log in logs for line in log.lines]
-    if len(logs) > 1:
+    lines, files, known = list[Line](), 0, set[str]()
+    for log in logs:
+        new = [line for line in log.lines if line.text not in known]
+        known |= {line.text for line in new}
+        lines += new
+        files += bool(new)
+    if files > 1:
         lines.sort(key=attrgetter("event.time"))
     return Log(lines, [problem for log in logs for problem in log.problems])
 

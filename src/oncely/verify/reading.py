@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -71,16 +70,20 @@ def _of_sql(
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
     try:
         with sql_ledger.open_ledger(dialect, sink.table, settings.name) as tables:
-            return _of_tables(tables)
+            return of_tables(tables)
     except TableMismatch:  # a database file that does not exist
         return None
 
 
-def _of_tables(tables: sql_ledger.LedgerTables) -> Ledger | None:
+def of_tables(tables: sql_ledger.LedgerTables) -> Ledger | None:
+    """The ledger of open tables; None if the pipeline has never run."""
     registered = None if tables.missing(tables.all[1:]) else tables.registered()
     if registered is None:
         return None
     letters = tables.letters()
+    runs: dict[int, set[str]] = {}
+    for epoch, run in tables.runs():
+        runs.setdefault(epoch, set()).add(run)
     return Ledger(
         tables.pipeline,
         registered[1],
@@ -90,17 +93,21 @@ def _of_tables(tables: sql_ledger.LedgerTables) -> Ledger | None:
             *(_entry(one, {}) for one in tables.entries(sql_ledger.AMENDMENTS)),
         ],
         stray=tables.stray(),
+        problems=[
+            f"epoch {epoch} was given to one run, and {len(own)} have it: the epoch of a position"
+            " was changed"
+            for epoch, own in sorted(runs.items())
+            if len(own) > 1
+        ],
     )
 
 
 def _entry(
     one: sql_ledger.RangeRow, letters: Mapping[tuple[TopicPartition, int, int], int]
 ) -> Entry:
-    start, end = one.range.start, one.range.end
     return Entry(
-        one.partition, start, end, one.epoch, one.kind,
-        replace(one.counts, digest=None, recipe=""),  # event logs do not tell digests
-        one.superseded, one.at, letters.get((one.partition, start, one.epoch), 0),
+        one.partition, one.start, one.end, one.epoch, one.kind, one.counts,
+        one.superseded, one.at, letters.get((one.partition, one.start, one.epoch), 0),
     )  # fmt: skip
 
 
@@ -111,8 +118,7 @@ def _of_topic(
     settings: PipelineSettings, sink: KafkaSinkSettings | FilesSinkSettings
 ) -> Ledger | None:
     source, name = settings.source, settings.name
-    group = settings.mirror_group or f"oncely-{name}"
-    with Topics(source.brokers, source.kafka_properties(), group=group) as topics:
+    with Topics(source.brokers, source.kafka_properties(), group=settings.group) as topics:
         # Before the ledger: what is published by then lies below its positions.
         manifest = None
         if isinstance(sink, FilesSinkSettings):

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, from_tree
+from oncely.core.topics import TopicPartition, from_tree, grouped
 from oncely.verify import log as of
 from oncely.verify.log import Line, Log
 from oncely.verify.report import Broken
-from oncely.verify.state import AHEAD, GAP, Entry, Rules
+from oncely.verify.state import AHEAD, GAP, Covered, Entry, Rules
 
 _AROUND = 4  # lines that are shown before and after a broken one
 
@@ -47,7 +47,6 @@ class Epoch:
         run: the name of the process.
         at: the index of the line that opened it.
         every: all partitions were taken over.
-        first: the first start of the pipeline.
         opened: position by partition when it was opened; of a reset, those before it.
         moved: of a reset, the positions after it; None if it is a run.
         now: the positions that the events have led to.
@@ -55,7 +54,7 @@ class Epoch:
         own: the committed ranges that took effect in this epoch, with their lines.
         earlier: the ranges that were found committed, by an attempt that told nothing.
         batches: its batches.
-        added: the partitions that were added.
+        begun: where partitions begin, of those that no run had moved, or that were added.
         lossy: events of it are missing, as the log says.
         beyond: the ranges beyond the positions that had taken effect when it was opened.
     """
@@ -64,7 +63,6 @@ class Epoch:
     run: str
     at: int
     every: bool
-    first: bool
     opened: Mapping[TopicPartition, int]
     moved: Mapping[TopicPartition, int] | None = None
     now: dict[TopicPartition, int] = field(default_factory=dict)
@@ -72,13 +70,13 @@ class Epoch:
     own: dict[TopicPartition, list[tuple[Entry, int]]] = field(default_factory=dict)
     earlier: dict[TopicPartition, list[OffsetRange]] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
-    added: dict[TopicPartition, int] = field(default_factory=dict)
+    begun: dict[TopicPartition, int] = field(default_factory=dict)
     lossy: bool = False
     beyond: Mapping[TopicPartition, Sequence[OffsetRange]] = field(default_factory=dict)
 
     def covers(self, tp: TopicPartition) -> bool:
         """True if the epoch has taken the partition over."""
-        return tp in self.opened or tp in self.added
+        return tp in self.opened or tp in self.begun
 
     @property
     def open_batch(self) -> Batch | None:
@@ -105,19 +103,24 @@ class Epoch:
         planned = left.planned.get(tp, (0, 0))[1] if left else 0
         return self._moved_on(tp, max(self.known(tp), planned, self.most.get(tp, 0)))
 
-    def may_contain(self, one: Entry) -> bool:
+    def may_contain(self, one: Entry, earlier: Covered) -> bool:
         """True if the ledger may have this commit of the epoch although no event tells of it.
 
         A batch that has no end, and a chunk whose task was lost: another attempt has found its
         range committed.
+
+        Args:
+            one: the commit.
+            earlier: :attr:`earlier` of its partition.
         """
         left = self.open_batch
-        tp, allowed = one.partition, list(self.earlier.get(one.partition, ()))
+        tp, allowed = one.partition, list[OffsetRange]()
         if left is not None and tp in left.planned:
             allowed.append(OffsetRange(*left.planned[tp]))
         if self.most.get(tp, 0) > self.now.get(tp, 0):  # a gap that was found
             allowed.append(OffsetRange(self.now[tp], self.most[tp]))
-        return self.lossy or not OffsetRange(one.start, one.end).minus(allowed)
+        lacking = earlier.lacks(OffsetRange(one.start, one.end))
+        return self.lossy or not any(part.minus(allowed) for part in lacking)
 
 
 _REPLAYED = "replayed"
@@ -138,6 +141,8 @@ class Story:
     broken: list[Broken] = field(default_factory=list)
     headless: set[str] = field(default_factory=set)
     """Runs whose first events are missing: their file was cut at its beginning."""
+    lossy: set[str] = field(default_factory=set)
+    """Runs that could not write all of their events."""
 
     def around(self, at: int) -> tuple[str, ...]:
         """The lines around an index, and the lines of the same run before it."""
@@ -169,24 +174,26 @@ class _Reader:
 
     def take(self, at: int, event: of.Event) -> None:
         """Take the next line."""
+        if event.run not in self._started and not isinstance(event, of.Started):
+            self._told.headless.add(event.run)
         match event:
             case of.Opened():
                 now = from_tree(event.positions)
+                begun = now if event.first_start else of.numbers(event.begun)
                 self._open(at, event, Epoch(
-                    event.epoch or 0, event.run, at, event.every_partition, event.first_start, now,
-                    now=dict(now), beyond=of.beyond(event),
+                    event.epoch or 0, event.run, at, event.every_partition, now, now=dict(now),
+                    begun={tp: now[tp] for tp in begun if tp in now}, beyond=of.beyond(event),
                 ))  # fmt: skip
             case of.Reset():
                 before, after = from_tree(event.before), from_tree(event.positions)
                 self._open(at, event, Epoch(
-                    event.epoch or 0, event.run, at, True, False, before, after, dict(after)
+                    event.epoch or 0, event.run, at, True, before, after, dict(after)
                 ))  # fmt: skip
             case of.EventsLost():
+                self._told.lossy.add(event.run)
                 for one in self._told.epochs:
                     one.lossy |= one.run == event.run
-            case of.Planned() | of.RangeCommitted() | of.BatchCommitted():
-                self._in_epoch(at, event)
-            case of.PartitionAdded() | of.GapFound():
+            case _ if isinstance(event, of.InEpoch):
                 self._in_epoch(at, event)
             case of.Assigned() | of.Revoked() | of.Lost():
                 self._changed(event)
@@ -222,15 +229,10 @@ class _Reader:
         self._runs[event.run] = {**kept, epoch.number: epoch}
         self._told.epochs.append(epoch)
 
-    def _in_epoch(
-        self,
-        at: int,
-        event: of.Planned | of.RangeCommitted | of.BatchCommitted | of.PartitionAdded | of.GapFound,
-    ) -> None:
+    def _in_epoch(self, at: int, event: of.InEpoch) -> None:
         epochs = self._runs.get(event.run, {})
         epoch = epochs.get(event.epoch or 0)
-        if not epochs and event.run not in self._started:
-            self._told.headless.add(event.run)
+        if epoch is None and event.run in self._told.headless | self._told.lossy:
             return
         if epoch is None or epoch.moved is not None:
             has = f"epoch {max(epochs)}" if epochs else "none"
@@ -250,7 +252,7 @@ class _Reader:
                     self._wrong("partition", f"{tp} is added a second time",
                                 at, tp, (epoch.number, event.position))  # fmt: skip
                     return
-                epoch.added[tp] = epoch.now[tp] = event.position
+                epoch.begun[tp] = epoch.now[tp] = event.position
             case of.GapFound():
                 self._gap(at, event, epoch)
 
@@ -263,7 +265,10 @@ class _Reader:
         if len(planned) < len(of.ranges(event)):
             text = "not all of the planned ranges are ranges of offsets"
             self._wrong("log", text, at, None, (epoch.number, 0))
-        assigned = self._assigned.get(event.run)
+        # A run of some partitions is a member of a group, which assigns them.
+        assigned = self._assigned.get(event.run, None if epoch.every else set())
+        if event.run in self._told.headless | self._told.lossy:
+            assigned = None
         for tp, (start, end) in sorted(planned.items()):
             order = (epoch.number, start)
             why = "" if epoch.covers(tp) else "it has not taken that partition over"
@@ -317,12 +322,13 @@ class _Reader:
             epoch.now |= ends
             return
         batch.ended = True
+        own = grouped((one.partition, OffsetRange(one.start, one.end)) for one in batch.told)
         for tp, (start, end) in sorted(batch.planned.items()):
             if ends.get(tp) != end:
                 text = f"{tp} was planned up to {end}, and is at {ends.get(tp)}"
                 self._wrong("log", text, at, tp, (epoch.number, start))
             elif not (epoch.lossy or self._rules.timed):
-                self._refuse_gaps(at, epoch, batch, tp)
+                self._refuse_gaps(at, epoch, batch, tp, own.get(tp, ()))
         epoch.now |= {tp: end for tp, end in ends.items() if tp in batch.planned}
         done = sum((one.counts or NO_RECORDS for one in batch.told), NO_RECORDS)
         told = (event.records, event.rows, event.rejects)
@@ -331,9 +337,10 @@ class _Reader:
             text = f"the counts of the batch are {told}, and those of its ranges are {sums}"
             self._wrong("log", text, at, None, order)
 
-    def _refuse_gaps(self, at: int, epoch: Epoch, batch: Batch, tp: TopicPartition) -> None:
+    def _refuse_gaps(
+        self, at: int, epoch: Epoch, batch: Batch, tp: TopicPartition, told: Iterable[OffsetRange]
+    ) -> None:
         planned = OffsetRange(*batch.planned[tp])
-        told = [OffsetRange(one.start, one.end) for one in batch.told if one.partition == tp]
         for left in planned.minus(told):
             text = (
                 f"batch {batch.number} of epoch {epoch.number} has ended, and no event tells that"
@@ -365,7 +372,7 @@ def _first(batch: Batch) -> int:
 
 def partitions(epochs: Iterable[Epoch]) -> list[TopicPartition]:
     """All partitions of some epochs."""
-    return sorted({tp for one in epochs for tp in (*one.opened, *one.added, *(one.moved or ()))})
+    return sorted({tp for one in epochs for tp in (*one.opened, *one.begun, *(one.moved or ()))})
 
 
 def chain(epochs: Sequence[Epoch], tp: TopicPartition) -> Iterator[Epoch]:

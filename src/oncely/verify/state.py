@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
-from oncely.core.claim import NO_RECORDS, Counts
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
+from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.topics import Position, TopicPartition, grouped
 
 DATA = "data"
 HOLE = "hole"
@@ -21,7 +23,7 @@ TAKEN = "taken"
 """The position got another epoch and was not moved."""
 RESET = "reset"
 COMMITS = frozenset({DATA, HOLE, GAP, JOINED, AHEAD})
-MOVES = frozenset({*COMMITS, TAKEN, RESET})
+MOVES = frozenset({*COMMITS, SKIPPED, TAKEN, RESET})
 AMENDMENTS = frozenset({"replay", "repair", "backfill"})
 """Later changes within ranges that were committed before; no position depends on them."""
 
@@ -85,6 +87,19 @@ class Entry:
 def shown(entries: Sequence[Entry], at: int) -> tuple[str, ...]:
     """The entries around an index."""
     return tuple(str(one) for one in entries[max(0, at - AROUND) : at + AROUND])
+
+
+class Covered:
+    """The offsets that ranges cover, in an order in which they are found by bisection."""
+
+    def __init__(self, ranges: Iterable[OffsetRange]) -> None:
+        self._ranges = normalize(ranges)
+
+    def lacks(self, one: OffsetRange) -> tuple[OffsetRange, ...]:
+        """The offsets of a range that none of them covers: disjoint, ascending, never empty."""
+        first = bisect_right(self._ranges, one.start, key=lambda it: it.end)
+        end = bisect_left(self._ranges, one.end, first, key=lambda it: it.start)
+        return one.minus(self._ranges[first:end])
 
 
 class Held(NamedTuple):
@@ -165,11 +180,14 @@ class Ledger:
         return self._by_partition.get(tp, [])
 
     @cached_property
+    def digested(self) -> frozenset[int]:
+        """The epochs whose runs have stored digests of rows."""
+        counted = ((one.epoch, one.counts) for one in self.history if one.kind in COMMITS)
+        return frozenset(at for at, c in counted if c and c.rows > 0 and c.digest is not None)
+
+    @cached_property
     def _by_partition(self) -> dict[TopicPartition, list[Entry]]:
-        found: dict[TopicPartition, list[Entry]] = {}
-        for one in self.history:
-            found.setdefault(one.partition, []).append(one)
-        return found
+        return grouped((one.partition, one) for one in self.history)
 
 
 @dataclass(frozen=True)

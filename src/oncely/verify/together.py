@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from heapq import heappop, heappush
+from itertools import accumulate, pairwise
 
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, grouped
 from oncely.verify.history import Explained
 from oncely.verify.report import Broken, Finding, Unknown
 from oncely.verify.runs import Epoch, Story, chain, partitions
@@ -18,6 +20,7 @@ from oncely.verify.state import (
     DATA,
     HOLE,
     JOINED,
+    Covered,
     Entry,
     Held,
     Ledger,
@@ -33,9 +36,9 @@ def check_log(told: Story, rules: Rules) -> Iterator[Finding]:
     yield from told.broken
     for run in sorted(told.headless):
         yield Unknown(f"the first events of run {run} are missing: its file begins later")
+    for run in sorted(told.lossy):
+        yield Unknown(f"run {run} could not write all of its events")
     for one in told.epochs:
-        if one.lossy:
-            yield Unknown(f"epoch {one.number} could not write all of its events")
         yield from _twice(one, told)
     if rules.timed:
         return
@@ -123,19 +126,18 @@ def check_together(ledger: Ledger, told: Story, earlier: Story, rules: Rules) ->
     if rules.timed:
         yield Unknown('delivery = "none": positions move on a timer, which no event tells of')
         return
-    by_partition: dict[TopicPartition, list[Entry]] = {}
-    for entry in ledger.history:
-        if entry.kind in COMMITS and 0 <= entry.start <= entry.end:
-            by_partition.setdefault(entry.partition, []).append(entry)
+    by_partition = grouped(
+        (entry.partition, entry)
+        for entry in ledger.history
+        if entry.kind in COMMITS and 0 <= entry.start <= entry.end
+    )
     for tp in sorted({*by_partition, *ledger.positions, *partitions(told.epochs)}):
         entries = by_partition.get(tp, [])
         if ledger.complete:
             yield from _replayed(tp, entries, earlier)
             yield from _started(tp, entries, ledger, earlier)
         yield from _commits(tp, entries, ledger, told, earlier, rules)
-        for entry in entries:
-            if entry.kind == JOINED:
-                yield from _is_sum(entry, told, rules)
+        yield from _are_sums(tp, entries, told, rules)
         yield from _stands(tp, ledger, told, earlier)
 
 
@@ -150,34 +152,76 @@ def _commits(
     """Commits in the log, and entries of the ledger, one by one."""
     epochs = {one.number: one for one in reversed(told.epochs)}
     known = {one.order: one for one in entries if one.kind != JOINED}
-    joined = [one for one in entries if one.kind == JOINED]
+    joined = _Joined(one for one in entries if one.kind == JOINED)
+    found = {number: Covered(one.earlier.get(tp, ())) for number, one in epochs.items()}
     for epoch in chain(earlier.epochs, tp):
         for own, line in epoch.own.get(tp, ()):
             yield from _is_stored(own, line, known, joined, ledger, rules, earlier)
     own_orders = {own.order for epoch in epochs.values() for own, _ in epoch.own.get(tp, ())}
     for order, entry in known.items():
-        if order not in own_orders:
-            yield from _is_told(entry, epochs.get(entry.epoch), entries, told)
-    before = 0
+        if order not in own_orders and entry.epoch in epochs:  # else of a run without event log
+            yield from _is_told(entry, epochs[entry.epoch], found[entry.epoch], entries, told)
+    by_epoch = grouped((entry.epoch, entry) for entry in known.values())
+    untold = _Untold([own for number, own in by_epoch.items() if number not in epochs])
+    before: list[Entry] = []
     for one in chain(told.epochs, tp):
-        fenced = [e for e in known.values() if e.epoch == before or e.epoch not in epochs]
-        yield from _is_fenced(tp, one, fenced, told)
-        before = one.number
+        if tp in one.opened:
+            fenced = [*before, *untold.behind(one.opened[tp], one.number)]
+            yield from _is_fenced(tp, one, fenced, told)
+        before = by_epoch.get(one.number, [])
+
+
+class _Joined:
+    """The joined ranges of a partition."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._ordered = sorted(entries, key=lambda one: one.start)
+        self._ends = list(accumulate((one.end for one in self._ordered), max))
+
+    def contain(self, own: Entry) -> bool:
+        """True if one of them may have been made of a commit, among others."""
+        at = bisect_right(self._ordered, own.start, key=lambda one: one.start) - 1
+        while at >= 0 and self._ends[at] >= own.end:
+            if self._ordered[at].end >= own.end and self._ordered[at].epoch >= own.epoch:
+                return True
+            at -= 1
+        return False
+
+
+class _Untold:
+    """The entries of epochs of which no event tells, for epochs that are asked in their order."""
+
+    def __init__(self, by_epoch: Iterable[list[Entry]]) -> None:
+        self._later = sorted(by_epoch, key=lambda own: -own[0].epoch)
+        self._open: list[tuple[int, tuple[int, int], Entry]] = []  # a heap, the last end first
+
+    def behind(self, position: int, epoch: int) -> list[Entry]:
+        """Those of earlier epochs that end behind a position, and that no reset has undone."""
+        while self._later and self._later[-1][0].epoch < epoch:
+            for one in self._later.pop():
+                heappush(self._open, (-one.end, one.order, one))
+        found: list[Entry] = []
+        while self._open and self._open[0][2].end > position:
+            one = heappop(self._open)[2]
+            if not 0 < one.superseded <= epoch:  # undone for all later epochs, too
+                found.append(one)
+        for one in found:
+            heappush(self._open, (-one.end, one.order, one))
+        return found
 
 
 def _is_stored(
     own: Entry,
     line: int,
     known: dict[tuple[int, int], Entry],
-    joined: Sequence[Entry],
+    joined: _Joined,
     ledger: Ledger,
     rules: Rules,
     told: Story,
 ) -> Iterator[Broken]:
     found = known.get(own.order)
     if found is None:
-        whole = any(one.covers(own.start, own.end) and one.epoch >= own.epoch for one in joined)
-        if whole or not ledger.complete:
+        if joined.contain(own) or not ledger.complete:
             return
         text = f"{own.place}: the ledger does not contain this commit: {own}"
         context = *told.around(line), *_near(known.values(), own.start)
@@ -193,10 +237,10 @@ def _is_stored(
 
 def _replayed(tp: TopicPartition, entries: Sequence[Entry], told: Story) -> Iterator[Broken]:
     """What an event says to have been committed before is in the ledger."""
-    stored = [OffsetRange(one.start, one.end) for one in entries]
+    stored = Covered(OffsetRange(one.start, one.end) for one in entries)
     for epoch in chain(told.epochs, tp):
         for one in epoch.earlier.get(tp, ()):
-            for left in one.minus(stored):
+            for left in stored.lacks(one):
                 text = f"epoch {epoch.number} has found {tp} {left} committed, and nothing has"
                 yield _missing(tp, left, f"{text} committed it", entries, epoch, told)
 
@@ -210,9 +254,8 @@ def _started(
     if held is None:
         return
     epoch = next(chain(told.epochs, tp), None)
-    if epoch is not None and (epoch.first or tp in epoch.added):
-        start = epoch.added.get(tp, epoch.opened.get(tp, 0))
-        yield from _begun(tp, start, epoch, entries, held, told)
+    if epoch is not None and tp in epoch.begun:
+        yield from _begun(tp, epoch.begun[tp], epoch, entries, held, told)
     for one in told.epochs:
         if one.moved is not None and tp in one.moved:
             since = [entry for entry in entries if entry.epoch > one.number]
@@ -273,16 +316,14 @@ def _near(entries: Iterable[Entry], offset: int) -> tuple[str, ...]:
 
 
 def _is_told(
-    entry: Entry, epoch: Epoch | None, entries: Sequence[Entry], told: Story
+    entry: Entry, epoch: Epoch, found: Covered, entries: Sequence[Entry], told: Story
 ) -> Iterator[Broken]:
-    if epoch is None:
-        return  # of a run without event log
     tp = entry.partition
     if not epoch.covers(tp):
         text = f"epoch {entry.epoch} has not taken {tp} over, and has committed: {entry}"
         yield Broken("partition", text, tp, entry.order, told.around(epoch.at))
         return
-    if not epoch.may_contain(entry):
+    if not epoch.may_contain(entry, found):
         context = *told.around(epoch.at), *_near(entries, entry.start)
         text = f"no event tells of this commit of the ledger: {entry}"
         yield Broken("log", text, tp, entry.order, context)
@@ -296,11 +337,9 @@ def _is_fenced(
     Args:
         tp: the partition.
         epoch: this epoch.
-        entries: those of the epoch before it, and of epochs of which no event tells.
+        entries: those of the epoch before it, and of earlier ones of which no event tells.
         told: the log.
     """
-    if tp not in epoch.opened:
-        return
     at, beyond = epoch.opened[tp], set(epoch.beyond.get(tp, ()))
     kept = (epoch.moved or {}).get(tp, 0)  # no event tells which ranges a reset has found below it
     for entry in entries:
@@ -316,13 +355,25 @@ def _is_fenced(
             yield Broken("fence", text, tp, entry.order, told.around(epoch.at))
 
 
-def _is_sum(joined: Entry, told: Story, rules: Rules) -> Iterator[Finding]:
-    """A joined range has the sums of its parts, if the log contains all of them."""
+def _are_sums(
+    tp: TopicPartition, entries: Iterable[Entry], told: Story, rules: Rules
+) -> Iterator[Finding]:
+    """Joined ranges have the sums of their parts."""
+    own = [one for epoch in told.epochs for one, _ in epoch.own.get(tp, ())
+           if one.kind in (DATA, HOLE, AHEAD)]  # fmt: skip
+    own.sort(key=lambda one: one.start)
+    for joined in entries:
+        if joined.kind == JOINED:
+            first, end = (bisect_left(own, at, key=lambda one: one.start)
+                          for at in (joined.start, joined.end))  # fmt: skip
+            inside = (one for one in own[first:end] if one.end <= joined.end)
+            yield from _is_sum(joined, [o for o in inside if o.epoch <= joined.epoch], rules)
+
+
+def _is_sum(joined: Entry, parts: Sequence[Entry], rules: Rules) -> Iterator[Finding]:
+    """A joined range has the sums of its parts, which ascend, if the log contains all of them."""
     tp = joined.partition
-    parts = [own for epoch in told.epochs for own, _ in epoch.own.get(tp, ())
-             if own.kind in (DATA, HOLE, AHEAD) and joined.covers(own.start, own.end)
-             and own.epoch <= joined.epoch]  # fmt: skip
-    if not _disjoint(parts):
+    if any(one.end > other.start for one, other in pairwise(parts)):
         parts = _latest(parts)
     ranges = [OffsetRange(one.start, one.end) for one in parts]
     if OffsetRange(joined.start, joined.end).minus(ranges):
@@ -337,19 +388,15 @@ def _is_sum(joined: Entry, told: Story, rules: Rules) -> Iterator[Finding]:
         yield Broken("ledger", text, tp, joined.order, context)
 
 
-def _disjoint(parts: list[Entry]) -> bool:
-    parts.sort(key=lambda one: one.start)
-    return all(one.end <= other.start for one, other in pairwise(parts))
-
-
 def _latest(parts: Iterable[Entry]) -> list[Entry]:
     """Without the ranges that a later epoch has committed again, after a reset."""
     ordered = sorted(parts, key=lambda one: (-one.epoch, one.start))
-    kept: list[Entry] = []
+    kept: list[Entry] = []  # disjoint, ascending
     for one in ordered:
-        if not any(max(one.start, o.start) < min(one.end, o.end) for o in kept):
-            kept.append(one)
-    return sorted(kept, key=lambda one: one.start)
+        at = bisect_right(kept, one.start, key=lambda it: it.end)
+        if at == len(kept) or one.end <= kept[at].start:
+            kept.insert(at, one)
+    return kept
 
 
 def _stands(tp: TopicPartition, ledger: Ledger, later: Story, told: Story) -> Iterator[Finding]:
@@ -362,6 +409,12 @@ def _stands(tp: TopicPartition, ledger: Ledger, later: Story, told: Story) -> It
     context = told.around(len(told.lines))
     if held is None:
         yield Broken("position", f"the ledger has no position for {tp}", tp, order, context)
+        return
+    if held.epoch not in {one.number for one in later.epochs}:
+        yield Unknown(f"{tp} is held by epoch {held.epoch}, of which no event tells", tp)
+    elif not any(one.covers(tp) or one.lossy for one in later.epochs if one.number == held.epoch):
+        text = f"{tp} is held by epoch {held.epoch}, which has not taken it over"
+        yield Broken("epoch", text, tp, order, context)
         return
     if held.epoch < last.number:
         text = (
@@ -407,6 +460,16 @@ def explained_by(told: Story) -> Explained:
     return explained
 
 
+def begun_in(told: Story) -> Callable[[TopicPartition], bool]:
+    """True if an event tells where a partition begins."""
+
+    def begun(tp: TopicPartition) -> bool:
+        first = next(chain(told.epochs, tp), None)
+        return first is not None and tp in first.begun
+
+    return begun
+
+
 def proven_by(told: Story, ledger: Ledger) -> Callable[[TopicPartition], bool]:
     """True if the log, with what is left of the ledger, contains every step of a partition."""
 
@@ -414,19 +477,19 @@ def proven_by(told: Story, ledger: Ledger) -> Callable[[TopicPartition], bool]:
         epochs, held = list(chain(told.epochs, tp)), ledger.positions.get(tp)
         if not epochs or held is None or held.epoch != epochs[-1].number:
             return False
-        if any(one.lossy for one in epochs) or not (epochs[0].first or tp in epochs[0].added):
+        if any(one.lossy for one in epochs) or tp not in epochs[0].begun:
             return False
-        stored = ledger.of(tp)
+        stored = grouped((one.epoch, OffsetRange(one.start, one.end)) for one in ledger.of(tp))
         ends = [*(one.opened.get(tp, 0) for one in epochs[1:]), held.position]
-        return all(_is_covered(one, tp, end, stored) for one, end in zip(epochs, ends, strict=True))
+        return all(
+            _is_covered(one, tp, end, stored.get(one.number, ()))
+            for one, end in zip(epochs, ends, strict=True)
+        )
 
     return proven
 
 
-def _is_covered(epoch: Epoch, tp: TopicPartition, end: int, stored: Iterable[Entry]) -> bool:
+def _is_covered(epoch: Epoch, tp: TopicPartition, end: int, stored: Iterable[OffsetRange]) -> bool:
     """The steps behind the last event of an epoch are in the ledger."""
     at = epoch.known(tp)
-    if end <= at:
-        return True
-    left = [OffsetRange(one.start, one.end) for one in stored if one.epoch == epoch.number]
-    return not OffsetRange(at, end).minus(left)
+    return end <= at or not OffsetRange(at, end).minus(stored)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from oncely.audit.stored.letter import Letter, content_of
 from oncely.audit.stored.log import Topics
 from oncely.audit.stored.topic_ledger import TopicLedger
 from oncely.core.topics import TopicPartition
@@ -29,6 +30,7 @@ class StoredLetter:
         stage, reason: why.
         at: the dead letter's own topic-partition and offset.
         waits: True unless it was replayed, or a reset has made it void.
+        content: as of :class:`Letter`; None if parts of the record were left out.
     """
 
     of: TopicPartition
@@ -38,6 +40,14 @@ class StoredLetter:
     reason: str
     at: tuple[TopicPartition, int]
     waits: bool = True
+    content: tuple[bytes, ...] | None = None
+
+    @property
+    def kept(self) -> Letter | None:
+        """Its content; None if it is not complete, or does not wait."""
+        if self.content is None or not self.waits:
+            return None
+        return Letter(self.of, self.offset, self.stage, self.reason, self.content)
 
 
 def read_letters(
@@ -78,9 +88,14 @@ def letter(
     try:
         of = TopicPartition(own["oncely.topic"], int(own["oncely.partition"]))
         offset, epoch = int(own["oncely.offset"]), int(own["oncely.epoch"])
+        when = own.get("oncely.timestamp_ms")
+        at_ms = int(when) if when else None
     except (KeyError, ValueError):  # written by another program
         return None
     here, number = TopicPartition(message.topic(), message.partition()), message.offset()
     waits = number >= replayed.get(here, 0) and not ledger.undone(of, epoch, offset)
     stage, reason = own.get("oncely.stage", ""), own.get("oncely.reason", "")
-    return StoredLetter(of, offset, epoch, stage, reason, (here, number), waits)
+    content = None
+    if "oncely.left_out" not in own:
+        content = content_of(at_ms, message.key(), message.value(), headers[:at])
+    return StoredLetter(of, offset, epoch, stage, reason, (here, number), waits, content)

@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from oncely.audit.stored.letter import Letter, content_of
 from oncely.audit.stored.topic_ledger import StoredTotals
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.core.topics import TopicPartition, from_tree
@@ -185,14 +186,15 @@ def positions_of(document: DeltaDocument) -> dict[TopicPartition, int]:
     return from_tree(document.positions)
 
 
-def read_letters(store: Store, document: DeltaDocument) -> Iterator[tuple[TopicPartition, int]]:
-    """Topic-partition and offset of the dead letters that wait.
+def read_letters(store: Store, document: DeltaDocument) -> Iterator[Letter]:
+    """The dead letters that wait, and those that were discarded.
 
     Raises:
         NoSuchFile: a file of dead letters is gone.
     """
     for path, _ in document.rejects:
-        data = pa.BufferReader(store.read(f"{_FOLDER}/{path}"))
-        found = pq.read_table(data, columns=["topic", "partition", "offset"])
-        for row in found.to_pylist():
-            yield TopicPartition(row["topic"], row["partition"]), row["offset"]
+        for row in pq.read_table(pa.BufferReader(store.read(f"{_FOLDER}/{path}"))).to_pylist():
+            of = TopicPartition(row["topic"], row["partition"])
+            headers = [one.values() for one in row["headers"]]
+            content = content_of(row["timestamp_ms"], row["key"], row["value"], headers)
+            yield Letter(of, row["offset"], row["stage"], row["reason"], content)

@@ -11,7 +11,8 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from itertools import chain
+from typing import Any, Literal, NamedTuple, Self
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
@@ -33,7 +34,6 @@ _READER: Mapping[str, object] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
-    "auto.offset.reset": "earliest",
     "fetch.wait.max.ms": 20,
     "fetch.queue.backoff.ms": 5,
 }
@@ -65,12 +65,15 @@ class Topics:
         kafka: librdkafka's properties for the connection, as for the source. Never in a repr.
         timeout: seconds without progress after which a request fails.
         group: the id of the group; nothing is committed.
+        deleted: what happens where records that are to be read have been deleted: those that are
+            left are read, or the read fails.
     """
 
     brokers: str
     kafka: Mapping[str, object] = field(default_factory=dict, repr=False)
     timeout: float = 30.0
     group: str = "oncely-audit"
+    deleted: Literal["pass over", "refuse"] = "pass over"
     _admin: KafkaAdmin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __enter__(self) -> Self:
@@ -147,22 +150,57 @@ class Topics:
         left = {(tp[0], tp[1]): end for tp, end in until.items() if end > given.get(tp, 0)}
         if not left:
             return
-        consumer, state = self._consumer("read_committed")
-        try:
-            # Also returns the topic's leaders; a client looks for a new topic's only once a second.
-            with contextlib.suppress(KafkaException):
-                stay_connected(consumer, next(iter(left))[0], self.timeout)
-            beginning = ck.OFFSET_BEGINNING
-            starts = {tp: given.get(TopicPartition(*tp), beginning) for tp in left}
-            consumer.assign([ck.TopicPartition(*tp, at) for tp, at in starts.items()])
+        beginning = ck.OFFSET_BEGINNING
+        starts = {TopicPartition(*tp): given.get(TopicPartition(*tp), beginning) for tp in left}
+        with self._assigned(starts) as (consumer, state):
             for batch in self._polled(consumer, state, left):
                 found = self._below(batch, left, consumer)
                 if found:
                     yield found
                 if not left:
                     return
+
+    @contextlib.contextmanager
+    def _assigned(self, starts: Mapping[TopicPartition, int]) -> Iterator[tuple[Any, ErrorState]]:
+        """A consumer of these partitions, at least one, from these offsets on."""
+        consumer, state = self._consumer("read_committed")
+        try:
+            # Also returns the topic's leaders; a client looks for a new topic's only once a second.
+            with contextlib.suppress(KafkaException):
+                stay_connected(consumer, next(iter(starts)).topic, self.timeout)
+            consumer.assign([ck.TopicPartition(*tp, at) for tp, at in starts.items()])
+            yield consumer, state
         finally:
             consumer.close()
+
+    def around(
+        self, at: Mapping[TopicPartition, int], back: int
+    ) -> dict[TopicPartition, tuple[Any | None, Any | None]]:
+        """The last message of up to ``back`` offsets before each offset, and the first message at
+        or after it; None where there is none. All partitions are read together.
+
+        Raises the errors of :meth:`read`.
+        """
+        found: dict[TopicPartition, tuple[Any | None, Any | None]] = dict.fromkeys(at, (None, None))
+        left = {(tp[0], tp[1]): one for tp, one in at.items()}
+        if not left:
+            return found
+        starts = {tp: max(0, one - back) for tp, one in at.items()}
+        with self._assigned(starts) as (consumer, state):
+            for message in chain.from_iterable(self._polled(consumer, state, left)):
+                key = message.topic(), message.partition()
+                if key not in left:
+                    continue
+                tp, is_record = TopicPartition(*key), message.error() is None
+                if is_record and message.offset() < left[key]:
+                    found[tp] = message, None
+                    continue
+                found[tp] = found[tp][0], message if is_record else None
+                del left[key]
+                if not left:
+                    break
+                consumer.incremental_unassign([ck.TopicPartition(*tp)])
+        return found
 
     def _below(
         self, batch: Iterable[Any], left: dict[tuple[str, int], int], consumer: Any
@@ -217,5 +255,7 @@ class Topics:
 
     def _consumer(self, level: str) -> tuple[Any, ErrorState]:
         state = ErrorState(self.brokers)
-        own = {**_READER, "isolation.level": level, "group.id": self.group}
+        reset = "error" if self.deleted == "refuse" else "earliest"
+        own = {**_READER, "isolation.level": level, "group.id": self.group,
+               "auto.offset.reset": reset}  # fmt: skip
         return make(ck.Consumer, self.brokers, self.kafka, state, **own), state

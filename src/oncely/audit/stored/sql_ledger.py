@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from oncely.clients.sql.claims import Claim, claims
 from oncely.clients.sql.connection import Connection, Dialect, TableName, connect
 from oncely.clients.sql.session import brief_session
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange
+from oncely.core.ranges import OffsetRange, stored_range
 from oncely.core.topics import Position, TopicPartition
 
 PIPELINES, POSITIONS, RANGES, REJECTS, AMENDMENTS = (
@@ -51,7 +52,7 @@ class RangeRow(NamedTuple):
 
     Attributes:
         partition: its topic-partition.
-        range: its offsets.
+        start, end: its offsets, as stored.
         epoch: the run that has committed it.
         kind: data, hole, gap or joined; or of an amendment.
         counts: the counts of its records, with the digest of its rows.
@@ -60,12 +61,18 @@ class RangeRow(NamedTuple):
     """
 
     partition: TopicPartition
-    range: OffsetRange
+    start: int
+    end: int
     epoch: int
     kind: str
     counts: Counts
     superseded: int
     at: datetime | None
+
+    @property
+    def range(self) -> OffsetRange:
+        """Its offsets. Raises Stopped if they are no range."""
+        return stored_range(self.partition, self.start, self.end)
 
 
 class PositionRow(NamedTuple):
@@ -126,6 +133,17 @@ class LedgerTables:
             for topic, number, at, epoch, topic_id in rows
         }
 
+    def runs(self) -> Iterator[tuple[int, str]]:
+        """Epochs with the runs to which they were given, of each position and of the pipeline;
+        earlier versions do not store them."""
+        pairs = [("epoch", "run"), ("held_epoch", "held_by")]
+        for table, some in ((POSITIONS, pairs[:1]), (PIPELINES, pairs)):
+            there = self.columns(self.table.sibling(table))
+            for epoch, run in some:
+                if run in there:
+                    rows = self._rows(f"SELECT {epoch}, {run} FROM {self.name(table)}")
+                    yield from ((int(number), str(name)) for number, name in rows if name)
+
     def entries(self, table: str) -> Iterator[RangeRow]:
         """The history or the amendments, by partition and start; none if there is no such table."""
         there = self.columns(self.table.sibling(table))
@@ -140,9 +158,15 @@ class LedgerTables:
         for topic, number, start, end, epoch, kind, *counts, at, undone, digest, recipe in rows:
             unsigned = None if digest is None else int(digest) % (1 << 64)
             yield RangeRow(
-                TopicPartition(topic, int(number)), OffsetRange(start, end), epoch, kind,
+                TopicPartition(topic, int(number)), start, end, epoch, kind,
                 replace(Counts(*counts), digest=unsigned, recipe=recipe or ""), undone, _time(at),
             )  # fmt: skip
+
+    def claims(self) -> list[Claim]:
+        """What other pipelines have committed into the same table."""
+        known = "target_identity" in self.columns(self.table.sibling(PIPELINES))
+        names = self.name(RANGES), self.name(PIPELINES)
+        return claims(self.session, *names, self.pipeline, identities=known)
 
     def letters(self) -> dict[tuple[TopicPartition, int, int], int]:
         """The number of dead letters by partition, start and epoch of the ranges in force."""

@@ -16,15 +16,18 @@ it does not contain is no sign of damage.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
 
 from oncely.audit.stored.log import Topics
 from oncely.core.claim import Counts
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, cut
+from oncely.core.topics import Position, SourceIdentity, TopicPartition, grouped
 
 
 class StoredTotals(msgspec.Struct, frozen=True, array_like=True):
@@ -95,9 +98,10 @@ class PipelineEntry(msgspec.Struct, frozen=True):
 
 
 class ResetEntry(msgspec.Struct, frozen=True):
-    """The position to which a reset led."""
+    """The position to which a reset led, and the one before it, if it is stored."""
 
     position: int
+    before: int | None = None
 
 
 class ReplayedEntry(msgspec.Struct, frozen=True):
@@ -116,6 +120,9 @@ class RewrittenEntry(msgspec.Struct, frozen=True):
     epoch: int
     backfilled: list[tuple[int, int, int]] = []
 
+
+_PARTITIONS = 16
+"""The partitions of a ledger topic in which each pipeline has one; other topics have one."""
 
 Entry = PositionEntry | PipelineEntry | ResetEntry | ReplayedEntry | StoredTotals | RewrittenEntry
 _KINDS: Mapping[str, tuple[int, type[Entry]]] = {
@@ -157,7 +164,7 @@ class TopicLedger:
         messages: the pipeline's messages, ascending by offset.
         problems: offset and reason of messages that are invalid.
         foreign: the number of messages that belong to no pipeline.
-        first, end: the offsets between which the topic was read.
+        first, end: the offsets between which the topic was read, in the pipeline's partition.
     """
 
     messages: Sequence[LedgerMessage] = ()
@@ -194,6 +201,19 @@ class TopicLedger:
                 found.setdefault(tp, {})[epoch[0]] = entry.position
         return found
 
+    @property
+    def skipped(self) -> dict[TopicPartition, list[OffsetRange]]:
+        """The offsets that resets have passed over, and no later one has gone back to."""
+        found: dict[TopicPartition, list[OffsetRange]] = {}
+        resets = [(e[0], tp, one) for (tp, *e), one in self._of("reset")]
+        for _, tp, one in sorted(resets, key=lambda it: it[:2]):
+            if isinstance(one, ResetEntry):
+                own = cut(found.get(tp, []), one.position)
+                if one.before is not None and one.before < one.position:
+                    own = [*own, OffsetRange(one.before, one.position)]
+                found[tp] = own
+        return found
+
     def undone(self, tp: TopicPartition, epoch: int, offset: int) -> bool:
         """True if a reset after an epoch makes the pipeline read an offset again."""
         return any(by > epoch and at <= offset for by, at in self.resets.get(tp, {}).items())
@@ -221,7 +241,12 @@ class TopicLedger:
 
     def history(self, tp: TopicPartition) -> list[LedgerMessage]:
         """The positions of a partition that are still in the topic, ascending by offset."""
-        return [one for one in self.messages if one.key[0] == "position" and one.partition == tp]
+        return self._history.get(tp, [])
+
+    @cached_property
+    def _history(self) -> dict[TopicPartition, list[LedgerMessage]]:
+        positions = (one for one in self.messages if one.key[0] == "position")
+        return grouped((one.partition, one) for one in positions if one.partition is not None)
 
     def _of(self, kind: str) -> Iterator[tuple[tuple[Any, ...], Entry]]:
         for key, entry in self._newest.items():
@@ -230,7 +255,11 @@ class TopicLedger:
 
 
 def read_ledger(topics: Topics, ledger_topic: str, pipeline: str) -> TopicLedger:
-    """Everything that was in the topic when it was called; waits for open transactions.
+    """Everything that was in the pipeline's partition when it was called; waits for the
+    transactions that are open there.
+
+    A topic with 16 partitions or more has the pipeline's records in one of the first 16, by CRC-32
+    of its name; other topics have those of all pipelines in the first one.
 
     Raises:
         Unavailable: a transaction stayed open, or no answer.
@@ -238,7 +267,8 @@ def read_ledger(topics: Topics, ledger_topic: str, pipeline: str) -> TopicLedger
     ends = topics.ends(ledger_topic)
     if not ends:
         return TopicLedger()
-    here = TopicPartition(ledger_topic, 0)
+    number = zlib.crc32(pipeline.encode()) % _PARTITIONS if len(ends) >= _PARTITIONS else 0
+    here = TopicPartition(ledger_topic, number)
     return parsed(topics.read({here: ends[here].high}), pipeline, ends[here].first, ends[here].high)
 
 

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from oncely.clients.files import s3_uploads
 from oncely.clients.files.errors import NoSuchFile, classify_store_error, unreachable
 from oncely.clients.files.filesystem import Bytes, Connect, FileSystem, Stored, connect
 from oncely.clients.files.root import address, below, checked_url, shown_url
@@ -168,27 +167,6 @@ class Store:
             raise unreachable(error, self.s3) from None
         except NoSuchFile as error:
             raise ConfigError("sink.url", error.message) from None
-
-    def abort_uploads(
-        self, older_than: datetime, ours: Callable[[str], bool], *, dry_run: bool = False
-    ) -> int:
-        """Abort old multipart uploads that were never completed, and return their number.
-
-        Their parts cost money and appear in no listing. Does nothing except on S3.
-
-        Args:
-            older_than: only uploads that were begun before this time.
-            ours: returns True for the path of an upload, below the root, that Oncely may have
-                begun: other programs may write below the root, which may be a whole bucket.
-            dry_run: only count them.
-
-        Raises:
-            ConfigError: there are no keys, see :mod:`oncely.clients.files.s3_uploads`.
-        """
-        if not self.url.startswith("s3:"):
-            return 0
-        options = self.s3 or S3Options()
-        return s3_uploads.abort(self.url, options, older_than, ours, dry_run=dry_run)
 
     def _delete(self, path: str) -> None:
         below(path)

@@ -8,15 +8,18 @@ for an answer is bounded, and errors that no retry can fix are raised at once.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from oncely.clients.kafka import security
+from oncely.clients.kafka import properties
+from oncely.clients.peers import protocol_at
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavailable
 from oncely.secrets import Secrets
 
@@ -25,6 +28,7 @@ K = TypeVar("K", bound=Hashable)
 _logger = logging.getLogger("oncely.sources.kafka")
 _GRACE = 2.0  # librdkafka ends a request by itself; this is for a request that it does not end
 _AGAIN = 0.1  # seconds
+_PATIENCE = 1.0  # seconds without an answer to the first request, before the server is looked at
 # A client caches leaders for minutes, and these errors do not make it refresh the cache.
 _LEADERLESS = (
     KafkaError.FENCED_LEADER_EPOCH,
@@ -46,16 +50,6 @@ _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
-ASSIGNED: dict[str, object] = {
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-    # For an offset below the log start, the reader continues at the oldest record.
-    "auto.offset.reset": "earliest",
-    "fetch.wait.max.ms": 50,
-    "fetch.queue.backoff.ms": 5,
-}
-"""Properties of a consumer whose partitions are assigned to it: no member of a group."""
 OFFSETS_DELAYED = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -105,6 +99,37 @@ class ErrorState:
             self.final.hide(self.secrets)
 
 
+class Handle:
+    """A client of librdkafka that ends when it is closed, or, if a call is running, with that call.
+
+    librdkafka's threads and connections end with the last reference to a client. A bound method, or
+    a frame in the traceback of an error that was kept, is one, and a reference cycle keeps it until
+    the next full collection of garbage. Such references are to the handle.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._call, name)
+
+    def _call(self, name: str, *args: Any, **more: Any) -> Any:
+        return getattr(self._opened(), name)(*args, **more)
+
+    def _opened(self) -> Any:
+        if self._client is None:
+            raise KafkaException(KafkaError(KafkaError._STATE, "the client is closed"))
+        return self._client
+
+    def holds(self, client: object) -> bool:
+        """True if it is this client."""
+        return self._client is client
+
+    def close(self) -> None:
+        """End the client; nothing is flushed."""
+        self._client = None
+
+
 class KafkaAdmin:
     """An admin client with bounded waits; reconnects after stale metadata.
 
@@ -122,7 +147,7 @@ class KafkaAdmin:
         self._client = self._connected = None
 
     def ask(
-        self, doing: str, request: Callable[[AdminClient, float], Mapping[K, Future[Any]]]
+        self, doing: str, request: Callable[[Any, float], Mapping[K, Future[Any]]]
     ) -> dict[K, Any]:
         """Send one request and wait for all of its results; a result may be an exception.
 
@@ -130,9 +155,7 @@ class KafkaAdmin:
             ConfigError: the broker refuses the login, or is not trusted.
             Unavailable: no answer within the timeout.
         """
-        client = self._client
-        if client is None:
-            client = self._client = self._new()
+        client = Handle(self._shared())
         client.poll(0)  # earlier errors do not belong to this request
         self._error_state.newest, self._error_state.final = "", None
         answers: dict[K, Any] = {}
@@ -145,30 +168,46 @@ class KafkaAdmin:
             raise classify_error(error.args[0], doing, self._brokers) from error
         finally:
             lost = not answers or any(map(_lost_its_way, answers.values()))
-            if lost and self._client is client:  # else another thread has created a new one already
+            if lost and client.holds(self._client):  # else another thread has made a new one
                 self.close()
+            client.close()
         return answers
+
+    def _shared(self) -> AdminClient:
+        client = self._client
+        if client is None:
+            client = self._client = self._new()
+        return client
 
     def _new(self) -> AdminClient:
         client: AdminClient = make(AdminClient, self._brokers, self._kafka, self._error_state)
         return client
 
-    def _connect(self, doing: str, client: AdminClient) -> None:
+    def _connect(self, doing: str, client: Handle) -> None:
         """Before the first request, wait until the brokers' own addresses are known.
 
         Then the connection by the configured address is closed, and librdkafka repeats the requests
         that were lost with it only after one to three seconds. This request waits for the metadata
         that it needs, and is not lost.
         """
-        if self._connected is not client:
+        if not client.holds(self._connected):
             answer = client.describe_cluster(request_timeout=self._timeout)
-            self._await(doing, client, [answer])
+            self._await(doing, client, [answer], time.monotonic() + _PATIENCE)
             if error := answer.exception():
                 raise self.sorted(error, doing)
-            self._connected = client
+            self._connected = client._client
 
-    def _await(self, doing: str, client: AdminClient, futures: list[Future[Any]]) -> None:
-        """Wait, and serve the client's callbacks meanwhile: they run inside ``poll`` only."""
+    def _await(
+        self,
+        doing: str,
+        client: Handle,
+        futures: list[Future[Any]],
+        look_at: float = math.inf,
+    ) -> None:
+        """Wait, and serve the client's callbacks meanwhile: they run inside ``poll`` only.
+
+        At the time ``look_at`` other servers than brokers are refused.
+        """
         deadline = time.monotonic() + self._timeout + _GRACE
         pending = set(futures)
         while pending:
@@ -176,13 +215,16 @@ class KafkaAdmin:
             client.poll(0)
             if pending and self._error_state.final:
                 raise self._error_state.final
+            if pending and time.monotonic() > look_at:
+                look_at = math.inf
+                refuse_strangers(self._brokers, self._kafka)
             if time.monotonic() > deadline:
                 raise unanswered(doing, self._brokers, self._error_state.newest)
 
     def one(
         self,
         doing: str,
-        request: Callable[[AdminClient, float], Mapping[K, Future[Any]]],
+        request: Callable[[Any, float], Mapping[K, Future[Any]]],
         errors_in: Callable[[Any], Iterable[KafkaError]] = lambda _: (),
     ) -> dict[K, Any]:
         """Like :meth:`ask`, for requests whose results must all be good.
@@ -233,12 +275,12 @@ def make(
     """
     config = {
         "socket.timeout.ms": 10_000,
-        **security.librdkafka(kafka),
+        **properties.librdkafka(kafka),
         **own,
         "bootstrap.servers": brokers,
         "error_cb": error_state,
     }
-    error_state.secrets = security.secrets(kafka)
+    error_state.secrets = properties.secrets(kafka)
     try:
         return kind(config, logger=LogRoute(error_state.secrets))
     except KafkaException as error:
@@ -248,6 +290,27 @@ def make(
             f"librdkafka refuses it: {text[2] or text[0]}",
             way_out=_refused_way_out(error.args[0].str()),
         ) from None
+
+
+def refuse_strangers(brokers: str, kafka: Mapping[str, object]) -> None:
+    """Refuse addresses at which no broker answers in the client's protocol, but something else.
+
+    Raises:
+        ConfigError: it names what answers.
+    """
+    protocol = str(kafka.get("security.protocol", "plaintext")).upper()
+    found = {}
+    for broker in brokers.split(","):
+        host, _, port = broker.rpartition(":")
+        found[broker] = protocol_at(host.strip("[]"), port)
+    spoken = sorted(set(found.values()) - {""})
+    if spoken and ("TLS" if protocol.endswith("SSL") else "Kafka without TLS") not in spoken:
+        raise ConfigError(
+            "source.brokers",
+            f"{brokers} speaks {' and '.join(spoken)}, and security.protocol is {protocol}",
+            way_out="name host and port of Kafka brokers; in [source.kafka] security.protocol is"
+            " SSL or SASL_SSL for a port with TLS, else PLAINTEXT or SASL_PLAINTEXT",
+        )
 
 
 def stay_connected(client: Any, topic: str, seconds: float) -> None:

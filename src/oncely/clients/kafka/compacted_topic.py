@@ -1,4 +1,4 @@
-"""A topic with one partition, read from its first offset to its end, and incrementally after that.
+"""A partition of a topic, read from its first offset to its end, and incrementally after that.
 
 There are two kinds of ends. As committed readers see it now, the log ends at the last stable
 offset: an open transaction hides all messages from its first record on. Settled means everything
@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import confluent_kafka as ck
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.clients.kafka.client import KafkaAdmin, stay_connected
-from oncely.clients.kafka.polling import polled
+from oncely.clients.kafka.client import KafkaAdmin, classify_error, stay_connected
+from oncely.clients.kafka.inbox import Inbox
+from oncely.core.topics import TopicPartition
 from oncely.errors import Unavailable
+
+_STEP = 0.1  # seconds that one poll may take, so that errors are noticed
+_MANY, _SIZE = 2_000, 16 << 20  # messages that are taken at once, and their bytes
 
 Mark = tuple[int, bytes]
 """Offset and digest of a message."""
@@ -35,6 +40,7 @@ class TopicLog:
         timeout: seconds without progress after which a reading fails.
         take: called with every message, in order.
         forget: called if the topic is another one of the same name: all messages so far are void.
+        partition: returns its number; after a change of it :meth:`restart` is called.
     """
 
     def __init__(
@@ -47,8 +53,9 @@ class TopicLog:
         timeout: float,
         take: Callable[[Any], None],
         forget: Callable[[], None],
+        partition: Callable[[], int] = int,
     ) -> None:
-        self._here = ck.TopicPartition(topic, 0)
+        self._topic, self._partition = topic, partition
         self._what, self._admin, self._brokers, self._timeout = what, admin, brokers, timeout
         self._take, self._forget = take, forget
         self.next = 0
@@ -73,13 +80,14 @@ class TopicLog:
 
     def _bound(self, spec: Any, stable: bool) -> int:
         level = ck.IsolationLevel.READ_UNCOMMITTED if stable else ck.IsolationLevel.READ_COMMITTED
+        here = ck.TopicPartition(self._topic, self._partition())
         answer = self._admin.one(
             f"read the bounds of {self._what}",
             lambda client, wait: client.list_offsets(
-                {self._here: spec}, isolation_level=level, request_timeout=wait
+                {here: spec}, isolation_level=level, request_timeout=wait
             ),
         )
-        return int(answer[self._here].offset)
+        return int(answer[here].offset)
 
     def read(self, consumer: Callable[[], Any], *, stable: bool) -> None:
         """Read to the end.
@@ -95,12 +103,13 @@ class TopicLog:
         end = self._bound(OffsetSpec.latest(), stable)
         # Another topic of the same name, or one that has lost its end.
         if end < self.next or (self._expected is not None and end == self.next):
-            self._restart()
+            self.restart()
         if end > self.next and not self._read_to(end, consumer()):
-            self._restart()
+            self.restart()
             self._read_to(end, consumer())
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Forget all messages so far."""
         self._forget()
         self.next, self._last, self._expected = 0, None, None
 
@@ -110,42 +119,63 @@ class TopicLog:
             # This also returns the topic's leader. A client that is connected already looks for the
             # leader of a new topic only once a second.
             with contextlib.suppress(ck.KafkaException):
-                stay_connected(consumer, self._here.topic, self._timeout)
-        consumer.assign([ck.TopicPartition(self._here.topic, 0, self.next)])
-        doing = f"read {self._what}"
+                stay_connected(consumer, self._topic, self._timeout)
+        here = TopicPartition(self._topic, self._partition())
+        consumer.assign([ck.TopicPartition(*here, self.next)])
+        inbox, deadline = Inbox(consumer, _MANY, _SIZE), time.monotonic() + self._timeout
         try:
-            for message in polled(
-                consumer, doing, self._brokers, self._timeout, silent=self._silent
-            ):
-                if self._differs(message):
-                    return False
-                if message.error() is None:
-                    self._take(message)
-                    self._last = message
-                    self.next = message.offset() + 1
-                else:  # the end for now: the next offset
-                    self.next = max(self.next, message.offset())
-                if self.next >= end:
-                    break
+            while self.next < end:
+                polled = inbox.poll(_STEP)
+                for error in [*polled.errors, *polled.failed.values()]:
+                    raise classify_error(error, f"read {self._what}", self._brokers)
+                if here in polled.messages or here in polled.ends:
+                    if not self._received(polled.messages.get(here, ()), end):
+                        return False
+                    # Behind the last message there may be a marker; messages behind the end were
+                    # not taken.
+                    self.next = max(self.next, min(end, polled.ends.get(here, 0)))
+                    deadline = time.monotonic() + self._timeout
+                elif time.monotonic() > deadline:
+                    raise self._silent()
         finally:
             consumer.unassign()
         return True
 
-    def _differs(self, message: Any) -> bool:
-        """True if the first message after :meth:`resume` contradicts the mark."""
+    def _received(self, messages: Sequence[Any], end: int) -> bool:
+        """Take messages up to an offset; False if they contradict those before.
+
+        A message behind the end belongs to a transaction that has ended since the end was asked.
+        With a part of its messages the log would be in a state that it never had.
+        """
+        if self._differs(messages):
+            return False
+        for message in messages:
+            if message.offset() >= end:
+                self.next = end
+                break
+            self._take(message)
+            self._last = message
+            self.next = message.offset() + 1
+        return True
+
+    def _differs(self, messages: Sequence[Any]) -> bool:
+        """True if what comes first after :meth:`resume` contradicts the mark."""
         expected, self._expected = self._expected, None
         if expected is None:
             return False
-        if message.error() is not None:
+        if not messages:  # the end of the log
             return True
+        message = messages[0]
         # A later offset: the message was compacted away, because its key has a newer one.
         return bool(message.offset() == expected[0] and _digest(message) != expected[1])
 
     def _silent(self) -> Unavailable:
         return Unavailable(
-            f"read {self._what} {self._here.topic!r}: an open transaction"
+            f"read {self._what} {self._topic!r}: an open transaction"
             f" or a silent broker hides the messages from offset {self.next} on",
-            way_out="the transaction ends by its timeout, at the latest",
+            way_out="the transaction ends by its timeout, at the latest, and the broker's next look"
+            " for expired ones (10 s); pipelines with a sink.ledger_topic of their own, or with"
+            " another partition of it, do not wait for each other: docs/worker.md",
         )
 
 

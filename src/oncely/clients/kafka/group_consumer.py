@@ -12,16 +12,18 @@ otherwise messages of an earlier assignment could hide records between the posit
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka.client import ErrorState, KafkaAdmin, classify_error, make
+from oncely.clients.kafka.group_members import members
+from oncely.clients.kafka.inbox import MESSAGE, NOT_THERE, Inbox, Polled
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable
 
@@ -29,27 +31,21 @@ log = logging.getLogger("oncely.sources.kafka")
 
 Protocols = Literal["eager", "cooperative", "consumer"]
 
+WORKER = "oncely-work/"
+"""The beginning of the client ids of a pipeline's workers; its name follows."""
+
 _OWN = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
     "isolation.level": "read_committed",
     "auto.offset.reset": "error",
-    "fetch.wait.max.ms": 100,
     "fetch.queue.backoff.ms": 5,
+    "topic.metadata.refresh.interval.ms": 30_000,  # partitions that are added
 }
 _MANY = 2_000  # messages that are taken at once; meanwhile no other thread runs Python
-_PASSING = (
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError._TIMED_OUT,
-    KafkaError._MAX_POLL_EXCEEDED,
-)
 _ELSEWHERE = (  # the takeover of the partition finds the reason
-    KafkaError._AUTO_OFFSET_RESET,
-    KafkaError.OFFSET_OUT_OF_RANGE,
-    KafkaError._LOG_TRUNCATION,
+    *NOT_THERE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
@@ -73,7 +69,10 @@ class Membership:
         session_seconds: the time after which a silent member is removed; None for the client's
             default. With ``consumer`` the broker decides.
         poll_seconds: the longest time between two calls of ``poll``.
-        client: the name of the client, with which the member's id begins.
+        client: the name of the client, with which the member's id begins. That of a worker begins
+            with :data:`WORKER`; other pipelines' workers are refused in its group then.
+        polled_bytes: of the records that one call of ``poll`` returns, by the mean size of those
+            before; librdkafka fetches a quarter of them ahead.
         marks: commit offsets to the group by :meth:`GroupConsumer.mark`; False where the group's
             offsets are the ledger's.
     """
@@ -84,6 +83,7 @@ class Membership:
     session_seconds: float | None = None
     poll_seconds: float = 300.0
     client: str | None = None
+    polled_bytes: int = 64 << 20
     marks: bool = True
 
     def properties(self) -> dict[str, object]:
@@ -91,6 +91,9 @@ class Membership:
         found: dict[str, object] = {
             "group.id": self.group,
             "max.poll.interval.ms": int(self.poll_seconds * 1000),
+            # Little: a pause drops what was fetched of its partition, and it is fetched again.
+            "queued.max.messages.kbytes": self.polled_bytes // 4 >> 10,
+            "queued.min.messages": min(100_000, self.polled_bytes // 4 // MESSAGE),
         }
         if self.client is not None:
             found["client.id"] = self.client
@@ -113,23 +116,6 @@ class Rebalances(Protocol):
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Partitions go to others when this returns; ``lost``: they have gone already."""
-
-
-@dataclass
-class Polled:
-    """The result of one call.
-
-    Attributes:
-        messages: per partition, ascending.
-        ends: partitions that were read up to their last stable offset, and that offset.
-        failed: partitions whose position can't be read any more, and the reason.
-        more: there were more messages than one call takes.
-    """
-
-    messages: dict[TopicPartition, list[Any]] = field(default_factory=dict)
-    ends: dict[TopicPartition, Position] = field(default_factory=dict)
-    failed: dict[TopicPartition, str] = field(default_factory=dict)
-    more: bool = False
 
 
 class GroupConsumer:
@@ -157,10 +143,16 @@ class GroupConsumer:
         self._brokers, self._membership, self._rebalances = brokers, membership, rebalances
         self._error_state = ErrorState(brokers)
         self._admin = KafkaAdmin(brokers, kafka, timeout=10.0)
+        self._refuse_others()
         own = {**_OWN, **membership.properties(), "on_commit": _marked}
-        self._consumer: Any = make(ck.Consumer, brokers, kafka, self._error_state, **own)
+        # Not below message.max.bytes, which librdkafka refuses.
+        least = max(1 << 20, membership.polled_bytes // 8)
+        given = {"fetch.max.bytes": least, "fetch.wait.max.ms": 100, **kafka}
+        self._consumer: Any = make(ck.Consumer, brokers, given, self._error_state, **own)
+        self._inbox = Inbox(self._consumer, _MANY, membership.polled_bytes, _ELSEWHERE)
         self._begun: dict[TopicPartition, Position] = {}  # during the present call
         self._seeking: dict[TopicPartition, Position] = {}
+        self._paused: set[TopicPartition] = set()  # in librdkafka
         self._polling = False
         self._failure: BaseException | None = None
         self._metadata: Any = None
@@ -183,21 +175,13 @@ class GroupConsumer:
         self._seek()
         self._polling = True
         try:
-            first = self._consumer.poll(seconds)
-            # With a timeout consume() would wait for the full number.
-            taken = [] if first is None else [first, *self._consumer.consume(_MANY, 0)]
+            polled = self._inbox.poll(seconds)
         finally:
             self._polling = False
         self._raise()
+        for error in polled.errors:
+            raise self._meaning(error)
         self._metadata = self._consumer.consumer_group_metadata()
-        polled = Polled(more=len(taken) > _MANY)
-        # Messages of one partition come in long runs: little is done for each.
-        for (broken, topic, number), run in itertools.groupby(taken, _kind):
-            if broken:
-                for one in run:
-                    self._sort(one, polled)
-            else:
-                polled.messages.setdefault(TopicPartition(topic, number), []).extend(run)
         # They may be of an earlier assignment: they are fetched, and the end is told, once more.
         for tp in self._begun.keys() & (polled.messages.keys() | polled.ends.keys()):
             self._seeking.setdefault(tp, self._begun[tp])
@@ -206,13 +190,18 @@ class GroupConsumer:
             polled.ends.pop(tp, None)
         return polled
 
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetch nothing more of these partitions."""
-        self._consumer.pause([ck.TopicPartition(*tp) for tp in partitions])
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Fetch nothing of these partitions, and fetch all others.
 
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetch these partitions again."""
-        self._consumer.resume([ck.TopicPartition(*tp) for tp in partitions])
+        librdkafka is paused and resumed only here. It keeps a pause when the partition is revoked,
+        and when it is assigned again; so does the set of what is paused.
+        """
+        wanted = set(partitions)
+        if pausing := wanted - self._paused:
+            self._consumer.pause([ck.TopicPartition(*tp) for tp in sorted(pausing)])
+        if resuming := self._paused - wanted:
+            self._consumer.resume([ck.TopicPartition(*tp) for tp in sorted(resuming)])
+        self._paused = wanted
 
     def seek(self, tp: TopicPartition, position: Position) -> None:
         """Fetch a partition from a position on; messages from elsewhere are not returned.
@@ -258,6 +247,13 @@ class GroupConsumer:
             raise Unavailable(f"{self._doing}: it was not joined yet")
         return self._metadata
 
+    def joined(self) -> bool:
+        """True if the group's coordinator knows this member, with or without partitions.
+
+        Raises the errors of :meth:`assigned_now`.
+        """
+        return bool(self._described())
+
     def assigned_now(self) -> frozenset[TopicPartition]:
         """The partitions that the group's coordinator has assigned to this member.
 
@@ -265,18 +261,31 @@ class GroupConsumer:
             ConfigError: the broker denies it.
             Unavailable: no answer.
         """
-        group = self._membership.group
-        answer = self._admin.one(
-            f"describe group {group!r}",
-            lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait),
-        )[group]
-        own = self._consumer.memberid()
         return frozenset(
             TopicPartition(tp.topic, tp.partition)
-            for member in answer.members
-            if member.member_id == own and member.assignment is not None
+            for member in self._described()
+            if member.assignment is not None
             for tp in member.assignment.topic_partitions
         )
+
+    def _described(self) -> list[Any]:
+        own, group = self._consumer.memberid(), self._membership.group
+        return [one for one in members(self._admin, group) if one.member_id == own]
+
+    def _refuse_others(self) -> None:
+        """Refuse a group that has members of another pipeline: each would get some partitions, and
+        leave the others unread."""
+        group, own = self._membership.group, self._membership.client or ""
+        if not own.startswith(WORKER):
+            return
+        with suppress(Unavailable):
+            names = {one.client_id for one in members(self._admin, group)} - {own}
+            for other in sorted(one for one in names if one.startswith(WORKER)):
+                raise ConfigError(
+                    "worker.group",
+                    f"pipeline {other.removeprefix(WORKER)!r} works in group {group!r}, too",
+                    way_out="give each pipeline a group of its own",
+                )
 
     def close(self) -> None:
         """Return the partitions, and leave the group."""
@@ -291,13 +300,15 @@ class GroupConsumer:
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         tps = frozenset(TopicPartition(one.topic, one.partition) for one in partitions)
+        if tps:
+            self._calling(self._refuse_others)  # which may have joined at the same time
         found = self._calling(lambda: self._rebalances.assigned(tps)) if tps else {}
         begins: Mapping[TopicPartition, Position] = found or {}
         # OFFSET_END is replaced before anything is read: these are paused until they are taken.
         at = [ck.TopicPartition(*tp, begins.get(tp, ck.OFFSET_END)) for tp in sorted(tps)]
+        self.pause(self._paused - tps)  # a pause of an earlier assignment
         (consumer.incremental_assign if self._incremental else consumer.assign)(at)
-        if waiting := [ck.TopicPartition(*tp) for tp in sorted(tps - begins.keys())]:
-            consumer.pause(waiting)
+        self.pause(self._paused | (tps - begins.keys()))
         self._begun |= begins
         for tp in begins:
             self._seeking.pop(tp, None)
@@ -337,19 +348,6 @@ class GroupConsumer:
         if self._error_state.final is not None:
             raise self._error_state.final
 
-    def _sort(self, message: Any, polled: Polled) -> None:
-        error = message.error()
-        known = message.topic() is not None and message.partition() >= 0
-        tp = TopicPartition(message.topic(), message.partition()) if known else None
-        if tp is not None and error.code() == KafkaError._PARTITION_EOF:
-            polled.ends[tp] = message.offset()
-        elif tp is not None and error.code() in _ELSEWHERE:
-            polled.failed[tp] = str(error.str())
-        elif error.code() in _ELSEWHERE or error.retriable() or error.code() in _PASSING:
-            log.debug("%s: %s", self._doing, error.str())
-        else:
-            raise self._meaning(error)
-
     def _meaning(self, error: KafkaError) -> OncelyError:
         """An error of the group by its consequence."""
         code, said = _code(error), f"{self._brokers}: {error.str()}"
@@ -376,35 +374,6 @@ class GroupConsumer:
         return classify_error(error, self._doing, self._brokers)
 
 
-def members_of(brokers: str, kafka: Mapping[str, object], group: str) -> int:
-    """The number of members of a group; 0 if there is no such group.
-
-    Raises:
-        ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
-        Unavailable: no answer.
-    """
-    admin, doing = KafkaAdmin(brokers, kafka, timeout=10.0), f"describe group {group!r}"
-    try:
-        answer = admin.ask(
-            doing,
-            lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait),
-        )[group]
-    finally:
-        admin.close()
-    if not isinstance(answer, Exception):
-        return len(answer.members)
-    code = answer.args[0].code() if isinstance(answer, KafkaException) else None
-    if code == KafkaError.GROUP_ID_NOT_FOUND:
-        return 0
-    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-        raise ConfigError(
-            "worker.group",
-            f"no right to describe group {group!r}: {brokers}: {answer}",
-            way_out="grant this user Describe on the group",
-        ) from answer
-    raise admin.sorted(answer, doing) from answer
-
-
 def _code(error: KafkaError) -> int:
     """The code of an error; of the end of a consumer that of its reason, which is in the text."""
     if error.code() == KafkaError._FATAL:
@@ -412,10 +381,6 @@ def _code(error: KafkaError) -> int:
             if KafkaError(code).str() in error.str():
                 return int(code)
     return int(error.code())
-
-
-def _kind(message: Any) -> tuple[bool, str, int]:
-    return message.error() is not None, message.topic(), message.partition()
 
 
 def _marked(error: KafkaError | None, _: Any) -> None:

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
+from oncely.clients.kafka.records import KafkaRecord
 from oncely.clients.kafka.sender import Message
+from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
 
 MEMBERS = frozenset({"key", "value", "headers"})
@@ -31,18 +32,18 @@ def shown(value: bytes | None) -> Any:
         return {"base64": base64.b64encode(value or b"").decode()}
 
 
-def as_json(message: Any) -> dict[str, Any]:
-    """A message of confluent-kafka as JSON-able values; ``headers`` only if it has some."""
+def as_json(tp: TopicPartition, offset: int, record: KafkaRecord) -> dict[str, Any]:
+    """A record as JSON-able values; ``headers`` only if it has some."""
     found = {
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestamp": _timestamp(*message.timestamp()),
-        "key": shown(message.key()),
-        "value": shown(message.value()),
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "offset": offset,
+        "timestamp": _timestamp(record.timestamp_ms),
+        "key": shown(record.key),
+        "value": shown(record.value),
     }
-    if headers := message.headers():
-        found["headers"] = [[name, shown(value)] for name, value in headers]
+    if record.headers:
+        found["headers"] = [[name, shown(value)] for name, value in record.headers]
     return found
 
 
@@ -117,9 +118,9 @@ def _headers(raw: msgspec.Raw | None, where: str) -> list[tuple[str, bytes | Non
     return [(name, content_of(value, where)) for name, value in items]
 
 
-def _timestamp(kind: int, millis: int) -> str | int | None:
+def _timestamp(millis: int | None) -> str | int | None:
     """ISO 8601 in UTC; None if there is none, and the number beyond the years 1 to 9999."""
-    if kind == TIMESTAMP_NOT_AVAILABLE:
+    if millis is None:
         return None
     try:
         at = datetime.fromtimestamp(millis / 1000, UTC)

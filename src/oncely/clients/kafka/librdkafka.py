@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
+from oncely import native as package
+
 _logger = logging.getLogger("oncely.sinks.kafka")
 
 TRIED = frozenset({"2.16.0"})
@@ -93,9 +95,7 @@ class Library:
         Raises:
             KafkaException: the topic's name is invalid.
         """
-        handle = ctypes.c_void_p.from_address(id(producer) + _HANDLE).value
-        if not handle:
-            raise KafkaException(KafkaError(KafkaError._STATE, "the producer is closed"))
+        handle = handle_of(producer)
         at = self._topic_new(handle, topic.encode(), None)
         if not at:
             raise KafkaException(KafkaError(self._last_error()))
@@ -103,6 +103,24 @@ class Library:
             self._produce_batch(at, _ANY, _COPY, messages.ctypes.data, len(messages))
         finally:
             self._topic_destroy(at)
+
+
+def handle_of(client: ck.Producer | ck.Consumer) -> int:
+    """The address of a client's ``rd_kafka_t``, which is valid until the client is closed.
+
+    Raises:
+        KafkaException: the client is closed.
+    """
+    handle = ctypes.c_void_p.from_address(id(client) + _HANDLE).value
+    if not handle:
+        raise KafkaException(KafkaError(KafkaError._STATE, "the client is closed"))
+    return handle
+
+
+def native() -> Any | None:
+    """The package ``oncely_native``; None without it, or if the library is untested."""
+    module = package.native()
+    return module if module is not None and library() else None
 
 
 @lru_cache(maxsize=1)

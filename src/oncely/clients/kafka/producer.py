@@ -16,9 +16,10 @@ import confluent_kafka as ck
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from oncely.clients.kafka import librdkafka
+from oncely.clients.kafka.client import Handle
 from oncely.errors import check
 
 _EMPTY = np.zeros(
@@ -62,7 +63,7 @@ class Columns:
         return [{"key": key, "value": value} for key, value in pairs]
 
 
-class Producer(ck.Producer):  # type: ignore[misc]  # confluent-kafka comes without types for it
+class Producer(Handle):
     """confluent-kafka's producer; its ``produce_batch`` accepts :class:`Columns`, too.
 
     Columns are queued directly from Arrow's memory in transactions only: there the commit reports
@@ -71,7 +72,7 @@ class Producer(ck.Producer):  # type: ignore[misc]  # confluent-kafka comes with
     """
 
     def __init__(self, config: dict[str, Any], **more: Any) -> None:
-        super().__init__(config, **more)
+        super().__init__(ck.Producer(config, **more))
         self._direct = "transactional.id" in config
 
     def produce_batch(self, topic: str, messages: Any, *args: Any, **more: Any) -> int:
@@ -81,17 +82,23 @@ class Producer(ck.Producer):  # type: ignore[misc]  # confluent-kafka comes with
             KafkaException: a message was refused for another reason.
         """
         if not isinstance(messages, Columns):
-            taken: int = super().produce_batch(topic, messages, *args, **more)
+            taken: int = self._call("produce_batch", topic, messages, *args, **more)
             return taken
+        if self._direct and (native := librdkafka.native()):
+            client = librdkafka.handle_of(self._opened())
+            errors = native.produce_batch(
+                cimpl.__file__, client, topic, messages.key, messages.value
+            )
+            return _taken(np.frombuffer(errors, np.int32))
         if self._direct and (library := librdkafka.library()):
             structs = messages.structs()
-            library.produce_batch(self, topic, structs)
+            library.produce_batch(self._opened(), topic, structs)
             return _taken(structs["err"])
         return self._one_by_one(topic, messages.dicts())
 
     def _one_by_one(self, topic: str, messages: list[dict[str, Any]]) -> int:
         try:
-            super().produce_batch(topic, messages)
+            self._call("produce_batch", topic, messages)
         except BufferError:
             return 0
         errors = [one.get("_error") for one in messages]

@@ -1,29 +1,26 @@
-"""Validation of the properties in ``[source.kafka]``.
+"""The properties of ``[source.kafka]``: checked, as librdkafka gets them, and their secrets.
 
-Two clients read the same topic: librdkafka (through confluent-kafka) and Spark's Java client. One
-set of properties, with librdkafka's names, configures both. So a property is accepted only if both
-clients can be configured alike. A property that one of them would silently ignore is worse than an
-error.
+A property that would be ignored, or that the clients set themselves, is refused: silence would be
+worse than an error.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from oncely.clients.kafka.keys import (
     ACCEPTED,
     CHOICES,
-    FIXED,
     JAVA_NAMES,
     MECHANISM_NEEDS,
     OWNED,
-    READER_OPTIONS,
-    READER_REASONS,
     SECRET,
 )
 from oncely.errors import ConfigError
-from oncely.secrets import redact
+from oncely.secrets import Secrets, redact
 
 
 def plain(kafka: Mapping[str, object]) -> dict[str, str]:
@@ -44,13 +41,13 @@ def plain(kafka: Mapping[str, object]) -> dict[str, str]:
                 key, f"found {type(value).__name__}; allowed: a text, a number, true/false"
             )
         if key in ("sasl.mechanism", "sasl.mechanisms"):
-            key, text = "sasl.mechanism", text.upper()  # both clients require capitals
+            key, text = "sasl.mechanism", text.upper()  # librdkafka requires capitals
         done[key] = text
     return done
 
 
 def problems(kafka: Mapping[str, object]) -> list[ConfigError]:
-    """All problems of ``[source.kafka]``; empty if both clients accept it."""
+    """All problems of ``[source.kafka]``; empty if it is accepted."""
     found = [error for key in kafka for error in _unknown(key)]
     if {"sasl.mechanism", "sasl.mechanisms"} <= kafka.keys():
         found.append(_error("sasl.mechanisms", "the same key as sasl.mechanism", "keep one"))
@@ -72,6 +69,32 @@ def checked(kafka: Mapping[str, object]) -> dict[str, str]:
     for problem in problems(kafka):
         raise problem
     return plain(kafka)
+
+
+def librdkafka(kafka: Mapping[str, object]) -> dict[str, str]:
+    """The properties of the clients, without brokers and settings of single clients.
+
+    Raises:
+        ConfigError: the error names ``source.kafka.<key>``.
+    """
+    values = checked(kafka)
+    return {key: value for key, value in values.items() if key != "isolation.level"}
+
+
+def secrets(kafka: Mapping[str, object]) -> Secrets:
+    """The secrets of ``[source.kafka]``, for the error texts of its clients."""
+    key_file = kafka.get("ssl.key.location")
+    with suppress(OSError, UnicodeDecodeError):
+        pem = Path(str(key_file)).read_text("ascii") if key_file else ""
+        return Secrets.of([*secret_values(kafka), pem, *_body(pem)])
+    return Secrets.of(secret_values(kafka))
+
+
+def secret_values(kafka: Mapping[str, object]) -> list[str]:
+    """Every value that must not be shown; of a PEM each line, too."""
+    values = {key: str(kafka[key]) for key in SECRET & kafka.keys()}
+    lines = [line for key, pem in values.items() if key.endswith(".pem") for line in _body(pem)]
+    return [*values.values(), *lines]
 
 
 def is_sasl(values: Mapping[str, str]) -> bool:
@@ -97,23 +120,16 @@ def _unknown(key: str) -> Iterator[ConfigError]:
         yield _error(key, f"refused: {reason}", way_out)
     elif key in JAVA_NAMES:
         yield _error(key, "this is the Java client's name", f"write {JAVA_NAMES[key]}")
-    elif key.lower() in READER_OPTIONS:
-        reason = READER_REASONS.get(key.lower(), "it is set from the rest of the pipeline file")
-        yield _error(key, f"refused, an option of Spark's reader: {reason}", "remove it")
     elif key.startswith("kafka."):
         yield _error(key, "the prefix is Spark's", f"write {key.removeprefix('kafka.')}")
     else:
         near = difflib.get_close_matches(key, sorted(ACCEPTED), 1, 0.75)
         way_out = f"did you mean {near[0]}?" if near else "remove it"
-        yield _error(key, "unknown, or without a counterpart in Spark's Java client", way_out)
+        yield _error(key, "is unknown, or set by the clients themselves", way_out)
 
 
 def _value(key: str, value: str) -> Iterator[ConfigError]:
     """The reason why a value is not accepted, if it is not."""
-    if key in FIXED and value.lower() != FIXED[key][0]:
-        only, reason = FIXED[key]
-        found = f"found {redact(value)!r}; only {only!r} works: {reason}"
-        yield _error(key, found, f"write {only}")
     if key in CHOICES and value.lower() not in CHOICES[key]:
         allowed = ", ".join(CHOICES[key])
         yield _error(key, f"found {redact(value)!r}; allowed: {allowed}", "use one of these")
@@ -166,3 +182,8 @@ def _ssl(values: Mapping[str, str]) -> Iterator[ConfigError]:
     stores = [pair[0] for pair in pairs if given & set(pair)]
     if len(stores) > 1:
         yield _error(stores[1], f"excludes {stores[0]}: give one client key", "keep one pair")
+
+
+def _body(pem: str) -> list[str]:
+    """The lines of a PEM with content: a text may quote a single line."""
+    return [line for line in pem.splitlines() if line and not line.startswith("-----")]

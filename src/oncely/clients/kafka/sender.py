@@ -4,7 +4,7 @@ writes."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -32,20 +32,23 @@ _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
+_CLEARED = "without setting an exception"  # Python's words for a C function that failed silently
 _SLICE = 10_000  # messages queued at once, so that the queue is served in between
 
 
 def served(call: Callable[[], T]) -> T:
     """Make a call that serves an instance's events.
 
-    A fatal error is raised as a KafkaException, but occasionally, on a busy machine, in one of two
-    other forms:
+    A fatal error is raised as a KafkaException, but occasionally, on a busy machine, in one of
+    three other forms:
 
     - the bare KafkaError: that is no exception class, so no ``except`` clause with a class catches
       it, and a thread ends by it without a message;
     - a SystemError with the KafkaException as its cause: confluent-kafka passes a log line to its
       logger while the exception is set, and Python notices that at the logger's return (once for
-      each line).
+      each line);
+    - a SystemError without a cause: what the logger called has cleared the exception. The code is
+      then ``_FATAL``, as for each later call of that instance.
 
     Raises:
         KafkaException: for the error in every form.
@@ -54,9 +57,9 @@ def served(call: Callable[[], T]) -> T:
         return call()
     except SystemError as broken:
         fatal = _cause(broken)
-        if fatal is None:
+        if fatal is None and _CLEARED not in str(broken):
             raise
-        error = fatal.args[0]
+        error = fatal.args[0] if fatal else KafkaError(KafkaError._FATAL, "a fatal error")
     except BaseException:
         raise
     except:  # noqa: E722
@@ -92,16 +95,28 @@ class Sender:
         producer: a new instance, see :mod:`oncely.clients.kafka.producer`.
         timeout: the time limit of one step, in seconds.
         brokers: for messages.
+
+    Attributes:
+        placed: returns the partition of all messages that :meth:`send` gets for a topic; without
+            it the partitioner decides.
     """
 
     def __init__(self, producer: Any, timeout: float, brokers: str) -> None:
         self._producer, self._timeout, self._brokers = producer, timeout, brokers
+        self.placed: Mapping[str, Callable[[], int]] = {}
+
+    def close(self) -> None:
+        """Close the instance; what is queued is dropped."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
 
     def send(self, topic: str, messages: Iterable[Message]) -> None:
         """Queue messages; librdkafka sends them in order, and the commit waits for all."""
         produce = self._producer.produce
+        to = {"partition": self.placed[topic]()} if topic in self.placed else {}
         for value, key, headers, timestamp in messages:
-            more = {} if timestamp is None else {"timestamp": timestamp}
+            more = to if timestamp is None else {**to, "timestamp": timestamp}
             while True:
                 try:
                     produce(topic, value, key, headers=list(headers) if headers else None, **more)

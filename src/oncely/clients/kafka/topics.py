@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,6 +30,10 @@ _logger = logging.getLogger("oncely.sinks.kafka")
 SEGMENTS: Mapping[str, str] = {"segment.bytes": str(64 * 1024 * 1024)}
 """Settings of topics that are read from their first offset. The newest segment is never
 compacted: with the default of 1 GiB a new reader would read millions of superseded records."""
+
+LEDGER_PARTITIONS = 16
+"""Partitions of a new ledger topic: an open transaction of one pipeline hides messages of the
+pipelines with the same partition only."""
 
 _COMPACT = "compact"
 _AGAIN = 0.02  # seconds
@@ -219,31 +224,32 @@ def require_topics(
         _await_leader(admin, name)
 
 
-def require_ledger(admin: KafkaAdmin, name: str, *, create: bool) -> bool:
-    """Check the ledger topic, or create it; True if it was created.
+def require_ledger(admin: KafkaAdmin, name: str, *, create: bool) -> int:
+    """Check the ledger topic, or create it; return its number of partitions.
 
-    One partition, because a position must not be hidden by another's open transaction for longer
-    than one partition's last stable offset can; compacted, because positions must not expire.
+    One partition, as earlier versions have created it, or at least :data:`LEDGER_PARTITIONS`, of
+    which a pipeline uses one: its positions need one order. Compacted, because positions must not
+    expire.
 
     Raises:
         TableMismatch: it is missing and ``create`` is false, or it is unsuitable.
     """
-    found = find_compacted(admin, name, config=SEGMENTS if create else None)
+    found = find_compacted(admin, name, LEDGER_PARTITIONS, config=SEGMENTS if create else None)
     if found is None:
         raise TableMismatch(
             f"sink.create is false and the ledger topic {name!r} is missing",
-            way_out="create it with one partition and cleanup.policy=compact",
+            way_out=f"create it with {LEDGER_PARTITIONS} partitions and cleanup.policy=compact",
         )
-    if not found.fits:
+    if not found.is_compacted or 1 < found.partitions < LEDGER_PARTITIONS:
         raise TableMismatch(
             f"the ledger topic {name!r} has {found.partitions} partitions and cleanup.policy"
-            f" {found.policy!r}; it needs one partition and {_COMPACT!r}: positions must neither"
-            " be scattered nor deleted by age",
+            f" {found.policy!r}; it needs {LEDGER_PARTITIONS} partitions, or one, and {_COMPACT!r}:"
+            " positions must neither be scattered nor deleted by age",
             way_out="use another topic, or correct this one before positions are lost",
         )
     if create and not found.made:
         _set_segments(admin, name)
-    return found.made
+    return found.partitions
 
 
 def _set_segments(admin: KafkaAdmin, name: str) -> None:
@@ -273,9 +279,18 @@ def _set_segments(admin: KafkaAdmin, name: str) -> None:
         )
 
 
-class OnePartition(NamedTuple):
-    """Properties of a topic that should have one partition and be compacted, never deleted by
-    age."""
+def ledger_partition(pipeline: str, partitions: int) -> int:
+    """The partition of a pipeline in a ledger topic with that many.
+
+    It is the first one in topics of earlier versions, and it stays the same if partitions are added
+    to one that has :data:`LEDGER_PARTITIONS`.
+    """
+    used = LEDGER_PARTITIONS if partitions >= LEDGER_PARTITIONS else 1
+    return zlib.crc32(pipeline.encode()) % used
+
+
+class CompactedTopic(NamedTuple):
+    """Properties of a topic that should be compacted, never deleted by age."""
 
     topic_id: str
     partitions: int
@@ -283,17 +298,18 @@ class OnePartition(NamedTuple):
     made: bool = False
 
     @property
-    def fits(self) -> bool:
-        """True if the topic has these properties."""
-        return self.partitions == 1 and self.policy == _COMPACT
+    def is_compacted(self) -> bool:
+        """True if nothing is deleted by age."""
+        return self.policy == _COMPACT
 
 
 def find_compacted(
-    admin: KafkaAdmin, name: str, *, config: Mapping[str, str] | None
-) -> OnePartition | None:
-    """Describe a topic that should have one partition and be compacted.
+    admin: KafkaAdmin, name: str, partitions: int = 1, *, config: Mapping[str, str] | None
+) -> CompactedTopic | None:
+    """Describe a topic that should be compacted.
 
     Args:
+        partitions: of a topic that is created.
         config: settings for creating a missing topic, besides its cleanup policy and the cluster's
             default replication; None: do not create it.
 
@@ -304,23 +320,24 @@ def find_compacted(
     if name not in described(admin, [name]):
         if config is None:
             return None
-        made = _create(admin, NewTopic(name, 1, -1, config={"cleanup.policy": _COMPACT, **config}))
-        _await_leader(admin, name)
+        config = {"cleanup.policy": _COMPACT, **config}
+        made = _create(admin, NewTopic(name, partitions, -1, config=config))
+        _await_leader(admin, name, partitions if made else 1)
     found = identified(admin, name)
     if found is None:
         raise Unavailable(f"topic {name!r} was deleted during the check")
     policy = configured(admin, [name])[name]["cleanup.policy"]
-    return OnePartition(*found, policy, made)
+    return CompactedTopic(*found, policy, made)
 
 
-def _await_leader(admin: KafkaAdmin, name: str) -> None:
-    """Wait for the leader of a new topic, without which requests fail.
+def _await_leader(admin: KafkaAdmin, name: str, partitions: int = 1) -> None:
+    """Wait for the leaders of a new topic, without which requests fail.
 
     Raises:
-        Unavailable: it has none after 15 seconds.
+        Unavailable: a partition has none after 15 seconds.
     """
     deadline = time.monotonic() + _LEADER_SECONDS
-    here = {ck.TopicPartition(name, 0): OffsetSpec.latest()}
+    here = {ck.TopicPartition(name, one): OffsetSpec.latest() for one in range(partitions)}
 
     def afresh(client: AdminClient, wait: float) -> Any:
         client.list_topics(name, timeout=wait)  # or the client uses its cached metadata

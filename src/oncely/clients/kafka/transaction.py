@@ -62,7 +62,7 @@ class Transaction(Sender):
     def __exit__(self, *_: object) -> None:
         if self._open:
             self._abort()
-        self._producer = None
+        self.close()
 
     def init(self) -> Self:
         """Fence every earlier instance, end its open transaction, and wait for that.
@@ -75,10 +75,6 @@ class Transaction(Sender):
         self._step("init_transactions", self._producer.init_transactions)
         self._initialised = time.monotonic()
         return self
-
-    def close(self) -> None:
-        """Close the instance before its transaction has begun."""
-        self._producer = None
 
     def is_older_than_end_of(self, other: Transaction) -> bool:
         """True if this instance was initialised before the other one's transaction was ended."""

@@ -1,13 +1,14 @@
 """The port of databases: one session, with errors classified by consequence.
 
 Statements are written once, with ``%s`` for a parameter. A test may wrap a :class:`Connection`:
-every method is one round trip, so "before and after every call" covers all points at which a crash
-can occur.
+every method is one round trip at most, except ``copy``, and deferred statements are sent by the
+next call. So "before and after every call" covers all points at which a crash can occur, except
+those between two messages of a COPY.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -35,8 +36,8 @@ class TableName(NamedTuple):
         return TableName(self.schema, name)
 
 
-class BadData(Exception):
-    """The database refused a value or a row (SQLSTATE class 22, 23 or 44).
+class BadData(Stopped):
+    """The database refused a value or a row; of a statement that is about no row, it ends the run.
 
     Attributes:
         line: index of the refused row among the rows that were sent, or None if unknown.
@@ -45,7 +46,7 @@ class BadData(Exception):
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         self.reason, self.line = reason, line
-        super().__init__(reason)
+        super().__init__(reason, way_out="correct the trigger or function that raised it")
 
 
 class RowsDropped(Stopped):
@@ -94,23 +95,53 @@ class RowByRow:
     Attributes:
         table: the destination.
         staged: a table of the session, with the rows and the number of each.
-        create_staged: the statement that creates it.
+        columns: its columns and their types.
         number: the column of the numbers.
-        casts: per column, the table's type if the value is sent as text.
+        insert: the statement that inserts the row ``_oncely_row``.
+        delete: of an upsert, the statement that deletes the row of its key.
+        deleted: of an upsert, the column that is 1 if the row is to be deleted.
     """
 
     table: TableName
     staged: TableName
-    create_staged: str
+    columns: Sequence[tuple[str, str]]
     number: str
-    casts: Mapping[str, str | None]
+    insert: str
+    delete: str = ""
+    deleted: str = ""
+
+
+class Statement(NamedTuple):
+    """A statement and its parameters.
+
+    Attributes:
+        otherwise: raised if the statement, an UPDATE or a DELETE, changes no row.
+    """
+
+    sql: str
+    params: Params = ()
+    otherwise: Exception | None = None
+
+
+class Answer(NamedTuple):
+    """The answer to a statement: the number of rows that it has changed, and those it returns."""
+
+    changed: int
+    rows: list[Row]
 
 
 class Connection(Protocol):
     """One session with the database. Not thread-safe; autocommit outside begin and commit."""
 
     def begin(self) -> None:
-        """Start a transaction with bounded waiting for locks."""
+        """Start a transaction with bounded waiting for locks; deferred like :meth:`defer`."""
+
+    def defer(self, sql: str) -> None:
+        """Run a statement without parameters, whose answer is not needed, before the next call.
+
+        A database to which a round trip matters is sent it with the next call, in one message;
+        that call then raises the statement's error.
+        """
 
     def commit(self) -> None:
         """End the transaction.
@@ -122,18 +153,43 @@ class Connection(Protocol):
     def rollback(self) -> None:
         """Undo the transaction."""
 
-    def query(self, sql: str, params: Params = ()) -> list[Row]:
-        """Run one statement that returns rows."""
+    def query(self, sql: str, params: Params = (), *, of_rows: bool = False) -> list[Row]:
+        """Run one statement that returns rows.
 
-    def execute(self, sql: str, params: Params = ()) -> int:
-        """Run one statement, and return the number of rows that it has changed."""
+        Args:
+            of_rows: it processes values of records: an internal error of the server belongs to
+                one of these, and is BadData.
+        """
+
+    def execute(self, sql: str, params: Params = (), *, of_rows: bool = False) -> int:
+        """Run one statement, and return the number of rows that it has changed.
+
+        Args:
+            of_rows: as of :meth:`query`.
+        """
 
     def execute_many(self, sql: str, rows: Iterable[Params]) -> int:
         """Run one statement for each of ``rows``, in order, and return the number of rows that all
         of them together have changed."""
 
-    def copy(self, table: TableName, rows: pa.Table) -> None:
+    def execute_all(self, statements: Sequence[Statement]) -> None:
+        """Run statements in order, in one round trip, up to the first that fails.
+
+        Raises:
+            the ``otherwise`` of a statement that has changed no row.
+        """
+
+    def copy(self, table: TableName, rows: pa.Table, then: Sequence[str] = ()) -> Sequence[Answer]:
         """Append ``rows`` by the bulk path; they have the table's types.
+
+        Args:
+            table: the destination.
+            rows: the rows.
+            then: statements that process these rows, without parameters. They are run after the
+                rows, in the round trip of their end.
+
+        Returns:
+            The answers to ``then``, values as texts if the database sends texts.
 
         Raises:
             BadData: with the index of the refused row if the database reports it.
@@ -148,6 +204,7 @@ class Connection(Protocol):
 
         Raises:
             BadData: a value cannot be sent; the outcome of the other rows is unknown.
+            WrongInput: the database can't do it for such rows, or may not.
             RowsDropped: a trigger has dropped rows.
         """
 
@@ -187,6 +244,24 @@ class Column(NamedTuple):
     required: bool
     """True if it is not nullable, has no default and is not generated."""
     generated: bool
+
+
+TableTypes = tuple[str | None, dict[str, str]]
+"""The identity of a table, and the types of its columns."""
+
+
+class Relation(NamedTuple):
+    """How statements refer to a table.
+
+    Attributes:
+        rows: the name, quoted, in a statement that reads or deletes rows: those of tables that
+            inherit from it are not its own. Partitions hold rows of their table.
+        is_view: it is a view, to which no rows are copied: COPY counts each row that is sent, also
+            if a trigger drops it.
+    """
+
+    rows: str
+    is_view: bool = False
 
 
 @dataclass(frozen=True)
@@ -246,6 +321,10 @@ class Dialect(Protocol):
     def quote(self, identifier: str) -> str:
         """The quoted identifier, safe inside a statement for any content."""
 
+    def as_json(self, column: str) -> str:
+        """An expression: the value of a column as JSON text, from which the server's
+        ``json_populate_record`` makes the same value."""
+
     def translate(self, ddl: str) -> str:
         """A ledger table's definition in the dialect's own types."""
 
@@ -272,16 +351,27 @@ class Dialect(Protocol):
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
         """The table's columns in order; empty if there is no such table."""
 
-    def column_types(
-        self, connection: Connection, table: TableName
-    ) -> tuple[str | None, dict[str, str]]:
-        """The table's :meth:`identity` and its columns' types, by one statement."""
+    @property
+    def check_constraints(self) -> Sequence[str]:
+        """The statements of :meth:`Connection.check_constraints`."""
+
+    def types_statement(self, table: TableName) -> Sequence[str]:
+        """The statement that reads :meth:`column_types`; none if one is not enough."""
+
+    def types_of(self, rows: Sequence[Row]) -> TableTypes:
+        """The types from the answer to :meth:`types_statement`."""
+
+    def column_types(self, connection: Connection, table: TableName) -> TableTypes:
+        """The table's :meth:`identity` and its columns' types."""
 
     def identity(self, connection: Connection, table: TableName) -> str | None:
         """An id that distinguishes the table from others of its name; None: there is no such table.
 
         The same text for all tables if the database has no such id.
         """
+
+    def relation(self, connection: Connection, table: TableName) -> Relation:
+        """How statements refer to the table."""
 
     def not_durable(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
         """The reason why its rows would not survive with the ledger's, and the way out; None:
@@ -295,9 +385,6 @@ class Dialect(Protocol):
 
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets that a unique constraint or index makes unique."""
-
-    def tables_like(self, connection: Connection, prefix: TableName) -> list[str]:
-        """Names of tables in the schema of ``prefix`` that begin with its name."""
 
     def column_type(self, arrow_type: pa.DataType) -> str:
         """The type of a created table's column for values of this type."""
@@ -332,12 +419,10 @@ class Dialect(Protocol):
         """True if the stored form sorts in the order of the values: required for a version
         column."""
 
-    def create_staging(
-        self, name: TableName, columns: Sequence[tuple[str, str]], *, temporary: bool
-    ) -> str:
+    def create_staging(self, name: TableName, columns: Sequence[tuple[str, str]]) -> str:
         """The statement that creates an empty table of (name, type) columns, without constraints.
 
-        A temporary one belongs to the session and ends with its transaction.
+        It belongs to the session and ends with its transaction.
         """
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,20 +16,24 @@ from typing import TypeVar
 import pgpq
 import psycopg
 import pyarrow as pa
+from psycopg.pq.abc import PGresult
+from psycopg.sql import quote as quoted_literal
 
+from oncely.clients.peers import protocol_at
 from oncely.clients.sql.connection import (
-    BadData,
+    Answer,
     Column,
     ColumnFit,
     Connection,
-    Contention,
     LoanBroken,
     Params,
+    Relation,
     Row,
     RowByRow,
     RowsDropped,
-    TableAltered,
+    Statement,
     TableName,
+    TableTypes,
 )
 from oncely.clients.sql.postgres_digest import (
     COMPUTES,
@@ -37,12 +41,14 @@ from oncely.clients.sql.postgres_digest import (
     digest_kind,
     row_digest,
 )
+from oncely.clients.sql.postgres_errors import not_of_the_row, sort_error, sorted_errors
 from oncely.clients.sql.postgres_lent import LentTransaction, lent
-from oncely.clients.sql.postgres_session import WatchedSession
-from oncely.clients.sql.postgres_types import column_type, fit, refuse_too_early
+from oncely.clients.sql.postgres_message import UNCHANGED, Message, Sent
+from oncely.clients.sql.postgres_session import LOCK_SECONDS, WatchedSession
+from oncely.clients.sql.postgres_types import column_type, fit, refuse_too_early, without_limit
 from oncely.core.digest import Kind, Recipe
-from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
-from oncely.secrets import Secrets, redact
+from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
+from oncely.secrets import Secrets
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,55 +59,12 @@ T = TypeVar("T")
 # must be visible, or they would look like constraint violations of ours.
 _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED;"
-    " SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '60s';"
-    " SELECT pg_is_in_recovery()"
+    f" SET LOCAL lock_timeout = '{LOCK_SECONDS}s';"
+    " SET LOCAL idle_in_transaction_session_timeout = '60s';"
+    " SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
 )
+_CHECK_CONSTRAINTS = ("SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED")
 _COPY_BYTES = 1 << 20
-# The SQLSTATEs, or classes of them, of a value or row that is refused. 44 is the CHECK OPTION of a
-# view. 54000 and 54001, a text too long for its index and JSON too deep for the stack, would be
-# retried forever if they were not rejects.
-_DATA = ("22", "23", "44", "54000", "54001")
-_PLAN = "`oncely plan` prints the DDL"
-_POLICY = "if row-level security refuses the rows, use a role with BYPASSRLS or change the policy"
-_ROUTINE = (Stopped, "correct the trigger or function that raised it")
-_LEDGER_HOLDS = "the pipeline continues from its ledger"
-# Errors that no retry can fix, by SQLSTATE or by class. All others are Unavailable.
-_PERMANENT: dict[str, tuple[type[OncelyError], str]] = {
-    "09": _ROUTINE,
-    "0A": (WrongInput, f"write to a table that supports the statement; {_POLICY}"),
-    "0L": (WrongInput, "check the roles and their grants"),
-    "0P": (WrongInput, "check the roles and their grants"),
-    "21": (
-        WrongInput,
-        "two records have keys that differ, and that the unique index treats as equal (letter"
-        " case, a trigger that changes them): make them equal in the transform, or change"
-        " sink.keys; otherwise correct the subquery in the trigger or policy",
-    ),
-    "27": _ROUTINE,
-    "28": (WrongInput, "check user, password and role in sink.url"),
-    "2B": (WrongInput, "drop the dependent objects first"),
-    "2F": _ROUTINE,
-    "38": _ROUTINE,
-    "39": _ROUTINE,
-    "3D": (WrongInput, "check the database in sink.url"),
-    "3F000": (TableMismatch, _PLAN),
-    "42": (WrongInput, "`oncely plan` compares the table with the rows"),
-    "42501": (
-        WrongInput,
-        f"grant it, or create the tables that `plan` prints; {_POLICY}",
-    ),
-    "42703": (TableMismatch, _PLAN),
-    "42804": (TableMismatch, _PLAN),
-    "42P01": (TableMismatch, _PLAN),
-    "54": (WrongInput, "the table or the rows exceed a limit of the server: use fewer columns"),
-    "55000": (WrongInput, "the table does not support this statement: a view, or a publication"),
-    "F0": (WrongInput, "correct the server's configuration files"),
-    "P0": _ROUTINE,
-    "XX001": (Stopped, f"restore the database; {_LEDGER_HOLDS}"),
-    "XX002": (Stopped, f"REINDEX, or restore the database; {_LEDGER_HOLDS}"),
-}
-# Of functions of the user: RAISE EXCEPTION, a statement beyond the time limit, a caught error.
-_OF_THE_FUNCTION = ("P0001", "57014", "25P02")
 _FAILED_BEFORE = "25P02"
 _CHAIN = 20  # errors that were raised from another
 _SETUP_LOCK = 0x0ECE_1E  # any constant: it serialises CREATE TABLE IF NOT EXISTS, which races
@@ -109,25 +72,31 @@ _REWRITE_LOCK = 0x0ECE_2E
 
 
 class PostgresConnection:
-    """A psycopg session whose errors are classified by SQLSTATE class."""
+    """A psycopg session whose errors are classified by SQLSTATE class.
+
+    Statements that need no parameters, or whose parameters are written into them, travel together
+    as one message of the simple query protocol, which may also contain a COPY. The server runs
+    them one after the other, each with a snapshot of its own, and skips those after an error. A
+    pipeline (libpq 14) may contain no COPY, and would need a second way for poolers without one.
+    """
 
     def __init__(self, session: WatchedSession) -> None:
         self._session = session
+        self._deferred: list[Sent] = []
 
     def begin(self) -> None:
-        """Start a transaction with bounded waiting for locks.
+        """Start a transaction with bounded waiting for locks, with the next call.
 
-        Raises:
-            Unavailable: the server is a standby. It refuses some statements as not supported
-                (0A000), an error that is permanent on a primary.
+        That call raises:
+            Unavailable: the server is a standby, or read-only. A standby refuses some statements as
+                not supported (0A000), an error that is permanent on a primary.
         """
-        if _sorted_errors(lambda: _last_row(self._session.execute(_BEGIN))) == (True,):
-            self.rollback()
-            raise Unavailable(
-                "PostgreSQL: the server is a standby, which accepts no writes",
-                way_out="wait for the failover to end, or let sink.url reach the primary"
-                " (target_session_attrs=read-write)",
-            )
+        self._deferred = [Sent(one.encode()) for one in _BEGIN.split(";")]
+        self._deferred[-1] = self._deferred[-1]._replace(refuse=_refuse_standby)
+
+    def defer(self, sql: str) -> None:
+        """Send a statement with the next call."""
+        self._deferred.append(Sent(self._written(sql)))
 
     def commit(self) -> None:
         """End the transaction.
@@ -136,60 +105,106 @@ class PostgresConnection:
             Unavailable: its outcome is unknown, or the server has rolled it back: COMMIT of a
                 failed transaction returns ROLLBACK, and no error.
         """
-        answer = _sorted_errors(lambda: self._session.execute("COMMIT")).statusmessage
-        if answer != "COMMIT":
-            raise Unavailable(f"PostgreSQL answered COMMIT with {answer}")
+        answer = self._send(Sent(b"COMMIT", of_rows=True))[-1].command_status
+        if answer != b"COMMIT":
+            raise Unavailable(f"PostgreSQL answered COMMIT with {(answer or b'').decode()}")
 
     def rollback(self) -> None:
         """Undo the transaction."""
-        _sorted_errors(lambda: self._session.execute("ROLLBACK"))
+        unsent, self._deferred = self._deferred, []
+        if not any(one.refuse for one in unsent):
+            sorted_errors(lambda: self._session.execute("ROLLBACK"), of_rows=False)
 
-    def query(self, sql: str, params: Params = ()) -> list[Row]:
+    def query(self, sql: str, params: Params = (), *, of_rows: bool = False) -> list[Row]:
         """Run one statement that returns rows."""
-        return _sorted_errors(lambda: self._session.execute(sql.encode(), params).fetchall())
+        self._send_deferred()
+        return sorted_errors(
+            lambda: self._session.execute(sql.encode(), params).fetchall(), of_rows=of_rows
+        )
 
-    def execute(self, sql: str, params: Params = ()) -> int:
+    def execute(self, sql: str, params: Params = (), *, of_rows: bool = False) -> int:
         """Run one statement, and return the number of rows that it has changed."""
-        return _sorted_errors(lambda: self._session.execute(sql.encode(), params).rowcount)
+        self._send_deferred()
+        return sorted_errors(
+            lambda: self._session.execute(sql.encode(), params).rowcount, of_rows=of_rows
+        )
 
     def execute_many(self, sql: str, rows: Iterable[Params]) -> int:
         """Run one statement for each of ``rows``, pipelined into one round trip."""
+        self._send_deferred()
         cursor = self._session.cursor()
-        _sorted_errors(lambda: cursor.executemany(sql.encode(), list(rows)))
+        sorted_errors(lambda: cursor.executemany(sql.encode(), list(rows)), of_rows=False)
         return cursor.rowcount
 
-    def copy(self, table: TableName, rows: pa.Table) -> None:
-        """Append ``rows`` by binary COPY.
+    def execute_all(self, statements: Sequence[Statement]) -> None:
+        """Run statements in one message.
+
+        One that has to change a row, and changes none, fails: the server skips those after it.
+        """
+        self._send(
+            *(
+                Sent(self._written(sql, params))
+                if otherwise is None
+                else Sent(self._written(_must_change(sql), params), otherwise=otherwise)
+                for sql, params, otherwise in statements
+            )
+        )
+
+    def copy(self, table: TableName, rows: pa.Table, then: Sequence[str] = ()) -> Sequence[Answer]:
+        """Append ``rows`` by binary COPY: one round trip to its begin, and one to its end.
 
         Raises:
             BadData: with the index of the refused row.
             RowsDropped: a trigger has dropped rows.
         """
+        refuse_too_early(rows)
         columns = ", ".join(_quoted(name) for name in rows.column_names)
         statement = f"COPY {_regclass(table)} ({columns}) FROM STDIN WITH (FORMAT binary)"
-        taken = _sorted_errors(lambda: self._send(statement, rows), copied=table.name)
-        if taken != rows.num_rows:
-            raise RowsDropped(table, rows.num_rows, taken)
+        after = [Sent(self._written(sql), of_rows=True) for sql in then]
+        message = self._message(Sent(statement.encode(), of_rows=True), *after)
+        taken, *answers = message.copy(self._encoded(rows), table.name)[-1 - len(after) :]
+        if taken.command_tuples != rows.num_rows:
+            raise RowsDropped(table, rows.num_rows, taken.command_tuples or 0)
+        return [Answer(one.command_tuples or 0, message.rows(one)) for one in answers]
 
-    def _send(self, statement: str, rows: pa.Table) -> int:
-        refuse_too_early(rows)
+    def _encoded(self, rows: pa.Table) -> Iterator[bytes]:
+        """The rows as messages of a binary COPY."""
         encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
-        cursor = self._session.cursor()
-        with cursor.copy(statement.encode()) as stream:
-            stream.write(encoder.write_header())
-            for batch in rows.to_batches(max_chunksize=_rows_a_message(rows)):
-                stream.write(encoder.write_batch(batch))
-            stream.write(encoder.finish())
-        return cursor.rowcount
+        yield encoder.write_header()
+        for batch in rows.to_batches(max_chunksize=_rows_a_message(rows)):
+            yield encoder.write_batch(batch)
+        yield encoder.finish()
+
+    def _send_deferred(self) -> None:
+        """Send the deferred statements before one that can't be written into their message."""
+        if self._deferred:
+            self._send()
+
+    def _send(self, *statements: Sent) -> list[PGresult]:
+        """Send a message of the deferred statements and of ``statements``."""
+        return self._message(*statements).send()
+
+    def _message(self, *statements: Sent) -> Message:
+        sent, self._deferred = [*self._deferred, *statements], []
+        return Message(self._session, sent)
+
+    def _written(self, sql: str, params: Params = ()) -> bytes:
+        """The statement with its parameters as literals."""
+        cursor = psycopg.ClientCursor(self._session)
+        encoding = self._session.info.encoding
+        return cursor.mogrify(sql.encode(encoding), params).encode(encoding)
 
     def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
         """Insert ``rows`` separately, in a loop inside the server."""
         self.execute("DROP TABLE IF EXISTS _oncely_refused")
         self.execute("CREATE TEMP TABLE _oncely_refused (n BIGINT, reason TEXT) ON COMMIT DROP")
-        self.execute(into.create_staged)
+        # Limits of the table's types are checked by the loop, not by the COPY of all rows.
+        columns = (f"{_quoted(name)} {without_limit(of)}" for name, of in into.columns)
+        staged = f"{_quoted(into.staged.name)} ({', '.join(columns)})".replace("%", "%%")
+        self.execute(f"CREATE TEMP TABLE {staged} ON COMMIT DROP")
         numbers = pa.array(range(rows.num_rows), pa.int64())
         self.copy(into.staged, rows.append_column(into.number, numbers))
-        self.execute(_each_row(into))
+        self.execute(_each_row(into), of_rows=True)
         self.execute(f"DROP TABLE {_quoted(into.staged.name)}")
         refused = self.query("SELECT n, reason FROM _oncely_refused ORDER BY n")
         self.execute("DROP TABLE _oncely_refused")
@@ -201,6 +216,7 @@ class PostgresConnection:
     @contextmanager
     def lend(self, seconds: float) -> Iterator[psycopg.Connection[Row]]:
         """Lend the transaction in a savepoint (:mod:`oncely.clients.sql.postgres_lent`)."""
+        self._send_deferred()
         tx = None
         try:
             with lent(self._session, seconds) as tx:
@@ -209,18 +225,16 @@ class PostgresConnection:
             raise
         except Exception as error:
             failure = _failure(error, tx)
-            found = None if failure is None else _sort_lent(failure)
+            if failure is None:
+                raise
+            found = sort_error(failure) if tx is None else tx.sorted(failure)
             if isinstance(error, psycopg.Error) or isinstance(found, Unavailable):
-                raise found or error from error
+                raise found from error
             raise
 
     def check_constraints(self) -> None:
         """Check deferred constraints now, then let later statements defer again."""
-        _sorted_errors(
-            lambda: self._session.execute(
-                "SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED"
-            )
-        )
+        self._send(*(Sent(one.encode(), of_rows=True) for one in _CHECK_CONSTRAINTS))
 
     def close(self) -> None:
         """End the session; never raises."""
@@ -228,41 +242,32 @@ class PostgresConnection:
             self._session.close()
 
 
-def _last_row(cursor: psycopg.Cursor[Row]) -> Row | None:
-    """The row of the last of several statements."""
-    while cursor.nextset():
-        pass
-    return cursor.fetchone()
+def _refuse_standby(answer: PGresult) -> None:
+    """Raises Unavailable for the answer to the last statement of :data:`_BEGIN`."""
+    if answer.get_value(0, 0) == b"t":
+        raise Unavailable(
+            "PostgreSQL: the server is a standby, or read-only: it accepts no writes",
+            way_out="wait for the failover to end, or let sink.url reach the primary"
+            " (target_session_attrs=read-write)",
+        )
+
+
+def _must_change(sql: str) -> str:
+    """The statement, which fails if it changes no row: a text is cast to a number.
+
+    The planner can't compute the text, so the cast is not evaluated before the statement is run.
+    """
+    fails = f"CAST('{UNCHANGED}' || count(*) AS integer)"
+    return (
+        f"WITH changed AS ({sql} RETURNING 1)"
+        f" SELECT CASE WHEN count(*) > 0 THEN 1 ELSE {fails} END FROM changed"
+    )
 
 
 def _rows_a_message(rows: pa.Table) -> int:
     """Number of rows whose encoding is about a megabyte, so that a chunk is not in memory twice."""
     rows_a_megabyte = _COPY_BYTES * max(1, int(rows.num_rows)) // max(1, int(rows.nbytes))
     return max(1, min(16_384, rows_a_megabyte))
-
-
-def _sorted_errors(work: Callable[[], T], copied: str | None = None) -> T:
-    """Run ``work``; convert an error of the driver by its consequence for the commit path."""
-    try:
-        return work()
-    except psycopg.Error as error:
-        raise _sort(error, copied) from error
-
-
-def _sort(error: psycopg.Error, copied: str | None) -> Exception:
-    state = error.sqlstate or ""
-    text = redact((error.diag.message_primary or str(error)).strip())
-    if state == "22P03":  # our encoding, not a record: the table was altered during the run
-        return TableAltered(f"PostgreSQL: {text}")
-    if state[:2] in _DATA or state in _DATA:
-        return BadData(_reason(error, text), _line(error.diag.context, copied))
-    if state[:2] == "40" or state == "55P03":
-        return Contention(f"PostgreSQL: {text}")
-    permanent = _PERMANENT.get(state) or _PERMANENT.get(state[:2])
-    if permanent is not None:
-        kind, way_out = permanent
-        return kind(f"PostgreSQL: {text}", way_out=way_out)
-    return Unavailable(f"PostgreSQL: {text}" if text else "PostgreSQL ended the session")
 
 
 def _failure(error: BaseException, tx: LentTransaction | None) -> psycopg.Error | None:
@@ -272,44 +277,16 @@ def _failure(error: BaseException, tx: LentTransaction | None) -> psycopg.Error 
         if isinstance(seen, psycopg.Error) and seen.sqlstate != _FAILED_BEFORE:
             return seen
         seen = None if seen is None else seen.__cause__ or seen.__context__
-    return None if tx is None else tx.failure
-
-
-def _sort_lent(error: psycopg.Error) -> Exception:
-    """As :func:`_sort`; what the user's own statements have raised or exceeded is bad data."""
-    if error.sqlstate in _OF_THE_FUNCTION:
-        return BadData(redact((error.diag.message_primary or str(error)).strip()))
-    if error.sqlstate is None and isinstance(error, psycopg.ProgrammingError | psycopg.DataError):
-        return BadData(redact(str(error).strip()))  # psycopg's own: nothing was sent
-    return _sort(error, None)
-
-
-def _reason(error: psycopg.Error, text: str) -> str:
-    detail = redact(error.diag.message_detail or "")
-    return f"{text} ({detail})" if detail else text
-
-
-def _line(context: str | None, copied: str | None) -> int | None:
-    """The 0-based row that COPY names in its context: ``COPY <table>, line 3, column b``.
-
-    Table and column may be any text, including line breaks, so the known table name is matched as a
-    whole.
-    """
-    if copied is None:
-        return None
-    named = re.search(rf"^COPY {re.escape(copied)}, line (\d+)", context or "", re.MULTILINE)
-    return int(named.group(1)) - 1 if named else None
+    known = None if tx is None else tx.failure
+    return error if known is None and isinstance(error, psycopg.Error) else known
 
 
 def _each_row(into: RowByRow) -> str:
-    """A loop over the staged rows that notes errors that :func:`_sort` classifies as bad data."""
-    table = ".".join(_quoted(part) for part in into.table if part)
-    names = ", ".join(_quoted(name) for name in into.casts)
-    values = ", ".join(
-        f"CAST(_oncely_row.{_quoted(name)} AS {cast})" if cast else f"_oncely_row.{_quoted(name)}"
-        for name, cast in into.casts.items()
-    )
-    number, data = _quoted(into.number), ", ".join(f"'{state}'" for state in _DATA)
+    """A loop over the staged rows that notes errors that belong to a row."""
+    number, write = _quoted(into.number), f"{into.insert};"
+    if into.delete:
+        gone = f"_oncely_row.{_quoted(into.deleted)} = 1"
+        write = f"IF {gone} THEN {into.delete}; ELSE {into.insert}; END IF;"
     body = f"""
 DECLARE
     _oncely_row record; _oncely_taken bigint;
@@ -318,15 +295,16 @@ BEGIN
     SET CONSTRAINTS ALL IMMEDIATE;
     FOR _oncely_row IN SELECT * FROM {_quoted(into.staged.name)} ORDER BY {number} LOOP
         BEGIN
-            INSERT INTO {table} ({names}) VALUES ({values});
+            {write}
             GET DIAGNOSTICS _oncely_taken = ROW_COUNT;
-            IF _oncely_taken <> 1 THEN
+            -- A row of an upsert may be passed over because of its version.
+            IF {not into.delete} AND _oncely_taken <> 1 THEN
                 INSERT INTO _oncely_refused VALUES (_oncely_row.{number}, NULL);
             END IF;
         EXCEPTION WHEN OTHERS THEN
             GET STACKED DIAGNOSTICS _oncely_state = RETURNED_SQLSTATE,
                 _oncely_reason = MESSAGE_TEXT, _oncely_detail = PG_EXCEPTION_DETAIL;
-            IF left(_oncely_state, 2) NOT IN ({data}) AND _oncely_state NOT IN ({data}) THEN
+            IF {not_of_the_row("_oncely_state")} THEN
                 RAISE;
             END IF;
             IF _oncely_detail <> '' THEN
@@ -340,7 +318,7 @@ END"""
     tag = "$oncely$"
     while tag in body:  # a name may be any text
         tag = f"{tag[:-1]}_$"
-    return f"DO {tag}{body}{tag}".replace("%", "%%")
+    return f"DO {tag}{body}{tag}"
 
 
 def _regclass(table: TableName) -> str:
@@ -392,6 +370,8 @@ class Postgres:
         except psycopg.OperationalError as error:
             secrets = self._secrets
             said = secrets.redact(str(error))
+            if "timeout expired" in said:
+                _refuse_broker(self.url)
             raise _refused(said, secrets.redact(self.endpoint)) from None
         session.url, session.connect_timeout_seconds = self.url, self.connect_timeout_seconds
         return PostgresConnection(session)
@@ -415,6 +395,17 @@ class Postgres:
     def quote(self, identifier: str) -> str:
         """Quoted, and with ``%`` doubled: statements carry ``%s`` parameters."""
         return _quoted(identifier).replace("%", "%%")
+
+    def as_json(self, column: str) -> str:
+        """By the server: it has values that Python has not, such as infinite times. An array or a
+        composite value is a JSON string of the server's text: JSON arrays have no bounds. JSON
+        itself, whose text is the same in both forms, also of a domain, is no string.
+        """
+        given = self.quote(column)
+        made, text = f"CAST(to_json({given}) AS text)", f"CAST({given} AS text)"
+        nested = f"left({made}, 1) IN ('[', '{{') AND {made} <> {text}"
+        found = f"CASE WHEN {nested} THEN CAST(to_json({text}) AS text) ELSE {made} END"
+        return f"COALESCE({found}, 'null')"
 
     def translate(self, ddl: str) -> str:
         """The ledger's definition unchanged: it is written with PostgreSQL's types."""
@@ -476,22 +467,41 @@ class Postgres:
             for name, kind, notnull, filled, generated in rows
         ]
 
-    def column_types(
-        self, connection: Connection, table: TableName
-    ) -> tuple[str | None, dict[str, str]]:
-        """OID and types; they may be outdated unless the transaction holds a lock of the table."""
-        rows = connection.query(
-            "SELECT a.attrelid::text, a.attname, format_type(a.atttypid, a.atttypmod)"
-            " FROM pg_attribute a WHERE a.attrelid = to_regclass(%s)"
+    @property
+    def check_constraints(self) -> Sequence[str]:
+        """Check deferred constraints now, then let later statements defer again."""
+        return _CHECK_CONSTRAINTS
+
+    def types_statement(self, table: TableName) -> Sequence[str]:
+        """OID and types of the columns; all values are texts."""
+        name = quoted_literal(_regclass(table)).replace("%", "%%")
+        return (
+            "SELECT a.attrelid::text, a.attname::text, format_type(a.atttypid, a.atttypmod)"
+            f" FROM pg_attribute a WHERE a.attrelid = to_regclass({name})"
             " AND a.attnum > 0 AND NOT a.attisdropped",
-            (_regclass(table),),
         )
+
+    def types_of(self, rows: Sequence[Row]) -> TableTypes:
+        """OID and types."""
         return (rows[0][0] if rows else None), {name: type_ for _, name, type_ in rows}
+
+    def column_types(self, connection: Connection, table: TableName) -> TableTypes:
+        """They may be outdated unless the transaction holds a lock of the table."""
+        (statement,) = self.types_statement(table)
+        return self.types_of(connection.query(statement))
 
     def identity(self, connection: Connection, table: TableName) -> str | None:
         """The OID, which a table keeps until it is dropped."""
         ((oid,),) = connection.query("SELECT to_regclass(%s)::oid::text", (_regclass(table),))
         return None if oid is None else str(oid)
+
+    def relation(self, connection: Connection, table: TableName) -> Relation:
+        """``ONLY`` excludes rows of tables that inherit, and of partitions."""
+        kind = connection.query(
+            "SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", (_regclass(table),)
+        )
+        name = ".".join(self.quote(part) for part in table if part)
+        return Relation(f"ONLY {name}" if kind == [("r",)] else name, kind == [("v",)])
 
     def not_durable(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
         """UNLOGGED and foreign tables, also as partitions."""
@@ -552,16 +562,6 @@ class Postgres:
         )
         return [frozenset(names) for (names,) in rows]
 
-    def tables_like(self, connection: Connection, prefix: TableName) -> list[str]:
-        """Names of tables in the schema of ``prefix`` that begin with its name."""
-        rows = connection.query(
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE c.relkind = 'r' AND n.nspname = COALESCE(%s::text, current_schema())"
-            " AND starts_with(c.relname, %s)",
-            (prefix.schema, prefix.name),
-        )
-        return [name for (name,) in rows]
-
     def column_type(self, arrow_type: pa.DataType) -> str:
         """The type of a created table's column for values of this type."""
         return column_type(arrow_type)
@@ -591,9 +591,9 @@ class Postgres:
         except NotComputable:
             return None
         condition, params = where
-        name = ".".join(self.quote(part) for part in table if part)
+        rows = self.relation(connection, table).rows
         sums = connection.query(
-            f"SELECT COALESCE(SUM({one}), 0)::text FROM {name} WHERE {condition}", params
+            f"SELECT COALESCE(SUM({one}), 0)::text FROM {rows} WHERE {condition}", params
         )
         return int(sums[0][0]) % (1 << 64)
 
@@ -601,13 +601,10 @@ class Postgres:
         """True for all types except structs and maps (jsonb), which do not keep their order."""
         return not pa.types.is_nested(arrow_type)
 
-    def create_staging(
-        self, name: TableName, columns: Sequence[tuple[str, str]], *, temporary: bool
-    ) -> str:
-        """Unlogged: if a crash empties it, the published count differs and nothing commits."""
-        kind, tail = ("TEMP", " ON COMMIT DROP") if temporary else ("UNLOGGED", "")
+    def create_staging(self, name: TableName, columns: Sequence[tuple[str, str]]) -> str:
+        """A temporary table; COMMIT drops it."""
         wanted = ", ".join(f"{self.quote(column)} {type_}" for column, type_ in columns)
-        return f"CREATE {kind} TABLE {'.'.join(self.quote(p) for p in name if p)} ({wanted}){tail}"
+        return f"CREATE TEMP TABLE {self.quote(name.name)} ({wanted}) ON COMMIT DROP"
 
 
 def _all_rows(policies: Iterable[Row], command: str) -> bool:
@@ -625,6 +622,23 @@ def _all_rows(policies: Iterable[Row], command: str) -> bool:
         elif using not in (None, "true"):
             return False
     return permits
+
+
+def _refuse_broker(url: str) -> None:
+    """Refuse a URL at which a broker of Kafka waits for the rest of a request.
+
+    Raises:
+        ConfigError: a broker answers.
+    """
+    parts = psycopg.conninfo.conninfo_to_dict(url)
+    hosts, ports = str(parts.get("host", "")).split(","), str(parts.get("port", 5432)).split(",")
+    for host, port in zip(hosts, ports * len(hosts), strict=False):
+        if not host.startswith("/") and protocol_at(host, port or "5432") == "Kafka without TLS":
+            raise ConfigError(
+                "sink.url",
+                f"{host}:{port or 5432} is a broker of Kafka, and no PostgreSQL",
+                way_out="write host and port of the database",
+            )
 
 
 _HINT = "Is the server running"

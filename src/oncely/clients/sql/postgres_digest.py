@@ -8,11 +8,11 @@ fails, whatever the table contains: a value that no value of the recipe's kind c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from oncely.clients.sql.connection import Column, ColumnFit
-from oncely.core.digest import LONGEST, Kind, Recipe, column_constant, kind_of
+from oncely.clients.sql.connection import BadData, Column, ColumnFit, Connection
+from oncely.core.digest import LONGEST, STORED, Kind, Recipe, column_constant, kind_of
 
 _TYPMOD = re.compile(r"\((\d+)(?:,(-?\d+))?\)")
 
@@ -34,6 +34,32 @@ def digest_kind(column: Column, fit: ColumnFit) -> Kind | None:
     if fit.cast is not None or rounds or base == "character":
         return None
     return kind_of(fit.arrow_type)
+
+
+def as_stored(connection: Connection, type_: str, texts: Sequence[str | None]) -> list[str | None]:
+    """Values as the texts of a column of this type; None for one that the server refuses.
+
+    Args:
+        connection: without an open transaction.
+        type_: of the column.
+        texts: the values as a writer sends them.
+    """
+    try:
+        rows = connection.query(
+            f"SELECT CAST(v AS {type_})::text FROM unnest(%s::text[]) WITH ORDINALITY AS t (v, n)"
+            " ORDER BY n",
+            (list(texts),),
+            of_rows=True,
+        )
+        return [one for (one,) in rows]
+    except BadData:
+        if len(texts) == 1:
+            return [None]
+        half = len(texts) // 2
+        return [
+            *as_stored(connection, type_, texts[:half]),
+            *as_stored(connection, type_, texts[half:]),
+        ]
 
 
 class NotComputable(Exception):
@@ -61,7 +87,7 @@ def row_digest(
         if name not in types:
             raise NotComputable(f"column {name!r} is missing")
         given = _Given(quote(name), kind.scale, *_of_type(types[name]), _constants(name))
-        if given.base not in _TYPES.get(kind.name, ()):
+        if kind.name != STORED and given.base not in _TYPES.get(kind.name, ()):
             raise NotComputable(f"column {name!r} is {types[name]}, and was {kind.name}")
         values.append(f"COALESCE({_EXPRESSIONS[kind.name](given)}, 0)")
     if recipe.offset and offset is None:
@@ -173,6 +199,7 @@ _EXPRESSIONS: Mapping[str, Callable[[_Given], str]] = {
     "numeric": _numeric,
     "float": lambda of: f"hashfloat8extended({of.v}::double precision, {of.k.whole})",
     "text": _text_value,
+    STORED: lambda of: _text_value(of._replace(v=f"({of.v}::text)", precision=None)),
     "bytes": _bytes,
     "date": _date,
     "time": lambda of: f"time_hash_extended({of.v}, {of.k.whole})",

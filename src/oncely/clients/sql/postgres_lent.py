@@ -16,6 +16,7 @@ Everything that the function does is in a savepoint. After an error the transact
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,11 +26,15 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.abc import PQGen
 
-from oncely.clients.sql.connection import LoanBroken
-from oncely.clients.sql.postgres_session import WatchedSession
+from oncely.clients.sql.connection import Contention, LoanBroken
+from oncely.clients.sql.postgres_errors import sort_lent
+from oncely.clients.sql.postgres_session import LOCK_SECONDS, WatchedSession
+from oncely.errors import Unavailable
 
 T = TypeVar("T")
 
+_LOOKS = 16  # within the time limit
+_CANCELED = "57014"
 _IDLE_SECONDS = 60  # beyond the time limit: how long a paused process holds its locks
 _REPORTED = b"default_transaction_read_only"
 _ENDED = (
@@ -37,16 +42,19 @@ _ENDED = (
     " same string of statements did may have taken effect, without the positions)"
 )
 _BEGIN = (
-    "SAVEPOINT oncely_lent; SET LOCAL statement_timeout = {limit};"
+    "SAVEPOINT oncely_lent; SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {lock};"
     " SET LOCAL idle_in_transaction_session_timeout = {idle};"
     " SET LOCAL default_transaction_read_only = on;"
     " CREATE TEMP TABLE IF NOT EXISTS oncely_lent (n int, CONSTRAINT oncely_lent_is_not_yours_to"
     "_commit UNIQUE (n) DEFERRABLE INITIALLY DEFERRED) ON COMMIT DELETE ROWS;"
     " INSERT INTO pg_temp.oncely_lent VALUES (1), (1);"
-    " SELECT current_setting('search_path'), current_setting('role')"
+    " SELECT current_setting('search_path'), current_setting('role'), pg_backend_pid()"
 )
 _END = (
     "SELECT set_config('search_path', {path}, false), set_config('role', {role}, false);"
+    " SET TRANSACTION READ WRITE;"  # refused if the function has made it read-only
+    " SET LOCAL statement_timeout = DEFAULT;"
+    f" SET LOCAL lock_timeout = '{LOCK_SECONDS}s';"
     " DELETE FROM pg_temp.oncely_lent; SET CONSTRAINTS ALL IMMEDIATE;"
     " SET CONSTRAINTS ALL DEFERRED; RELEASE SAVEPOINT oncely_lent"
 )
@@ -57,17 +65,22 @@ class LentTransaction(WatchedSession):
 
     Attributes:
         failure: the last error of a statement.
+        lost: the session has ended in a statement.
     """
 
-    def __init__(self, owner: WatchedSession, seconds: float) -> None:
+    def __init__(self, owner: WatchedSession, seconds: float, backend: int) -> None:
         handlers = owner.pgconn.notice_handler, owner.pgconn.notify_handler
         super().__init__(owner.pgconn)
         owner.pgconn.notice_handler, owner.pgconn.notify_handler = handlers
         self.url, self.connect_timeout_seconds = owner.url, owner.connect_timeout_seconds
         self.prepare_threshold = None
+        # A statement beside an open COPY of the same thread is refused; it would wait for itself.
+        self.lock = threading.RLock()  # type: ignore[assignment]
         self.failure: psycopg.Error | None = None
-        self._seconds, self._until = seconds, time.monotonic() + seconds
-        self._returned = False
+        self._seconds, self._backend, now = seconds, backend, time.monotonic()
+        self._until, self._next_look = now + seconds, now + seconds / _LOOKS
+        self._was_locked_out = False
+        self._returned = self.lost = False
         self._reports = self.pgconn.parameter_status(_REPORTED) == b"on"
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
@@ -75,11 +88,13 @@ class LentTransaction(WatchedSession):
         if self._returned:
             raise psycopg.InterfaceError("the transaction was given back when the function ended")
         self.refuse_late()
+        self.require_open()
         if self.is_ended:
             raise psycopg.ProgrammingError("the function has ended its transaction")
         try:
             return super().wait(gen, *args, **kwargs)
         except psycopg.Error as error:
+            self.lost = self.closed
             if not isinstance(error, psycopg.errors.InFailedSqlTransaction):
                 self.failure = error
             raise
@@ -91,6 +106,11 @@ class LentTransaction(WatchedSession):
         if status != pq.TransactionStatus.INTRANS:  # after an error, settings are reverted, too
             return status == pq.TransactionStatus.IDLE
         return self._reports and self.pgconn.parameter_status(_REPORTED) != b"on"
+
+    def require_open(self) -> None:
+        """Raises LoanBroken if the session has ended while no statement was executed."""
+        if self.closed and not self.lost:
+            raise LoanBroken("it has closed its connection")
 
     @property
     def is_late(self) -> bool:
@@ -105,6 +125,32 @@ class LentTransaction(WatchedSession):
         """
         if self.is_late:
             raise psycopg.errors.QueryCanceled(f"it takes longer than {self._seconds:g} s")
+
+    def look(self) -> None:
+        """Look, several times within the limit, whether the statement waits for a lock.
+
+        ``lock_timeout`` ends a single wait; but several waits, or a wait and work before it, may
+        last until the time limit. If the server accepts no other session, it is not known.
+        """
+        if self._was_locked_out or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + self._seconds / _LOOKS
+        try:
+            self._was_locked_out = self.holders(self._backend) != ""
+        except psycopg.Error:
+            self._was_locked_out = True
+
+    def sorted(self, error: psycopg.Error) -> Exception:
+        """Convert an error by its consequence; an error of the session is behind what follows."""
+        behind = sort_lent(self.failure or error, lost=self.closed)
+        if isinstance(behind, Unavailable):
+            return behind
+        if error.sqlstate == _CANCELED and self._was_locked_out:
+            return Contention(
+                f"PostgreSQL: it has waited for a lock of another session for a part of the"
+                f" {self._seconds:g} s of sink.time_limit"
+            )
+        return sort_lent(error, lost=self.closed)
 
     def forget_recovered(self) -> None:
         """Forget the last error if the transaction goes on: a savepoint was rolled back."""
@@ -149,10 +195,13 @@ def lent(session: WatchedSession, seconds: float) -> Iterator[LentTransaction]:
         LoanBroken: the transaction was ended by the block, or a statement of it is not finished.
         psycopg.Error: a statement has failed, also one whose error the block has caught.
     """
-    path, role = _begin(session, seconds)
-    tx = LentTransaction(session, seconds)
+    path, role, backend = _begin(session, seconds)
+    tx = LentTransaction(session, seconds, backend)
     try:
-        yield tx
+        try:
+            yield tx
+        finally:
+            tx.require_open()
         tx.refuse_late()
         _require_usable(tx)
         if tx.is_ended:
@@ -161,20 +210,22 @@ def lent(session: WatchedSession, seconds: float) -> Iterator[LentTransaction]:
     except BaseException as error:
         tx.forget_recovered()
         _undo(session, tx, error)
-        if tx.is_late and session.closed:
+        if tx.is_late and session.closed and not tx.lost:
             raise LoanBroken(f"it has blocked for longer than {seconds:g} s") from error
         raise
     finally:
         tx.give_back()
 
 
-def _begin(session: WatchedSession, seconds: float) -> tuple[str, str]:
+def _begin(session: WatchedSession, seconds: float) -> tuple[str, str, int]:
     limit, idle = int(seconds * 1000), int((seconds + _IDLE_SECONDS) * 1000)
-    cursor = session.execute(_BEGIN.format(limit=limit, idle=idle).encode())
+    # Below half the limit, so that the server itself tells a wait for a lock.
+    lock = min(LOCK_SECONDS * 1000, limit // 2)
+    cursor = session.execute(_BEGIN.format(limit=limit, lock=lock, idle=idle).encode())
     while cursor.nextset():
         pass
-    path, role = cursor.fetchone() or ("", "")
-    return path, role
+    path, role, backend = cursor.fetchone() or ("", "", 0)
+    return path, role, backend
 
 
 def _require_usable(tx: LentTransaction) -> None:
@@ -199,7 +250,8 @@ def _end(session: WatchedSession, path: str, role: str) -> None:
         if "oncely_lent" not in str(error):  # of a deferred trigger
             raise
         raise LoanBroken(_ENDED) from None
-    cursor.nextset()
+    while cursor.nextset() and not (cursor.statusmessage or "").startswith("DELETE"):
+        pass
     if cursor.rowcount != 2:
         raise LoanBroken(_ENDED)
 

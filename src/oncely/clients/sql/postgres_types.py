@@ -85,6 +85,14 @@ _BY_ARROW: dict[pa.DataType, str] = {
 }
 
 
+def without_limit(type_: str) -> str:
+    """The type without its length or digits; ``character`` and ``bit`` alone have length 1."""
+    base = _TYPMOD.sub("", type_)
+    if re.fullmatch(r"(character|bit)(\[\])?", base):
+        return base.replace("character", "bpchar").replace("bit", '"bit"')
+    return base
+
+
 def fit(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
     """The conversion of values of ``arrow_type`` to ``column``, or None if it would lose
     information."""
@@ -153,8 +161,11 @@ def _fit_array(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit 
     element = fit(Column(column.name, base.removesuffix("[]"), False, False), arrow_type.value_type)
     if element is None:
         return None
-    # pgpq encodes instants in an array as the type without time zone.
-    if element.cast is not None or element.arrow_type == _NATIVE["timestamp with time zone"]:
+    # pgpq encodes instants in an array as the type without time zone, and all texts as text.
+    other = element.arrow_type == _NATIVE["timestamp with time zone"] or (
+        element.arrow_type == pa.string() and base != "text[]"
+    )
+    if element.cast is not None or other:
         return _as_text(column)
     return ColumnFit(column.name, pa.list_(element.arrow_type))
 
@@ -167,7 +178,10 @@ def _fit_numeric(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
 
 
 def _as_text(column: Column) -> ColumnFit:
-    return ColumnFit(column.name, pa.string(), cast=column.type)
+    # An explicit cast to a type with a length truncates; the assignment that follows refuses.
+    rounded = column.type.startswith(tuple(_ROUNDED))
+    cast = column.type if rounded else without_limit(column.type)
+    return ColumnFit(column.name, pa.string(), cast=cast)
 
 
 def _is_text(arrow_type: pa.DataType) -> bool:

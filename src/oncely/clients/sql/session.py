@@ -99,7 +99,7 @@ def _close_beyond(most: int, dialect: Dialect, prefix: str) -> None:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[Connection]:
-    """BEGIN … COMMIT; rolled back if the block raises."""
+    """BEGIN … COMMIT; rolled back if the block raises. BEGIN may be sent with its first call."""
     connection.begin()
     try:
         yield connection

@@ -7,6 +7,7 @@ must fail, or each machine of a cluster would silently write a file of its own.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
@@ -17,7 +18,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from oncely.clients.sql import sqlite_types
-from oncely.clients.sql.connection import Column, ColumnFit, Connection, Params, TableName
+from oncely.clients.sql.connection import (
+    Column,
+    ColumnFit,
+    Connection,
+    Params,
+    Relation,
+    Row,
+    TableName,
+    TableTypes,
+)
 from oncely.clients.sql.sqlite_connection import SqliteConnection, quoted, sort_error
 from oncely.core.digest import Kind, Recipe, kind_of
 from oncely.errors import TableMismatch, WrongInput
@@ -114,6 +124,7 @@ class Sqlite:
             isolation_level=None,  # the driver must not begin transactions
             check_same_thread=False,  # never used by two threads at once
         )
+        session.create_function("oncely_json", 1, _json)
         try:
             session.execute("PRAGMA synchronous = FULL")
             session.execute("PRAGMA foreign_keys = ON")
@@ -126,6 +137,10 @@ class Sqlite:
     def quote(self, identifier: str) -> str:
         """Quoted, and with ``%`` doubled: statements carry ``%s`` parameters."""
         return quoted(identifier).replace("%", "%%")
+
+    def as_json(self, column: str) -> str:
+        """By Python: json_quote() takes no BLOB, and rounds numbers."""
+        return f"oncely_json({self.quote(column)})"
 
     def translate(self, ddl: str) -> str:
         """Replace PostgreSQL's types by SQLite's, names unchanged; tables are STRICT.
@@ -189,9 +204,20 @@ class Sqlite:
             for name, type_, notnull, filled, pk, hidden in rows
         ]
 
-    def column_types(
-        self, connection: Connection, table: TableName
-    ) -> tuple[str | None, dict[str, str]]:
+    @property
+    def check_constraints(self) -> Sequence[str]:
+        """None: constraints are checked by row."""
+        return ()
+
+    def types_statement(self, table: TableName) -> Sequence[str]:  # noqa: ARG002
+        """None: it takes several."""
+        return ()
+
+    def types_of(self, rows: Sequence[Row]) -> TableTypes:
+        """Not called."""
+        raise NotImplementedError(rows)
+
+    def column_types(self, connection: Connection, table: TableName) -> TableTypes:
         """The types are current: no session can alter a table while a transaction holds the only
         lock."""
         types = {column.name: column.type for column in self.columns(connection, table)}
@@ -203,6 +229,11 @@ class Sqlite:
             "SELECT 1 FROM pragma_table_list(%s) WHERE schema = 'main'", (table.name,)
         )
         return "unknown" if there else None
+
+    def relation(self, connection: Connection, table: TableName) -> Relation:
+        """By its name: :meth:`columns` refuses views, and no table inherits."""
+        del connection
+        return Relation(".".join(self.quote(part) for part in table if part))
 
     def not_durable(self, connection: Connection, table: TableName) -> None:
         """None: all tables of a file are equally durable."""
@@ -240,14 +271,6 @@ class Sqlite:
         found += [frozenset(filter(None, n)) for n in by_index.values() if None not in n]
         return [key for key in found if key]
 
-    def tables_like(self, connection: Connection, prefix: TableName) -> list[str]:
-        """Names of tables that begin so."""
-        rows = connection.query(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, %s) = %s",
-            (len(prefix.name), prefix.name),
-        )
-        return [name for (name,) in rows]
-
     def column_type(self, arrow_type: pa.DataType) -> str:
         """The type of a created table's column for values of this type."""
         return sqlite_types.column_type(arrow_type)
@@ -275,16 +298,13 @@ class Sqlite:
         """True if the stored form sorts in the order of the values."""
         return sqlite_types.keeps_order(arrow_type)
 
-    def create_staging(
-        self, name: TableName, columns: Sequence[tuple[str, str]], *, temporary: bool
-    ) -> str:
+    def create_staging(self, name: TableName, columns: Sequence[tuple[str, str]]) -> str:
         """There is no ON COMMIT DROP: the creator of a temporary table drops it.
 
         A table that was not dropped was created in a failed transaction, and rolled back with it.
         """
-        kind = "TEMP TABLE" if temporary else "TABLE"
         wanted = ", ".join(f"{self.quote(column)} {type_}" for column, type_ in columns)
-        return f"CREATE {kind} {'.'.join(self.quote(p) for p in name if p)} ({wanted}) STRICT"
+        return f"CREATE TEMP TABLE {self.quote(name.name)} ({wanted}) STRICT"
 
 
 def _required(type_: str, notnull: int, filled: int, pk: int, one_key: bool) -> bool:
@@ -292,3 +312,10 @@ def _required(type_: str, notnull: int, filled: int, pk: int, one_key: bool) -> 
     has a default."""
     fills_itself = one_key and pk and type_.upper() == "INTEGER"
     return bool((notnull or pk) and not filled and not fills_itself)
+
+
+def _json(value: str | bytes | float | None) -> str:
+    """As JSON; bytes, and numbers that JSON lacks or that a reader would round, as text."""
+    if isinstance(value, bytes):
+        value = f"\\x{value.hex()}"
+    return json.dumps(str(value) if isinstance(value, float) else value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
@@ -12,12 +12,14 @@ import pyarrow as pa
 
 from oncely.clients.sql import sqlite_types
 from oncely.clients.sql.connection import (
+    Answer,
     BadData,
     Contention,
     Params,
     Row,
     RowByRow,
     RowsDropped,
+    Statement,
     TableName,
 )
 from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
@@ -68,13 +70,13 @@ class SqliteConnection:
         if self._session.in_transaction:
             _sorted(lambda: self._session.execute("ROLLBACK"))
 
-    def query(self, sql: str, params: Params = ()) -> list[Row]:
+    def query(self, sql: str, params: Params = (), **_: bool) -> list[Row]:
         """Run one statement that returns rows."""
         return _sorted(
             lambda: self._session.execute(_own_parameters(sql), _bound(params)).fetchall()
         )
 
-    def execute(self, sql: str, params: Params = ()) -> int:
+    def execute(self, sql: str, params: Params = (), **_: bool) -> int:
         """Run one statement, and return the number of rows that it has changed."""
         return _sorted(lambda: self._session.execute(_own_parameters(sql), _bound(params)).rowcount)
 
@@ -83,7 +85,17 @@ class SqliteConnection:
         bound = [_bound(row) for row in rows]
         return _sorted(lambda: self._session.executemany(_own_parameters(sql), bound).rowcount)
 
-    def copy(self, table: TableName, rows: pa.Table) -> None:
+    def defer(self, sql: str) -> None:
+        """Run a statement at once: there is no round trip."""
+        self.execute(sql)
+
+    def execute_all(self, statements: Sequence[Statement]) -> None:
+        """Run statements one after the other."""
+        for sql, params, otherwise in statements:
+            if self.execute(sql, params) == 0 and otherwise is not None:
+                raise otherwise
+
+    def copy(self, table: TableName, rows: pa.Table, then: Sequence[str] = ()) -> Sequence[Answer]:
         """Append ``rows`` by one prepared INSERT.
 
         ``OR ABORT`` overrides an ``ON CONFLICT IGNORE`` or ``ROLLBACK`` in the table's own
@@ -104,9 +116,16 @@ class SqliteConnection:
             if taken != batch.num_rows:
                 raise RowsDropped(table, batch.num_rows, taken)
             first += batch.num_rows
+        return [self._answer(sql) for sql in then]
+
+    def _answer(self, sql: str) -> Answer:
+        cursor = _sorted(lambda: self._session.execute(_own_parameters(sql)))
+        return Answer(cursor.rowcount, cursor.fetchall())
 
     def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
         """Insert ``rows`` separately: a failed statement leaves no trace."""
+        if into.delete:
+            raise WrongInput("SQLite has no loop for the rows of an upsert")
         refused = []
         for at in range(rows.num_rows):
             try:

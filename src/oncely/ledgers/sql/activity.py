@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from oncely.clients.sql.connection import Connection
+from oncely.core.topics import TopicPartition
 from oncely.ledgers.sql.tables import LedgerTables
 
 WINDOW = timedelta(minutes=5)
@@ -22,11 +23,13 @@ class Activity:
         last_commit: when the last range was committed; None if there is none.
         seconds: its age, by the clock of the database.
         rate: records a second of the last five minutes.
+        partitions: the age of the last commit of each partition.
     """
 
     last_commit: datetime | None
     seconds: float | None
     rate: float
+    partitions: Mapping[TopicPartition, float] = field(default_factory=dict)
 
 
 class _Range(NamedTuple):
@@ -41,11 +44,20 @@ def activity(connection: Connection, tables: LedgerTables) -> Activity:
     rows = connection.query(
         tables.sql(
             "SELECT kind, committed_at, records FROM {oncely_ranges} WHERE pipeline = %s"
-            f" ORDER BY committed_at DESC LIMIT {_NEWEST}"
+            f" AND kind <> 'skipped' ORDER BY committed_at DESC LIMIT {_NEWEST}"
         ),
         (tables.pipeline,),
     )
-    return recent([_Range(kind, _time(at), records) for kind, at, records in rows], _time(now))
+    last = connection.query(
+        tables.sql(
+            'SELECT topic, "partition", MAX(committed_at) FROM {oncely_ranges} WHERE pipeline = %s'
+            " AND kind <> 'skipped' GROUP BY topic, \"partition\""
+        ),
+        (tables.pipeline,),
+    )
+    found = recent([_Range(kind, _time(at), records) for kind, at, records in rows], _time(now))
+    ages = {TopicPartition(t, p): (_time(now) - _time(at)).total_seconds() for t, p, at in last}
+    return replace(found, partitions=ages)
 
 
 def recent(ranges: Sequence[_Range], now: datetime) -> Activity:

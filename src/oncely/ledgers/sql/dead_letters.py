@@ -10,10 +10,11 @@ import base64
 import json
 from collections.abc import Sequence
 
-from oncely.clients.sql.connection import Connection
+from oncely.clients.sql.connection import Connection, Params
 from oncely.core.batch import DISCARDED, Reject
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
+from oncely.ledgers.sql.removed import Removed
 from oncely.ledgers.sql.statements import within
 from oncely.ledgers.sql.tables import LedgerTables
 
@@ -114,22 +115,38 @@ class DeadLetters:
         )
         return changed == 1
 
-    def remove_within(
+    def count_within(
         self, connection: Connection, partition: TopicPartition, ranges: Sequence[OffsetRange]
     ) -> int:
-        """Delete the dead letters of these offsets; waits for replays that have locked one.
+        """The number of dead letters of these offsets."""
+        condition, params = self._within(partition, ranges)
+        counted = self._tables.sql("SELECT COUNT(*) FROM {oncely_rejects} WHERE ") + condition
+        return int(connection.query(counted, params)[0][0])
+
+    def remove_within(
+        self,
+        connection: Connection,
+        partition: TopicPartition,
+        ranges: Sequence[OffsetRange],
+        removed: Removed,
+    ) -> int:
+        """Remove the dead letters of these offsets; waits for replays that have locked one.
 
         Returns:
-            The number of deleted dead letters.
+            The number of removed dead letters.
         """
-        condition, bounds = within('"offset"', ranges)
-        return connection.execute(
-            self._tables.sql(
-                "DELETE FROM {oncely_rejects} WHERE pipeline = %s AND topic = %s"
-                ' AND "partition" = %s AND ' + condition
-            ),
-            (self._tables.pipeline, *partition, *bounds),
+        table = self._tables.beside.sibling("oncely_rejects")
+        where = self._within(partition, ranges)
+        return removed.take(
+            connection, "dead letter", table, ("topic", "partition", "offset"), where
         )
+
+    def _within(
+        self, partition: TopicPartition, ranges: Sequence[OffsetRange]
+    ) -> tuple[str, Params]:
+        condition, bounds = within('"offset"', ranges)
+        whole = f'pipeline = %s AND topic = %s AND "partition" = %s AND {condition}'
+        return whole, (self._tables.pipeline, *partition, *bounds)
 
     def remove_from(self, connection: Connection, partition: TopicPartition, at: Position) -> None:
         """Delete the dead letters of records from a position on."""

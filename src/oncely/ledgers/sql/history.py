@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
-from oncely.clients.sql.connection import Connection, Row
-from oncely.core.claim import Amendment, Counts, RangeKind
-from oncely.core.ranges import OffsetRange
+from oncely.clients.sql.claims import Claim, claims
+from oncely.clients.sql.connection import Connection, Params, Row, Statement
+from oncely.core.claim import NO_RECORDS, SKIPPED, Amendment, Counts, RangeKind
+from oncely.core.ranges import OffsetRange, stored_range
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import check
 from oncely.ledgers.sql.tables import LedgerTables
@@ -25,7 +27,8 @@ WITH kept AS (
         LAG(range_end) OVER (ORDER BY range_start) AS end_before,
         ROW_NUMBER() OVER (ORDER BY range_start DESC) AS newest
     FROM {oncely_ranges}
-    WHERE pipeline = %s AND topic = %s AND "partition" = %s AND superseded = 0 AND kind <> 'gap'
+    WHERE pipeline = %s AND topic = %s AND "partition" = %s AND superseded = 0
+        AND kind NOT IN ('gap', 'skipped')
         AND range_end <= (SELECT "position" FROM {oncely_positions}
             WHERE pipeline = %s AND topic = %s AND "partition" = %s)
 ), old AS (
@@ -41,6 +44,10 @@ FROM old GROUP BY run HAVING COUNT(*) > 1 AND COUNT(NULLIF(kind, 'ahead')) > 0 O
 """
 
 
+_PARAMETERS = 13  # of a range
+_ROWS_AT_ONCE = 500  # SQLite binds 32,766 values to a statement at most
+
+
 class History:
     """The committed ranges of one pipeline, over a connection that the caller holds."""
 
@@ -54,38 +61,54 @@ class History:
         kind: RangeKind,
         epoch: int,
     ) -> None:
-        """Write committed ranges into the history.
+        """Write committed ranges into the history."""
+        if statements := self.inserts(ranges, kind, epoch):
+            connection.execute_all(statements)
+
+    def inserts(
+        self,
+        ranges: Iterable[tuple[TopicPartition, OffsetRange, Counts]],
+        kind: RangeKind,
+        epoch: int,
+    ) -> list[Statement]:
+        """The statements of :meth:`append`, of many ranges each.
 
         Their times ascend with their positions, also if a thread's transaction has begun before
         that of another one which has committed first: the position is locked.
         """
-        connection.execute_many(
-            self._tables.sql(
-                'INSERT INTO {oncely_ranges} (pipeline, topic, "partition", range_start, range_end,'
-                " epoch, kind, records, written, rejected, filtered, digest, recipe, committed_at)"
-                " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, "
-                + self._tables.dialect.clock
-                + ")"
-            ),
-            [
-                (self._tables.pipeline, *tp, r.start, r.end, epoch, kind, *_counts(done))
-                for tp, r, done in ranges
-            ],
+        row = f"({', '.join(['%s'] * _PARAMETERS)}, {self._tables.dialect.clock})"
+        insert = self._tables.sql(
+            'INSERT INTO {oncely_ranges} (pipeline, topic, "partition", range_start, range_end,'
+            " epoch, kind, records, written, rejected, filtered, digest, recipe, committed_at)"
+            " VALUES "
         )
+        rows: list[Params] = [
+            (self._tables.pipeline, *tp, r.start, r.end, epoch, kind, *_counts(done))
+            for tp, r, done in ranges
+        ]
+        parts = [rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE)]
+        return [
+            Statement(insert + ", ".join([row] * len(part)), list(chain(*part))) for part in parts
+        ]
 
     def committed(
         self, connection: Connection, partition: TopicPartition, within: OffsetRange
     ) -> list[OffsetRange]:
-        """The ranges in force that overlap a range, ascending."""
+        """The ranges in force that overlap a range, ascending, without skipped ones."""
         rows = connection.query(
             self._tables.sql(
                 "SELECT range_start, range_end FROM {oncely_ranges} WHERE pipeline = %s"
                 ' AND topic = %s AND "partition" = %s AND superseded = 0'
-                " AND range_end > %s AND range_start < %s ORDER BY 1"
+                " AND kind <> 'skipped' AND range_end > %s AND range_start < %s ORDER BY 1"
             ),
             (self._tables.pipeline, *partition, within.start, within.end),
         )
-        return [OffsetRange(*row) for row in rows]
+        return [stored_range(partition, *row) for row in rows]
+
+    def claims(self, connection: Connection) -> list[Claim]:
+        """What other pipelines have committed into the same table."""
+        ranges, pipelines = map(self._tables.sql, ("{oncely_ranges}", "{oncely_pipelines}"))
+        return claims(connection, ranges, pipelines, self._tables.pipeline)
 
     def crowded(self, connection: Connection, more_than: int) -> list[TopicPartition]:
         """The partitions that have more than this number of ranges."""
@@ -101,8 +124,8 @@ class History:
     def join(self, connection: Connection, partition: TopicPartition, keep_newest: int) -> int:
         """Join adjacent old ranges below the position; the newest are not changed.
 
-        Gaps and superseded ranges are never joined: they are evidence. The caller's transaction has
-        locked the pipeline's row, so two joiners never run at the same time.
+        Gaps, skipped and superseded ranges are never joined: they are evidence. The caller's
+        transaction has locked the pipeline's row, so two joiners never run at the same time.
 
         Returns:
             The number of rows that were removed from the history.
@@ -115,7 +138,7 @@ class History:
             gone = connection.execute(
                 self._tables.sql(
                     "DELETE FROM {oncely_ranges} WHERE pipeline = %s AND topic = %s"
-                    " AND \"partition\" = %s AND superseded = 0 AND kind <> 'gap'"
+                    " AND \"partition\" = %s AND superseded = 0 AND kind NOT IN ('gap', 'skipped')"
                     " AND range_start >= %s AND range_end <= %s"
                 ),
                 (*where, start, end),
@@ -126,18 +149,44 @@ class History:
             saved += ranges - 1
         return saved
 
+    def skip(
+        self,
+        connection: Connection,
+        ranges: Mapping[TopicPartition, Iterable[OffsetRange]],
+        epoch: int,
+    ) -> None:
+        """Write offsets of which a start, or a reset, has decided that they are not read."""
+        skipped = [(tp, one, NO_RECORDS) for tp, own in sorted(ranges.items()) for one in own]
+        self.append(connection, skipped, SKIPPED, epoch)
+
+    def unskip(self, connection: Connection, partition: TopicPartition, beyond: Position) -> None:
+        """Remove skipped offsets beyond a position: they are read after all."""
+        where = (
+            "WHERE pipeline = %s AND topic = %s AND \"partition\" = %s AND kind = 'skipped'"
+            " AND range_end > %s"
+        )
+        own = (self._tables.pipeline, *partition, beyond)
+        sql = self._tables.sql
+        connection.execute(
+            sql(f"DELETE FROM {{oncely_ranges}} {where} AND range_start >= %s"), (*own, beyond)
+        )
+        connection.execute(
+            sql(f"UPDATE {{oncely_ranges}} SET range_end = %s {where}"), (beyond, *own)
+        )
+
     def supersede(
         self, connection: Connection, partition: TopicPartition, beyond: Position, epoch: int
     ) -> None:
-        """Mark ranges that end beyond a position as superseded in ``epoch``: they no longer
-        count."""
-        connection.execute(
-            self._tables.sql(
-                "UPDATE {oncely_ranges} SET superseded = %s WHERE pipeline = %s AND topic = %s"
-                ' AND "partition" = %s AND range_end > %s AND superseded = 0'
-            ),
-            (epoch, self._tables.pipeline, *partition, beyond),
-        )
+        """Mark ranges that end beyond a position, and their amendments, as superseded in ``epoch``:
+        they no longer count."""
+        for table in ("{oncely_ranges}", "{oncely_amendments}"):
+            connection.execute(
+                self._tables.sql(
+                    f"UPDATE {table} SET superseded = %s WHERE pipeline = %s AND topic = %s"
+                    ' AND "partition" = %s AND range_end > %s AND superseded = 0'
+                ),
+                (epoch, self._tables.pipeline, *partition, beyond),
+            )
 
     # -- amendments ----------------------------------------------------------------------------
 
@@ -171,7 +220,7 @@ class History:
             ),
             (self._tables.pipeline, *partition, min(offsets), max(offsets)),
         )
-        ranges = [OffsetRange(*one) for one in ends]
+        ranges = [stored_range(partition, *one) for one in ends]
         starts = [one.start for one in ranges]
         found = {at: bisect_right(starts, at) - 1 for at in offsets}
         return {at: ranges[i] for at, i in found.items() if i >= 0 and at in ranges[i]}
@@ -199,18 +248,6 @@ class History:
         if len(entries) != 1:
             return None
         return sum(map(_counted, changes), _counted(entries[0]))
-
-    def supersede_amendments(
-        self, connection: Connection, partition: TopicPartition, beyond: Position, epoch: int
-    ) -> None:
-        """Mark amendments that end beyond a position, like ranges."""
-        connection.execute(
-            self._tables.sql(
-                "UPDATE {oncely_amendments} SET superseded = %s WHERE pipeline = %s AND topic = %s"
-                ' AND "partition" = %s AND range_end > %s AND superseded = 0'
-            ),
-            (epoch, self._tables.pipeline, *partition, beyond),
-        )
 
 
 def _joined(

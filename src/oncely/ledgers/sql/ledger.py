@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -120,7 +120,9 @@ class SqlLedger:
             fence = takeovers.take_epoch(setup, self.tables, takeover.source, opener)
             return takeovers.take_positions(setup, self.tables, fence, opener, takeover)
 
-    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
         """The committed positions, read now: a COMMIT that was answered is visible to all sessions.
 
         Raises:
@@ -128,7 +130,7 @@ class SqlLedger:
         """
         del settled
         with self.session(fence) as ours:
-            entries = self.statements.entries(ours)
+            entries = self.statements.entries(ours, of)
         fence.refuse_taken({tp: one for tp, one in entries.items() if one.epoch == fence.epoch})
         return entries
 
@@ -170,7 +172,7 @@ class SqlLedger:
     def compare_and_set(
         self, ours: Connection, claim: Claim, counts: Mapping[TopicPartition, Counts]
     ) -> None:
-        """The compare-and-set of each position in lock order, then the history.
+        """The compare-and-set of each position in lock order, then the history; in one round trip.
 
         In this order, because two attempts at one range would conflict in the history's key, and
         the loser would get an error about a duplicate instead of a moved position.
@@ -179,10 +181,9 @@ class SqlLedger:
             PositionMoved: a position differs from that of the decision.
         """
         moves = {tp: (claim.expected[tp], claim.end(tp)) for tp in claim.ranges}
-        if not self.statements.move(ours, moves):
-            raise PositionMoved(", ".join(map(str, sorted(moves))))
         done = [(tp, claim.ranges[tp], counts[tp]) for tp in sorted(claim.ranges)]
-        self.history.append(ours, done, claim.kind, claim.fence.epoch)
+        history = self.history.inserts(done, claim.kind, claim.fence.epoch)
+        ours.execute_all([*self.statements.moves(moves), *history])
 
     def finish(
         self,
@@ -213,8 +214,8 @@ class SqlLedger:
             if decide_parts(entry, parts, claim.fence.epoch) != Trim(parts):
                 raise PositionMoved(str(tp))
             to = advance(entry, parts)
-            if to != entry.position and not self.statements.move(ours, {tp: (entry, to)}):
-                raise PositionMoved(str(tp))
+            if to != entry.position:
+                ours.execute_all(self.statements.moves({tp: (entry, to)}))
             reached = advance(entry, ())
             done[tp] = [
                 Finished(part, one, "ahead" if part.start > reached else "data")
@@ -229,7 +230,7 @@ class SqlLedger:
 
     def has_moved(self, ours: Connection, claim: Claim) -> bool:
         """True if the ledger differs from that of the claim's decision; locks nothing."""
-        now = self.statements.entries(ours)
+        now = self.statements.entries(ours, claim.ranges)
         if not claim.parts:
             return any(now.get(tp) != claim.expected[tp] for tp in claim.ranges)
         return any(

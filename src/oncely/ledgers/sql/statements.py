@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from oncely.clients.sql.connection import Connection
+from oncely.clients.sql.connection import Connection, Statement
 from oncely.core.budget import RejectCount
-from oncely.core.claim import Fence, QueryBatch
+from oncely.core.claim import Fence, PositionMoved, QueryBatch
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
+from oncely.core.ranges import OffsetRange, stored_range
 from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.sql.tables import VERSION, LedgerTables
 
@@ -55,6 +55,19 @@ def within(column: str, ranges: Sequence[OffsetRange]) -> tuple[str, list[int]]:
     each = " OR ".join([f"({column} >= %s AND {column} < %s)"] * len(ranges))
     bounds = [bound for one in ranges for bound in (one.start, one.end)]
     return f"{column} >= %s AND {column} < %s AND ({each})", [bounds[0], bounds[-1], *bounds]
+
+
+def partitions_among(of: Collection[TopicPartition]) -> tuple[str, list[object]]:
+    """The condition that a position is one of these, and its parameters; none for all."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(of):
+        by_topic.setdefault(topic, []).append(partition)
+    each = [
+        f'(topic = %s AND "partition" IN ({", ".join(["%s"] * len(partitions))}))'
+        for partitions in by_topic.values()
+    ]
+    params = [one for topic, partitions in by_topic.items() for one in (topic, *partitions)]
+    return (f" AND ({' OR '.join(each)})" if each else ""), params
 
 
 class LedgerStatements:
@@ -245,13 +258,16 @@ class LedgerStatements:
             ],
         )
 
-    def entries(self, connection: Connection) -> dict[TopicPartition, Entry]:
+    def entries(
+        self, connection: Connection, of: Collection[TopicPartition] = ()
+    ) -> dict[TopicPartition, Entry]:
         """Position, epoch and the ranges that are done beyond the position, for every
-        topic-partition.
+        topic-partition, or for those of ``of``.
 
         There are rarely such ranges, which is determined by one index lookup for each partition,
         for any length of the history.
         """
+        chosen, params = partitions_among(of)
         positions = connection.query(
             self._tables.sql(
                 'SELECT p.topic, p."partition", p."position", p.epoch, p.run,'
@@ -259,8 +275,9 @@ class LedgerStatements:
                 " WHERE r.pipeline = p.pipeline AND r.topic = p.topic"
                 ' AND r."partition" = p."partition" AND r.superseded = 0'
                 ' AND r.range_end > p."position") FROM {oncely_positions} p WHERE p.pipeline = %s'
+                + chosen
             ),
-            (self._tables.pipeline,),
+            (self._tables.pipeline, *params),
         )
         entries = {}
         for topic, partition, at, epoch, run, beyond in positions:
@@ -279,32 +296,30 @@ class LedgerStatements:
             ),
             (self._tables.pipeline, *partition, at),
         )
-        return tuple(sorted(OffsetRange(start, end) for start, end in rows))
+        return tuple(sorted(stored_range(partition, start, end) for start, end in rows))
 
-    def move(
-        self, connection: Connection, moves: Mapping[TopicPartition, tuple[Entry, Position]]
-    ) -> bool:
-        """Compare-and-set on (position, epoch, run) of each partition, in lock order, in one round
-        trip; the row locks are held from here to COMMIT.
+    def moves(self, moves: Mapping[TopicPartition, tuple[Entry, Position]]) -> list[Statement]:
+        """Compare-and-set on (position, epoch, run) of each partition, in lock order; the row locks
+        are held from there to COMMIT.
+
+        A statement that changes no row raises PositionMoved: the ledger differs from that of the
+        decision.
 
         Args:
-            connection: in a transaction.
             moves: per partition, the entry of the decision and the new position.
-
-        Returns:
-            False if a row has not changed: the ledger differs from that of the decision.
         """
-        changed = connection.execute_many(
-            self._tables.sql(
-                'UPDATE {oncely_positions} SET "position" = %s WHERE pipeline = %s AND topic = %s'
-                ' AND "partition" = %s AND "position" = %s AND epoch = %s AND run = %s'
-            ),
-            [
-                (to, self._tables.pipeline, *tp, entry.position, entry.epoch, entry.run)
-                for tp, (entry, to) in sorted(moves.items())
-            ],
+        sql = self._tables.sql(
+            'UPDATE {oncely_positions} SET "position" = %s WHERE pipeline = %s AND topic = %s'
+            ' AND "partition" = %s AND "position" = %s AND epoch = %s AND run = %s'
         )
-        return changed == len(moves)
+        return [
+            Statement(
+                sql,
+                (to, self._tables.pipeline, *tp, entry.position, entry.epoch, entry.run),
+                PositionMoved(str(tp)),
+            )
+            for tp, (entry, to) in sorted(moves.items())
+        ]
 
     def locked(self, connection: Connection, partition: TopicPartition) -> Entry | None:
         """The entry of one position, whose row is locked until COMMIT; None if there is none.

@@ -61,6 +61,22 @@ can continue; a step that was released never changes.
 
 VERSION = max(MIGRATIONS)
 
+_COUNTED_RANGE = """\
+    range_start BIGINT NOT NULL,
+    range_end BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    kind TEXT NOT NULL,
+    records BIGINT NOT NULL,
+    written BIGINT NOT NULL,
+    rejected BIGINT NOT NULL,
+    filtered BIGINT NOT NULL,
+    superseded BIGINT NOT NULL DEFAULT 0,
+    digest BIGINT,
+    recipe TEXT,
+    committed_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
+"""
+"""Columns of a range, and of an amendment."""
+
 _DDL = (
     """CREATE TABLE IF NOT EXISTS {oncely_pipelines} (
     pipeline TEXT NOT NULL PRIMARY KEY,
@@ -96,19 +112,9 @@ _DDL = (
     pipeline TEXT NOT NULL,
     topic TEXT NOT NULL,
     "partition" BIGINT NOT NULL,
-    range_start BIGINT NOT NULL,
-    range_end BIGINT NOT NULL,
-    epoch BIGINT NOT NULL,
-    kind TEXT NOT NULL,
-    records BIGINT NOT NULL,
-    written BIGINT NOT NULL,
-    rejected BIGINT NOT NULL,
-    filtered BIGINT NOT NULL,
-    superseded BIGINT NOT NULL DEFAULT 0,
-    digest BIGINT,
-    recipe TEXT,
-    committed_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
-    PRIMARY KEY (pipeline, topic, "partition", range_start, epoch)
+"""
+    + _COUNTED_RANGE
+    + """    PRIMARY KEY (pipeline, topic, "partition", range_start, epoch)
 )""",
     # The ranges beyond the position are queried before every commit. Earlier versions have created
     # oncely_ranges_by_end, which also contains ranges that a reset has undone there.
@@ -135,19 +141,9 @@ _DDL = (
     topic TEXT NOT NULL,
     "partition" BIGINT NOT NULL,
     amendment TEXT NOT NULL,
-    range_start BIGINT NOT NULL,
-    range_end BIGINT NOT NULL,
-    epoch BIGINT NOT NULL,
-    kind TEXT NOT NULL,
-    records BIGINT NOT NULL,
-    written BIGINT NOT NULL,
-    rejected BIGINT NOT NULL,
-    filtered BIGINT NOT NULL,
-    superseded BIGINT NOT NULL DEFAULT 0,
-    digest BIGINT,
-    recipe TEXT,
-    committed_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP,
-    PRIMARY KEY (pipeline, topic, "partition", amendment)
+"""
+    + _COUNTED_RANGE
+    + """    PRIMARY KEY (pipeline, topic, "partition", amendment)
 )""",
 )
 

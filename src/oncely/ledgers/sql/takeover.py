@@ -273,7 +273,8 @@ def _settle(
     ledger = LedgerStatements(tables)
     with transaction(connection):
         registered = _locked(connection, ledger)
-        opener.require_turn(registered, ledger.entries(connection), fence)
+        before = ledger.entries(connection)
+        opener.require_turn(registered, before, fence)
         if fence.partitions is None and registered.held_epoch >= fence.epoch:
             # Takeovers of some positions had later epochs. The lock of the row excludes more.
             fence = replace(fence, epoch=ledger.next_epoch(connection, opener.run))
@@ -289,13 +290,15 @@ def _settle(
             # Called only now: until its positions were taken, the old run may have moved on.
             moved = dict(takeover.reset(positions))
             _put(connection, tables, moved, fence.epoch)
+            _skip(connection, tables, positions, moved, beyond, fence.epoch)
             positions |= moved
             beyond = {tp: done for tp, done in beyond.items() if tp not in moved}
         counted = ledger.counted(connection)
         noted = ledger.leader_epochs(connection)
     whole = whole_of(registered, fence.pipeline) if fence.partitions is not None else fence
     leader_epochs = {tp: one for tp, one in noted.items() if fence.covers(tp)}
-    return Opened(fence, positions, first_start, counted, leader_epochs, whole, beyond)
+    begun = frozenset(tp for tp in positions if tp not in before or not before[tp].epoch)
+    return Opened(fence, positions, first_start, counted, leader_epochs, whole, beyond, begun)
 
 
 def _settle_positions(
@@ -315,6 +318,9 @@ def _settle_positions(
     topic_ids = takeover.source.topic_ids
     ledger.add_positions(connection, ours, topic_ids, fence)
     ledger.add_positions(connection, others, topic_ids, Fence(fence.pipeline, 0))
+    for some, epoch in ((ours, fence.epoch), (others, 0)):
+        before = {tp: [OffsetRange(0, at)] for tp, at in some.items() if at}
+        History(ledger.tables).skip(connection, before, epoch)
     taken = {tp: one for tp, one in known.items() if fence.covers(tp)}
     positions = ours | {tp: one.position for tp, one in taken.items()}
     takeover.require_positions(positions)
@@ -335,6 +341,23 @@ def _put(
     ledger, history, dead_letters = LedgerStatements(tables), History(tables), DeadLetters(tables)
     for tp, at in sorted(positions.items()):
         ledger.put(connection, tp, at)
+        history.unskip(connection, tp, at)
         history.supersede(connection, tp, at, epoch)
-        history.supersede_amendments(connection, tp, at, epoch)
         dead_letters.remove_from(connection, tp, at)
+
+
+def _skip(
+    connection: Connection,
+    tables: LedgerTables,
+    before: Positions,
+    moved: Positions,
+    beyond: Beyond,
+    epoch: int,
+) -> None:
+    """Note the offsets over which positions were moved: audits and checks do not expect them."""
+    skipped = {
+        tp: OffsetRange(before[tp], at).minus(beyond.get(tp, ()))
+        for tp, at in moved.items()
+        if at > before.get(tp, at)
+    }
+    History(tables).skip(connection, skipped, epoch)

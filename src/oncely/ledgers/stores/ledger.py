@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from oncely.core.claim import (
@@ -17,9 +17,11 @@ from oncely.core.claim import (
 )
 from oncely.core.ledger import Entry
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
-from oncely.errors import Fenced, check
+from oncely.errors import Fenced, Stopped, check
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.stores.base import OffsetStore, Stored
+
+SAY_WHERE = "say where to begin by `oncely offsets reset`, such as with --to-earliest --execute"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class StoreLedger:
     _taken: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
     """Epochs that this run has tried to take. A store contains no name of a run by which it
     could identify itself when the answer to a save was lost."""
+    _opened: set[TopicPartition] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Partitions whose positions this run has saved: the store loses none of them by itself."""
 
     @property
     def one_store(self) -> bool:
@@ -47,7 +51,7 @@ class StoreLedger:
     def open(self, takeover: Takeover) -> Opened:
         """Take the next epoch, and settle a position for every partition."""
         check(takeover.partitions is None, "an offset store gives out epochs for all partitions")
-        source, known = takeover.source, self.store.load()
+        source, known = takeover.source, self._load()
         for tp, stored in known.items():
             same_cluster(stored.cluster_id, source, self.pipeline)
             same_topics({tp.topic: stored.topic_id}, source, self.pipeline)
@@ -61,19 +65,21 @@ class StoreLedger:
             positions |= takeover.reset(positions)
         fence = Fence(self.pipeline, newest + 1)
         self._taken.add(fence.epoch)
-        self.store.save({tp: _stored(tp, at, fence, source) for tp, at in positions.items()})
-        return Opened(fence, positions, not known)
+        self._save({tp: _stored(tp, at, fence, source) for tp, at in positions.items()})
+        return Opened(fence, positions, not known, begun=frozenset(positions.keys() - known))
 
     def add_partitions(self, fence: Fence, positions: Positions, source: SourceIdentity) -> None:
         """Add positions of new partitions."""
         known = self._held(fence)
         new = {tp: at for tp, at in positions.items() if tp not in known}
-        self.store.save({tp: _stored(tp, at, fence, source) for tp, at in new.items()})
+        self._save({tp: _stored(tp, at, fence, source) for tp, at in new.items()})
 
-    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
         """Every position; saved positions are always visible."""
-        del fence, settled
-        return {tp: Entry(one.position, one.epoch) for tp, one in self.store.load().items()}
+        del fence, of, settled
+        return {tp: Entry(one.position, one.epoch) for tp, one in self._load().items()}
 
     def move(self, claim: Claim, counts: Mapping[TopicPartition, Counts]) -> None:
         """Compare positions, then save the new ones; a store keeps no history."""
@@ -97,13 +103,34 @@ class StoreLedger:
         """Close the store's connection."""
         self.store.close()
 
+    def _save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+        self.store.save(positions)
+        self._opened.update(positions)
+
+    def _load(self) -> dict[TopicPartition, Stored]:
+        """Every position of the store.
+
+        Raises:
+            Stopped: it no longer has positions that this run has saved. To open again would begin
+                at ``start``, or at the first offset, and skip or repeat records.
+        """
+        known = self.store.load()
+        if gone := self._opened - known.keys():
+            raise Stopped(
+                f"{self.store.where} no longer holds the position of"
+                f" {', '.join(map(str, sorted(gone)))}, which this run has saved there: it was"
+                " emptied, or was restarted without its data",
+                way_out=f"restore it; or {SAY_WHERE}",
+            )
+        return known
+
     def _held(self, fence: Fence) -> dict[TopicPartition, Stored]:
         """Every position, unless a newer run has taken one.
 
         Raises:
             Fenced: a newer run has taken a position.
         """
-        known = self.store.load()
+        known = self._load()
         newest = max((stored.epoch for stored in known.values()), default=fence.epoch)
         if newest > fence.epoch:
             raise Fenced(fence.pipeline, fence.epoch, newest)

@@ -48,7 +48,7 @@ def foreign(where: str, of: object, problem: str) -> Stopped:
         f"{where}: the value of {of} was not written by an offset store of Oncely: {problem}",
         way_out="check which other program writes there; give the pipeline a place of its own in "
         "[offsets],"
-        " or remove what is there, and the pipeline begins at source.start",
+        " or remove what is there, and say where to begin by `oncely offsets reset`",
     )
 
 

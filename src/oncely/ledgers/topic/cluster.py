@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +21,6 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaException
 
 from oncely.clients.kafka.client import (
-    ASSIGNED,
     OFFSETS_DELAYED,
     ErrorState,
     KafkaAdmin,
@@ -32,9 +31,11 @@ from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.clients.kafka.non_transactional import Delivered, Plain
 from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.producer_settings import producer_config
+from oncely.clients.kafka.topics import identified, ledger_partition
 from oncely.clients.kafka.transaction import Transaction
 from oncely.core.ledger import Entry
 from oncely.core.topics import Position, TopicPartition
+from oncely.errors import Stopped
 from oncely.ledgers.topic.records import (
     LedgerKeys,
     OffsetMetadata,
@@ -47,11 +48,18 @@ from oncely.ledgers.totals import Totals
 
 log = logging.getLogger(__name__)
 
-READER: Mapping[str, object] = ASSIGNED | {
+READER: Mapping[str, object] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    # For an offset below the log start, the reader continues at the oldest message.
+    "auto.offset.reset": "earliest",
     # Also makes a fetch of group offsets wait for pending ones (KIP-447).
     "isolation.level": "read_committed",
     "fetch.wait.max.ms": 20,
+    "fetch.queue.backoff.ms": 5,
 }
+"""Properties of a consumer that reads a ledger topic, or another compacted one."""
 
 _AGAIN = 0.05  # seconds
 
@@ -108,10 +116,12 @@ class LedgerCopy(NamedTuple):
     Attributes:
         next: the next offset to read.
         view: the state of the ledger up to there.
+        partition: that was read; None: not known yet.
     """
 
     next: int
     view: View
+    partition: int | None
 
 
 class Cluster:
@@ -119,6 +129,8 @@ class Cluster:
 
     Attributes:
         given: the last epoch of this process, by the partitions that it was to take over.
+        starts: the start positions that no run had settled when this process took an epoch; the
+            takeover that settles one may need several.
         turns: what is kept between two commits of a position that two ids move in turn.
         group_metadata: returns the group's metadata for the offsets of a commit (KIP-447);
             :meth:`no_member`, unless a member of the group sets its own here.
@@ -137,6 +149,8 @@ class Cluster:
         self._connecting = threading.Lock()
         self._view = View()
         self._told = False  # a warning about foreign messages was logged
+        self._partition: int | None = None
+        self._alone = False  # no other partition has records of this pipeline
         self._log = TopicLog(
             topics.ledger_topic,
             "the ledger topic",
@@ -145,16 +159,18 @@ class Cluster:
             timeout=topics.timeout,
             take=self._take,
             forget=self._forget,
+            partition=self._own_partition,
         )
         self._seen: dict[TopicPartition, Entry] = {}
         self._totals: dict[TopicPartition, tuple[Entry, Totals | None]] = {}
         self.given: dict[frozenset[TopicPartition] | None, int] = {}
+        self.starts: dict[TopicPartition, Position] = {}
         self.turns = Turns()
         self.group_metadata: Callable[[], Any] = self.no_member
 
     def close(self) -> None:
         """Close the connections."""
-        self._plain = {}
+        self._keep_plain({})
         self.turns.close()
         self.admin.close()
         with self._reading, self._connecting:
@@ -184,7 +200,9 @@ class Cluster:
         producer = topics.connect(
             Producer, topics.brokers, topics.kafka, ErrorState(topics.brokers), **config
         )
-        return Transaction(producer, topics.timeout, topics.brokers, topics.ledger_topic)
+        made = Transaction(producer, topics.timeout, topics.brokers, topics.ledger_topic)
+        made.placed = {topics.ledger_topic: self._own_partition}
+        return made
 
     @contextmanager
     def plain(self, sizes: Collection[int] = (1_000_000,)) -> Iterator[Plain]:
@@ -194,8 +212,17 @@ class Cluster:
         """
         with self._writing:
             kept = self._plain.pop(frozenset(sizes), None) or self._new_plain(sizes)
-            yield kept
-            self._plain = {frozenset(sizes): kept}
+            try:
+                yield kept
+            except BaseException:
+                kept.close()
+                raise
+            self._keep_plain({frozenset(sizes): kept})
+
+    def _keep_plain(self, plain: dict[frozenset[int], Plain]) -> None:
+        others, self._plain = self._plain, plain
+        for one in others.values():
+            one.close()
 
     def _new_plain(self, sizes: Collection[int]) -> Plain:
         topics, delivered = self.pipeline_topics, Delivered()
@@ -257,19 +284,23 @@ class Cluster:
         doing = f"read the offsets of group {self.pipeline_topics.group!r}"
         wanted = [ck.TopicPartition(*tp) for tp in partitions]
         deadline = time.monotonic() + self.pipeline_topics.timeout
-        consumer = self._connected() if stable else self._reader(stable=False)
-        while wanted:
-            left = max(0.1, deadline - time.monotonic())
-            try:
-                found = consumer.committed(wanted, left)
-                bad = next((one.error for one in found if one.error), None)
-            except KafkaException as error:
-                bad = error.args[0]
-            if bad is None:
-                return self._stamped(found)
-            if bad.code() not in OFFSETS_DELAYED or time.monotonic() > deadline:
-                raise classify_error(bad, doing, self.pipeline_topics.brokers)
-            time.sleep(_AGAIN)
+        with ExitStack() as own:
+            if stable:
+                consumer = self._connected()
+            else:
+                consumer = own.enter_context(closing(self._reader(stable=False)))
+            while wanted:
+                left = max(0.1, deadline - time.monotonic())
+                try:
+                    found = consumer.committed(wanted, left)
+                    bad = next((one.error for one in found if one.error), None)
+                except KafkaException as error:
+                    bad = error.args[0]
+                if bad is None:
+                    return self._stamped(found)
+                if bad.code() not in OFFSETS_DELAYED or time.monotonic() > deadline:
+                    raise classify_error(bad, doing, self.pipeline_topics.brokers)
+                time.sleep(_AGAIN)
         return {}
 
     def entries(self) -> dict[TopicPartition, Entry]:
@@ -330,7 +361,7 @@ class Cluster:
     def copy(self) -> LedgerCopy:
         """The contents of the ledger topic that this process has read so far."""
         with self._reading:
-            return LedgerCopy(self._log.next, self._view.copy())
+            return LedgerCopy(self._log.next, self._view.copy(), self._partition)
 
     def learn(self, copy: LedgerCopy) -> None:
         """Continue from a copy of another process, unless this one has read more itself."""
@@ -338,7 +369,24 @@ class Cluster:
             return  # does not wait for a running read
         with self._reading:
             if copy.next > self._log.next:
-                self._log.next, self._view = copy.next, copy.view.copy()
+                self._log.next, self._view, self._partition = copy[0], copy.view.copy(), copy[2]
+
+    def place(self, partitions: int) -> None:
+        """Use the pipeline's partition of a ledger topic with that many; called by each start, as
+        the topic may have been recreated, or extended."""
+        now = ledger_partition(self.pipeline_topics.pipeline, partitions)
+        if now != self._partition:
+            with self._reading:
+                self._log.restart()
+                self._partition, self._alone = now, False
+
+    def _own_partition(self) -> int:
+        if self._partition is None:
+            known = identified(self.admin, self.pipeline_topics.ledger_topic)
+            if known is None:
+                return 0  # the request that follows fails: there is no such topic
+            self._partition = ledger_partition(self.pipeline_topics.pipeline, known[1])
+        return self._partition
 
     def bounds(self, *, stable: bool) -> tuple[int, int]:
         """First offset of the ledger topic, and its high watermark or last stable offset."""
@@ -351,7 +399,28 @@ class Cluster:
     def _read(self, *, stable: bool) -> View:
         with self._reading:
             self._log.read(self._connected, stable=stable)
+            if self._view.pipeline is None and not self._alone:
+                self._refuse_elsewhere()
+                self._alone = True
             return self._view.copy()
+
+    def _refuse_elsewhere(self) -> None:
+        """Refuse records of the pipeline in other partitions: its ledger only appears empty."""
+        own, topics = self._own_partition(), self.pipeline_topics
+        _, partitions = identified(self.admin, topics.ledger_topic) or ("", 0)
+        with closing(Cluster(topics)) as there:
+            there._consumer = there._reader(stable=False)  # waits for no transaction
+            there._alone = there._told = True
+            for one in sorted({*range(partitions)} - {own}):
+                there._log.restart()
+                there._partition = one
+                if there.settled() != View():
+                    raise Stopped(
+                        f"ledger topic {topics.ledger_topic!r} has records of {topics.pipeline!r}"
+                        f" in partition {one} and none in its own, {own}: partitions were added to"
+                        " the topic, or it was restored into others",
+                        way_out="move to a new sink.ledger_topic as docs/worker.md describes",
+                    )
 
     def _take(self, message: Any) -> None:
         ours = self.keys.take(self._view, message.key(), message.value())

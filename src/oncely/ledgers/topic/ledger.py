@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,15 +123,16 @@ class TopicLedger:
     def open(self, takeover: Takeover) -> Opened:
         """Take the next epoch and every position; see :mod:`oncely.ledgers.topic.takeover`."""
         check_open_files(self.cluster.admin, TOGETHER + (KEPT if self.mode == "turns" else 0))
-        topics.require_ledger(
-            self.cluster.admin, self.pipeline_topics.ledger_topic, create=self.create
-        )
+        name = self.pipeline_topics.ledger_topic
+        self.cluster.place(topics.require_ledger(self.cluster.admin, name, create=self.create))
         opener = takeovers.Opener(
             self.cluster, self.run, self.target, takeover, self.mode, self.outputs()
         )
         return opener.open()
 
-    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
         """The committed positions; settled ones include commits that are not visible to committed
         readers yet.
 
@@ -140,7 +141,7 @@ class TopicLedger:
         moment in the ledger topic, but not in the group, where it is pending until it is visible
         (KIP-447).
         """
-        del fence
+        del fence, of
         return self.cluster.committed() if settled else self.cluster.entries()
 
     def move(self, claim: Claim, counts: Mapping[TopicPartition, Counts]) -> None:

@@ -1,6 +1,6 @@
 """Transactional ids, records of the ledger topic, and the metadata of committed group offsets.
 
-The ledger is a compacted topic with one partition. Its keys:
+The ledger is a compacted topic. Each pipeline has one partition of it. Its keys:
 
 | key                                    | value                                                   |
 |----------------------------------------|---------------------------------------------------------|
@@ -132,9 +132,15 @@ class PipelineRecord(msgspec.Struct, frozen=True):
 
 class ResetRecord(msgspec.Struct, frozen=True):
     """A reset: rejects of older epochs from this position on are read again, and are void as
-    dead letters."""
+    dead letters.
+
+    Attributes:
+        position: the position that it has set.
+        before: the position before it; not written by earlier versions.
+    """
 
     position: int
+    before: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReplayRecord(msgspec.Struct, frozen=True):

@@ -188,7 +188,9 @@ class Opener:
         now = self._note_settled(given.record, settled, begun)
         whole = fence if takeover.partitions is None else Fence(keys.pipeline, given.whole.held)
         leaders = self._own(from_tree(now.leaders))
-        return Opened(fence, settled, given.first, now.counted, leaders, whole)
+        starts = self.cluster.starts
+        began = frozenset(tp for tp, at in settled.items() if starts.get(tp) == at)
+        return Opened(fence, settled, given.first, now.counted, leaders, whole, begun=began)
 
     def _own(self, positions: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
         """The positions of the partitions that are taken over."""
@@ -262,6 +264,7 @@ class Opener:
             )
             _write(self.cluster, opener, registered)
         self.cluster.given[takeover.partitions] = epoch
+        self.cluster.starts |= {**(from_tree(old.pending) if old else {}), **pending}
         return _Given(registered, found, first, view.whole)
 
     def _whole(self, view: View, epoch: int) -> WholeTakeovers | msgspec.UnsetType:
@@ -452,7 +455,10 @@ class Opener:
         # The present log is accepted: leader epochs of earlier reads are void.
         leaders = {tp: one for tp, one in noted.items() if tp not in targets}
         voided = [
-            Message(encode(ResetRecord(at)), keys.reset_key(tp, fence.epoch))
+            Message(
+                encode(ResetRecord(at, opened.positions.get(tp, msgspec.UNSET))),
+                keys.reset_key(tp, fence.epoch),
+            )
             for tp, at in sorted(targets.items())
         ]
         self._note(

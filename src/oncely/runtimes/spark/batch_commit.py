@@ -1,14 +1,15 @@
-"""A micro-batch of a Spark transform: batch commit.
+"""A batch of a Spark transform: batch commit.
 
-A shuffle mixes partitions, so no task's rows belong to one range. Tasks stage the output of the
-transform; the driver publishes it with all rejects and all positions in one transaction. Rejects do
-not pass through the user's query: a ``WHERE`` would drop them.
+A shuffle mixes partitions, so no task's rows belong to one range. The driver publishes the output
+of the transform with all rejects and all positions in one transaction: it reads the rows from Spark
+while it writes them, or tasks have staged them as files. Rejects do not pass through the user's
+query: a ``WHERE`` would drop them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,13 @@ from oncely.commit.path import Outcome
 from oncely.commit.run import PublishingRun
 from oncely.core.batch import Batch, Reject, Rejection, Staged
 from oncely.core.budget import refuse_beyond
-from oncely.core.claim import Counts, Fence, Opened, Takeover
-from oncely.core.ranges import OffsetRange
+from oncely.core.claim import Counts, Opened, Takeover
 from oncely.core.topics import TopicPartition
 from oncely.phases import phase
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary
+from oncely.runtimes.batches.plan import Ranges, shares_of
 from oncely.runtimes.dead_letters import dead_letters
+from oncely.runtimes.jobs.base import all_of
 from oncely.runtimes.spark.decode_task import (
     OFFSET,
     PARTITION,
@@ -36,9 +38,12 @@ from oncely.runtimes.spark.decode_task import (
     origin,
 )
 from oncely.runtimes.spark.determinism import refuse_non_deterministic
-from oncely.runtimes.spark.task import StagePlan, collect_all, stage_rows
+from oncely.runtimes.spark.frames import StagePlan, stage_rows
+from oncely.runtimes.spark.held_rows import HeldRows
+from oncely.runtimes.spark.jobs import SparkJobs, answered, collected
+from oncely.runtimes.spark.schemas import arrow_schema, spark_schema
 from oncely.secrets import carried
-from oncely.sinks.base import StagesBatches
+from oncely.sinks.base import PacksRows, StagesBatches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,39 +53,60 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 _LOOKED_AT = 1_000  # refused records whose reasons are shown when the pipeline stops
 
 
-@dataclass
-class BatchCommit(PublishingRun[StagesBatches, Transform]):
-    """Tasks stage; the driver publishes."""
+@dataclass(kw_only=True)
+class BatchCommit(PublishingRun[PacksRows | StagesBatches, Transform]):
+    """Tasks make rows; the driver publishes them.
+
+    Attributes:
+        jobs: has the Spark session.
+    """
+
+    jobs: SparkJobs
 
     def open(self, takeover: Takeover) -> Opened:
         """Take over the ledger, and drop staged output of older runs."""
         opened = super().open(takeover)
-        self._tidy(0, lambda: self.sink.sweep(self.fence))
+        self._tidy(0, *self._sweep())
         return opened
 
-    def run(
-        self, frame: DataFrame, batch_id: int, ranges: Mapping[TopicPartition, OffsetRange]
-    ) -> list[Outcome]:
-        """Decode once, separate rejects, transform, stage, publish."""
-        from pyspark import StorageLevel
-        from pyspark.sql.pandas.types import from_arrow_schema
+    def _sweep(self, keep_batches_from: int | None = None) -> list[Callable[[], object]]:
+        """Removal of staged output, if tasks stage any."""
+        if isinstance(self.sink, PacksRows):
+            return []
+        return [partial(self.sink.sweep, self.fence, keep_batches_from)]
 
-        plan = DecodePlan(self.decoder, self.only_topic)
-        schema = from_arrow_schema(decoded_schema(self.decoder.schema))
-        decoded = frame.mapInArrow(carried(partial(decode_task, plan)), schema)
+    def run(self, batch_id: int, ranges: Ranges) -> list[Outcome]:
+        """Decode once, separate rejects, transform, publish."""
+        shares = shares_of(ranges)
+        plan = DecodePlan(self.source, self.decoder, self.needs, shares)
+        schema = spark_schema(decoded_schema(self.decoder.schema))
+        numbers = self.jobs.session.range(0, len(shares), 1, len(shares))
+        decoded = numbers.mapInArrow(carried(partial(decode_task, plan)), schema)
         with phase("decode"):
-            # A local checkpoint, not a cache: rejects are counted in one job and rows staged in
+            # A local checkpoint, not a cache: rejects are counted in one job and rows made in
             # another, and a block that is lost in between must fail the batch. Decoded again, a
             # record could be a reject in one job and a row in the other.
-            decoded = decoded.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK)
+            decoded = decoded.localCheckpoint()
             counts, rejects = self._set_aside(decoded, ranges)
         rows = decoded.where(decoded[REASON].isNull()).select(*self.decoder.schema.names)
+        batch = self._made(self.transform(rows), batch_id, Batch(ranges, counts, rejects))
+        return self._publish(batch, *self._sweep(batch_id + 1))
+
+    def _made(self, frame: DataFrame, batch_id: int, batch: Batch) -> Batch:
+        """Run the transform's plan; the batch with its rows.
+
+        Raises:
+            ConfigError: the plan is not deterministic before a shuffle.
+        """
+        if isinstance(self.sink, PacksRows):
+            return HeldRows.of(self.sink, frame).into(batch)
+        refuse_non_deterministic(frame)
         self.sink.begin_batch()
-        staged = stage_frame(self.sink, self.transform(rows), self.fence, batch_id)
-        return self._publish(Batch(ranges, counts, rejects, staged), batch_id)
+        task = partial(stage_rows, StagePlan(self.sink, self.fence, batch_id))
+        return replace(batch, staged=all_of(collected(answered(frame, task)), Staged))
 
     def _set_aside(
-        self, decoded: DataFrame, ranges: Mapping[TopicPartition, OffsetRange]
+        self, decoded: DataFrame, ranges: Ranges
     ) -> tuple[dict[TopicPartition, Counts], list[Reject]]:
         """Count the records of each range and create dead letters of the refused ones.
 
@@ -120,30 +146,17 @@ class BatchCommit(PublishingRun[StagesBatches, Transform]):
         return dead_letters(self.source, pa.table({"value": values}), origins, why)
 
 
-def stage_frame(sink: StagesBatches, frame: DataFrame, fence: Fence, batch_id: int) -> list[Staged]:
-    """Run the transform's plan and stage its rows; only successful attempts return a result.
-
-    Raises:
-        ConfigError: the plan is not deterministic before a shuffle.
-    """
-    refuse_non_deterministic(frame)
-    return collect_all(frame, stage_rows, StagePlan(sink, fence, batch_id), Staged)
-
-
 def output_schema(session: Any, transform: Transform, schema: pa.Schema) -> pa.Schema:
     """The columns of a Spark transform's result for the decoder's columns.
 
     Raises:
         ConfigError: its plan is not deterministic before a shuffle.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-
-    nullable = pa.schema([field.with_nullable(True) for field in schema])
     # From an RDD: Spark would fold a plan over an empty list, including its shuffles.
     nothing = session.sparkContext.emptyRDD()
-    made = transform(session.createDataFrame(nothing, from_arrow_schema(nullable)))
+    made = transform(session.createDataFrame(nothing, spark_schema(schema)))
     refuse_non_deterministic(made)
-    return to_arrow_schema(made.schema)
+    return arrow_schema(made.schema)
 
 
 def _refused(bad: DataFrame) -> RejectSummary:
@@ -153,7 +166,9 @@ def _refused(bad: DataFrame) -> RejectSummary:
     value = F.substring(VALUE, 1, KEPT)
     found = bad.select(TOPIC, PARTITION, OFFSET, REASON, value).limit(_LOOKED_AT).collect()
     records = [
-        RejectSample(topic, partition, offset, "decode", reason, value and bytes(value))
+        RejectSample(
+            topic, partition, offset, "decode", reason, None if value is None else bytes(value)
+        )
         for topic, partition, offset, reason, value in map(tuple, found)
     ]
     return RejectSummary.of(

@@ -1,4 +1,8 @@
-"""A checkpoint of a foreign query, on any file system that Spark reaches."""
+"""A checkpoint of a foreign query, on any file system that Spark reaches.
+
+The formats of its files are Spark's own: ``OffsetSeqLog`` for ``offsets/N`` and
+``KafkaSourceInitialOffsetWriter`` for ``sources/0/0``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from typing import Any, NamedTuple
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import InvariantViolation
-from oncely.runtimes.spark.options import parse_initial_offsets, parse_offset_log
+
+_VERSION = "v1"
+_NOTHING_YET = "-"
 
 
 class BatchRanges(NamedTuple):
@@ -70,8 +76,7 @@ class Checkpoint:
 
     def _sources(self, batch_id: int) -> list[dict[TopicPartition, Position] | None]:
         """The ends of each source, None for a source that is not Kafka."""
-        version, metadata, *sources = self._read(f"offsets/{batch_id}").splitlines()
-        return [_kafka_offsets(f"{version}\n{metadata}\n{line}") for line in sources]
+        return parse_offset_log(self._read(f"offsets/{batch_id}"))
 
     def _initial(self, source: int) -> dict[TopicPartition, Position]:
         return parse_initial_offsets(self._read(f"sources/{source}/0"))
@@ -90,9 +95,56 @@ class Checkpoint:
         return bytes(content).decode()
 
 
-def _kafka_offsets(log: str) -> dict[TopicPartition, Position] | None:
+def format_offsets(positions: Mapping[TopicPartition, Position]) -> str:
+    """Spark's JSON for offsets: ``{"topic": {"0": 23}}``."""
+    nested: dict[str, dict[str, int]] = {}
+    for tp in sorted(positions):
+        nested.setdefault(tp.topic, {})[str(tp.partition)] = positions[tp]
+    return json.dumps(nested)
+
+
+def parse_offset_log(text: str) -> list[dict[TopicPartition, Position] | None]:
+    """Parse a file of the checkpoint's ``offsets`` folder: the ends of a micro-batch.
+
+    Returns:
+        For each source of the query, in order, the end of each topic-partition; an empty dict for a
+            source without data; None for one that is not Kafka, and in a file of another version.
+    """
+    version, metadata, *sources = text.rstrip("\n").split("\n")
+    known = version == _VERSION and metadata.startswith("{")
+    return [_offsets(line) if known else None for line in sources]
+
+
+def parse_initial_offsets(text: str) -> dict[TopicPartition, Position]:
+    """Parse the checkpoint's ``sources/0/0``: the start of the query's first micro-batch.
+
+    Spark puts a zero byte before the version, for readers of Spark 2.1 (SPARK-19517).
+
+    Raises:
+        InvariantViolation: the text is not such a file.
+    """
+    version, _, line = text.removeprefix("\0").partition("\n")
+    found = _offsets(line) if version == _VERSION else None
+    if found is None:
+        raise InvariantViolation(f"not a file of initial offsets: {text[:200]!r}")
+    return found
+
+
+def _offsets(line: str) -> dict[TopicPartition, Position] | None:
+    """``{"topic": {"0": 23}}`` as positions; None if the text is not an offset of Kafka."""
+    if line == _NOTHING_YET:
+        return {}
     try:
-        (offsets,) = parse_offset_log(log)
-    except InvariantViolation:
+        return {
+            TopicPartition(topic, int(partition)): _natural(offset)
+            for topic, partitions in json.loads(line).items()
+            for partition, offset in partitions.items()
+        }
+    except (ValueError, TypeError, AttributeError):
         return None
-    return offsets
+
+
+def _natural(offset: object) -> Position:
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise ValueError(offset)
+    return offset

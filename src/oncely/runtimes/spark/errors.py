@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from itertools import takewhile
 
-from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
+from oncely.errors import ConfigError, OncelyError, SchemaChanged, Unavailable, WrongInput
 
 _LONGEST = 1_500
 _HEAD = 300
@@ -49,6 +49,8 @@ def spark_error(text: str) -> OncelyError:
             f"a function of it called sys.exit in an executor ({ended[-1]})",
             way_out="raise an exception instead",
         )
+    if changed := [line for line in lines if line.startswith("oncely.errors.SchemaChanged: ")]:
+        return SchemaChanged(changed[0].partition(": ")[2], way_out="start again")
     if re.search(r"OutOfMemoryError|exited with code 52\b|code 137\b", text):
         return Unavailable(
             "Spark: an executor ran out of memory",
@@ -56,5 +58,7 @@ def spark_error(text: str) -> OncelyError:
             ' local master it is "spark.driver.memory"',
         )
     telling = [line for line in lines if re.match(r"([\w.]+\.)?\w+(Error|Exception)\b", line)]
-    chosen = telling[-1] if telling else (lines or ["no message"])[0]
+    causes = [line.removeprefix("Caused by").removeprefix(": ") for line in lines
+              if line.startswith(("Caused by: ", ": "))]  # fmt: skip
+    chosen = (telling or causes or lines[:1] or ["no message"])[-1]
     return Unavailable(f"Spark: {chosen[:500]}")

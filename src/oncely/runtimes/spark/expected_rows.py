@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.decode.base import Decoder
-from oncely.runtimes.reprocess import Reprocessing
+from oncely.runtimes.batches.reading import isolating
+from oncely.runtimes.chunks import Processing
 from oncely.runtimes.row_transform import RowTransform
-from oncely.runtimes.spark import worker
 from oncely.runtimes.spark.decode_task import OFFSET, PARTITION, TOPIC
-from oncely.runtimes.spark.reading import isolating_decode
+from oncely.runtimes.spark.jobs import this_attempt
+from oncely.runtimes.spark.schemas import spark_schema
+from oncely.runtimes.spark.worker import settle
 from oncely.secrets import carried
 
 if TYPE_CHECKING:
@@ -42,22 +44,21 @@ class RowPlan:
 
 
 def expected_rows(plan: RowPlan, records: DataFrame) -> DataFrame:
-    """The rows of the records that Spark's Kafka source has read. A tombstone has a row with its
-    key columns only; a record that is refused or filtered has none."""
+    """The rows of records. A tombstone has a row with its key columns only; a record that is
+    refused or filtered has none."""
     from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import from_arrow_schema
 
     needed = sorted(plan.decoder.needs | {"topic", "partition", "offset", "timestamp"})
     origin = [F.col(name) for name in needed]
-    schema = from_arrow_schema(plan.schema)
+    schema = spark_schema(plan.schema)
     return records.select(*origin).mapInArrow(carried(partial(row_task, plan)), schema)
 
 
 def row_task(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of a task's records."""
-    worker.settle()
+    settle()
     schema = plan.schema
-    again = Reprocessing(isolating_decode(plan.decoder), plan.transform)
+    again = Processing(isolating(plan.decoder, again=this_attempt().again), plan.transform)
     for batch in batches:
         records = pa.Table.from_batches([batch])
         if not records.num_rows:

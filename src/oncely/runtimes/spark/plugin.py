@@ -26,10 +26,10 @@ from oncely.core.topics import SourceIdentity, TopicPartition
 from oncely.errors import OncelyError, WrongInput
 from oncely.ledgers.sql.statements import Registered
 from oncely.ledgers.sql.takeover import require_held
-from oncely.runtimes.spark.batch_commit import stage_frame
-from oncely.runtimes.spark.checkpoint import BatchRanges, Checkpoint
+from oncely.runtimes.spark.checkpoint import BatchRanges, Checkpoint, format_offsets
 from oncely.runtimes.spark.errors import is_java, without_stack
-from oncely.runtimes.spark.options import format_offsets
+from oncely.runtimes.spark.held_rows import HeldRows
+from oncely.runtimes.spark.schemas import arrow_schema
 from oncely.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ def is_stateful(frame: DataFrame) -> bool:
 
 def row_schema(frame: DataFrame) -> pa.Schema:
     """The columns of a DataFrame as columns of the sink's rows."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(frame.schema)
+    return arrow_schema(frame.schema)
 
 
 TopicIds = Callable[[Collection[str]], Mapping[str, str]]
@@ -96,7 +94,7 @@ class PublishedBatches:
     housekeeping: Housekeeping = field(default_factory=Housekeeping)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Stage the batch's rows and publish them, unless they are published already.
+        """Publish the batch's rows, unless they are published already.
 
         Raises:
             Fenced: the same pipeline was started by another process.
@@ -126,11 +124,7 @@ class PublishedBatches:
         if replayed:
             self._only_remember(frame)
             return
-        self.housekeeping.do(
-            lambda: self.sink.ledger.tidy(self.fence),
-            len(ranges.known),
-            lambda: self.sink.sweep(self.fence, batch_id + 1),
-        )
+        self.housekeeping.do(lambda: self.sink.ledger.tidy(self.fence), len(ranges.known))
 
     def _only_remember(self, frame: DataFrame) -> None:
         """Run a replayed batch for its state only.
@@ -148,9 +142,8 @@ class PublishedBatches:
         query: QueryBatch,
         ranges: Mapping[TopicPartition, OffsetRange],
     ) -> None:
-        staged = stage_frame(self.sink, frame, self.fence, query.batch_id)
         # A foreign query does not report its input.
-        batch = Batch(ranges, dict.fromkeys(ranges, NO_RECORDS), (), staged)
+        batch = HeldRows.of(self.sink, frame).into(Batch(ranges, dict.fromkeys(ranges, NO_RECORDS)))
         claim = Claim(self.fence, ranges, self._entries(), query=query)
         self.sink.publish(batch, self.fence, claim)
 

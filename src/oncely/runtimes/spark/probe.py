@@ -1,14 +1,21 @@
-"""A check of the executors: a small job imports the modules that a task will import."""
+"""Checks of the executors: a small job imports the modules that a task will import, and another one
+asks Kafka."""
 
 from __future__ import annotations
 
 import re
+import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from oncely.errors import OncelyError
 from oncely.extras import PACKAGES, is_installed
+from oncely.secrets import carried, redact
+from oncely.sources.kafka import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,6 +78,27 @@ def probe(session: SparkSession, functions: Sequence[str]) -> Slots:
         cloudpickle.unregister_pickle_by_value(this)
     found = {ExecutorFacts(*one) for one in answers}
     return Slots(slots, tuple(sorted(found, key=lambda one: (one.host, one.python))))
+
+
+def refusals(session: SparkSession, source: KafkaSource) -> list[tuple[str, str]]:
+    """Ask the leaders of all partitions from the executors, which can import Oncely.
+
+    Returns:
+        The hosts that get no answer, each with the error: an address that only the driver can
+        reach, or a file of ``[source.kafka]`` that only the driver has.
+    """
+    count = max(1, int(session.sparkContext.defaultParallelism)) * _TASKS_A_SLOT
+    tasks = session.sparkContext.parallelize(range(count), count)
+    return sorted(set(tasks.mapPartitions(carried(partial(_refused, source))).collect()))
+
+
+def _refused(source: KafkaSource, _: Iterable[object]) -> Iterator[tuple[str, str]]:
+    time.sleep(_HOLD_SECONDS)
+    try:
+        with source:
+            source.look()
+    except OncelyError as error:
+        yield socket.gethostname(), redact(error.message)
 
 
 def _asking(modules: Sequence[str], hold: float):  # type: ignore[no-untyped-def]

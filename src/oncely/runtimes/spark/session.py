@@ -14,21 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from oncely.artifacts import SPARK_KAFKA, java, resolve
+from oncely.artifacts import java, spark_home, spark_jars
 from oncely.errors import Unavailable
 from oncely.extras import require
-from oncely.runtimes.spark.options import REDACTION_REGEX
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _ROWS_AN_ARROW_BATCH = 20_000
+_DYING = 1.0  # seconds
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
     # Each of several pipelines has a pool of its own; within a pool jobs are scheduled FIFO.
     "spark.scheduler.mode": "FAIR",
     "spark.sql.shuffle.partitions": "8",
@@ -37,22 +36,22 @@ _DEFAULTS = {
     # the lost tasks, and order-dependent operations (limit, row_number with ties) would then mix
     # two results.
     "spark.stage.maxConsecutiveAttempts": "1",
-    "spark.sql.streaming.minBatchesToRetain": "4",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_AN_ARROW_BATCH),
     "spark.sql.execution.pandas.udf.buffer.size": str(256 << 10),  # between the JVM and Python
-    # Renames by plain files: the default's checksums are a third of a small batch's cost.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-    ),
+    # The stages of a transform are those of its plan: no task of it is repeated by another one.
+    "spark.sql.adaptive.enabled": "false",
     # Passwords are never put into Spark's configuration; this hides those that a user puts there.
-    "spark.redaction.regex": REDACTION_REGEX,
+    # Spark's own pattern does not match a private key in PEM.
+    "spark.redaction.regex": (
+        r"(?i)secret|password|token|credential|access[.]?key|keystore[.]key|jaas"
+    ),
 }
 
 
 def start(
     name: str, master: str, conf: Mapping[str, str], log: IO[bytes] | None = None
 ) -> SparkSession:
-    """Start Spark (or use the existing session), with the Kafka connector on its class path.
+    """Start Spark, or use the existing session.
 
     Args:
         name: the name of the pipeline, for Spark's application name.
@@ -70,13 +69,10 @@ def start(
     if found is not None:
         return found
     java()  # PySpark looks in the same places, and does not check the version
-    settings = {**_DEFAULTS, "spark.master": master, "spark.app.name": f"oncely {name}", **conf}
-    if not master.startswith("local"):
-        settings.pop("spark.driver.host") if "spark.driver.host" not in conf else None
-    jars = [str(jar) for jar in resolve(SPARK_KAFKA)]
-    settings["spark.jars"] = ",".join([*filter(None, [settings.get("spark.jars")]), *jars])
     # PySpark itself reads only the variable, and uses `python3` of PATH if it is not set.
     python = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    defaults = _DEFAULTS | (_local(python) if master.startswith("local") else {})
+    settings = {**defaults, "spark.master": master, "spark.app.name": f"oncely {name}", **conf}
     settings["spark.pyspark.python"] = os.environ["PYSPARK_PYTHON"] = python
     with _submitted(settings):
         _launch(log)
@@ -90,6 +86,14 @@ def start(
     _ours.context = session.sparkContext
     session.sparkContext.setLogLevel(os.environ.get("ONCELY_SPARK_LOG", "ERROR"))
     return session
+
+
+def _local(python: str) -> dict[str, str]:
+    """The defaults of a local session. Another Python than ours may lack our daemon."""
+    found = {"spark.driver.host": "127.0.0.1"}
+    if python == sys.executable:
+        found["spark.python.daemon.module"] = "oncely.runtimes.spark.daemon"
+    return found
 
 
 @dataclass
@@ -110,8 +114,10 @@ def existing() -> SparkSession | None:
 
     Raises:
         ConfigError: PySpark is not installed.
+        WrongInput: it is of a release that is not supported.
     """
     require("spark", "spark", "a run on Spark")
+    spark_jars()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -133,15 +139,18 @@ def enter(
         conf: settings of its own; none if it is alone.
         alone: it is the only pipeline, and uses the session itself.
     """
-    from pyspark.sql import SparkSession
-
     own = session if alone else session.newSession()
     for key, value in conf.items():
         own.conf.set(key, value)
     own.sparkContext.setLocalProperty("spark.scheduler.pool", name)
-    # In the JVM each thread has an active session of its own, for SparkSession.getActiveSession.
-    SparkSession._get_j_spark_session_class(own._jvm).setActiveSession(own._jsparkSession)
+    activate(own)
     return own
+
+
+def activate(session: SparkSession) -> None:
+    """Make a session the active one of this thread: in the JVM each thread has its own, for
+    ``SparkSession.getActiveSession``."""
+    session._jvm.org.apache.spark.sql.SparkSession.setActiveSession(session._jsparkSession)
 
 
 def is_ours(session: SparkSession) -> bool:
@@ -194,6 +203,16 @@ def java_process() -> subprocess.Popen[bytes] | None:
     return None if gateway is None else getattr(gateway, "proc", None)
 
 
+def exit_code() -> int | None:
+    """The exit code of Spark's Java process, if it has ended, or ends within a second: a call to it
+    may fail shortly before its end."""
+    process = java_process()
+    try:
+        return None if process is None else process.wait(_DYING)
+    except subprocess.TimeoutExpired:
+        return None
+
+
 def stop(session: SparkSession, patience: float = 20.0) -> None:
     """Stop Spark and wait for its Java process, so that no part of it outlives this process.
 
@@ -230,11 +249,10 @@ def _submitted(settings: Mapping[str, str]) -> Iterator[None]:
     folder = Path(tempfile.mkdtemp(prefix="oncely-spark-"))
     properties = folder / "spark.properties"
     properties.touch(mode=0o600)
-    properties.write_text("".join(f"{k} {_escaped(v)}\n" for k, v in settings.items()))
+    ours = "".join(f"{k} {_escaped(v)}\n" for k, v in settings.items())
+    properties.write_text(f"{_spark_defaults()}\n\n{ours}")
     before = os.environ.get("PYSPARK_SUBMIT_ARGS")
-    os.environ["PYSPARK_SUBMIT_ARGS"] = (
-        f"--properties-file {properties} --load-spark-defaults pyspark-shell"
-    )
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {properties} pyspark-shell"
     try:
         yield
     finally:
@@ -243,6 +261,17 @@ def _submitted(settings: Mapping[str, str]) -> Iterator[None]:
         else:
             os.environ["PYSPARK_SUBMIT_ARGS"] = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _spark_defaults() -> str:
+    """The text of the installation's ``spark-defaults.conf``: Spark reads it only if no other file
+    is given. In a file of properties the last value of a key counts."""
+    home = Path(os.environ.get("SPARK_HOME") or spark_home())
+    folder = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf")
+    try:
+        return (folder / "spark-defaults.conf").read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _escaped(value: str) -> str:

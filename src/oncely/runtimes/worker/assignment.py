@@ -21,12 +21,20 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
+from operator import lt
 from typing import Any
 
+from oncely.clients.kafka.inbox import memory_of
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import check
+
+# Holes of a partition that are remembered. A record before the oldest of so many could be one that
+# the client had skipped, and is not told from one that comes again: it is an error, and the process
+# that is started next reads from the ledger's position on.
+_HOLES = 1_000
 
 
 class Stage(Enum):
@@ -40,18 +48,20 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of memory, and of a commit.
+    """The bounds of memory, and of a commit. Bytes are those in memory.
 
     Attributes:
         records, bytes: of a commit. It contains whole pieces, and exceeds the bytes by one at most.
-        buffered_records, buffered_bytes: of a partition's buffer; when one is reached, the
-            partition is paused until half of it is left.
+        buffered_records: of a partition's buffer.
+        buffered_bytes: of all buffers; each partition has an equal share.
+
+    When a bound is reached, the partition, or all of them, are paused until half of it is left.
     """
 
     records: int = 100_000
     bytes: int = 32 << 20
     buffered_records: int = 100_000
-    buffered_bytes: int = 32 << 20
+    buffered_bytes: int = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,10 @@ class Fetched:
     Attributes:
         first, last: the offsets of the first and the last one.
         records: their number.
-        bytes: their size.
+        bytes: their size in memory.
         payload: the records.
         leader_epoch: that of the last one; -1 if it is unknown.
+        holes: offsets between them that the log has no records for.
     """
 
     first: int
@@ -72,6 +83,22 @@ class Fetched:
     bytes: int
     payload: Any = None
     leader_epoch: int = -1
+    holes: tuple[OffsetRange, ...] = ()
+
+    @classmethod
+    def of(cls, messages: Sequence[Any]) -> Fetched:
+        """Messages of the consumer, with ascending offsets."""
+        first, last, epoch = (
+            messages[0].offset(),
+            messages[-1].offset(),
+            messages[-1].leader_epoch(),
+        )
+        holes: tuple[OffsetRange, ...] = ()
+        if last - first + 1 > len(messages):
+            offsets = pairwise(one.offset() for one in messages)
+            holes = tuple(OffsetRange(a + 1, b) for a, b in offsets if b > a + 1)
+        size, epoch = memory_of(messages), -1 if epoch is None else epoch
+        return cls(first, last, len(messages), size, messages, epoch, holes)
 
 
 @dataclass(frozen=True)
@@ -137,7 +164,9 @@ class _Partition:
     end: Position = 0  # a last stable offset that was reached
     leader_epoch: int = -1  # that the ledger knows
     buffer: _Buffer = field(default_factory=_Buffer)
-    paused: bool = False
+    # The last ones before `next`. A record in one of them was skipped.
+    holes: deque[OffsetRange] = field(default_factory=lambda: deque(maxlen=_HOLES))
+    full: bool = False  # until half of the buffer is left
 
     def drop(self, stage: Stage) -> int:
         dropped = self.buffer.records
@@ -152,6 +181,7 @@ class Assignment:
         self._limits = limits or Limits()
         self._all: dict[TopicPartition, _Partition] = {}
         self._turn = 0
+        self._full = False  # all buffers together
 
     # -- the group -------------------------------------------------------------------------
 
@@ -181,9 +211,8 @@ class Assignment:
         """The ledger has given a fence; its partitions are read from these positions on."""
         for tp, at in positions.items():
             if tp in self._all:
-                paused, known = self._all[tp].paused, leader_epochs.get(tp, -1)
-                owned = _Partition(Stage.OWNED, fence, at, at, at, at, known, paused=paused)
-                self._all[tp] = owned
+                known = leader_epochs.get(tp, -1)
+                self._all[tp] = _Partition(Stage.OWNED, fence, at, at, at, at, known)
 
     def lost(self, partitions: Iterable[TopicPartition], *, ask: bool) -> int:
         """A takeover or commit has failed; ``ask``: because another process has taken over.
@@ -205,6 +234,31 @@ class Assignment:
 
     # -- records ---------------------------------------------------------------------------
 
+    def again(self, tp: TopicPartition, offsets: Sequence[int]) -> frozenset[int]:
+        """The indices of the offsets that come again: they were taken before, or are before the
+        position of the takeover. The client may return records twice when an assignment changes.
+
+        Raises:
+            InvariantViolation: one comes for the first time, after later ones. The client had
+                skipped it, so that it was taken for a hole. Also if the holes are forgotten.
+        """
+        one = self._all.get(tp)
+        if one is None or one.stage is not Stage.OWNED:
+            return frozenset()
+        if offsets[0] >= one.next and all(map(lt, offsets, offsets[1:])):
+            return frozenset()
+        next_, found = one.next, set()
+        forgotten = one.holes[0].start if len(one.holes) == _HOLES else 0
+        for index, offset in enumerate(offsets):
+            if offset >= next_:
+                next_ = offset + 1
+                continue
+            skipped = any(offset in hole for hole in one.holes) or offset < forgotten
+            taken = offset in offsets[:index] if offset >= one.next else not skipped
+            check(taken, f"{tp}: offset {offset} came after {next_ - 1}")
+            found.add(index)
+        return frozenset(found)
+
     def fetched(self, tp: TopicPartition, piece: Fetched) -> bool:
         """Buffer records; False if they are not of an owned partition, and are dropped."""
         one = self._all.get(tp)
@@ -212,6 +266,9 @@ class Assignment:
             return False
         check(piece.first >= one.next, f"{tp}: offset {piece.first} came after {one.next - 1}")
         one.buffer.append(piece)
+        if piece.first > one.next:
+            one.holes.append(OffsetRange(one.next, piece.first))
+        one.holes.extend(piece.holes)
         one.next = piece.last + 1
         return True
 
@@ -299,25 +356,22 @@ class Assignment:
 
     # -- flow ------------------------------------------------------------------------------
 
-    def flow(
-        self, held: Collection[TopicPartition] = ()
-    ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """The partitions to pause and to resume now; those in ``held`` stay paused."""
-        pausing: list[TopicPartition] = []
-        resuming: list[TopicPartition] = []
-        for tp, one in sorted(self._all.items()):
-            wanted = one.stage is not Stage.OWNED or tp in held or self._is_full(one)
-            if wanted != one.paused:
-                (pausing if wanted else resuming).append(tp)
-                one.paused = wanted
-        return pausing, resuming
+    def paused(self) -> set[TopicPartition]:
+        """The partitions of which nothing is to be fetched now."""
+        limits, shares = self._limits, max(1, len(self._all))
+        for one in self._all.values():
+            one.full = self._is_full(one.buffer, limits.buffered_bytes // shares, one.full)
+        size = sum(one.buffer.bytes for one in self._all.values())
+        self._full = size * (2 if self._full else 1) >= limits.buffered_bytes
+        return {
+            tp for tp, one in self._all.items()
+            if self._full or one.full or one.stage is not Stage.OWNED
+        }  # fmt: skip
 
-    def _is_full(self, one: _Partition) -> bool:
-        half = 2 if one.paused else 1
-        return (
-            one.buffer.records * half >= self._limits.buffered_records
-            or one.buffer.bytes * half >= self._limits.buffered_bytes
-        )
+    def _is_full(self, buffer: _Buffer, share: int, was: bool) -> bool:
+        half = 2 if was else 1
+        records = buffer.records * half >= self._limits.buffered_records
+        return records or buffer.bytes * half >= share
 
     # -- questions -------------------------------------------------------------------------
 
@@ -334,6 +388,13 @@ class Assignment:
     def positions(self) -> dict[TopicPartition, Position]:
         """The ledger's positions of the owned partitions."""
         return {tp: o.position for tp, o in self._all.items() if o.stage is Stage.OWNED}
+
+    @property
+    def in_memory(self) -> frozenset[TopicPartition]:
+        """The partitions with records that were fetched and are not committed."""
+        return frozenset(
+            tp for tp, one in self._all.items() if one.buffer or one.given > one.position
+        )
 
     @property
     def buffered(self) -> int:

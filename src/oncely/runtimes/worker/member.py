@@ -17,25 +17,31 @@ new fence. If it was fenced, the group is asked first (docs/decisions/0036).
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from oncely.clients.kafka.group_consumer import Polled, Rebalances
+from oncely.clients.kafka.group_consumer import GroupConsumer, Rebalances
+from oncely.clients.kafka.inbox import Polled
 from oncely.commit.backoff import Backoff
 from oncely.core import events
 from oncely.core.batch import Chunk
-from oncely.core.claim import NO_RECORDS, Fence
+from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import Fenced, OncelyError, TopicMissing, Unavailable
+from oncely.garbage import rare_collections
 from oncely.phases import Seconds, into
+from oncely.runtimes.goal import Goal
 from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.told import tell_batch
 from oncely.runtimes.worker.assignment import Assignment, Fetched, Limits, Stage, Work
-from oncely.runtimes.worker.collector import rare_collections
 from oncely.runtimes.worker.filters import Gates
 from oncely.runtimes.worker.run import WorkerRun
 
@@ -48,7 +54,7 @@ _WATCH = 5.0  # seconds between two looks at topics and ledger while there is no
 _AHEAD = 4  # a chunk of this part of the limit is decoded while another one is committed
 _LOOK = 1.0  # seconds between two looks at positions
 _TELL = 5.0  # seconds between two signs of life
-_MISSING_TOPIC_TRIES = 4  # a broker that has just restarted lacks some topics for a moment
+_QUIET = 60.0  # seconds without an error, and without anything to commit, after which all is well
 _RETRIED = (Unavailable, TopicMissing)
 
 
@@ -66,31 +72,6 @@ class _Ready(NamedTuple):
     topic_ids: Callable[[], Mapping[str, str]]  # asked for after the records were fetched
 
 
-class Group(Protocol):
-    """The group's side: :class:`oncely.clients.kafka.group_consumer.GroupConsumer`."""
-
-    def poll(self, seconds: float) -> Polled:
-        """Messages, as many as have arrived."""
-
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetch nothing more of these partitions."""
-
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetch these partitions again."""
-
-    def seek(self, tp: TopicPartition, position: Position) -> None:
-        """Fetch a partition from a position on."""
-
-    def mark(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Show positions as the group's offsets."""
-
-    def assigned_now(self) -> frozenset[TopicPartition]:
-        """The partitions that the coordinator has assigned to this member."""
-
-    def close(self) -> None:
-        """Return the partitions, and leave the group."""
-
-
 @dataclass
 class Member(Rebalances):
     """One member, from its first poll to its last.
@@ -104,26 +85,28 @@ class Member(Rebalances):
         stop: ends it.
         listener: called with its events.
         overlap: commit in a second thread.
+        patience: seconds of errors without a commit, of a partition or of all, after which it ends.
         gates: the filters that make records wait.
         clock: seconds.
         now: milliseconds since 1970, to which timestamps of records are compared.
     """
 
     run: WorkerRun
-    join: Callable[[Rebalances], Group]
+    join: Callable[[Rebalances], GroupConsumer]
     limits: Limits = field(default_factory=Limits)
     revoke_seconds: float = 10.0
     restarts: bool = False
     stop: StopSignal = field(default_factory=StopSignal)
     listener: events.Listener = lambda _: None
     overlap: bool = True
+    patience: float = 300.0
     gates: Gates = field(default_factory=Gates)
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], int] = lambda: time.time_ns() // 1_000_000
 
     def __post_init__(self) -> None:
         self.assignment = Assignment(self.limits)
-        self._group: Group
+        self._group: GroupConsumer
         self._hand: PipelinedCommit
         self._in_hand: _InHand | None = None
         self._marks: dict[TopicPartition, Position] = {}
@@ -131,27 +114,33 @@ class Member(Rebalances):
         self._read = 0.0
         self._more = False
         self._held: dict[TopicPartition, tuple[Position, float]] = {}
+        self._came: set[TopicPartition] = set()  # something of them, since the last sign of life
+        self._repeated = 0  # records, since then
         self._batch = 0
         self._not_before = self._look_at = self._ask_at = self._tell_at = self._watch_at = 0.0
-        self._patience = Backoff(first=0.5, longest=30.0, total=300.0)
-        self._missing = 0
-        self._closing = False
+        backoff = Backoff(first=0.5, longest=30.0, total=self.patience, clock=self.clock)
+        self._retries = Retries(self.listener, backoff, math.inf, MISSING_TOPIC_TRIES)
+        self._failed_at = 0.0
+        self._stuck: dict[TopicPartition, float] = {}  # since an error that no commit has followed
+        self._joined = self._closing = False
 
-    def work(self, ends: Mapping[TopicPartition, Position] | None = None) -> bool:
-        """Work until stopped, or until the ledger has reached ``ends``; True if it has.
+    def work(self, goal: Goal | None = None) -> bool:
+        """Work until stopped, or until the ledger has reached the goal; True if it has.
 
         Raises:
             OncelyError: why it ended otherwise.
         """
         with (
             rare_collections(),
-            PipelinedCommit(self.run.budget(), overlap=self.overlap) as self._hand,
+            PipelinedCommit(
+                self.run.budget(), overlap=self.overlap, patience=self.patience
+            ) as self._hand,
         ):
             self._group = self.join(self)
             try:
                 while not self.stop.draining:
                     self.turn()
-                    if ends is not None and self._reached(ends):
+                    if goal is not None and self._reached(goal):
                         return True
                 self.listener(events.Draining())
                 return False
@@ -165,8 +154,7 @@ class Member(Rebalances):
             self._hand.pause(_BUSY)
         self._poll(0.0 if waiting else _IDLE)
         if self.clock() >= self._tell_at:
-            self._tell_at = self.clock() + _TELL
-            self.listener(events.Polled())
+            self._tell()
         if self._hand.busy and self._hand.ended:
             self._finish()
         if self.clock() >= self._not_before:
@@ -177,11 +165,21 @@ class Member(Rebalances):
         elif self._ready is None:
             self._ready = self._decoded(self.assignment.work(self.limits.records // _AHEAD))
         self._release()
-        pausing, resuming = self.assignment.flow(self._held)
-        if pausing:
-            self._group.pause(pausing)
-        if resuming:
-            self._group.resume(resuming)
+        self._group.pause(self.assignment.paused() | self._held.keys())
+
+    def _tell(self) -> None:
+        """Give a sign of life. Before the first partitions the coordinator is asked whether it is a
+        member: the client does not tell, if it gets none (KIP-848)."""
+        if not self._joined:
+            with suppress(Unavailable):
+                self._joined = self._group.joined()
+            if self._joined:
+                self.listener(events.PartitionsChanged("assigned", frozenset()))
+        self._tell_at = self.clock() + (_TELL if self._joined else _LOOK)
+        owned, busy = frozenset(self.assignment.positions), self.assignment.in_memory
+        read, self._came = owned & (busy | self._came), set()
+        waiting, (repeated, self._repeated) = self._held.keys() - busy, (self._repeated, 0)
+        self.listener(events.Polled(owned, read, owned & waiting, repeated))
 
     def _leave(self) -> None:
         """Finish the commit in hand, and return the partitions."""
@@ -196,6 +194,7 @@ class Member(Rebalances):
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> Mapping[TopicPartition, Position]:
         """Take over at once; what can't be taken over is left out, and paused."""
+        self._joined = True
         self.listener(events.PartitionsChanged("assigned", partitions))
         if self.restarts:
             self._flush()
@@ -218,6 +217,7 @@ class Member(Rebalances):
             for tp in partitions:
                 self._marks.pop(tp, None)
                 self._held.pop(tp, None)
+                self._stuck.pop(tp, None)
             self.listener(events.PartitionsChanged("lost" if lost else "revoked", partitions))
             log.debug("dropped %d records of revoked partitions", dropped)
             if self.restarts:
@@ -240,15 +240,15 @@ class Member(Rebalances):
 
     def _ask(self) -> None:
         """Ask the group for the partitions that were taken over by others."""
-        left = self.assignment.staged(Stage.LEFT) and self.clock() >= self._ask_at
-        if not (left or self.assignment.staged(Stage.ASKING)):
+        asking, left = self.assignment.staged(Stage.ASKING), self.assignment.staged(Stage.LEFT)
+        if not (asking or (left and self.clock() >= self._ask_at)):
             return
         self._ask_at = self.clock() + _ASK_AGAIN
         try:
-            self.run.look()
+            self.run.look_for_a_whole_run()
             self.assignment.answered(self._group.assigned_now())
         except _RETRIED as error:
-            self._failed(error)
+            self._failed(error, asking)
 
     # -- the ledger ------------------------------------------------------------------------
 
@@ -261,9 +261,9 @@ class Member(Rebalances):
                 raise
             self._lost(partitions, ask=True)
         except _RETRIED as error:
-            self._failed(error)
+            self._failed(error, partitions)
         else:
-            self._missing = 0
+            self._retries.found_topics()
             self.assignment.taken(taken.fence, taken.positions, taken.leader_epochs)
             for tp in taken.positions:  # it is fetched from the ledger's position
                 self._held.pop(tp, None)
@@ -277,24 +277,38 @@ class Member(Rebalances):
             for tp, at in self._take(waiting).items():
                 self._group.seek(tp, at)
 
-    def _failed(self, error: OncelyError, epoch: int | None = None) -> None:
+    def _failed(
+        self, error: OncelyError, of: Collection[TopicPartition], epoch: int | None = None
+    ) -> None:
         """Try again after a pause.
 
         Args:
             error: the error.
+            of: the partitions with which it goes on no further. Commits of others do not begin
+                their patience anew.
             epoch: that of the commit that has failed.
 
         Raises:
             OncelyError: the time for that is up.
         """
-        pause = self._patience.pause()
-        self._missing = self._missing + 1 if isinstance(error, TopicMissing) else 0
-        if pause is None or self._missing > _MISSING_TOPIC_TRIES:
+        self._failed_at = self.clock()
+        spent = max([self._retries.backoff.spent, *map(self._spent, of)])
+        if spent >= self.patience:
+            log.warning("nothing was committed for %.0f s: the worker ends", spent)
             raise error
-        log.warning("%s", error.message)
-        self._not_before = self.clock() + pause
+        self._not_before = self._failed_at + self._retries.pause(error, epoch)
         self._watch_at = min(self._watch_at, self._not_before)
-        self.listener(events.BatchFailed(error.message, 1, pause, type(error).__name__, epoch))
+
+    def _spent(self, tp: TopicPartition) -> float:
+        """The seconds since the first error of a partition that no commit of it has followed."""
+        return self._failed_at - self._stuck.setdefault(tp, self._failed_at)
+
+    def _progressed(self, of: Collection[TopicPartition]) -> None:
+        """Partitions were committed, or there has been nothing to commit, and no error, for a
+        while."""
+        for tp in of or list(self._stuck):
+            self._stuck.pop(tp, None)
+        self._retries.reset()
 
     # -- records ---------------------------------------------------------------------------
 
@@ -307,25 +321,32 @@ class Member(Rebalances):
         self._receive(polled)
 
     def _receive(self, polled: Polled) -> None:
+        self._came |= polled.messages.keys() | polled.ends.keys()
         for tp, messages in polled.messages.items():
             if tp not in self._held:
                 self._admit(tp, messages)
         for tp, end in polled.ends.items():
             if tp not in self._held:
                 self.assignment.ended(tp, end)
-        for tp, reason in polled.failed.items():
-            log.warning("%s: %s", tp, reason)
+                if end <= self.assignment.positions.get(tp, -1):  # nothing is left to commit
+                    self._stuck.pop(tp, None)
+        for tp, error in polled.failed.items():
+            log.warning("%s: %s", tp, error.str())
             self._lost([tp], ask=False)
 
     def _admit(self, tp: TopicPartition, messages: list[Any]) -> None:
         """Buffer the records that need not wait; the others are fetched again when they may."""
+        if again := self.assignment.again(tp, [one.offset() for one in messages]):
+            self._repeated += len(again)
+            messages = [one for at, one in enumerate(messages) if at not in again]
+            log.info("%s: passed over %d records that had come before", tp, len(again))
         count, wait_ms = len(messages), 0
         if self.gates.waits:
             timestamps = [one.timestamp()[1] if one.timestamp()[0] else None for one in messages]
             count, wait_ms = self.gates.admit(tp, timestamps, self.now())
         most = self.limits.records  # of a piece, as a commit contains whole ones
         for at in range(0, count, most):
-            self.assignment.fetched(tp, _piece(messages[at : min(at + most, count)]))
+            self.assignment.fetched(tp, Fetched.of(messages[at : min(at + most, count)]))
         if wait_ms:
             self._held[tp] = messages[count].offset(), self.clock() + wait_ms / 1000
 
@@ -377,7 +398,7 @@ class Member(Rebalances):
                 return _Ready(work, self.run.chunk(work), seconds, topic_ids)
         except Unavailable as error:  # of a schema registry
             self._lost(self.assignment.of(work.fence), ask=False)
-            self._failed(error)
+            self._failed(error, work.ranges)
             return None
 
     def _commit(self, ready: _Ready) -> None:
@@ -418,24 +439,18 @@ class Member(Rebalances):
             return
         except _RETRIED as error:
             self._lost(self.assignment.of(fence), ask=False)
-            self._failed(error, fence.epoch)
+            self._failed(error, ranges, fence.epoch)
             return
-        self._patience.reset()
-        self._missing = 0
+        if ranges or (self.assignment.fences and self.clock() - self._failed_at > _QUIET):
+            self._progressed(ranges)
         if not ranges:
             return
-        self.run.tell(outcomes, fence)
         ends = {tp: range_.end for tp, range_ in ranges.items()}
-        done = sum((one.counts for one in outcomes), NO_RECORDS)
         self.assignment.committed(fence, ends)
-        self.listener(
-            events.BatchCommitted(
-                batch, done.records, done.rows, done.rejects, self.clock() - began, ends,
-                fence.epoch, done.filtered, seconds,
-            )
-        )  # fmt: skip
+        spent = self.clock() - began
+        tell_batch(self.listener, batch, outcomes, ends, spent, seconds, fence.epoch)
         self._mark({tp: at for tp, at in ends.items() if tp in self.assignment.positions})
-        self.run.keep_house(self.assignment.fences, len(outcomes))
+        self.run.keep_house(self.assignment.fences, outcomes)
 
     def _mark(self, ends: Mapping[TopicPartition, Position]) -> None:
         """Mark positions in the group, forward only."""
@@ -444,32 +459,21 @@ class Member(Rebalances):
         if ahead and not self._closing:
             self._group.mark(ahead)
 
-    def _reached(self, ends: Mapping[TopicPartition, Position]) -> bool:
+    def _reached(self, goal: Goal) -> bool:
         """True if the positions of all partitions, also those of other members, are at the ends."""
-        own = self.assignment.positions
-        if self._hand.busy or any(at < ends.get(tp, 0) for tp, at in own.items()):
+        own, ends = self.assignment.positions, goal.ends
+        if self._hand.busy:
             return False
-        if own.keys() >= ends.keys():
+        behind = any(at < ends.get(tp, 0) for tp, at in own.items())
+        if not behind and own.keys() >= ends.keys():
             return True
         if self.clock() < self._look_at:
             return False
         self._look_at = self.clock() + _LOOK
         try:
-            everywhere = self.run.everywhere()
-        except Unavailable as error:
-            log.debug("the ledger did not answer: %s", error.message)
+            goal.look()
+            everywhere = {} if behind else self.run.everywhere()
+        except _RETRIED as error:
+            log.debug("no answer: %s", error.message)
             return False
         return all(everywhere.get(tp, -1) >= end for tp, end in ends.items())
-
-
-def _piece(messages: list[Any]) -> Fetched:
-    last = messages[-1]
-    epoch = last.leader_epoch()
-    return Fetched(
-        messages[0].offset(),
-        last.offset(),
-        len(messages),
-        sum(map(len, messages)),
-        messages,
-        -1 if epoch is None else epoch,
-    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from oncely.clients.kafka.records import table_of
 from oncely.commit.path import Outcome, pass_over
 from oncely.commit.run import OpenRun
 from oncely.core import events
@@ -18,25 +19,13 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import Fenced
 from oncely.phases import phase
-from oncely.runtimes.chunks import Letters
-from oncely.runtimes.messages import table_of
-from oncely.runtimes.opening import missing_before, settle_gaps
-from oncely.runtimes.reprocess import Reprocessing
+from oncely.runtimes.batches.reading import Reading
 from oncely.runtimes.row_transform import RowTransform
-from oncely.runtimes.same_log import refuse_cut
+from oncely.runtimes.takeover import Taken, Takeovers
 from oncely.runtimes.worker.assignment import Work
 from oncely.sinks.base import CommitsChunks, PreparesChunks
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.start import Start
-
-
-@dataclass(frozen=True)
-class Taken:
-    """The result of a takeover."""
-
-    fence: Fence
-    positions: Mapping[TopicPartition, Position]
-    leader_epochs: Mapping[TopicPartition, int]
 
 
 @dataclass
@@ -46,7 +35,6 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
     Attributes:
         name: the pipeline's name.
         kafka: the source, for metadata.
-        letters: creates dead letters.
         start: the value of ``source.start``.
         on_gap: ``fail`` or ``record``.
         listener: called with the events of the run.
@@ -54,7 +42,6 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
 
     name: str = ""
     kafka: KafkaSource = field(default_factory=lambda: KafkaSource("", ()))
-    letters: Letters = field(default=lambda *_: [])
     start: Start = "earliest"
     on_gap: str = "fail"
     listener: events.Listener = lambda _: None
@@ -62,6 +49,10 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._since: Fence | None = None
+        self._held = 0  # the last epoch of partitions of this worker
+        self._takeovers = Takeovers(
+            self, self.kafka, self.name, self.start, self.on_gap, self.listener
+        )
 
     def begin(self) -> None:
         """Compare source and destination, settle ``start``, and find the last run of all
@@ -69,11 +60,11 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
 
         Raises the errors of ``Ledger.open``.
         """
-        self._since = self._opened_for(frozenset()).whole
+        self._since = self._takeovers.open({}, frozenset()).whole
 
-    def look(self) -> None:
+    def look_for_a_whole_run(self) -> None:
         """Raise Fenced if a run has taken all partitions since :meth:`begin`."""
-        self._opened_for(frozenset())
+        self._takeovers.open({}, frozenset())
 
     def take(self, partitions: frozenset[TopicPartition]) -> Taken:
         """Take partitions over, and compare their positions with the source's logs.
@@ -81,46 +72,21 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
         Raises:
             Fenced: with ``lost``, another process was faster; without, a run has taken all
                 partitions since :meth:`begin`.
-            The errors of ``Ledger.open``, and those of a run on Spark for its source.
+            The errors of :meth:`Takeovers.take`.
         """
-        opened = self._opened_for(partitions)
-        positions = {tp: at for tp, at in opened.positions.items() if tp in partitions}
-        marks = self.kafka.watermarks()
-        gaps = missing_before(self.kafka, positions, marks)
-        here = {tp: at for tp, at in positions.items() if tp not in gaps}
-        noted = opened.leader_epochs
-        changed = refuse_cut(self.kafka, self.kafka.leader_epochs(), here, noted)
-        if changed:
-            self.ledger.note(opened.fence, Notes(leader_epochs=changed))
+        taken = self._takeovers.take(partitions)
+        self._held = taken.fence.epoch
+        return taken
 
-        def record(lost: Mapping[TopicPartition, OffsetRange]) -> None:
-            self.tell(pass_over(self.delivery, lost, opened.fence, "gap"), opened.fence)
-
-        positions |= settle_gaps(gaps, self.on_gap, self.listener, record)
-        return Taken(opened.fence, positions, {**noted, **changed})
-
-    def _opened_for(self, partitions: frozenset[TopicPartition]) -> Opened:
-        earliest = self.kafka.earliest() if partitions else {}
-        opened = self.open(
-            Takeover(
-                self.kafka.identity(),
-                lambda: self.kafka.resolve_start(self.start),
-                earliest,
-                partitions=partitions,
-                since=self._since,
-            )
-        )
-        self.listener(
-            events.PipelineOpened(
-                self.name,
-                opened.fence.epoch,
-                opened.positions,
-                opened.first_start,
-                every=False,
-                beyond=opened.beyond,
-            )
-        )
-        return opened
+    def open(self, takeover: Takeover) -> Opened:
+        """Take over, unless a run has taken all partitions since :meth:`begin`."""
+        try:
+            return super().open(replace(takeover, since=self._since))
+        except Fenced as error:
+            if error.lost:
+                raise
+            ours = max(self._held, error.ours)
+            raise Fenced(error.pipeline, ours, error.theirs) from error
 
     def topic_ids(self) -> dict[str, str]:
         """The ids of the topics, read from the cluster now; for any thread."""
@@ -140,11 +106,9 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
             tp: [one for piece in pieces for one in piece.payload]
             for tp, pieces in work.pieces.items()
         }
-        table = table_of(messages, self.decoder.needs | self.sink.needs)
-        headers = "headers" in self.sink.needs
-        again = Reprocessing(self.decoder.decode, self.transform, self.letters, headers)
+        table = table_of(messages, self.needs)
         starts = {tp: range_.start for tp, range_ in work.ranges.items()}
-        (chunk,) = again.chunks(starts, [table])
+        (chunk,) = Reading.of(self).processing().chunks(starts, [table])
         if self.by_key:
             return replace(chunk, keys=table.column("key"))
         if isinstance(self.sink, PreparesChunks):
@@ -191,23 +155,12 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
         """Work that moves positions over holes."""
         return partial(pass_over, self.delivery, holes, fence, "hole")
 
-    def tell(self, outcomes: Collection[Outcome], fence: Fence) -> None:
-        """Count outcomes and tell the listener."""
+    def keep_house(self, held: Collection[Fence], outcomes: Collection[Outcome]) -> None:
+        """Count what was committed, and do the housekeeping, under a fence that is held."""
         self._count(sum((one.counts for one in outcomes), NO_RECORDS))
-        for one in outcomes:
-            done = one.counts
-            self.listener(
-                events.RangeCommitted(
-                    one.partition, one.range, done.records, done.rows, done.rejects, done.filtered,
-                    one.replayed, one.kind, fence.epoch,
-                )
-            )  # fmt: skip
-
-    def keep_house(self, held: Collection[Fence], added: int) -> None:
-        """Housekeeping after a commit, under a fence that is held."""
         self._fence = max(held, key=lambda one: one.epoch, default=self._fence)
         with suppress(Fenced):  # a commit finds it, and the group is asked
-            super()._tidy(added)
+            super()._tidy(len(outcomes))
 
     def _tidy(self, added: int, *_: object) -> None:
         """Called by :meth:`open`: nothing is held yet."""

@@ -28,7 +28,7 @@ from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.sql.prepare import with_source, with_tombstones
 
 _BATCH = -1
-"""Output of a replay belongs to no micro-batch."""
+"""Output of a replay belongs to no batch."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class DeltaReplay:
         fence = Fence(self.sink.pipeline, state.document.epoch)
         task = self.sink.staging(fence, _BATCH, uuid.uuid4().int >> 96)
         staged, refused = stage_judged(task, judged)
-        again = [tried[one.record].because(one) for one in refused]
+        again = [judged.again(one) for one in refused]
         pending = [one for one in letters if one.pending]
         discarded = [one for one in letters if not one.pending]
         others = [*pending[: self._kept], *pending[self._kept + len(tried) :], *discarded]

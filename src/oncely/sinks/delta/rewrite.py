@@ -100,6 +100,11 @@ class DeltaRewrites:
                 known.append(OffsetRange(min(start, end), min(last, end)))
         return [one for one in normalize(known) if one.overlaps(within)]
 
+    def present(self, partition: TopicPartition, offsets: Sequence[OffsetRange]) -> tuple[int, int]:
+        """The number of rows and of dead letters of some offsets."""
+        found = self._found(self.sink.ledger.read(), partition, offsets)
+        return found.rows.num_rows, len(found.letters)
+
     def rewrite(self, work: Rewrite) -> Rewritten:
         """Replace the files that contain rows of the offsets."""
         state = self._compared(work.partition, work.expected, work.upto)
@@ -319,7 +324,7 @@ class _Found:
     def take(self, path: str, rows: pa.Table, condition: pc.Expression) -> None:
         """A file that contains rows of the offsets."""
         self._hit.append(rows.filter(condition))
-        self._others[path] = rows.filter(~condition)
+        self._others[path] = rows.filter(~condition | condition.is_null())
 
     @property
     def rows(self) -> pa.Table:

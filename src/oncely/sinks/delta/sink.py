@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oncely.clients.delta import DataFile, DeltaConnect, DeltaTables, Merge, connect
-from oncely.clients.files import s3_uploads
+from oncely.clients.files.conditional_writes import require_conditional_writes
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.core.batch import Batch, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence, Opened, PositionMoved, Takeover
@@ -60,7 +60,8 @@ class DeltaSink:
     @property
     def ledger(self) -> DeltaLedger:
         """Epochs, positions and dead letters, in the table."""
-        return DeltaLedger(self.pipeline, self.tables, self._below(FOLDER), self.run)
+        store, log = self._below(FOLDER), self._below("_delta_log")
+        return DeltaLedger(self.pipeline, self.tables, store, log, self.run)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -80,7 +81,7 @@ class DeltaSink:
             if name not in self.form.schema.names:
                 raise TableMismatch(f"sink.keys or sink.version: the rows have no column {name!r}")
         self.store.check()
-        s3_uploads.require_conditional_writes(self.store.url, self.store.s3)
+        require_conditional_writes(self.store.url, self.store.s3)
         table = self.tables.load()
         if table is None and not self.create:
             raise TableMismatch("sink.create is false and there is no Delta table at sink.url",

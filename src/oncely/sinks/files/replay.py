@@ -24,7 +24,7 @@ from oncely.sinks.files.sink import FilesSink
 from oncely.sinks.kafka.replay import Passed, TopicReplay
 
 _BATCH = -1
-"""Output of a replay belongs to no micro-batch."""
+"""Output of a replay belongs to no batch."""
 
 
 def replay_into_files(sink: FilesSink) -> TopicReplay:

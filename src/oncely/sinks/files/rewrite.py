@@ -113,13 +113,24 @@ class FilesRewrites:
         self._publish_schemas(output)
         return self._publish(kind, output, since)
 
+    def present(self, names: Sequence[str]) -> int:
+        """The number of rows of files that the manifest names."""
+        files = self.sink.manifest.look().files
+        return sum(files[name].rows for name in names if name in files)
+
+    def foreign(self, names: Sequence[str]) -> Mapping[str, str]:
+        """The pipelines of those files that the manifest names as another one's."""
+        files = self.sink.manifest.look().files
+        there = (files[name] for name in names if name in files)
+        return {one.path: one.pipeline for one in there if not self._is_ours(one)}
+
     def remove_unexpected(self, names: Sequence[str]) -> Rewritten:
-        """Take names out of the manifest, if their files are still not of the pipeline's table."""
+        """Take names out of the manifest, if their files are still beyond the position."""
         replacing = self._replacing
         with replacing.compared() as (transaction, contents):
             view = self.sink.cluster.settled()
             gone = [contents.files[n] for n in names if n in contents.files]
-            gone = [one for one in gone if self._is_unexpected(one, view)]
+            gone = [one for one in gone if self._is_ours(one) and _is_beyond(one, view)]
             if gone:
                 messages = replacing.together((), [one.path for one in gone])
                 topic = self.sink.topics.manifest
@@ -134,13 +145,11 @@ class FilesRewrites:
         return [
             one
             for one in contents.files.values()
-            if not _is_void(one, view) and not self._is_unexpected(one, view)
+            if self._is_ours(one) and not _is_void(one, view) and not _is_beyond(one, view)
         ]
 
-    def _is_unexpected(self, file: ManifestFile, view: View) -> bool:
-        at = view.positions
-        beyond = any(tp not in at or own.start >= at[tp].position for tp, own in _ranges(file))
-        return beyond or file.pipeline != self.sink.pipeline_topics.pipeline
+    def _is_ours(self, file: ManifestFile) -> bool:
+        return file.pipeline == self.sink.pipeline_topics.pipeline
 
     def _waiting(self, spans: Spans) -> Waiting:
         """The records of these offsets whose dead letters wait for a replay."""
@@ -318,6 +327,11 @@ class _Output:
 def _ranges(file: ManifestFile) -> Iterator[tuple[TopicPartition, OffsetRange]]:
     for one in file.ranges:
         yield TopicPartition(one.topic, one.partition), OffsetRange(one.start, one.end)
+
+
+def _is_beyond(file: ManifestFile, view: View) -> bool:
+    at = view.positions
+    return any(tp not in at or own.start >= at[tp].position for tp, own in _ranges(file))
 
 
 def _is_void(file: ManifestFile, view: View) -> bool:

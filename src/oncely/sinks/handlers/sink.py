@@ -3,6 +3,7 @@ effect in one transaction."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from oncely.clients.per_process import returned, said, users_function
 from oncely.clients.sql.connection import BadData, Connection, LoanBroken
 from oncely.context import TRACE, using
 from oncely.core.batch import Chunk, CommitBudget, IntArray, Rejection
@@ -22,6 +24,8 @@ from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.sinks.handlers.batch import Batch
 from oncely.sinks.sql.sink import Refused, letters_of
 from oncely.telemetry import processing
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[Batch, Any], object]
 """Called with a batch and the open transaction; with single records if ``one_by_one`` is true."""
@@ -120,7 +124,7 @@ class HandlersSink:
         budget = CommitBudget(max_rejects, "decode, transform or handler")
         budget.spend(chunk.rejections)
         refused, letters = list(chunk.rejections), letters_of(chunk, chunk.rejections)
-        failures = 0
+        failures, told = 0, ""
         while True:
             attempt = _Attempt(self, chunk, fence, claim, refused, max_rejects)
             attempt.isolates = failures > self.on_error.retries
@@ -132,19 +136,25 @@ class HandlersSink:
                 letters += letters_of(chunk, error.rejections)
             except HandlerFailed as error:
                 failures += 1
+                if error.reason != told:
+                    log.warning("%s", self._about(error))
+                    told = error.reason
                 if failures <= self.on_error.retries:
                     self.on_error.pause(min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE))
                 elif not self.on_error.reject:
                     self._stop(error)
 
     def _stop(self, error: HandlerFailed) -> NoReturn:
-        first, last = error.batch.offsets
-        name = name_of(self.handlers[error.batch.topic])
         raise Stopped(
-            f"handler {name}: {error.batch.topic}-{error.batch.partition}, offsets {first} to"
-            f" {last}: {error.reason}; nothing of this was committed",
+            f"{self._about(error)}; nothing of this was committed",
             way_out='correct the handler or the record; or sink.on_error = "reject"',
         ) from error
+
+    def _about(self, error: HandlerFailed) -> str:
+        batch, (first, last) = error.batch, error.batch.offsets
+        name = name_of(self.handlers[batch.topic])
+        where = f"{batch.topic}-{batch.partition}, offsets {first} to {last}"
+        return f"handler {name}: {where}: {error.reason}"
 
 
 @dataclass
@@ -224,20 +234,20 @@ class _Attempt:
                 using(lambda: batch.context),
                 processing(batch.messages),
                 ours.lend(self.sink.time_limit) as tx,
+                users_function(),
             ):
-                handler(batch, tx)
+                returned(handler(batch, tx))
         except Unavailable:
             raise
+        except BadData as error:
+            raise HandlerFailed(batch, _told(error.reason, error.__cause__)) from error
         except OncelyError as error:
             kind = WrongInput if isinstance(error, WrongInput) else Stopped
             raise kind(about(error.message), way_out=_CORRECT) from error
         except LoanBroken as error:
             raise Stopped(about(error.reason), way_out=_CORRECT) from error
-        except BadData as error:
-            raise HandlerFailed(batch, _told(error.reason, error.__cause__)) from error
-        except (Exception, SystemExit) as error:  # the user's own code: it may raise any exception
-            said = f"{type(error).__name__}: {error}".strip().removesuffix(":")
-            raise HandlerFailed(batch, _told(said, error)) from error
+        except Exception as error:  # the user's own code: it may raise any exception
+            raise HandlerFailed(batch, _told(said(error), error)) from error
 
     def _handled(self, gone: Collection[int]) -> IntArray:
         handled = np.concatenate([self.chunk.row_record, self.chunk.delete_record])

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from oncely.clients.kafka.records import KafkaRecord
 from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence
@@ -90,14 +90,9 @@ def dead_letters(rejects: Sequence[Reject], limit: int, fence: Fence) -> list[Me
     return [dead_letter(one, limit, fence) for one in rejects]
 
 
-def opened(message: Any, pipeline: str) -> DeadLetter | None:
-    """A message of the rejects' topic as a dead letter of this pipeline; None if it is not.
-
-    Args:
-        message: a message of confluent-kafka's consumer.
-        pipeline: the name of the pipeline.
-    """
-    headers = [(name, value) for name, value in message.headers() or ()]
+def opened(record: KafkaRecord, pipeline: str) -> DeadLetter | None:
+    """A record of the rejects' topic as a dead letter of this pipeline; None if it is not."""
+    headers = list(record.headers)
     at = next((i for i in reversed(range(len(headers))) if headers[i][0] == _FIRST), None)
     if at is None or headers[at][1] != pipeline.encode():
         return None
@@ -109,8 +104,8 @@ def opened(message: Any, pipeline: str) -> DeadLetter | None:
             partition,
             int(own["oncely.offset"]),
             int(when) if when else None,
-            message.key(),
-            message.value(),
+            record.key,
+            record.value,
             headers[:at],
             own["oncely.stage"],
             own["oncely.reason"],

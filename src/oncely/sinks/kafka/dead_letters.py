@@ -13,18 +13,16 @@ import heapq
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
-import confluent_kafka as ck
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.clients.kafka import topics
-from oncely.clients.kafka.client import ErrorState
-from oncely.clients.kafka.polling import polled
+from oncely.clients.kafka.reader import Reader
+from oncely.clients.kafka.records import each
 from oncely.core.batch import Reject
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
-from oncely.ledgers.topic.cluster import READER, Cluster, PipelineTopics
+from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.foreign import refuse_foreign
 from oncely.ledgers.topic.records import OffsetMetadata, View, replay_group
 from oncely.sinks.kafka.dead_letter_messages import DeadLetter, opened
@@ -171,60 +169,17 @@ class Reading:
     def letters(self) -> Generator[DeadLetter, None, None]:
         """The pipeline's waiting dead letters; those of other pipelines are skipped.
 
+        Where an open transaction hides some of them, its end is awaited.
+
         Raises:
-            Unavailable: the broker does not respond.
+            Unavailable: a transaction stayed open, or the broker does not respond.
         """
-        for message in committed_messages(
-            self._pipeline_topics, self._ranges, "read the dead letters", self.positions
-        ):
-            letter = opened(message, self._pipeline_topics.pipeline)
-            if letter is not None and self._position.waits(letter):
-                yield letter
-
-
-def committed_messages(
-    pipeline_topics: PipelineTopics,
-    ranges: Mapping[TopicPartition, OffsetRange],
-    doing: str,
-    positions: dict[TopicPartition, Position] | None = None,
-) -> Generator[Any, None, None]:
-    """The messages of these ranges that readers of committed records get.
-
-    Args:
-        pipeline_topics: the cluster.
-        ranges: where an open transaction hides messages of them, its end is awaited.
-        doing: for messages.
-        positions: the next offset of every partition, updated during the iteration.
-
-    Raises:
-        Unavailable: a transaction stayed open, or the broker does not respond.
-    """
-    left = {tp for tp, own in ranges.items() if not own.is_empty}
-    if not left:
-        return
-    error_state = ErrorState(pipeline_topics.brokers)
-    own = {**READER, "group.id": pipeline_topics.group}
-    with closing(
-        pipeline_topics.connect(
-            ck.Consumer, pipeline_topics.brokers, pipeline_topics.kafka, error_state, **own
-        )
-    ) as consumer:
-        consumer.assign([ck.TopicPartition(*tp, ranges[tp].start) for tp in sorted(left)])
-        for message in polled(
-            consumer, doing, pipeline_topics.brokers, pipeline_topics.timeout, error_state
-        ):
-            tp = TopicPartition(message.topic(), message.partition())
-            if tp not in left:
-                continue
-            end = ranges[tp].end
-            inside = message.error() is None and message.offset() < end
-            # At the end of a partition the event's offset is the next one.
-            at = min(message.offset() + inside, end)
-            if positions is not None:
-                positions[tp] = at
-            if at == end:
-                left.discard(tp)
-            if inside:
-                yield message
-            if not left:
-                return
+        topics = self._pipeline_topics
+        with closing(Reader(topics.brokers, topics.kafka)) as reader:
+            for piece in reader.read(self._ranges, lost="skip", silence=topics.timeout):
+                for tp, offset, record in each(piece.records):
+                    self.positions[tp] = offset + 1
+                    letter = opened(record, topics.pipeline)
+                    if letter is not None and self._position.waits(letter):
+                        yield letter
+                self.positions[piece.partition] = piece.next

@@ -1,12 +1,12 @@
-"""Batch commit: the driver publishes a micro-batch in one transaction.
+"""Batch commit: the driver publishes a batch in one transaction.
 
-Staged messages, dead letters, ledger records and offsets of all topic-partitions take effect
+Messages, dead letters, ledger records and offsets of all topic-partitions take effect
 together, by the publisher's transactional id. In a run of batch commit that id moves every
 position, also over holes (docs/decisions/0012), so init, read, write, commit is a compare-and-set
 of all of them at once.
 
-The transaction must end before ``sink.transaction_timeout``, or the broker aborts it. Messages wait
-in files until it begins, and the duration of the tasks does not count.
+The transaction must end before ``sink.transaction_timeout``, or the broker aborts it. All messages
+are made before it begins, and the duration of the tasks does not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from oncely.clients.kafka.producer import Columns, binaries
@@ -29,8 +28,7 @@ from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import moving, write_positions
 from oncely.sinks.kafka.dead_letter_messages import dead_letters
 from oncely.sinks.kafka.messages import Limits
-from oncely.sinks.kafka.record_format import RecordFormat, header_lists
-from oncely.sinks.kafka.staging import Staging
+from oncely.sinks.kafka.record_format import header_lists
 
 # Upper bound of a publication's memory in librdkafka, for any size.
 _QUEUE = {"queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 65_536}
@@ -60,11 +58,7 @@ class Load(Protocol):
         """
 
     def send(self, writer: Sender, batch: Batch, in_time: InTime) -> None:
-        """Send the messages; ``in_time`` is called repeatedly.
-
-        Raises:
-            StagedRowsGone: the staged output is missing.
-        """
+        """Send the messages; ``in_time`` is called repeatedly."""
 
     def fresh(self) -> None:
         """Called when the broker has all messages, so its clock runs; the commit is next.
@@ -75,57 +69,40 @@ class Load(Protocol):
 
 
 @dataclass(frozen=True)
-class StagedMessages:
-    """Messages that tasks have staged in files.
+class PackedMessages:
+    """Messages that tasks have encoded, and that are read while they are sent.
 
     Attributes:
-        form: determines the topic of messages without one.
-        staging: the staging folder.
+        headers: true if the messages have headers.
     """
 
-    form: RecordFormat
-    staging: Staging
+    headers: bool
 
     def topics(self, batch: Batch) -> list[str]:
-        """The topics of the messages; read from the files if records have their own topics."""
-        if self.form.topic is not None:
-            return [self.form.topic]
-        found: set[str] = set()
-        for one in batch.staged:
-            for part in self.staging.read(one.name, ["topic"]) if one.name else ():
-                found.update(part.column("topic").unique().to_pylist())
-        return sorted(found)
+        """The topics of the packets."""
+        return sorted({one.name for one in batch.staged if one.name})
 
     def ready(self) -> None:
         """Nothing to check: the messages do not depend on other state."""
 
     def fresh(self) -> None:
-        """Nothing to check: staged messages do not expire."""
+        """Nothing to check: messages do not expire."""
 
     def send(self, writer: Sender, batch: Batch, in_time: InTime) -> None:
-        """Send the files in parts, and check that they contain all rows."""
-        for one in batch.staged:
-            found = 0
-            for part in self.staging.read(one.name) if one.name else ():
-                self._send(writer, part)
-                found += part.num_rows
-                in_time()
-            check(found <= one.rows, f"{one.name} holds {found} rows, and {one.rows} were staged")
-            if found < one.rows:
-                raise StagedRowsGone(
-                    f"a task staged {one.rows} rows in {one.name}, and {found} were there to"
-                    " publish; the batch is repeated"
-                )
+        """Send packet by packet."""
+        for packet in batch.packets():
+            for part in packet.content.combine_chunks().to_batches():
+                self._send(writer, packet.staged.name or "", part)
+            in_time()
 
-    def _send(self, writer: Sender, batch: pa.RecordBatch) -> None:
-        for topic, part in _by_topic(batch, self.form.topic):
-            plain = Columns(part.column("key"), part.column("value"))
-            if self.form.headers is None:
-                writer.send_columns(topic, plain)
-            else:
-                values, keys = binaries(plain.value), binaries(plain.key)
-                headers = header_lists(part.column("headers"))
-                writer.send(topic, map(Message, values, keys, headers))
+    def _send(self, writer: Sender, topic: str, part: pa.RecordBatch) -> None:
+        plain = Columns(part.column("key"), part.column("value"))
+        if not self.headers:
+            writer.send_columns(topic, plain)
+        else:
+            values, keys = binaries(plain.value), binaries(plain.key)
+            headers = header_lists(part.column("headers"))
+            writer.send(topic, map(Message, values, keys, headers))
 
 
 @dataclass(frozen=True)
@@ -218,14 +195,3 @@ class Publisher:
                 way_out="raise sink.transaction_timeout (up to the broker's"
                 " transaction.max.timeout.ms), or lower spark.max_records_per_batch",
             ) from error
-
-
-def _by_topic(batch: pa.RecordBatch, only: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The messages of each topic, in order."""
-    if only is not None:
-        yield only, batch
-        return
-    topics = batch.column("topic").dictionary_encode()
-    index = topics.indices.to_numpy()
-    for at, topic in enumerate(topics.dictionary.to_pylist()):
-        yield topic, batch.take(pa.array(np.flatnonzero(index == at)))

@@ -28,7 +28,7 @@ from typing import Protocol
 from oncely.clients.kafka import topics
 from oncely.clients.kafka.transaction import Message, Transaction
 from oncely.core.amendments import Containing, replayed
-from oncely.core.batch import Rejection
+from oncely.core.batch import Reject, Rejection
 from oncely.core.claim import Amendment, PositionMoved
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation
@@ -162,7 +162,8 @@ class TopicReplay:
 
     def _commit(self, taken: _Taken, judged: Judged | None) -> Tried:
         passed = Passed() if judged is None else self._judged(judged)
-        kept = taken.kept(passed.refused)
+        again = [] if judged is None else [judged.again(one) for one in sorted(passed.refused)]
+        kept = taken.kept(again)
         self._write(taken, passed, kept)
         return Tried(len(taken.letters) - len(kept), len(kept))
 
@@ -229,13 +230,10 @@ class _Taken:
         """Dead letters that can be replayed; the truncated ones stay."""
         return [one for one in self.letters if one.left_out is None]
 
-    def kept(self, refused: Sequence[Rejection]) -> list[DeadLetter]:
+    def kept(self, refused: Sequence[Reject]) -> list[DeadLetter]:
         """The dead letters that stay if some of the complete ones are refused again."""
-        whole = self.whole
-        again = [
-            replace(whole[one.record], reject=whole[one.record].reject.because(one))
-            for one in sorted(refused, key=lambda one: one.record)
-        ]
+        by_origin = {one.origin: one for one in self.whole}
+        again = [replace(by_origin[one.partition, one.offset], reject=one) for one in refused]
         return [*again, *(one for one in self.letters if one.left_out is not None)]
 
 

@@ -17,14 +17,17 @@ position does not move, and the ledger topic gets an entry of the repair.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.clients.kafka import topics
+from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, Reject
 from oncely.core.claim import NO_RECORDS, Fence, PositionMoved
@@ -39,7 +42,7 @@ from oncely.ledgers.topic.records import RewriteRecord, View
 from oncely.ledgers.topic.records import encode as ledger_value
 from oncely.ledgers.topic.same_outputs import same_outputs
 from oncely.sinks.kafka import dead_letter_messages
-from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, committed_messages, replaying
+from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, replaying
 from oncely.sinks.kafka.messages import Encoded, encode
 from oncely.sinks.kafka.record_format import SOURCE_HEADER
 from oncely.sinks.kafka.replay import refuse_compacted
@@ -84,23 +87,25 @@ class Sources:
             Unavailable: a transaction stayed open, or no answer.
         """
         ranges = {tp: OffsetRange(min(self._next.get(tp, 0), end), end) for tp, end in ends.items()}
-        for message in committed_messages(
-            self._pipeline_topics, ranges, f"read topic {self._topic!r}"
-        ):
-            self._take(message)
+        of = self._pipeline_topics
+        with closing(Reader(of.brokers, of.kafka)) as reader:
+            needs = frozenset({"headers"})
+            for records in reader.tables(ranges, needs, lost="skip", silence=of.timeout):
+                for headers in records["headers"].chunks:
+                    self._take(headers)
         self._next.update(ends)
 
-    def _take(self, message: Any) -> None:
-        for name, value in reversed(message.headers() or ()):
-            if name == SOURCE_HEADER:
-                try:
-                    topic, partition, offset = self._decode(value or b"")
-                except msgspec.MsgspecError:
-                    return  # another program's
+    def _take(self, headers: pa.ListArray) -> None:
+        names, values = pc.list_flatten(headers).flatten()
+        ours = pc.equal(names, SOURCE_HEADER)
+        record = pc.list_parent_indices(headers).filter(ours).to_pylist()
+        last = dict(zip(record, values.filter(ours).to_pylist(), strict=True))
+        for value in last.values():
+            with suppress(msgspec.MsgspecError):  # another program's
+                topic, partition, offset = self._decode(value or b"")
                 at = TopicPartition(topic, partition), offset // _PAGE
                 page = self._pages.setdefault(at, bytearray(_PAGE >> 3))
                 page[offset % _PAGE >> 3] |= 1 << (offset & 7)
-                return
 
 
 class _Sent(NamedTuple):
@@ -161,6 +166,11 @@ class KafkaRewrites:
         entry = self.entries().get(partition)
         end = min(within.end, entry.position) if entry is not None else within.start
         return [OffsetRange(within.start, end)] if end > within.start else []
+
+    def present(self, partition: TopicPartition, offsets: Sequence[OffsetRange]) -> tuple[int, int]:
+        """Nothing that could be removed."""
+        del partition, offsets
+        return 0, 0
 
     def rewrite(self, work: Rewrite) -> Rewritten:
         """Send the records that are lost still."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from oncely.clients.kafka import producer_settings, topics
 from oncely.clients.kafka.sender import Sender
-from oncely.core.batch import Batch, Chunk, CommitBudget, IntArray, Reject, Staged
+from oncely.core.batch import Batch, Chunk, CommitBudget, IntArray, Packet, Reject
 from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
 from oncely.core.topics import TopicPartition
 from oncely.errors import check
@@ -23,8 +23,8 @@ from oncely.ledgers.topic.records import RunMode
 from oncely.ledgers.topic.same_outputs import same_outputs
 from oncely.sinks.kafka import dead_letter_messages, publishing
 from oncely.sinks.kafka.messages import Encoded, encode
+from oncely.sinks.kafka.packets import packets
 from oncely.sinks.kafka.record_format import RecordFormat
-from oncely.sinks.kafka.staging import Staging, staged_batches
 
 
 @dataclass
@@ -42,8 +42,7 @@ class KafkaSink:
             topic-partition.
         create: create the ledger topic and the output topics if they are missing.
         headers: write the source record's headers, and with them its trace context.
-        staging: for a run of batch commit, the staging folder of its tasks: a URL or an absolute
-            path. It may contain a key, so it is in no repr.
+        by_batch: true for a run of batch commit.
         turns: move each position by two transactional ids in turn, for a run that commits often
             (docs/decisions/0047).
         run: a unique name of this run, which identifies it in the ledger.
@@ -57,7 +56,7 @@ class KafkaSink:
     rejects_topic: str
     create: bool = True
     headers: bool = False
-    staging: str = field(default="", repr=False)
+    by_batch: bool = False
     turns: bool = False
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     partitions: int | None = None
@@ -85,7 +84,7 @@ class KafkaSink:
         """The transactional ids by which this run moves positions."""
         if self.turns:
             return "turns"
-        return "batch" if self.staging else "partition"
+        return "batch" if self.by_batch else "partition"
 
     @property
     def needs(self) -> frozenset[str]:
@@ -108,8 +107,6 @@ class KafkaSink:
         """
         producer_settings.checked(self.pipeline_topics.producer)
         self.form.bind()
-        if self.staging:
-            self._staging.check()
         if not self.create:
             topics.require_topics(self.cluster.admin, self.named_topics)
 
@@ -166,7 +163,7 @@ class KafkaSink:
         Each topic-partition has a transaction of its own. If one of several fails, others may have
         taken effect: the caller reads the ledger again, as the port requires, and skips these.
         """
-        check(not self.staging, "a run of batch commit writes records by publishing them")
+        check(not self.by_batch, "a run of batch commit writes records by publishing them")
         # Created before a transaction begins: its time is limited, and dead letters are fetched
         # from the broker.
         encoded = encode(chunk, self.form, self.largest)
@@ -186,31 +183,19 @@ class KafkaSink:
 
     # -- batch commit --------------------------------------------------------------------------
 
-    def begin_batch(self) -> None:
-        """Nothing to do: staged files have the batch in their names."""
-
-    def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
-        """Encode a task's rows and store them in a file of the attempt's own; in an executor."""
-        encoded = staged_batches(rows, self.form, self.largest)
-        return self._staging.write(fence, batch_id, attempt, encoded, self.form.recipe)
+    def pack(self, rows: pa.Table) -> list[Packet]:
+        """Encode rows of a Spark transform; in an executor."""
+        return packets(rows, self.form, self.largest)
 
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
-        """Publish staged rows, rejects and every position in one transaction; in the driver."""
-        load = publishing.StagedMessages(self.form, self._staging)
+        """Publish rows, rejects and every position in one transaction; in the driver."""
+        check(self.by_batch, "a run that commits by partitions does not publish")
+        load = publishing.PackedMessages(self.form.headers is not None)
         publishing.Publisher(self.cluster, load, self.rejects_topic, self.largest).publish(
             batch, fence, claim
         )
 
-    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> None:
-        """Remove staged files that will not be published, and return their number."""
-        self._staging.sweep(fence, keep_batches_from)
-
     # -- parts ---------------------------------------------------------------------------------
-
-    @property
-    def _staging(self) -> Staging:
-        check(bool(self.staging), "a batch commit needs a place to stage")
-        return Staging(self.staging, self.pipeline_topics.pipeline)
 
     def _outputs(self) -> dict[str, str]:
         """The id of the topic of all records."""

@@ -162,13 +162,25 @@ def _as_array(column: pa.ChunkedArray) -> pa.Array:
     """PostgreSQL's array literals, every element between quotes."""
     texts: list[str | None] = []
     for chunk in column.chunks:
-        elements = chunk.flatten().cast(pa.string()).to_pylist()
+        elements = _texts(chunk.flatten())
         quoted = iter("NULL" if e is None else f'"{_ESCAPED.sub(_ESCAPE, e)}"' for e in elements)
         texts += [
             None if length is None else "{" + ",".join(islice(quoted, length)) + "}"
             for length in pc.list_value_length(chunk).to_pylist()
         ]
     return pa.array(texts, pa.string())
+
+
+def _texts(values: pa.Array) -> list[str | None]:
+    if pa.types.is_binary(values.type):
+        return [None if one is None else f"\\x{one.hex()}" for one in values.to_pylist()]
+    return values.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
+
+
+def as_text(column: pa.ChunkedArray) -> list[str | None]:
+    """Values that were cast to a fit as PostgreSQL's input of them."""
+    found = _as_array(column) if pa.types.is_list(column.type) else column.cast(pa.string())
+    return found.to_pylist()  # type: ignore[no-any-return]
 
 
 _ESCAPED, _ESCAPE = re.compile(r'(["\\])'), r"\\\1"

@@ -1,8 +1,8 @@
 """Isolation of rows that the database refuses; the others are written.
 
 All of it happens inside the commit's transaction, under savepoints, so that rejects and rows still
-take effect together. Only SQLSTATE classes 22, 23 and 44 are handled (``BadData``): a full disk or
-a deadlock is unrelated to a row.
+take effect together. Only errors that belong to a row are handled (``BadData``): a full disk or a
+deadlock is unrelated to it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _RELEASE = "RELEASE SAVEPOINT oncely_rows"
 _FIRST_WINDOW = 8_192
 _SECONDS_A_LINE = 10.0  # between lines of the log
 _MANY = 16  # refused rows, beyond which it is cheaper to insert the others separately
+_SLICE = 512  # rows that are inserted separately by one statement, which no signal interrupts
 
 
 def insert_or_isolate(
@@ -43,28 +44,16 @@ def insert_or_isolate(
     """Insert ``rows``; each row that the database refuses goes to ``refuse`` instead.
 
     Args:
-        insert: writes a slice of the rows in the open transaction.
+        insert: writes a slice of the rows in the open transaction, and checks deferred
+            constraints.
         still_ours: raises ``PositionMoved`` if the ledger has moved. Called after every refusal: a
             unique key may be violated only because another attempt has written the same rows, which
             are then a replay and no rejects. Also raises if the table has been altered.
         refuse: called with the row's index and the reason; may raise to stop (reject budget).
         insert_each: writes rows separately, and returns the refused ones.
     """
-    if not rows.num_rows:
-        return
-    connection.execute(_SAVEPOINT)
-    try:
-        insert(rows)
-        connection.check_constraints()
-    except TableMismatch:
-        connection.execute(_UNDO)
-        still_ours()
-        raise
-    except BadData as error:
-        connection.execute(_UNDO)
-        still_ours()
-        isolation = _Isolation(connection, insert, rows, still_ours, refuse, insert_each)
-        isolation.run(error)
+    if rows.num_rows:
+        _Isolation(connection, insert, rows, still_ours, refuse, insert_each).run()
 
 
 @dataclass
@@ -85,20 +74,20 @@ class _Isolation:
     refused: int = 0
     logged: float = field(default_factory=time.monotonic)
 
-    def run(self, first: BadData) -> None:
+    def run(self) -> None:
         """Insert all rows except the refused ones."""
-        window = _FIRST_WINDOW
-        parts = deque(_cut(0, self.rows.num_rows, first.line))
+        parts = deque([(0, self.rows.num_rows)])
+        window = 2 * max(_FIRST_WINDOW, self.rows.num_rows)  # all of them at first
         while parts:
             start, stop = parts.popleft()
             self._log_progress(start)
+            many = self.refused >= _MANY and self.insert_each is not None
+            window = _SLICE if many else window
             if stop - start > window:
                 parts.appendleft((start + window, stop))
                 stop = start + window
-            if self.refused >= _MANY and self.insert_each is not None:
-                window = _FIRST_WINDOW
-                if self._one_by_one(start, stop):
-                    continue
+            if many and self._one_by_one(start, stop):
+                continue
             error = self._try(start, stop)
             if error is None:
                 # A part that was cut off by a refusal must not enlarge the window: it would grow
@@ -106,8 +95,10 @@ class _Isolation:
                 window *= 2 if stop - start == window else 1
             elif stop - start == 1:
                 self._refuse(start, error.reason)
+            elif error.line is None and stop - start <= _SLICE and self._one_by_one(start, stop):
+                window = _SLICE
             else:
-                window = max(1, window // 2)
+                window = min(_FIRST_WINDOW, max(1, window // 2))
                 parts.extendleft(reversed(_cut(start, stop, error.line)))
 
     def _log_progress(self, done: int) -> None:
@@ -123,29 +114,31 @@ class _Isolation:
         log.warning(text, done, self.rows.num_rows, self.refused)
 
     def _try(self, start: int, stop: int) -> BadData | None:
-        self.connection.execute(_SAVEPOINT)
+        self.connection.defer(_SAVEPOINT)
         try:
             self.insert(self.rows.slice(start, stop - start))
-            self.connection.check_constraints()
-            self.connection.execute(_RELEASE)
-        except BadData as error:
+        except (BadData, TableMismatch) as error:
             self._undo()
             self.still_ours()
+            if isinstance(error, TableMismatch):
+                raise
             return error
+        if stop - start < self.rows.num_rows:  # COMMIT releases the only one
+            self.connection.defer(_RELEASE)
         return None
 
     def _one_by_one(self, start: int, stop: int) -> bool:
-        """Insert separately; False if the database cannot do it, for this part and all others."""
+        """Insert separately; False if the database cannot do it for this part, or any."""
         if self.insert_each is None:
             return False
-        self.connection.execute(_SAVEPOINT)
+        self.connection.defer(_SAVEPOINT)
         try:
             refused = self.insert_each(self.rows.slice(start, stop - start))
-            self.connection.execute(_RELEASE)
-        except (BadData, WrongInput):
+            self.connection.defer(_RELEASE)
+        except (BadData, WrongInput) as error:
             # A value that no table accepts, or a user who may not create temporary tables.
             self._undo()
-            self.insert_each = None
+            self.insert_each = self.insert_each if isinstance(error, BadData) else None
             return False
         if refused:
             self.still_ours()
@@ -154,8 +147,8 @@ class _Isolation:
         return True
 
     def _undo(self) -> None:
-        self.connection.execute(_UNDO)
-        self.connection.execute(_RELEASE)
+        self.connection.defer(_UNDO)
+        self.connection.defer(_RELEASE)
 
     def _refuse(self, row: int, reason: str) -> None:
         self.refused += 1

@@ -22,12 +22,10 @@ class Needs:
     Attributes:
         upsert: it updates and deletes rows.
         temporary: rows are sent through a temporary table.
-        staging: tasks create tables of their own (batch commit).
     """
 
     upsert: bool = False
     temporary: bool = False
-    staging: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,5 @@ def _in_schema(
             f"GRANT CREATE ON SCHEMA {schema} TO {user}, or somebody else creates"
             f" {', '.join(missing)} by the DDL and sink.create = false"
         )
-    elif needs.staging and not create:
-        yield f"GRANT CREATE ON SCHEMA {schema} TO {user}: a batch commit stages rows in tables"
     if needs.temporary and not temporary:
         yield f"GRANT TEMP ON DATABASE to {user}: rows go through a temporary table"

@@ -60,7 +60,8 @@ class SqlReplay:
 
             def commit(judged: Judged | None) -> Tried:
                 failed = self._write(ours, judged, epoch) if judged else {}
-                self._settle(ours, rejects, failed, epoch)
+                again = [judged.again(why) for why in failed.values()] if judged else []
+                self._settle(ours, rejects, failed, again, epoch)
                 return Tried(len(rejects) - len(failed), len(failed))
 
             yield Portion(rejects, commit)
@@ -107,6 +108,7 @@ class SqlReplay:
         ours: Connection,
         rejects: Sequence[Reject],
         failed: Mapping[int, Rejection],
+        again: Sequence[Reject],
         epoch: int,
     ) -> None:
         """Delete the replayed rejects; store the newer reasons of the rest."""
@@ -114,7 +116,7 @@ class SqlReplay:
         for index, one in enumerate(rejects):
             if index not in failed and not letters.remove(ours, one.partition, one.offset):
                 raise InvariantViolation(f"{one.partition}: reject {one.offset} was locked by us")
-        letters.add(ours, [rejects[at].because(why) for at, why in failed.items()], epoch)
+        letters.add(ours, again, epoch)
 
 
 def _none_refused(refused: Sequence[Rejection]) -> None:

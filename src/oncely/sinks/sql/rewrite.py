@@ -20,7 +20,7 @@ no commit of the same offsets can come between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oncely.clients.sql.connection import Connection, Params
@@ -30,12 +30,13 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.core.rewrite import Rewrite, Rewritten
 from oncely.core.topics import TopicPartition
-from oncely.errors import InvariantViolation, WrongInput
+from oncely.errors import InvariantViolation, TableMismatch, WrongInput
+from oncely.ledgers.sql.removed import Removed
 from oncely.ledgers.sql.statements import within
 from oncely.sinks.sql.prepare import Prepared
 from oncely.sinks.sql.sink import Contents, Refused, SqlSink
 from oncely.sinks.sql.target import SOURCE_COLUMNS, Target
-from oncely.sinks.sql.write import quoted, write_rows
+from oncely.sinks.sql.write import write_rows
 
 _TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names
 
@@ -46,9 +47,11 @@ class SqlRewrites:
 
     Attributes:
         sink: bound to its table.
+        unfit: the error of a table that accepts no row of the pipeline now; the sink is not bound.
     """
 
     sink: SqlSink
+    unfit: TableMismatch | None = None
 
     def check(self) -> None:
         """Refuse a table in which a deletion would not do what it says.
@@ -73,8 +76,13 @@ class SqlRewrites:
             )
 
     def lacks(self, kind: str) -> str:
-        """Nothing: rows can be deleted."""
-        del kind
+        """Nothing: rows can be deleted.
+
+        Raises:
+            TableMismatch: no row of a backfill can be written.
+        """
+        if kind == "backfill" and self.unfit:
+            raise self.unfit
         return ""
 
     def entries(self) -> dict[TopicPartition, Entry]:
@@ -85,15 +93,66 @@ class SqlRewrites:
         """The present history, where it overlaps a range."""
         return self.sink.ledger.committed(partition, within)
 
+    def present(self, partition: TopicPartition, offsets: Sequence[OffsetRange]) -> tuple[int, int]:
+        """The number of rows and of dead letters of some offsets."""
+        condition, params = self._condition(partition, offsets)
+        with self.sink.ledger.looking() as look:
+            relation = self.sink.dialect.relation(look, self.sink.wanted.table)
+            rows = f"SELECT COUNT(*) FROM {relation.rows} WHERE {condition}"
+            letters = self.sink.ledger.dead_letters.count_within(look, partition, offsets)
+            there = look.query(rows, params)[0][0] if self.sink.keep_source else 0
+        return int(there), letters
+
     def rewrite(self, work: Rewrite) -> Rewritten:
-        """Replace what the offsets have produced, in one transaction."""
-        prepared = self.sink.prepared(work.chunk)
-        contents = Contents.of(work.chunk, prepared)
+        """Replace what the offsets have produced, in one transaction.
+
+        A row that the table refuses today becomes a dead letter. But a repair leaves what a record
+        has produced as it is, if the ledger does not count it as a dead letter: it would remove
+        what it can't put back.
+        """
+        if self.unfit and (records := {*work.chunk.row_record, *work.chunk.delete_record}):
+            return self._leaving(work, {int(r): self.unfit.message for r in records})
+        contents = Contents.of(work.chunk, self.sink.prepared(work.chunk))
         while True:
             try:
                 return self._rewrite_once(work, contents)
             except Refused as refused:
+                if rows := self._committed_rows(work, contents, refused):
+                    return self._leaving(work, rows)
                 contents = contents.without(refused)
+
+    def _leaving(self, work: Rewrite, refused: Mapping[int, str]) -> Rewritten:
+        """Rewrite all but some refused records."""
+        offset = work.chunk.offset
+        reasons = {(work.partition, int(offset[one])): why for one, why in refused.items()}
+        without = [OffsetRange(at, at + 1) for _, at in reasons]
+        left = [part for one in work.offsets for part in one.minus(without)]
+        done = self.rewrite(work.only(left)) if left else Rewritten(0, 0, NO_RECORDS)
+        return done._replace(refused={**reasons, **done.refused})
+
+    def _committed_rows(
+        self, work: Rewrite, contents: Contents, refused: Refused
+    ) -> dict[int, str]:
+        """Those of the refused records that the ledger does not count as dead letters, with the
+        reason: their ranges would have more than it counts. A backfill changes its counts."""
+        if work.kind == "backfill":
+            return {}
+        ledger, tp = self.sink.ledger, work.partition
+        at = {one.record: int(work.chunk.offset[one.record])
+              for one in (*refused.rejections, *contents.prepared.rejections)}  # fmt: skip
+        found: dict[int, str] = {}
+        with ledger.looking() as look:
+            ranges = ledger.history.containing(
+                look, tp, [at[one.record] for one in refused.rejections]
+            )
+            for range_ in set(ranges.values()):
+                counted = ledger.history.content(look, tp, range_) or NO_RECORDS
+                others = range_.minus(work.offsets)
+                there = ledger.dead_letters.count_within(look, tp, others) if others else 0
+                if counted.rejects < there + sum(offset in range_ for offset in at.values()):
+                    found |= {r.record: r.reason for r in refused.rejections
+                              if at[r.record] in range_}  # fmt: skip
+        return found
 
     def _rewrite_once(self, work: Rewrite, contents: Contents) -> Rewritten:
         ledger, tp = self.sink.ledger, work.partition
@@ -101,9 +160,10 @@ class SqlRewrites:
         counts = prepared.counts(work.chunk).get(tp, NO_RECORDS)
         with ledger.transaction(self._fence(work.expected)) as ours:
             self.sink.dialect.lock_for_rewrite(ours, self.sink.pipeline)
-            rejects = ledger.dead_letters.remove_within(ours, tp, work.offsets)
+            removed = Removed(ledger.tables, keep=work.kind == "repair")
+            rejects = ledger.dead_letters.remove_within(ours, tp, work.offsets, removed)
             change = self._change(ours, work, counts, rejects)
-            rows = self._remove_rows(ours, tp, work.offsets)
+            rows = self._remove_rows(ours, tp, work.offsets, removed)
             done = self._write(ours, work, prepared)
             if refused := done.rejections[len(prepared.rejections) :]:
                 raise Refused(refused)
@@ -127,8 +187,9 @@ class SqlRewrites:
             now = ledger.statements.entries(ours)[partition].position
             if now > offsets[0].start:
                 raise PositionMoved(str(partition))
-            rejects = ledger.dead_letters.remove_within(ours, partition, offsets)
-            rows = self._remove_rows(ours, partition, offsets)
+            removed = Removed(ledger.tables)
+            rejects = ledger.dead_letters.remove_within(ours, partition, offsets, removed)
+            rows = self._remove_rows(ours, partition, offsets, removed)
         return Rewritten(rows, rejects, NO_RECORDS)
 
     def _amend(self, ours: Connection, work: Rewrite, change: Counts) -> None:
@@ -161,7 +222,7 @@ class SqlRewrites:
         condition, params = self._condition(work.partition, work.offsets)
         ((rows, offsets),) = ours.query(
             f"SELECT COUNT(*), COUNT(DISTINCT {dialect.quote(_OFFSET)})"
-            f" FROM {quoted(dialect, target.table)} WHERE {condition}",
+            f" FROM {target.relation.rows} WHERE {condition}",
             params,
         )
         digest = None
@@ -184,15 +245,33 @@ class SqlRewrites:
         )
 
     def _remove_rows(
-        self, ours: Connection, partition: TopicPartition, offsets: Sequence[OffsetRange]
+        self,
+        ours: Connection,
+        partition: TopicPartition,
+        offsets: Sequence[OffsetRange],
+        removed: Removed,
     ) -> int:
-        """Delete the rows of these offsets, and return their number; none of an upsert whose rows
-        do not contain them: they are replaced."""
+        """Remove the rows of these offsets, and return their number; none of an upsert whose rows
+        do not contain them: they are replaced.
+
+        Raises:
+            WrongInput: another pipeline has committed records of these offsets, too. Its rows and
+                ranges take effect together: whoever sees the rows sees the ranges afterwards.
+        """
         if not self.sink.keep_source:
             return 0
-        condition, params = self._condition(partition, offsets)
-        table = quoted(self.sink.dialect, self._target.table)
-        return ours.execute(f"DELETE FROM {table} WHERE {condition}", params)
+        where = self._condition(partition, offsets)
+        table = self.sink.wanted.table
+        rows = removed.take(ours, "row", table, SOURCE_COLUMNS.names, where)
+        for name, tp, other in self.sink.ledger.history.claims(ours) if rows else ():
+            if tp == partition and any(one.overlaps(other) for one in offsets):
+                raise WrongInput(
+                    f"{tp}: pipeline {name!r} has committed records of the same offsets into"
+                    f" {table}: its rows can't be told from those of this pipeline",
+                    way_out="leave these offsets out; if that pipeline has no rows there any more,"
+                    " delete its ranges from oncely_ranges",
+                )
+        return rows
 
     def _condition(
         self, partition: TopicPartition, offsets: Sequence[OffsetRange]

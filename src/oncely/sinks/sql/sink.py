@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from oncely.clients.sql.connection import Connect, Dialect, connect
 from oncely.clients.sql.session import brief_session
-from oncely.core.batch import Batch, Chunk, CommitBudget, Reject, Rejection, Staged
+from oncely.core.batch import Batch, Chunk, CommitBudget, Packet, Reject, Rejection
 from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, Takeover
 from oncely.core.digest import Digests, row_digests
 from oncely.core.topics import TopicPartition
-from oncely.errors import check
+from oncely.errors import GivenUp, check
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.ledgers.sql.takeover import require_ledger
-from oncely.sinks.sql import staging
+from oncely.sinks.sql import publishing
 from oncely.sinks.sql.prepare import Prepared, prepare
 from oncely.sinks.sql.target import Target, Wanted, create_tables, inspect
 from oncely.sinks.sql.write import write_rows
@@ -126,6 +126,8 @@ class SqlSink:
         with self.ledger.transaction(fence) as ours:
 
             def still_ours() -> None:
+                if chunk.given_up():
+                    raise GivenUp("refused rows were isolated: nobody waits for them any more")
                 if claim is not None and self.ledger.has_moved(ours, claim):
                     raise PositionMoved("written by another attempt")
 
@@ -157,20 +159,13 @@ class SqlSink:
 
     # -- batch commit --------------------------------------------------------------------------
 
-    def begin_batch(self) -> None:
-        """Nothing to do: staging tables have the batch in their names."""
-
-    def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
-        """Write a task's rows into a table of its own."""
-        return staging.stage(self, fence, batch_id, attempt, rows)
+    def pack(self, rows: pa.Table) -> list[Packet]:
+        """Rows of a Spark transform, cast to the table's types; in an executor."""
+        return publishing.pack(self, rows)
 
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
-        """Move staged rows into the table, with rejects and positions."""
-        staging.publish(self, batch, fence, claim)
-
-    def sweep(self, fence: Fence, keep_batches_from: int | None = None) -> None:
-        """Drop staging tables that will not be published."""
-        staging.sweep(self, fence, keep_batches_from)
+        """Write the rows of a batch, with rejects and positions; in the driver."""
+        publishing.publish(self, batch, fence, claim)
 
 
 class Refused(Exception):

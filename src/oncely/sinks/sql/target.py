@@ -12,8 +12,10 @@ from oncely.clients.sql.connection import (
     ColumnFit,
     Connection,
     Dialect,
+    Relation,
     TableAltered,
     TableName,
+    TableTypes,
 )
 from oncely.clients.sql.session import transaction
 from oncely.core.digest import Kind, Recipe
@@ -56,6 +58,7 @@ class Target:
     """A table that accepts the rows.
 
     Attributes:
+        relation: how statements refer to it.
         fits: per written column, the conversion of its values.
         types: per written column, the table's own type.
         kinds: per written column, the kind of its values in digests; None: not covered.
@@ -63,6 +66,7 @@ class Target:
     """
 
     table: TableName
+    relation: Relation
     fits: tuple[ColumnFit, ...]
     types: tuple[str, ...]
     keys: tuple[str, ...] = ()
@@ -78,16 +82,18 @@ class Target:
     @property
     def direct(self) -> bool:
         """True if rows may be copied directly into the table."""
-        return not self.keys and all(fit.cast is None for fit in self.fits)
+        plain = not self.keys and not self.relation.is_view
+        return plain and all(fit.cast is None for fit in self.fits)
 
     def recipe(self, keep_source: bool) -> Recipe | None:
         """The recipe of digests; None for an upsert, which replaces rows of earlier ranges."""
-        if self.keys:
-            return None
-        kinds = dict(zip(self.columns, self.kinds, strict=True))
-        if keep_source:
-            kinds = {name: kind for name, kind in kinds.items() if name not in SOURCE_COLUMNS.names}
-        return Recipe.of(kinds, offset=keep_source)
+        return None if self.keys else self.recipe_of_rows(keep_source)
+
+    def recipe_of_rows(self, keep_source: bool, other: Kind | None = None) -> Recipe:
+        """The recipe of single rows; columns that a digest does not cover have another kind."""
+        own = {*SOURCE_COLUMNS.names} if keep_source else set[str]()
+        every = zip(self.columns, self.kinds, strict=True)
+        return Recipe.of({c: k or other for c, k in every if c not in own}, offset=keep_source)
 
 
 def create_statement(dialect: Dialect, wanted: Wanted) -> str:
@@ -166,19 +172,26 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     _refuse_hidden_rows(dialect, connection, wanted)
     types = tuple(by_name[field.name].type for field in wanted.schema)
     identity = dialect.identity(connection, wanted.table)
-    return Target(wanted.table, fits, types, wanted.keys, wanted.version, identity, kinds)
+    relation = dialect.relation(connection, wanted.table)
+    return Target(wanted.table, relation, fits, types, wanted.keys, wanted.version, identity, kinds)
 
 
-def check_unaltered(dialect: Dialect, connection: Connection, target: Target) -> None:
+def check_unaltered(
+    dialect: Dialect, connection: Connection, target: Target, found: TableTypes | None = None
+) -> None:
     """Compare the table with the types for which the rows were encoded.
 
     A binary COPY accepts any eight bytes for a column of eight. The caller's transaction has
     written to the table, so it holds a lock and the types do not change until COMMIT.
 
+    Args:
+        dialect, connection, target: the table.
+        found: its types, if the transaction has read them since it holds the lock.
+
     Raises:
         TableAltered: a column that is written has another type, or the table was replaced.
     """
-    identity, types = dialect.column_types(connection, target.table)
+    identity, types = found or dialect.column_types(connection, target.table)
     changed = [
         f"column {name!r} was {bound} and is {types.get(name, 'gone')}"
         for name, bound in zip(target.columns, target.types, strict=True)

@@ -8,7 +8,15 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.sql.connection import Connection, Dialect, RowByRow, RowsDropped, TableName
+from oncely.clients.sql.connection import (
+    ColumnFit,
+    Connection,
+    Dialect,
+    RowByRow,
+    RowsDropped,
+    TableName,
+    TableTypes,
+)
 from oncely.core.batch import IntArray, Rejection
 from oncely.sinks.sql.isolate import insert_or_isolate
 from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
@@ -16,6 +24,7 @@ from oncely.sinks.sql.target import Target, check_unaltered
 
 _STAGED = TableName(None, "_oncely_rows")
 _EACH = TableName(None, "_oncely_each")
+_ROW = "_oncely_row."
 
 
 def write_rows(
@@ -38,20 +47,20 @@ def write_rows(
         The written rows and the rejections.
     """
     writer = RowWriter(dialect, target)
-    writer.begin(connection, prepared.rows)
+    writer.begin(connection, ordered=DELETED in prepared.rows.column_names)
     several = _have_several_rows(prepared.row_record)
     still_right = _still_right(still_ours, partial(check_unaltered, dialect, connection, target))
     while True:
         if several:
-            connection.execute("SAVEPOINT oncely_chunk")
+            connection.defer("SAVEPOINT oncely_chunk")
         bad = _write_once(connection, writer, prepared, still_right, refused)
         if bad:
             prepared = prepared.without(bad)
         if not (several and bad):
             writer.end(connection)
-            check_unaltered(dialect, connection, target)
+            check_unaltered(dialect, connection, target, writer.types)
             return prepared
-        connection.execute("ROLLBACK TO SAVEPOINT oncely_chunk")
+        connection.defer("ROLLBACK TO SAVEPOINT oncely_chunk")
 
 
 def _still_right(
@@ -86,14 +95,16 @@ def _write_once(
             bad[record] = Rejection(record, "write", reason)
             refused([bad[record]])
 
+    def insert(rows: pa.Table) -> None:
+        writer.insert(connection, rows, last=rows.num_rows == prepared.rows.num_rows)
+
     insert_or_isolate(
         connection,
-        partial(writer.insert, connection),
+        insert,
         prepared.rows,
         still_right,
         refuse,
-        # An upsert of a row is more than one statement, and the order matters.
-        None if writer.upserts else partial(writer.insert_each, connection),
+        partial(writer.insert_each, connection),
     )
     return list(bad.values())
 
@@ -106,68 +117,116 @@ def _have_several_rows(row_record: IntArray) -> bool:
 
 
 class RowWriter:
-    """Writes slices of rows that were cast to the target's types."""
+    """Writes slices of rows that were cast to the target's types.
+
+    Attributes:
+        types: the table's types after the last slice, if they were read with it.
+    """
 
     def __init__(self, dialect: Dialect, target: Target) -> None:
         self._dialect = dialect
         self._target = target
         self._used = False
+        self._collected = 0
+        self.types: TableTypes | None = None
 
     @property
     def upserts(self) -> bool:
         """True if rows replace and delete those of their keys."""
         return bool(self._target.keys)
 
-    def begin(self, connection: Connection, rows: pa.Table) -> None:
+    def begin(self, connection: Connection, *, ordered: bool) -> None:
         """Create the staging table, unless rows are copied directly into the target.
 
         Once for a transaction and before its savepoints: each created table takes several locks
         that the server keeps until COMMIT.
+
+        Args:
+            connection: the session, in a transaction.
+            ordered: the rows have DELETED, or are collected.
         """
         self._used = False
         if not self._target.direct:
-            ordered = DELETED in rows.column_names
             columns = staging_columns(self._dialect, self._target, ordered=ordered)
-            connection.execute(self._dialect.create_staging(_STAGED, columns, temporary=True))
+            connection.defer(self._dialect.create_staging(_STAGED, columns))
 
     def end(self, connection: Connection) -> None:
         """Drop the staging table."""
         if not self._target.direct:
-            connection.execute(f"DROP TABLE {self._dialect.quote(_STAGED.name)}")
+            connection.defer(f"DROP TABLE {self._dialect.quote(_STAGED.name)}")
 
-    def insert(self, connection: Connection, rows: pa.Table) -> None:
+    def insert(
+        self,
+        connection: Connection,
+        rows: pa.Table,
+        *,
+        constraints: bool = True,
+        last: bool = False,
+    ) -> None:
         """Write ``rows`` in order; for an upsert they include ORDINAL and DELETED.
+
+        Args:
+            connection: the session, in a transaction.
+            rows: the rows.
+            constraints: check deferred constraints.
+            last: read :attr:`types`: no other slice is expected.
 
         Raises:
             BadData: the database refuses a value; the caller rolls back and isolates it.
             RowsDropped: a trigger has dropped rows. Not detected for an upsert, in which a row may
                 also be skipped because of an older version.
         """
-        if self._target.direct:
-            connection.copy(self._target.table, rows)
-            return
+        dialect, target = self._dialect, self._target
+        table, then = target.table, list[str]()
+        if not target.direct:
+            table, staged = _STAGED, dialect.quote(_STAGED.name)
+            if self._used:
+                connection.defer(f"{dialect.clear_table} {staged}")
+            self._used = True
+            if ORDINAL not in rows.column_names:
+                rows = rows.append_column(ORDINAL, pa.array(range(rows.num_rows), pa.int64()))
+            rest = f"FROM {staged} ORDER BY {dialect.quote(ORDINAL)}"
+            then += upserts(dialect, target, staged) or [insert_select(dialect, target, rest)]
+        then += dialect.check_constraints if constraints else ()
+        types = dialect.types_statement(target.table) if last else ()
+        answers = connection.copy(table, rows, [*then, *types])
+        self.types = dialect.types_of(answers[-1].rows) if types else None
+        if not (target.direct or target.keys) and answers[0].changed != rows.num_rows:
+            raise RowsDropped(target.table, rows.num_rows, answers[0].changed)
+
+    def collect(self, connection: Connection, rows: pa.Table) -> None:
+        """Add rows to the staging table, for :meth:`upsert`."""
+        first, self._collected = self._collected, self._collected + rows.num_rows
+        numbers = pa.array(range(first, self._collected), pa.int64())
+        none = pa.array([0] * rows.num_rows, pa.int64())
+        connection.copy(_STAGED, rows.append_column(ORDINAL, numbers).append_column(DELETED, none))
+
+    def has_a_key_twice(self, connection: Connection) -> bool:
+        """True if two collected rows have the same key."""
+        keys = ", ".join(self._dialect.quote(key) for key in self._target.keys)
         staged = self._dialect.quote(_STAGED.name)
-        if self._used:
-            connection.execute(f"{self._dialect.clear_table} {staged}")
-        self._used = True
-        if ORDINAL not in rows.column_names:
-            rows = rows.append_column(ORDINAL, pa.array(range(rows.num_rows), pa.int64()))
-        connection.copy(_STAGED, rows)
-        if self._target.keys:
-            upsert(connection, self._dialect, self._target, staged)
-        else:
-            order = self._dialect.quote(ORDINAL)
-            statement = insert_select(self._dialect, self._target, staged)
-            taken = connection.execute(f"{statement} ORDER BY {order}")
-            if taken != rows.num_rows:
-                raise RowsDropped(self._target.table, rows.num_rows, taken)
+        more = f"GROUP BY {keys} HAVING COUNT(*) > 1 LIMIT 1"
+        return bool(connection.query(f"SELECT 1 FROM {staged} {more}"))
+
+    def upsert(self, connection: Connection) -> None:
+        """Apply the collected rows."""
+        for one in upserts(self._dialect, self._target, self._dialect.quote(_STAGED.name)):
+            connection.execute(one, of_rows=True)
 
     def insert_each(self, connection: Connection, rows: pa.Table) -> list[tuple[int, str]]:
         """Write ``rows`` separately; return index and reason of refused rows."""
-        columns = staging_columns(self._dialect, self._target, ordered=False)
-        create = self._dialect.create_staging(_EACH, columns, temporary=True)
-        casts = {fit.name: fit.cast for fit in self._target.fits}
-        into = RowByRow(self._target.table, _EACH, create, ORDINAL, casts)
+        dialect, target, q = self._dialect, self._target, self._dialect.quote
+        columns, conflict = staging_columns(dialect, target, ordered=self.upserts), ""
+        delete = deleted = ""
+        if self.upserts:
+            rows, deleted = rows.drop_columns([ORDINAL]), DELETED
+            keys = [fit for fit in target.fits if fit.name in target.keys]
+            same = (f"_oncely_target.{q(k.name)} = {_value(dialect, k, _ROW)}" for k in keys)
+            delete = f"DELETE FROM {target.relation.rows} AS _oncely_target"
+            delete += f" WHERE {' AND '.join(same)}"
+            conflict = _on_conflict(dialect, target)
+        insert = insert_select(dialect, target, conflict, _ROW)
+        into = RowByRow(target.table, _EACH, columns, ORDINAL, insert, delete, deleted)
         return connection.insert_each(into, rows)
 
 
@@ -181,11 +240,16 @@ def staging_columns(dialect: Dialect, target: Target, *, ordered: bool) -> list[
     return [*columns, (ORDINAL, number), *([(DELETED, number)] if ordered else [])]
 
 
-def insert_select(dialect: Dialect, target: Target, source: str) -> str:
-    """``INSERT INTO target (…) SELECT … FROM source``, text columns cast by the server."""
+def insert_select(dialect: Dialect, target: Target, rows: str, of: str = "") -> str:
+    """``INSERT INTO target (…) SELECT …``, text columns cast by the server.
+
+    Args:
+        rows: the rest of the statement: ``FROM`` a table of the rows.
+        of: the prefix of the rows' columns.
+    """
     names = ", ".join(dialect.quote(name) for name in target.columns)
-    table = quoted(dialect, target.table)
-    return f"INSERT INTO {table} ({names}) SELECT {_values(dialect, target)} FROM {source}"
+    table = f"{quoted(dialect, target.table)} AS _oncely_target"
+    return f"INSERT INTO {table} ({names}) SELECT {_values(dialect, target, of)} {rows}"
 
 
 def quoted(dialect: Dialect, table: TableName) -> str:
@@ -193,23 +257,27 @@ def quoted(dialect: Dialect, table: TableName) -> str:
     return ".".join(dialect.quote(part) for part in table if part)
 
 
-def _values(dialect: Dialect, target: Target) -> str:
-    return ", ".join(
-        f"CAST({dialect.quote(fit.name)} AS {fit.cast}) AS {dialect.quote(fit.name)}"
-        if fit.cast
-        else dialect.quote(fit.name)
-        for fit in target.fits
-    )
+def _values(dialect: Dialect, target: Target, of: str = "") -> str:
+    fits = target.fits
+    return ", ".join(f"{_value(dialect, fit, of)} AS {dialect.quote(fit.name)}" for fit in fits)
 
 
-def upsert(connection: Connection, dialect: Dialect, target: Target, staged: str) -> None:
-    """Apply staged rows with the effect of separate statements in order, by two statements.
+def _value(dialect: Dialect, fit: ColumnFit, of: str) -> str:
+    name = of + dialect.quote(fit.name)
+    return f"CAST({name} AS {fit.cast})" if fit.cast else name
+
+
+def upserts(dialect: Dialect, target: Target, staged: str) -> list[str]:
+    """Two statements that apply staged rows with the effect of separate statements in order; none
+    without keys.
 
     Separately, a tombstone would delete its key; a row would replace the row of its key unless that
     one has a higher version. So for each key only rows after its last tombstone count, of these the
     highest version, of those the last. Keys are applied in order, so two tasks with the same keys
     wait for each other instead of deadlocking.
     """
+    if not target.keys:
+        return []
     q = dialect.quote
     table = f"{quoted(dialect, target.table)} AS _oncely_target"
     keys = ", ".join(q(key) for key in target.keys)
@@ -219,8 +287,9 @@ def upsert(connection: Connection, dialect: Dialect, target: Target, staged: str
         f"WITH _oncely_in AS (SELECT {_values(dialect, target)}, {q(ORDINAL)}, {q(DELETED)}"
         f" FROM {staged}) "
     )
-    connection.execute(
-        f"{rows}DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM _oncely_in AS _oncely_gone"
+    delete = (
+        f"{rows}DELETE FROM {target.relation.rows} AS _oncely_target"
+        " WHERE EXISTS (SELECT 1 FROM _oncely_in AS _oncely_gone"
         f" WHERE _oncely_gone.{q(DELETED)} = 1 AND {same})"
     )
     newest = f"{q(target.version)} DESC, " if target.version else ""
@@ -235,19 +304,21 @@ def upsert(connection: Connection, dialect: Dialect, target: Target, staged: str
         " AS _oncely_ranked"
     )
     names = ", ".join(q(name) for name in target.columns)
-    connection.execute(
+    insert = (
         f"{rows}INSERT INTO {table} ({names}) SELECT {names} FROM {ranked}"
         f" WHERE _oncely_place = 1 ORDER BY {keys}"
-        f" ON CONFLICT ({keys}) {_on_conflict(dialect, target)}"
+        f" {_on_conflict(dialect, target)}"
     )
+    return [delete, insert]
 
 
 def _on_conflict(dialect: Dialect, target: Target) -> str:
     q = dialect.quote
     others = [q(name) for name in target.columns if name not in target.keys]
+    conflict = f"ON CONFLICT ({', '.join(q(key) for key in target.keys)})"
     if not others:
-        return "DO NOTHING"
-    action = "DO UPDATE SET " + ", ".join(f"{one} = excluded.{one}" for one in others)
+        return f"{conflict} DO NOTHING"
+    action = f"{conflict} DO UPDATE SET " + ", ".join(f"{one} = excluded.{one}" for one in others)
     if target.version is None:
         return action
     old = f"_oncely_target.{q(target.version)}"

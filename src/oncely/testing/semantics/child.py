@@ -1,7 +1,8 @@
 """The process that is killed: ``python -m oncely.testing.semantics.child JOB``.
 
 It first resumes the pipeline of the previous trial, as a restart does, and then runs its own until
-it is killed. So one start of Spark serves for the restart of one trial and the run of the next.
+it is killed. So one start of a process, or of Spark, serves for the restart of one trial and the
+run of the next.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from oncely.testing.semantics.cells import POSITION
 from oncely.testing.semantics.faults import Killer, KillingClients, KillingSessions
 from oncely.testing.semantics.file_faults import KillingNames, KillingStores, KillingTables
 
-_ARMED_FROM = 2  # the micro-batch that is killed; earlier ones are committed
-_TIMER_FIRES = 1  # the micro-batch at whose start the timer of `none` saves positions
+_ARMED_FROM = 2  # the batch that is killed; earlier ones are committed
+_TIMER_FIRES = 1  # the batch at whose start the timer of `none` saves positions
 
 
 def main(job: Path) -> int:
     """Execute a job: ``{"resume": pipeline | null, "run": pipeline | null, "point": …, "files":
-    number per micro-batch}``."""
+    number per batch, "on_spark": …}``."""
     order: dict[str, Any] = json.loads(job.read_text())
-    spark = session.start("semantics", "local[2,4]", {})
+    spark = session.start("semantics", "local[2,4]", {}) if order["on_spark"] else None
     if order["resume"] is not None:
         Pipeline(parse(order["resume"])).run("latest", spark=spark)
         job.with_suffix(".resumed").touch()
@@ -37,7 +38,8 @@ def main(job: Path) -> int:
         pipeline, killer = _dying(order, java.pid if java else 0)
         pipeline.run("latest", spark=spark, listener=_arming(killer))
         return 1  # it was not killed
-    session.stop(spark)
+    if spark is not None:
+        session.stop(spark)
     return 0
 
 

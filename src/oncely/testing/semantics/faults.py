@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Producer
 
 from oncely.clients.kafka.client import ErrorState, make
+from oncely.clients.kafka.producer import Producer
 from oncely.clients.sql.connection import (
+    Answer,
     Connection,
     Dialect,
-    Params,
     RowByRow,
+    Statement,
     TableName,
     connect,
 )
@@ -45,7 +46,7 @@ class Killer:
         point: the kill point.
         delivery: the semantics of the pipeline, which determine the first step and the commits.
         driver, jvm: processes to kill beside the one at the kill point.
-        armed: false until a micro-batch that may be killed.
+        armed: false until a batch that may be killed.
     """
 
     pipeline: str
@@ -130,27 +131,26 @@ class _Session:
         self._records = self._position = False
         self._inner.begin()
 
-    def copy(self, table: TableName, rows: pa.Table) -> None:
+    def copy(self, table: TableName, rows: pa.Table, then: Sequence[str] = ()) -> Sequence[Answer]:
         if not self._killer.position_first:
             self._killer.at(BEFORE)
         if self._killer.wants(INSIDE):
             self._inner.copy(table, rows.slice(0, rows.num_rows // 2))
             self._killer.end()
-        self._inner.copy(table, rows)
+        answers = self._inner.copy(table, rows, then)
         self._records = True
         if self._killer.together:
             self._killer.at(RECORDS)
+        return answers
 
-    def execute_many(self, sql: str, rows: Iterable[Params]) -> int:
-        moves = sql.startswith("UPDATE") and 'SET "position"' in sql
-        if moves and self._killer.position_first:
+    def execute_all(self, statements: Sequence[Statement]) -> None:
+        """Of a commit: the positions move, and the history is written."""
+        if self._killer.position_first:
             self._killer.at(BEFORE)
-        changed = self._inner.execute_many(sql, rows)
-        if moves:
-            self._position = True
-            if self._killer.together:
-                self._killer.at(POSITION)
-        return changed
+        self._inner.execute_all(statements)
+        self._position = True
+        if self._killer.together:
+            self._killer.at(POSITION)
 
     def commit(self) -> None:
         self._inner.commit()
@@ -204,9 +204,6 @@ class KillingProducer:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-    def __len__(self) -> int:
-        return len(self._inner)
 
     def produce_batch(self, topic: str, messages: Sequence[dict[str, object]]) -> Any:
         """Queue records."""

@@ -81,7 +81,7 @@ class KillingNames(KillingClients):
     """``Pipeline.kafka_connect`` for a files sink; its topic is the manifest.
 
     Attributes:
-        files: the number of files of one micro-batch.
+        files: the number of files of one batch.
     """
 
     files: int
@@ -92,7 +92,7 @@ class KillingNames(KillingClients):
 
 
 class _Namer(KillingProducer):
-    """A producer that tracks the published files of a micro-batch."""
+    """A producer that tracks the published files of a batch."""
 
     def __init__(self, inner: Any, killer: Killer, topic: str, files: int) -> None:
         super().__init__(inner, killer, topic)
@@ -121,5 +121,5 @@ class _Namer(KillingProducer):
                 self._killer.end()
 
     def flush(self, *timeout: float) -> Any:
-        self._named = 0  # without transactions it serves the next micro-batch as well
+        self._named = 0  # without transactions it serves the next batch as well
         return super().flush(*timeout)

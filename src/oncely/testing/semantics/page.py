@@ -137,7 +137,7 @@ def _cell(cell: Cell, one: Outcome | None, most: int) -> str:
 def _how() -> str:
     return (
         "Each trial is a pipeline of its own on Spark, with a real Kafka broker and a real"
-        " PostgreSQL. In its third micro-batch (without a guarantee also at the hand-out of the"
+        " PostgreSQL. In its third batch (without a guarantee also at the hand-out of the"
         " second), the process that reaches the kill point ends driver, JVM and worker by SIGKILL."
         " A new run resumes where the stored position says. Then plain clients, which share no"
         " code with the pipeline, count every id in the table, in the topic with"

@@ -23,9 +23,9 @@ from oncely.testing.servers.postgres import Postgres
 from oncely.testing.servers.process import Process
 
 RECORDS = 1_200
-A_BATCH = 300  # records of a micro-batch
+A_BATCH = 300  # records of a batch
 A_COMMIT = 100  # records of a commit
-FILES = 4  # of a micro-batch
+FILES = 4  # of a batch
 _SOURCE = "source"
 _LONGEST = 180.0  # seconds for a restart and a run
 _LOOK = 0.2  # seconds
@@ -39,11 +39,12 @@ class Stage:
     brokers: str
     url: str = field(repr=False)
     folder: Path
+    on_spark: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     """Set to end the trials early."""
 
 
-def prepare(broker: Broker, postgres: Postgres, folder: Path) -> Stage:
+def prepare(broker: Broker, postgres: Postgres, folder: Path, *, on_spark: bool = False) -> Stage:
     """Publish the records that every trial moves."""
     broker.create_topic(_SOURCE, 1)
     producer = Producer({**broker.client_config(), "linger.ms": 5, "log_level": 0})
@@ -52,7 +53,8 @@ def prepare(broker: Broker, postgres: Postgres, folder: Path) -> Stage:
         producer.produce(_SOURCE, json.dumps(record).encode(), partition=0)
     if producer.flush(60):
         raise Unavailable("the records of the trials were not acknowledged")
-    return Stage(broker.bootstrap, postgres.create_database("semantics"), folder)
+    url = postgres.create_database("semantics")
+    return Stage(broker.bootstrap, url, folder, on_spark)
 
 
 def run(
@@ -82,7 +84,7 @@ def pipeline(stage: Stage, cell: Cell) -> dict[str, Any]:
     in_files = cell.sink in ("files", "delta")
     if not in_files:
         spark["trigger"] = "0 seconds"
-    # Without a guarantee positions follow the timer, here at every second micro-batch.
+    # Without a guarantee positions follow the timer, here at every second batch.
     interval = 2 * A_BATCH if cell.delivery == "none" else A_COMMIT
     return {
         "name": cell.name,
@@ -92,6 +94,7 @@ def pipeline(stage: Stage, cell: Cell) -> dict[str, Any]:
         "decode": {"format": "json", "schema": "id INT, team INT" if in_files else "id INT"},
         "sink": _sink(stage, cell),
         "spark": spark,
+        **({} if stage.on_spark else {"runtime": "processes", "processes": 1}),
     }
 
 
@@ -137,6 +140,7 @@ def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
         "run": now and pipeline(stage, now),
         "point": now and now.point,
         "files": FILES,
+        "on_spark": stage.on_spark,
     }
     job.write_text(json.dumps(order))
     process = Process(

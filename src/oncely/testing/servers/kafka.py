@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 _START = 60.0
-_ADMIN = 30.0
+_ADMIN = 60.0
 _CONNECT = 5.0
 _ITERATIONS = 4096
 
@@ -154,7 +154,7 @@ class Broker(ChildServer):
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> str:
-        """Create a topic, wait until its partitions have leaders, and return its name."""
+        """Create a topic, wait until its partitions answer requests, and return its name."""
         from confluent_kafka.admin import NewTopic
 
         admin = self.admin()
@@ -294,12 +294,24 @@ class Broker(ChildServer):
             done.result(_ADMIN)
 
     def _await_partitions(self, admin: AdminClient, name: str, partitions: int) -> None:
-        def led() -> bool:
+        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        def ready() -> bool:
             topic = admin.list_topics(name, timeout=_ADMIN).topics[name]
             leaders: Iterable[int] = (p.leader for p in topic.partitions.values())
-            return len(topic.partitions) == partitions and all(n >= 0 for n in leaders)
+            if len(topic.partitions) != partitions or any(n < 0 for n in leaders):
+                return False
+            # A broker tells of a leader a moment before that leader answers.
+            wanted = {TopicPartition(name, n): OffsetSpec.latest() for n in topic.partitions}
+            try:
+                for answer in admin.list_offsets(wanted, request_timeout=_ADMIN).values():
+                    answer.result(_ADMIN)
+            except KafkaException:
+                return False
+            return True
 
-        self._await(led, f"{name} has leaders")
+        self._await(ready, f"the partitions of {name} answer")
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
         wait_until(condition, process=self._started(), timeout=_ADMIN, what=what)

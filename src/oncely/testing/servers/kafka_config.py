@@ -33,6 +33,8 @@ _SMALL: Mapping[str, str] = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "group.consumer.min.heartbeat.interval.ms": "1000",
+    "group.consumer.heartbeat.interval.ms": "1000",
     "num.network.threads": "2",
     "num.io.threads": "4",
     "background.threads": "2",

@@ -133,8 +133,8 @@ def reference(stage: Stage) -> tuple[Rows, list[str]]:
     """The tables after a run without faults, and the calls to the database in its commits.
 
     Raises:
-        WrongInput: nothing has changed; or two such runs differ.
-        Stopped: the worker has failed.
+        WrongInput: nothing has changed; or the values of two such runs differ.
+        Stopped: the worker has failed; or their numbers of rows differ.
     """
     urls = [stage.database(f"reference{number}") for number in range(2)]
     untouched = stage.rows(urls[0])
@@ -148,7 +148,16 @@ def reference(stage: Stage) -> tuple[Rows, list[str]]:
             f"the handlers have changed nothing in {', '.join(stage.tables)}",
             way_out="give records that they accept, by --records FILE",
         )
-    if different := [table for table in stage.tables if first[table] != second[table]]:
+    different = [table for table in stage.tables if first[table] != second[table]]
+    for table in different:
+        if (one := first[table].total()) != (other := second[table].total()):
+            raise Stopped(
+                f"two runs without faults leave {one:,} and {other:,} rows in {table}: what these"
+                " handlers do is not all in their transaction, but goes on after it",
+                way_out="do it with the transaction, before the handler returns; if the number of"
+                " rows depends on how records are divided into batches, compare other tables",
+            )
+    if different:
         raise WrongInput(
             f"two runs without faults differ in {', '.join(different)}, so a difference after a"
             " fault would prove nothing",

@@ -1,0 +1,1 @@
+"""Runs in batches: planned ranges, tasks that fetch and commit or stage, and a loop around them."""

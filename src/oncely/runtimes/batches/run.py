@@ -1,0 +1,298 @@
+"""The run of a pipeline in batches: plan ranges, run a job, tell what was committed.
+
+The ledger determines the start. A batch is a job whose tasks fetch, decode and transform the
+records of planned ranges, and commit or stage them. If it fails with a temporary error, the run
+takes the next epoch (which fences remains of the failed batch) and reads the ledger again: a first
+start, a restart and a retry use the same procedure.
+
+| | thread of the run | thread of the batch |
+|---|---|---|
+| plans, tells events, looks for a newer run | x | |
+| runs the job, closes holes, publishes | | x |
+| sees requests to stop, and cancels the job | x | |
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from oncely.commit.path import Outcome
+from oncely.core import events
+from oncely.core.topics import Position, TopicPartition
+from oncely.errors import OncelyError, Unavailable
+from oncely.phases import Seconds, into, phase
+from oncely.runtimes.batches.plan import Ranges, plan_ranges
+from oncely.runtimes.goal import Goal
+from oncely.runtimes.jobs.base import Jobs
+from oncely.runtimes.mirror import Mirror
+from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
+from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.takeover import Takeovers, refuse_shorter
+from oncely.runtimes.told import tell_batch
+from oncely.sources.kafka import KafkaSource
+from oncely.sources.start import Start
+
+if TYPE_CHECKING:
+    from oncely.runtimes.batches.partition_commit import PartitionCommit
+    from oncely.runtimes.batches.range_commit import RangeCommit
+    from oncely.runtimes.spark.batch_commit import BatchCommit
+
+log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.2
+_LOOK_SECONDS = 5.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.1  # seconds between two looks at topics without records
+_STALE_LEADER_SECONDS = 30.0  # a broker that has lost its leadership may answer for less than that
+_NAMED = 20  # partitions in the description of a job
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of the loop.
+
+    Attributes:
+        name: the name of the pipeline.
+        start: the value of ``source.start``.
+        on_gap: ``fail`` or ``record``.
+        trigger_seconds: the least time between the starts of two batches.
+        max_records_per_batch: the maximum number of Kafka offsets in a batch.
+        retries: failed batches in a row before the run ends.
+    """
+
+    name: str
+    start: Start
+    on_gap: str
+    trigger_seconds: float
+    max_records_per_batch: int
+    retries: int = 10
+
+
+@dataclass
+class BatchRun:
+    """One run, from its start to its end.
+
+    Attributes:
+        jobs: where tasks run.
+        source: the topics.
+        batches: commits batches.
+        settings: those of the loop.
+        mirror: shows positions to lag tools.
+        stop: requests to end.
+        listener: called with events.
+    """
+
+    jobs: Jobs
+    source: KafkaSource
+    batches: PartitionCommit | BatchCommit | RangeCommit
+    settings: RunSettings
+    mirror: Mirror
+    stop: StopSignal = field(default_factory=StopSignal)
+    listener: events.Listener = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._positions: dict[TopicPartition, Position] = {}
+        self._goal: Goal | None = None
+        self._told_draining = False
+        self._look_at = 0.0
+        self._shorter_since: float | None = None
+        of = self.settings
+        self._retries = Retries(self.listener, limit=of.retries)
+        self._takeovers = Takeovers(
+            self.batches, self.source, of.name, of.start, of.on_gap, self.listener
+        )
+        self._same_log = self._takeovers.same_log
+
+    def run(self, *, until_latest: bool) -> bool:
+        """Run until stopped, or until the records present at the start are committed.
+
+        Returns:
+            True if all of these are committed, False if it was stopped before.
+
+        Raises:
+            OncelyError: why the run ended otherwise.
+        """
+        while not self.stop.draining:
+            try:
+                positions = self._open()
+                self._retries.missing = MISSING_TOPIC_TRIES
+                done = self._follow(positions, until_latest=until_latest)
+                self.batches.finish()
+                return done
+            except OncelyError as error:
+                self.stop.wait(self._retries.pause(error))
+        return False
+
+    # -- beginning -------------------------------------------------------------------------
+
+    def _open(self) -> Mapping[TopicPartition, Position]:
+        """Take over the ledger; the start positions."""
+        taken = self._takeovers.take()
+        self._positions = {**taken.gone, **taken.positions}
+        return taken.positions
+
+    # -- the loop --------------------------------------------------------------------------
+
+    def _follow(self, positions: Mapping[TopicPartition, Position], *, until_latest: bool) -> bool:
+        """Run batches; True if the run has ended by itself."""
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        self.mirror.start(positions)
+        try:
+            with ThreadPoolExecutor(1, "oncely-batch") as thread:
+                return self._rounds(thread, until_latest=until_latest)
+        finally:
+            self.mirror.finish()
+
+    def _rounds(self, thread: ThreadPoolExecutor, *, until_latest: bool) -> bool:
+        number, pause = 0, _SHORTEST_PAUSE
+        while not self.stop.draining:
+            began, seconds = time.monotonic(), Seconds()
+            with into(seconds):
+                ranges = self._planned(until_latest=until_latest)
+                outcomes = self._batch(thread, number, ranges) if ranges else []
+            if outcomes is None:
+                return False
+            if ranges:
+                self._committed(number, ranges, outcomes, began, seconds)
+                number, pause = number + 1, _SHORTEST_PAUSE
+            elif until_latest and self._reached():
+                return True
+            else:
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            next_at = began + (0.0 if until_latest else self.settings.trigger_seconds)
+            self._pause(max(0.0 if ranges else pause, next_at - time.monotonic()))
+        self._tell_draining()
+        return False
+
+    def _reached(self) -> bool:
+        """The positions are at the ends that the topics had at the start."""
+        goal = self._goal
+        if goal is None or all(self._positions.get(tp, 0) >= at for tp, at in goal.ends.items()):
+            return True
+        goal.look()
+        return False
+
+    def _pause(self, seconds: float) -> None:
+        """Wait until the next batch, and meanwhile look for a newer run, and for Spark's end."""
+        until = time.monotonic() + seconds
+        while not self.stop.draining and (now := time.monotonic()) < until:
+            self.stop.wait(min(until, self._look_at) - now)
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + _LOOK_SECONDS
+                self.listener(events.Polled())
+                self.jobs.require()
+                with suppress(Unavailable):
+                    self.batches.positions()
+
+    def _tell_draining(self) -> None:
+        if not self._told_draining:
+            self._told_draining = True
+            self.listener(events.Draining())
+
+    # -- one batch -------------------------------------------------------------------------
+
+    @phase("plan")
+    def _planned(self, *, until_latest: bool) -> Ranges:
+        """The ranges of the next batch, after checks that the source is the same."""
+        look = self.source.look()
+        self.batches.same_topics(look.topic_ids)
+        if look.ends.keys() - self._positions.keys():
+            self._add_partitions()
+        if until_latest and self._goal is None:  # also that of a retry
+            goal = dict(look.ends)
+            self._goal = Goal(self.source, self.settings.on_gap, goal, time.monotonic)
+        ends = look.ends
+        if self._goal is not None:
+            ends = {tp: min(end, self._goal.ends.get(tp, 0)) for tp, end in ends.items()}
+        self._refuse_cut(look.ends)
+        self._same_log.check(lambda: self._positions, look.leader_epochs)
+        return plan_ranges(self._positions, ends, self.settings.max_records_per_batch)
+
+    def _refuse_cut(self, ends: Mapping[TopicPartition, Position]) -> None:
+        """Refuse a log that stays shorter than what was read of it: it was cut, and may never grow
+        beyond its position again.
+
+        Raises:
+            SourceMismatch: a log has ended before its position for :data:`_STALE_LEADER_SECONDS`.
+        """
+        if all(end >= self._positions.get(tp, end) for tp, end in ends.items()):
+            self._shorter_since = None
+        elif self._shorter_since is None:
+            self._shorter_since = time.monotonic()
+        elif time.monotonic() - self._shorter_since > _STALE_LEADER_SECONDS:
+            refuse_shorter(self._positions, self.source.watermarks())
+
+    def _add_partitions(self) -> None:
+        """New partitions begin at their first offset."""
+        earliest = self.source.earliest()
+        added = {tp: at for tp, at in earliest.items() if tp not in self._positions}
+        self.batches.add_partitions(added, self.source.identity())
+        self._same_log.forget()
+        self._positions |= added
+        for tp, at in sorted(added.items()):
+            self.listener(events.PartitionAdded(tp, at))
+
+    def _batch(
+        self, thread: ThreadPoolExecutor, number: int, ranges: Ranges
+    ) -> list[Outcome] | None:
+        """Run a batch; None if a second request to stop has ended it."""
+        self.listener(events.BatchPlanned(number, ranges))
+
+        def work() -> list[Outcome]:
+            self.jobs.enter(self._described(number, ranges))
+            return self.batches.run(number, ranges)
+
+        # With the secrets in scope, and the pipeline of log entries.
+        job = thread.submit(copy_context().run, work)
+        try:
+            return self._awaited(job)
+        except OncelyError:
+            raise
+        except Exception as error:
+            if self.stop.now:
+                return None
+            meaning = self.jobs.meaning(error)
+            raise meaning from (None if isinstance(meaning, OncelyError) else error.__cause__)
+
+    def _awaited(self, job: Future[list[Outcome]]) -> list[Outcome]:
+        """Wait for a batch: the first request to stop lets it finish, the second cancels it."""
+        try:
+            while not wait([job], _POLL_SECONDS).done:
+                if self.stop.draining:
+                    self._tell_draining()
+                if self.stop.now:
+                    self.jobs.cancel()
+        except BaseException:  # KeyboardInterrupt in a program of a user
+            self.jobs.cancel()
+            raise
+        return job.result()
+
+    def _described(self, number: int, ranges: Ranges) -> str:
+        shown = ", ".join(f"{tp} {range_}" for tp, range_ in list(ranges.items())[:_NAMED])
+        more = f" and {len(ranges) - _NAMED} more" if len(ranges) > _NAMED else ""
+        return f"oncely {self.settings.name}: batch {number}: {shown}{more}"
+
+    def _committed(
+        self,
+        number: int,
+        ranges: Ranges,
+        outcomes: list[Outcome],
+        began: float,
+        seconds: Seconds,
+    ) -> None:
+        """Tell what a batch has committed.
+
+        Raises:
+            SourceMismatch: a topic was recreated while the batch ran.
+        """
+        self.batches.same_topics(self.source.topic_ids())
+        ends = {tp: range_.end for tp, range_ in ranges.items()}
+        self._positions |= ends
+        self._retries.reset()
+        self.mirror.put(ends)
+        tell_batch(self.listener, number, outcomes, ends, time.monotonic() - began, seconds)

@@ -1,0 +1,1 @@
+"""Jobs: where the tasks of a batch run, and how their answers come back."""

@@ -1,0 +1,220 @@
+"""Jobs on processes of this machine, without Spark and Java.
+
+The processes live as long as the run, so that modules are imported once. A process that dies breaks
+the pool: it is made anew, and the tasks without answers are repeated, as Spark does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
+
+from oncely.errors import Unavailable, WrongInput
+from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, Task, answers
+from oncely.secrets import carried
+
+_ATTEMPTS = 4  # of a task, as spark.task.maxFailures
+# Imported once for all processes, beside the start of the driver. A name that is not installed is
+# left out.
+_PRELOADED = [
+    "oncely.runtimes.jobs.processes",
+    "oncely.runtimes.batches.task",
+    "oncely.runtimes.row_transform",
+    "oncely.sources.kafka",
+    "oncely.decode.json",
+    "oncely.sinks.sql.sink",
+    "oncely.clients.sql.postgres",
+    "pandas",  # by the first conversion of pyarrow's
+]
+
+_OF_THE_GROUP = {signal.SIGTERM, signal.SIGHUP}
+
+_GUARD = (
+    "a script that runs a pipeline on processes does so below `if __name__ == '__main__':`, because"
+    " each process imports it"
+)
+
+_Item = tuple[object, Attempt]
+
+
+def prepare() -> ForkServerContext:
+    """Start the process that others are forked from, if there is none: it imports their modules
+    while the caller checks servers and opens a ledger.
+
+    It has no threads: those of Kafka's clients are not copied. It ends with the caller, and not by
+    signals to the caller's group: its end would break the pool, and a batch that a first request to
+    stop lets finish would begin again.
+
+    Raises:
+        WrongInput: the caller is such a process, which imports a script that runs a pipeline.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise WrongInput("a process of a pipeline runs the pipeline again", way_out=_GUARD)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    resource_tracker.ensure_running()  # its first start unblocks SIGTERM
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
+class ProcessJobs:
+    """Runs jobs on a pool of processes.
+
+    Args:
+        slots: the number of processes.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._numbers = itertools.count()
+        self._cancelled = False
+        self._has_started = False
+        self._pool = self._new()
+
+    def enter(self, described: str) -> None:
+        """Nothing to do."""
+
+    def run(self, task: Task, shares: Sequence[object]) -> list[object]:
+        """See :class:`~oncely.runtimes.jobs.base.Jobs`.
+
+        Raises:
+            WrongInput: the task can't be pickled, or no process can start.
+            Unavailable: a task has failed in each of its attempts.
+        """
+        work = _pickled(carried(partial(_answers, task)))
+        found: dict[int, list[object]] = {}
+        failure: Exception | None = None
+        for attempt in range(_ATTEMPTS):
+            if self._cancelled:
+                break
+            failure = self._round(work, shares, found, again=attempt > 0)
+            if failure is None:
+                return [one for at in range(len(shares)) for one in found[at]]
+        raise failure or Unavailable("the job was cancelled")
+
+    def _round(
+        self,
+        work: bytes,
+        shares: Sequence[object],
+        found: dict[int, list[object]],
+        *,
+        again: bool,
+    ) -> Exception | None:
+        """Run the tasks without answers once; a failure, if there was one. A broken pool is
+        replaced: one of its processes has died, in this job or since the last one."""
+        failures: list[Exception] = []
+        futures = {}
+        try:
+            for at in range(len(shares)):
+                if at not in found:
+                    item = shares[at], Attempt(next(self._numbers), again)
+                    futures[self._pool.submit(_listed, work, item)] = at
+        except BrokenProcessPool as error:
+            failures.append(error)
+        for future in as_completed(futures):
+            try:
+                found[futures[future]] = future.result()
+                self._has_started = True
+            except Exception as error:
+                failures.append(error)
+        if any(isinstance(one, BrokenProcessPool) for one in failures) and not self._cancelled:
+            if not (self._has_started or any(map(_is_done_well, self._first))):
+                raise WrongInput("no process of the pipeline has started", way_out=_GUARD)
+            self._pool.shutdown()
+            self._pool = self._new()
+        return failures[-1] if failures else None
+
+    def shuffled(
+        self, send: Task, shares: Sequence[object], stage: Task, buckets: int
+    ) -> list[object]:
+        """See :class:`~oncely.runtimes.jobs.base.Jobs`. All packets pass through this process."""
+        packets: defaultdict[int, list[bytes]] = defaultdict(list)
+        passed: list[object] = []
+        for one in self.run(send, shares):
+            if isinstance(one, ShuffleBlock):
+                packets[one.bucket].append(one.data)
+            else:
+                passed.append(one)
+        return passed + self.run(stage, [packets[bucket] for bucket in range(buckets)])
+
+    def require(self) -> None:
+        """Nothing to do: processes that have died are replaced."""
+
+    def cancel(self) -> None:
+        """Kill the processes; nothing runs afterwards."""
+        self._cancelled = True
+        for process in list((self._pool._processes or {}).values()):
+            process.kill()
+
+    def meaning(self, error: Exception) -> Exception:
+        """Failures of a task in all of its attempts are temporary: the batch is repeated."""
+        if isinstance(error, BrokenProcessPool):
+            return Unavailable(
+                "a process of the batch has died, again and again",
+                way_out="look for a lack of memory: [sink] and decode need some for each process",
+            )
+        return Unavailable(f"a task of the batch failed: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _new(self) -> ProcessPoolExecutor:
+        pool = ProcessPoolExecutor(self._slots, prepare(), _begin)
+        # Started now, beside the preparation of the first batch.
+        self._first = [pool.submit(os.getpid) for _ in range(self._slots)]
+        return pool
+
+
+def _is_done_well(future: Future[int]) -> bool:
+    return future.done() and future.exception() is None
+
+
+def _begin() -> None:
+    """In a new process: signals to the group of its parent are not for it, but the parent's end
+    is."""
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_GROUP)
+    threading.Thread(target=_end_with_parent, name="oncely-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _answers(task: Task, item: _Item) -> Iterator[object]:
+    yield from answers(task, *item)
+
+
+def _pickled(work: Callable[[_Item], Iterator[object]]) -> bytes:
+    """Once for all shares; an error here is none of the task's process, so no repetition helps."""
+    try:
+        return pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise WrongInput(
+            f"a part of the pipeline can't be sent to other processes: {error}",
+            way_out="define its functions and classes at the top of a module",
+        ) from error
+
+
+def _listed(pickled: bytes, item: _Item) -> list[object]:
+    work: Callable[[_Item], Iterator[object]] = pickle.loads(pickled)  # noqa: S301 - our own
+    return list(work(item))

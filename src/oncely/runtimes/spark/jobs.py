@@ -1,0 +1,175 @@
+"""Jobs on Spark: a task is a task of Spark, which places it, and repeats it if it fails.
+
+The answers of tasks over the rows of a DataFrame are rows, too: pickled values in one binary
+column. Packets of rows, in Arrow's IPC format, are in another one.
+"""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from oncely.errors import OncelyError, WrongInput
+from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, Task, answers
+from oncely.runtimes.spark import session as sessions
+from oncely.runtimes.spark.errors import is_java, spark_error
+from oncely.runtimes.spark.worker import settle
+from oncely.secrets import carried
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_POOL = "spark.scheduler.pool"
+Batches = Iterator[pa.RecordBatch]
+_ROW = pa.schema([("bucket", pa.int32()), ("answer", pa.binary()), ("packet", pa.binary())])
+
+
+class SparkJobs:
+    """Runs jobs in a Spark session.
+
+    Args:
+        session: that of the pipeline, in whose thread this object is created.
+        name: the name of the pipeline.
+    """
+
+    def __init__(self, session: SparkSession, name: str) -> None:
+        self.session = session
+        self._context = session.sparkContext
+        self._group = f"oncely-{name}-{uuid.uuid4().hex}"
+        self._pool = self._context.getLocalProperty(_POOL)
+
+    def enter(self, described: str) -> None:
+        """Jobs of this thread belong to the session's pool, and can be cancelled together."""
+        self._context.setJobGroup(self._group, described)
+        self._context.setLocalProperty(_POOL, self._pool)
+        sessions.activate(self.session)
+
+    def run(self, task: Task, shares: Sequence[object]) -> list[object]:
+        """See :class:`~oncely.runtimes.jobs.base.Jobs`."""
+        numbers = self._context.parallelize(range(len(shares)), len(shares))
+        found: list[object] = numbers.mapPartitions(
+            carried(partial(_answers, task, shares))
+        ).collect()
+        return found
+
+    def shuffled(
+        self, send: Task, shares: Sequence[object], stage: Task, buckets: int
+    ) -> list[object]:
+        """See :class:`~oncely.runtimes.jobs.base.Jobs`. Packets pass through Spark's shuffle."""
+        numbers = self.session.range(0, len(shares), 1, len(shares))
+        sent = answered(numbers, partial(_of_shares, send, shares))
+        frame = sent.repartition(buckets, sent["bucket"]).select("answer", "packet")
+        return collected(answered(frame, partial(_of_packets, stage)))
+
+    def require(self) -> None:
+        """See :class:`~oncely.runtimes.jobs.base.Jobs`.
+
+        Raises:
+            ConnectionError: Spark's Java process has ended.
+        """
+        process = sessions.java_process()
+        if process is not None and process.poll() is not None:
+            raise ConnectionError("Spark's Java process has ended")
+
+    def cancel(self) -> None:
+        """Cancel the jobs of the current batch."""
+        self._context.cancelJobGroup(self._group)
+
+    def meaning(self, error: Exception) -> Exception:
+        """The relevant sentence of Spark's page-long message."""
+        from pyspark.errors import AnalysisException
+
+        if isinstance(error, AnalysisException):
+            return WrongInput(
+                f"transform.spark: {str(error).splitlines()[0]}",
+                way_out="correct the function: Spark can't plan what it returns",
+            )
+        if is_java(error) and sessions.exit_code() is None:
+            return spark_error(str(error))
+        return error
+
+    def close(self) -> None:
+        """Nothing to do: the session is its creator's."""
+
+
+def this_attempt() -> Attempt:
+    """The attempt of the task of Spark that runs in this process."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return Attempt(0)
+    return Attempt(context.taskAttemptId(), context.attemptNumber() > 0)
+
+
+def answered(frame: DataFrame, task: Task) -> DataFrame:
+    """A frame of the answers of a task whose share is the record batches of a partition."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return frame.mapInArrow(carried(partial(_answering, task)), from_arrow_schema(_ROW))
+
+
+def collected(frame: DataFrame) -> list[object]:
+    """The answers in a frame."""
+    rows = frame.select("answer").collect()
+    return [pickle.loads(bytes(row[0])) for row in rows]  # noqa: S301 - our own tasks' answers
+
+
+def _answering(task: Task, batches: Batches) -> Batches:
+    settle()
+    for one in answers(task, batches, this_attempt()):
+        values = zip(_row(one), _ROW, strict=True)
+        arrays = [pa.array([value], field.type) for value, field in values]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ROW)
+    for _ in batches:  # after an error: Spark discards the worker if its input is not exhausted
+        pass
+
+
+def _row(one: object) -> tuple[int, bytes | None, bytes | None]:
+    """Bucket, answer and packet; the bucket of an answer is arbitrary. Bytes are an answer that
+    another task has pickled."""
+    if isinstance(one, ShuffleBlock):
+        return one.bucket, None if one.about is None else pickle.dumps(one.about), one.data
+    return 0, one if isinstance(one, bytes) else pickle.dumps(one), None
+
+
+def _answers(task: Task, shares: Sequence[object], numbers: Iterable[int]) -> Iterator[object]:
+    settle()
+    for number in numbers:
+        yield from answers(task, shares[number], this_attempt())
+
+
+def _of_shares(
+    task: Task, shares: Sequence[object], numbers: Batches, attempt: Attempt
+) -> Generator[object, None, None]:
+    """Before the shuffle: the task for shares with these numbers."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            yield from task(shares[number], attempt)
+
+
+def _of_packets(task: Task, batches: Batches, attempt: Attempt) -> Generator[object, None, None]:
+    """After the shuffle: the answers of this task, and of those that have sent."""
+    passed: list[bytes] = []
+
+    def packets() -> Iterator[pa.Buffer]:
+        for batch in batches:
+            for answer, packet in zip(batch["answer"], batch["packet"], strict=True):
+                if packet.is_valid:
+                    yield packet.as_buffer()
+                else:
+                    passed.append(answer.as_py())
+
+    left = packets()
+    try:
+        yield from task(left, attempt)
+    except OncelyError as error:
+        yield error
+    deque(left, 0)
+    yield from passed
