@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +20,8 @@ from confluent_kafka import Producer
 from oncely.audit import Report, audit
 from oncely.commit.path import pass_over
 from oncely.config import parse
-from oncely.core.batch import Chunk
-from oncely.core.claim import Fence
+from oncely.core.batch import Chunk, Rejection
+from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import SourceIdentity, TopicPartition
 from oncely.pipeline import Pipeline
@@ -37,6 +38,16 @@ BAD = b"not json"
 def value(number: int) -> bytes:
     """A record that becomes one row."""
     return json.dumps({"id": number, "name": f"name {number}"}).encode()
+
+
+def parts_of(message: Any) -> dict[str, Any]:
+    """What a dead letter keeps of a record."""
+    return {
+        "key": message.key(),
+        "value": message.value(),
+        "headers": message.headers() or (),
+        "timestamp": message.timestamp()[1],
+    }
 
 
 @dataclass
@@ -67,12 +78,12 @@ class AuditWorld:
         producer = Producer(
             {"bootstrap.servers": self.brokers, "transactional.id": uuid.uuid4().hex}
         )
-        producer.init_transactions(20)
+        producer.init_transactions(120)
         producer.begin_transaction()
         for n in numbers:
             producer.produce(self.topic, value(n), b"k", partition=partition)
-        assert producer.flush(20) == 0
-        producer.commit_transaction(20) if commit else producer.abort_transaction(20)
+        assert producer.flush(120) == 0
+        producer.commit_transaction(120) if commit else producer.abort_transaction(120)
         await_that(lambda: not held_back(self.brokers, self.topic), "the marker")
 
     @cached_property
@@ -96,6 +107,9 @@ class AuditWorld:
         at = start or dict.fromkeys(self.ends(), 0)
         return open_sink(self.sink, at, self.identity).fence
 
+    def reset(self, to: Mapping[TopicPartition, int]) -> None:
+        self.sink.open(Takeover(self.identity, dict, {}, reset=lambda _: to))
+
     def run(self, size: int = 7, fence: Fence | None = None) -> Fence:
         """Commit all that is there in chunks of some records, and close the holes."""
         fence = fence or self.open()
@@ -118,7 +132,7 @@ class AuditWorld:
 
     def record(self, message: Any) -> Rec:
         """What decode and transform make of a record: rows, or a reject."""
-        kept = {"key": message.key(), "value": message.value()}
+        kept = parts_of(message)
         if message.value() == BAD:
             return Rec(message.offset(), bad="no JSON", **kept)
         return Rec(message.offset(), tuple(self.expand(json.loads(message.value()))), **kept)
@@ -152,6 +166,19 @@ class AuditWorld:
     def audit(self, **options: Any) -> Report:
         sections = options.pop("sections", {})
         return audit(Pipeline(parse(self.settings(**sections))), **options)
+
+    @property
+    def bytes(self) -> str:
+        """The type of bytes."""
+        return "bytea" if self.place.is_postgres else "BLOB"
+
+    def refusals(self) -> list[Rejection]:
+        """The bad records of the first partition, as decode refuses them today."""
+        expected = Pipeline(parse(self.settings())).expected
+        assert expected is not None
+        bad = [m for m in messages(self.brokers, self.topic) if m.value() == BAD]
+        with closing(expected):
+            return [*expected.refused(self.tp(), bad).values()]
 
     def sql(self, text: str, *params: object) -> list[tuple[Any, ...]]:
         return self.place.sql(text, *params)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import re
 import signal
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
 from tests import class_archives, s3tools, sharing, storetools
+from tests.nativetools import need_native
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 
 for _name, _options in class_archives.options().items():  # children inherit them
@@ -47,6 +49,24 @@ _LONGEST = (
     "test_kafka_pipeline_kills.py",
     "test_secrets_and_encryption.py",
     "test_two_drivers.py",
+    "test_readers_agree.py",
+    "test_repair_live.py",
+    "test_kafka_lost_frames.py",
+    "test_kafka_broker.py",
+    "test_local_kafka.py",
+    "test_worker_outages.py",
+    "test_worker_memory.py",
+    "test_worker_group.py",
+    "test_standby.py",
+    "test_tortured_handlers.py",
+    "test_wheel.py",
+    "test_isolate_crashes.py",
+    "test_cli_repair.py",
+    "test_cli_rejects.py",
+    "test_every_ledger.py",
+    "test_partial_takeovers.py",
+    "test_sink_half_takeovers.py",
+    "test_files_readers.py",
 )
 
 
@@ -54,6 +74,19 @@ _LONGEST = (
 _SPREAD = frozenset(
     {
         "test_semantics.py",
+        "test_cli_repair.py",
+        "test_cli_rejects.py",
+        "test_cli_run.py",
+        "test_files_pipeline_kills.py",
+        "test_kafka_pipeline_drivers.py",
+        "test_kafka_pipeline_kills.py",
+        "test_kills_and_restarts.py",
+        "test_readers_agree.py",
+        "test_standby.py",
+        "test_two_drivers.py",
+        "test_worker_group.py",
+        "test_worker_memory.py",
+        "test_worker_outages.py",
         "test_commit_crash_points.py",
         "test_delta_crash_points.py",
         "test_files_crash_points.py",
@@ -73,6 +106,8 @@ _NEEDS_A_SERVER = frozenset(
         "redis_server",
         "zookeeper_server",
         "s3_server",
+        "runtime",
+        "any_runtime",
         "spark",
     }
 )
@@ -83,6 +118,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What the suite adds to pytest's options."""
     parser.addoption(
         "--no-servers", action="store_true", help="only tests that need no server: `make quick`"
+    )
+    parser.addoption(
+        "--runtime",
+        choices=["processes", "spark"],
+        default="processes",
+        help="where tests that can run on both run their tasks: `make proof` chooses Spark",
     )
 
 
@@ -123,6 +164,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return nodeid if Path(file).name in _SPREAD else file
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests that can run on both runtimes have a mark."""
+    if "runtime" in getattr(item, "fixturenames", ()):
+        item.add_marker("both")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -180,7 +227,11 @@ MakeTopic = Callable[..., str]
 
 SHARED: sharing.Makers = {
     # Many records have timestamps of years ago; by default the broker removes them after a while.
-    "broker": partial(Broker, properties={"log.retention.ms": "-1"}),
+    # It is never killed; on a busy machine its heartbeats can be late by more than the two seconds
+    # of brokers that are, and a fenced broker creates no topics.
+    "broker": partial(
+        Broker, properties={"log.retention.ms": "-1", "broker.session.timeout.ms": "30000"}
+    ),
     # Without vacuum no space is used again, and a table's rows stand in the order of insertion.
     # Without fsync databases come and go in milliseconds; processes die here, not machines.
     # Test processes, their Spark workers and killed children keep sessions at the same time.
@@ -196,6 +247,16 @@ SHARED: sharing.Makers = {
         },
     ),
 }
+
+
+@pytest.fixture(params=["columns", "messages"])
+def taken_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Readers take records as columns, by oncely-native, or as messages, without it."""
+    if request.param == "columns":
+        need_native(monkeypatch)
+    else:
+        monkeypatch.setenv("ONCELY_NATIVE", "off")
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -245,7 +306,7 @@ def s3_server() -> Iterator[s3tools.S3Server]:
 @pytest.fixture(scope="session")
 def spark_jars() -> str:
     """The value of ``spark.jars`` for Spark's Kafka source."""
-    return ",".join(str(jar) for jar in artifacts.resolve(artifacts.SPARK_KAFKA))
+    return ",".join(str(jar) for jar in artifacts.resolve(artifacts.spark_jars().kafka))
 
 
 @pytest.fixture
@@ -369,7 +430,7 @@ def produce(broker: Broker, topic: str, records: Iterable[Record]) -> None:
             except BufferError:
                 producer.poll(0.1)
         producer.poll(0)
-    left = producer.flush(60)
+    left = producer.flush(180)
     assert not left, f"{left} records were not acknowledged"
     assert not problems, problems[:3]
 
@@ -385,18 +446,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     session.config.stash[_KEEPER].close()
     before = session.config.stash[_BEFORE]
     children = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    _, left = psutil.wait_procs(children, timeout=10)
-    # A Spark JVM belongs to the interpreter: it ends when its standard input does.
-    left = [p for p in left if not _spark_gateway(p)]
+    _, left = psutil.wait_procs([p for p in children if not _of_this_process(p)], timeout=25)
     if left:
         lines = [f"  {p.pid} {' '.join(_command(p))[:150]}" for p in left]
         print("\nchild processes left behind:\n" + "\n".join(lines))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _spark_gateway(process: psutil.Process) -> bool:
+def _of_this_process(process: psutil.Process) -> bool:
+    """True for a JVM of Spark and for servers of multiprocessing: each ends when a pipe from this
+    process does. A process that such a server has forked has its command, and another parent."""
     command = " ".join(_command(process))
-    return "org.apache.spark.deploy.SparkSubmit" in command and "pyspark-shell" in command
+    if "org.apache.spark.deploy.SparkSubmit" in command and "pyspark-shell" in command:
+        return True
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server = re.search(r"multiprocessing\.(forkserver|resource_tracker)", command) is not None
+        return server and process.ppid() == os.getpid()
+    return True
 
 
 def _command(process: psutil.Process) -> list[str]:

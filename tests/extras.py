@@ -64,6 +64,32 @@ for one in pkgutil.walk_packages(oncely.__path__, "oncely.", onerror=lambda _: N
 print(json.dumps(failed))
 """
 
+_COMMANDS = """
+import importlib.metadata
+from typer.testing import CliRunner
+from oncely.cli.app import app
+
+distribution = importlib.metadata.distribution
+
+def installed(name):
+    if name.lower() in gone:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return distribution(name)
+
+importlib.metadata.distribution = installed
+answers = []
+for words in json.loads(sys.argv[2]):
+    done = CliRunner().invoke(app, words)
+    answers.append(f"{type(done.exception).__name__}: {done.exception}")
+print()
+print(json.dumps(answers))
+"""
+
+
+def refusals(without: Collection[str], commands: Collection[list[str]]) -> list[str]:
+    """The error of each command of `oncely` without these packages."""
+    return _answer(_COMMANDS, without, commands, sys.executable)
+
 
 def validated(
     without: Collection[str], pipelines: Collection[Any], python: str | Path = sys.executable

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +14,13 @@ from oncely.audit.compare import Rules
 from oncely.audit.content import GroupComparison, GroupedEvidence, Result
 from oncely.audit.evidence import Bounds, IntArray, Readable, Span, runs_of
 from oncely.audit.report import Finding
+from oncely.core.batch import Rejection
 from oncely.core.digest import Recipe, row_digests
 from oncely.core.expected import ExpectedRecords
+from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from tests.sinktools import SCHEMA, SOURCE, Rec
+from tests.storedtools import Message
 
 
 def offsets_of(runs: IntArray) -> list[int]:
@@ -45,6 +49,11 @@ class Topic:
     asked: list[Span] = field(default_factory=list)
     """The spans that were recomputed."""
 
+    def change(self, tp: TopicPartition, offset: int, **parts: Any) -> None:
+        """Change a record; what was committed of it stays."""
+        own = [replace(r, **parts) if r.offset == offset else r for r in self.records[tp]]
+        self.records = {**self.records, tp: own}
+
     def _of(self, span: Span) -> list[Rec]:
         held = self.first.get(span.partition, 0)
         own = self.records.get(span.partition, ())
@@ -72,6 +81,19 @@ class Topic:
             runs = runs_of([one.offset for one in self._of(span)])
             yield Readable(span, runs, self.first.get(span.partition, 0))
 
+    def messages(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, Message]:
+        spans = [Span(tp, OffsetRange(offset, offset + 1)) for offset in offsets]
+        return {
+            one.offset: Message(one.offset, one.key, one.value, one.headers)
+            for span in spans
+            for one in self._of(span)
+        }
+
+    def refused(self, tp: TopicPartition, messages: Sequence[Message]) -> dict[int, Rejection]:
+        bad = {one.offset: one.bad for one in self.records.get(tp, ()) if one.bad}
+        there = (one.offset() for one in messages)
+        return {at: Rejection(0, "decode", bad[at]) for at in there if at in bad}
+
     def offsets_at(self, at: datetime) -> Mapping[TopicPartition, Position]:
         raise NotImplementedError
 
@@ -84,6 +106,7 @@ class Topic:
         """Nothing is open."""
 
     recipe: str = ""
+    others: str = ""
 
     # -- as Expected -----------------------------------------------------------------------
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from oncely.clients.kafka.client import make
+from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.topics import ledger_partition
 from oncely.core import topics as own
 from oncely.core.claim import Fence
 from oncely.ledgers.topic.cluster import PipelineTopics
@@ -89,6 +91,11 @@ class Topics:
             if one.offset >= 0
         }
 
+    @property
+    def ledger_partition(self) -> int:
+        """The pipeline's partition of the ledger topic, which exists."""
+        return partition_in(self.bootstrap, self.ledger, self.pipeline)
+
     def ledger_positions(self) -> dict[own.TopicPartition, tuple[int, int]]:
         """Position and epoch, the last word of the ledger topic on each."""
         found: dict[own.TopicPartition, tuple[int, int]] = {}
@@ -107,6 +114,16 @@ class Topics:
             if (key := json.loads(message.key()))[0] == "position"
             and (value := json.loads(message.value()))["start"] < value["end"]
         ]
+
+
+def partition_in(brokers: str, ledger: str, pipeline: str) -> int:
+    """A pipeline's partition of a ledger topic that exists."""
+    reader = Consumer({"bootstrap.servers": brokers, "group.id": "tests"})
+    try:
+        known = reader.list_topics(ledger, 20).topics[ledger]
+    finally:
+        reader.close()
+    return ledger_partition(pipeline, len(known.partitions))
 
 
 _there: set[tuple[int, str]] = set()
@@ -140,17 +157,18 @@ def ready(
     return sink, open_sink(sink, start).fence
 
 
-def put(topics: Topics, key: bytes, value: bytes | None) -> None:
-    """Write to the ledger topic, as another program."""
+def put(topics: Topics, key: bytes, value: bytes | None, partition: int | None = None) -> None:
+    """Write to the ledger topic, into the pipeline's partition or another, as another program."""
     refused: list[object] = []
     producer = Producer({"bootstrap.servers": topics.bootstrap})
     producer.produce(
         topics.ledger,
         value,
         key,
+        topics.ledger_partition if partition is None else partition,
         on_delivery=lambda error, _: refused.extend([error] * bool(error)),
     )
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     assert not refused
 
 
@@ -176,13 +194,13 @@ def lose_all(broker: Broker, topics: Topics) -> None:
 def forget_group(broker: Broker, topics: Topics) -> None:
     """What expiry does."""
     admin = broker.admin()  # by name: its answers die with it
-    admin.delete_consumer_groups([topics.pipeline])[topics.pipeline].result(20)
+    admin.delete_consumer_groups([topics.pipeline])[topics.pipeline].result(120)
 
 
 def empty_ledger(broker: Broker, topics: Topics) -> None:
     """Delete all records of the ledger topic."""
     _set_policy(broker, topics, "delete")
-    broker.delete_records(topics.ledger, {0: _end_of(topics)})
+    broker.delete_records(topics.ledger, {topics.ledger_partition: _end_of(topics)})
     _set_policy(broker, topics, "compact")
 
 
@@ -198,13 +216,14 @@ def set_config(broker: Broker, topic: str, config: Mapping[str, str]) -> None:
     ]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     admin = broker.admin()
-    admin.incremental_alter_configs([resource])[resource].result(20)
+    admin.incremental_alter_configs([resource])[resource].result(120)
 
 
 def _end_of(topics: Topics) -> int:
     reader = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": "tests"})
     try:
-        end: int = reader.get_watermark_offsets(TopicPartition(topics.ledger, 0), 20)[1]
+        own = TopicPartition(topics.ledger, topics.ledger_partition)
+        end: int = reader.get_watermark_offsets(own, 60)[1]
         return end
     finally:
         reader.close()

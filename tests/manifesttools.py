@@ -56,7 +56,7 @@ class Topics:
         """In one transaction."""
         self._producer.begin_transaction()
         self.send(self._producer, files, schemas, removed)
-        self._producer.commit_transaction(20)
+        self._producer.commit_transaction(120)
 
     @cached_property
     def _producer(self) -> Producer:
@@ -66,7 +66,7 @@ class Topics:
     def _new_producer(self) -> Producer:
         config = {"transactional.id": uuid.uuid4().hex, "linger.ms": 5, "log_level": 0}
         producer = Producer({"bootstrap.servers": self.bootstrap, **config})
-        producer.init_transactions(20)
+        producer.init_transactions(120)
         return producer
 
     def send(
@@ -87,7 +87,7 @@ class Topics:
                     producer.poll(0.1)
         for path in removed:
             producer.produce(self.manifest, None, path_key(path), partition=0)
-        assert not producer.flush(20)
+        assert not producer.flush(120)
 
     @contextmanager
     def transaction(self) -> Any:

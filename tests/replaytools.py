@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -9,7 +10,9 @@ from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
+from confluent_kafka.admin import OffsetSpec
 
+from oncely.clients.kafka.topics import offsets
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject
@@ -40,7 +43,7 @@ def judging(passes: Callable[[Reject], bool] = lambda _: True) -> Judge:
             tp: (0, [again(one) for one in own])
             for tp, own in groupby(found, key=lambda one: one.partition)
         }
-        return Judged(chunk(parts))
+        return Judged(chunk(parts), found)
 
     return judge
 
@@ -51,7 +54,7 @@ def mixing(row: Callable[[int], dict[str, object]]) -> Judge:
     def judge(found: Sequence[Reject]) -> Judged:
         made = judging(lambda one: one.offset != 0)(found).chunk
         rows = pa.Table.from_pylist([row(made.rows.num_rows)], schema=SCHEMA)
-        return Judged(replace(made, rows=rows, row_record=np.array([0])), traceable=False)
+        return Judged(replace(made, rows=rows, row_record=np.array([0])), found, traceable=False)
 
     return judge
 
@@ -61,14 +64,30 @@ def replayed(
 ) -> tuple[int, int]:
     """A whole replay, as the pipeline's."""
     patience = patience or Backoff(0.01, 0.2, 30)
+    settle(sink.bind().cluster, sink.rejects_topic)
     with closing(replay_into_topics(sink.bind())) as letters:
         return replay(letters, judge or judging(), patience, at_once)
+
+
+def settle(cluster: Cluster, rejects: str) -> None:
+    """Wait for the markers of transactions in the rejects' topic.
+
+    A commit is answered before the broker has written them, and its dead letters are visible
+    behind them. A transaction that the test has left open is waited for in vain.
+    """
+    letters, deadline = DeadLetters(cluster, rejects), time.monotonic() + 2
+    while time.monotonic() < deadline:
+        stable = letters.ends()
+        wanted = dict.fromkeys(stable, OffsetSpec.latest())
+        if offsets(cluster.admin, "look for transactions", wanted, committed=False) == stable:
+            return
 
 
 def waiting(topics: Topics, limit: int = 1000) -> tuple[list[Reject], int]:
     """The letters that wait, as the pipeline lists them."""
     place = replaying(topics.sink().pipeline_topics)
     with closing(Cluster(place)) as cluster:
+        settle(cluster, topics.rejects)
         letters = DeadLetters(cluster, topics.rejects)
         found = letters.survey(limit)
         assert letters.count() == found[1]

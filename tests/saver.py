@@ -35,7 +35,7 @@ class Saver:
 
     def ready(self) -> None:
         """Wait until it is."""
-        assert self._line() == b"ready\n", self.process.wait(10)
+        assert self._line() == b"ready\n", self.process.wait(180)
 
     def go(self) -> None:
         """Let it begin."""

@@ -103,6 +103,20 @@ def sqlite_place() -> Iterator[Place]:
         yield Place(f"sqlite:///{directory}/{uuid.uuid4().hex[:12]}.db")
 
 
+def trigger(place: Place, body: str, on: str = "BEFORE INSERT ON rows") -> str:
+    """A trigger of each row in PL/pgSQL; for PostgreSQL. Returns the name of its function.
+
+    Args:
+        body: between ``BEGIN`` and ``END``.
+        on: the time, the kind of statement, and the table or view.
+    """
+    name = f"f{uuid.uuid4().hex[:12]}"
+    place.sql(f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {body} END$$")
+    function = f"{place.schema}.{name}"
+    place.sql(f"CREATE TRIGGER {name} {on} FOR EACH ROW EXECUTE FUNCTION {function}()")
+    return name
+
+
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
@@ -203,11 +217,17 @@ class Rec:
     key: bytes | None = b"key"
     value: bytes | None = b"value"
     headers: Sequence[tuple[str, bytes | None]] = field(default_factory=tuple)
+    timestamp: int = 1_700_000_000_000
 
 
 def rec(offset: int, **row: object) -> Rec:
     """A record that became one row."""
     return Rec(offset, (row,))
+
+
+def gone(offset: int, **key: object) -> Rec:
+    """A tombstone of a key."""
+    return Rec(offset, deletes=key, value=None)
 
 
 def numbered(start: int, end: int) -> list[Rec]:
@@ -231,7 +251,7 @@ def chunk(parts: Parts, schema: pa.Schema = SCHEMA, keys: Sequence[str] = ()) ->
             Reject(
                 partitions[flat[w.record][0]],
                 flat[w.record][1].offset,
-                1_700_000_000_000,
+                flat[w.record][1].timestamp,
                 flat[w.record][1].key,
                 flat[w.record][1].value,
                 flat[w.record][1].headers,
@@ -262,9 +282,9 @@ def at_t0(start: int, records: Sequence[Rec], schema: pa.Schema = SCHEMA, **more
     return chunk({T0: (start, records)}, schema, **more)
 
 
-def impatient() -> Backoff:
+def impatient(**_: object) -> Backoff:
     """Asks again at once, a few times."""
-    return Backoff(first=0.001, longest=0.001, total=0.01)
+    return Backoff(first=0.001, longest=0.001, total=0.01, clock=lambda: 0.0)
 
 
 def commit_all(
@@ -306,6 +326,12 @@ def commit_on(
 ) -> Any:
     """The sink's own commit, as if decided on these entries."""
     return sink.commit(what, fence, Claim(fence, what.ranges, entries), max_rejects)
+
+
+def with_rows(batch: Batch, sink: Any, *rows: pa.Table) -> Batch:
+    """The batch with rows of a Spark transform, as the driver reads them from Spark."""
+    packets = [one for part in rows if part.num_rows for one in sink.pack(part)]
+    return replace(batch, staged=[one.staged for one in packets], packets=lambda: iter(packets))
 
 
 def publish_on(

@@ -20,7 +20,7 @@ from oncely.verify.check import check
 from oncely.verify.log import Log, parsed, read
 from oncely.verify.reading import read_ledger, rules_of
 from oncely.verify.report import Report
-from oncely.verify.state import Entry, Held, Ledger, Rules
+from oncely.verify.state import COMMITS, Entry, Held, Ledger, Rules
 
 NAME = "p"
 ROW_BY_ROW = Rules(one_row=True)
@@ -50,6 +50,7 @@ class Simulated:
     random: Random
     epoch: int = 0
     at: dict[TopicPartition, int] = field(default_factory=dict)
+    start: dict[TopicPartition, int] = field(default_factory=dict)
     held: dict[TopicPartition, int] = field(default_factory=dict)
     given: dict[TopicPartition, int] = field(default_factory=dict)  # the end of the last plan
     beyond: dict[TopicPartition, list[OffsetRange]] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class Simulated:
         if first:
             start = self.random.choice([0, 100])
             self.at = {TopicPartition("t", n): start for n in range(2)}
+            self.start = dict(self.at)
         mine = sorted(self.at if only is None else only)
         self.held |= dict.fromkeys(mine, run.epoch)
         positions = {tp: self.at[tp] for tp in mine}
@@ -98,7 +100,7 @@ class Simulated:
         self.epoch += 1
 
     def batch(self, run: Run, *, dies: bool = False, threads: bool = False) -> None:
-        """A micro-batch, told when its job has ended; ``dies``: it is not told.
+        """A batch, told when its job has ended; ``dies``: it is not told.
 
         ``threads``: several have divided it by key.
         """
@@ -147,6 +149,7 @@ class Simulated:
         """A partition is added to the topic."""
         tp = TopicPartition("t", len(self.at))
         self.at[tp], self.held[tp] = self.random.choice([0, 5]), run.epoch
+        self.start[tp] = self.at[tp]
         self.given[tp] = self.at[tp]
         self.hear(run, events.PartitionAdded(tp, self.at[tp]))
 
@@ -180,7 +183,8 @@ class Simulated:
                 continue
             counts = sum((one.counts or Counts(0, 0, 0, 0) for one in run), Counts(0, 0, 0, 0))
             whole = Entry(tp, run[0].start, run[-1].end, max(e.epoch for e in run), "joined",
-                          counts, at=self.clock, letters=0)  # fmt: skip
+                          counts, at=self.clock,
+                          letters=sum(e.letters or 0 for e in run))  # fmt: skip
             self.entries = [e for e in self.entries if e not in run] + [whole]
 
     # -- parts -----------------------------------------------------------------------------
@@ -249,16 +253,22 @@ class Simulated:
         records = self.random.randint(0, one.end - one.start)
         rejects = self.random.randint(0, records)
         filtered = self.random.randint(0, records - rejects)
-        return Counts(records, records - rejects - filtered, rejects, filtered)
+        rows = records - rejects - filtered
+        # The digest of rows may be 0, once in 2**64: which is that of no rows.
+        digest, recipe = (self.random.getrandbits(64) or 1, "r") if rows else (0, "")
+        return Counts(records, rows, rejects, filtered, digest, recipe)
 
     def commit(
         self, run: Run, tp: TopicPartition, one: OffsetRange, counts: Counts, kind: str
     ) -> None:
         assert self.held[tp] == run.epoch
         self.clock += timedelta(seconds=1)
-        letters = self.random.randint(0, counts.rejects)
+        replayed = self.random.choice([0, self.random.randint(0, counts.rejects)])
         self.entries.append(Entry(tp, one.start, one.end, run.epoch, kind, counts, at=self.clock,
-                                  letters=letters))  # fmt: skip
+                                  letters=counts.rejects - replayed))  # fmt: skip
+        if replayed:
+            change = Counts(0, replayed, -replayed, 0)
+            self.entries.append(Entry(tp, one.start, one.end, run.epoch, "replay", change))
         if kind == "ahead":
             self.beyond[tp] = sorted([*self.of(tp), one])
             return
@@ -267,7 +277,8 @@ class Simulated:
             self.at[tp] = self.beyond[tp].pop(0).end
 
     def in_force(self, tp: TopicPartition) -> list[Entry]:
-        own = [one for one in self.entries if one.partition == tp and not one.superseded]
+        mine = [one for one in self.entries if one.partition == tp and one.kind in COMMITS]
+        own = [one for one in mine if not one.superseded]
         return sorted(own, key=lambda one: one.start)
 
     def hear(self, run: Run, event: events.Event) -> None:
@@ -390,9 +401,11 @@ def second_run(of: Simulated) -> None:
 def some_partitions(of: Simulated) -> None:
     """A worker takes one partition; the others go on with theirs."""
     run = _running(of)
-    worker = Run(f"run{len(of.runs)}")
+    worker = Run(f"worker{of.epoch}")
     of.tell(worker, "started", {"version": 1, "cut": 0})
-    of.take(worker, only=[of.random.choice(sorted(of.at))])
+    tp = of.random.choice(sorted(of.at))
+    of.hear(worker, events.PartitionsChanged("assigned", frozenset({tp})))
+    of.take(worker, only=[tp])
     of.batch(worker)
     of.batch(run)
     of.batch(worker)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.claim import Takeover
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
@@ -74,6 +75,9 @@ class Topics:
 
     def resolve_start(self, start: str) -> dict[TopicPartition, Position]:
         return dict.fromkeys(self.ends, 0)
+
+    def fetch_committed(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, KafkaRecord]:
+        return {}  # deleted by retention
 
     def mirror(self, group: str, positions: Mapping[TopicPartition, Position]) -> None:
         self.mirrored_to.append(positions)

@@ -14,7 +14,8 @@ from typing import Any
 from unittest import mock
 
 from oncely import phases
-from oncely.clients.kafka.group_consumer import Polled, Rebalances
+from oncely.clients.kafka.group_consumer import Rebalances
+from oncely.clients.kafka.inbox import Polled
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome
 from oncely.core import events
@@ -24,9 +25,10 @@ from oncely.core.topics import TopicPartition
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.takeover import Taken
 from oncely.runtimes.worker import member
 from oncely.runtimes.worker.assignment import Work
-from oncely.runtimes.worker.run import Taken, WorkerRun
+from oncely.runtimes.worker.run import WorkerRun
 from tests import sinktools
 
 
@@ -97,15 +99,15 @@ class _Run(WorkerRun):
     def look(self) -> None:
         """Nobody has taken all partitions over."""
 
+    def look_for_a_whole_run(self) -> None:
+        """The same for a member whose partitions were taken over."""
+
     def watch(self, fence: Fence | None) -> list[Outcome]:
         return []
 
-    def tell(self, outcomes: Collection[Outcome], fence: Fence) -> None:
-        self.outcomes += outcomes
-        super().tell(outcomes, fence)
-
-    def keep_house(self, held: Collection[Fence], added: int) -> None:
+    def keep_house(self, held: Collection[Fence], outcomes: Collection[Outcome]) -> None:
         """Not between the commits of a test."""
+        self.outcomes += outcomes
 
 
 class _Recorded(PipelinedCommit):
@@ -131,6 +133,12 @@ class _Message:
         return self.at
 
     def leader_epoch(self) -> None:
+        return None
+
+    def key(self) -> None:
+        return None
+
+    def headers(self) -> None:
         return None
 
     def __len__(self) -> int:

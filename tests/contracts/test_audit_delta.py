@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
+from deltalake.schema import ArrayType
 
 from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
 from oncely.audit.engine import ByOffset
@@ -22,10 +23,11 @@ from oncely.audit.report import Report
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.config import DeltaSinkSettings, PipelineSettings, parse
-from oncely.core.claim import Fence
+from oncely.core.claim import Fence, Takeover
 from oncely.core.topics import TopicPartition
 from oncely.errors import SourceMismatch, WrongInput
 from oncely.sinks.delta.replay import DeltaReplay
+from tests import sinktools
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.groupedtools import Compared, Topic, compare
 from tests.replaytools import judging
@@ -230,6 +232,35 @@ def test_a_damaged_file_is_named_with_its_records(
     assert how != "cut" or f"{victim.name}: it has" in found.details
 
 
+@pytest.mark.parametrize("form", [{}, {"partition_by": ("name",)}], ids=["plain", "partitioned"])
+@pytest.mark.parametrize("keep_source", [False, True], ids=["by value", "by offset"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_file_that_was_rewritten_in_place_is_read_with_its_own_size(
+    tmp_path: Path, compression: str, keep_source: bool, form: dict[str, Any]
+) -> None:
+    world = a_world(tmp_path, keep_source=keep_source, **form)
+    files = sorted(world.place.root.rglob("*.parquet"))
+    victim = next(one for one in files if "_oncely" not in one.parts)
+    rows = pa.parquet.ParquetFile(victim).read()
+    first = rows.column("id")[0].as_py()
+
+    def rewrite(change: int) -> list[tuple[str, TopicPartition | None, int | None]]:
+        ids = [one + change if one == first else one for one in rows.column("id").to_pylist()]
+        given = [pa.array(ids, pa.int64()), *rows.drop(["id"]).columns]
+        now = pa.table(given, names=["id", *rows.drop(["id"]).column_names])
+        pa.parquet.write_table(now, victim, compression=compression, write_page_index=True)
+        if keep_source:
+            report = world.by_offset()
+            assert any(victim.name in one for one in report.limits)
+            return [(one.kind, one.partition, one.offset) for one in report.findings]
+        found = world.audit(download=True)
+        assert victim.name in found.details or any(victim.name in one for one in found.notes)
+        return found.findings
+
+    assert rewrite(0) == []
+    assert rewrite(5_000) == [("altered", *world.offsets_of(first)[0])]
+
+
 def test_rows_of_another_writer_in_our_files_may_be_its_own(world: World) -> None:
     again = [row for row in world.place.rows() if row["id"] in (0, 1)]
     write_deltalake(world.table, pa.Table.from_pylist(again, schema=SCHEMA), mode="append")
@@ -306,6 +337,27 @@ def test_with_offsets_an_altered_row_is_named(tmp_path: Path) -> None:
     assert (found.kind, found.partition, found.offset) == ("altered", T1, 4)
 
 
+def test_with_offsets_a_dead_letter_that_differs_from_its_record_is_named(tmp_path: Path) -> None:
+    world = a_world(tmp_path, keep_source=True)
+    world.topic.change(T0, BAD, value=b"other", headers=[("h", b"1")])
+    (found,) = world.by_offset().findings
+    assert (found.kind, found.partition, found.offset) == ("altered", T0, BAD)
+    assert found.detail == "its dead letter has another value and headers"
+
+
+def test_with_offsets_values_that_no_digest_covers_are_unknown_after_other_writers(
+    tmp_path: Path,
+) -> None:
+    world = a_world(tmp_path, keep_source=True)
+    world.table.alter.add_columns([Field("tags", ArrayType("string", contains_null=True))])
+    report = world.by_offset()
+    assert (report.verdict, report.limits[-1]) == ("clean", "no digest covers tags")
+    world.table.update(updates={"tags": "make_array('x')"}, predicate="id = 104")
+    report = world.by_offset()
+    assert (report.verdict, report.found) == ("unknown", {})
+    assert "no digest covers tags" in report.undecided[0].reason
+
+
 def test_with_offsets_each_damage_is_named_without_a_recomputation(tmp_path: Path) -> None:
     world = a_world(tmp_path, keep_source=True)
     again = [row for row in world.place.rows() if row["id"] == 101]
@@ -338,3 +390,20 @@ def test_with_offsets_rows_of_commits_that_the_log_has_lost_are_no_damage(
     assert len(report.undecided) == (0 if totals else 2)
     world.table.delete("id = 1")
     assert world.by_offset().found == ({"lost": 1} if totals else {})
+
+
+@pytest.mark.parametrize("keep_source", [False, True])
+def test_records_that_a_reset_passed_over_are_not_lost(tmp_path: Path, keep_source: bool) -> None:
+    world = a_world(tmp_path, keep_source=keep_source)
+    to = (COMMITS + 1) * EACH
+    world.sink.inner.open(Takeover(sinktools.SOURCE, dict, {}, reset=lambda _: {T0: to}))
+    world.fence = world.sink.inner.open(Takeover(sinktools.SOURCE, dict, {})).fence
+    more = [*world.records(T0, COMMITS), *world.records(T0, COMMITS + 1)]
+    world.topic.records = {**world.topic.records, T0: [*world.topic.records[T0], *more]}
+    commit_all(world.sink, chunk({T0: (to, world.records(T0, COMMITS + 1))}), world.fence)
+    if keep_source:
+        report = world.by_offset()
+        assert (report.verdict, report.found) == ("clean", {}), report.as_json()
+        assert any("[24, 32) was passed over by a reset" in one for one in report.limits)
+    else:
+        assert world.audit().is_clean

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from oncely.audit.files import FilesEvidence, open_files
 from oncely.config import FilesSinkSettings, parse
 from oncely.core.batch import Batch, Reject
-from oncely.core.claim import Counts, Fence
+from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.files.compact import compact
 from oncely.sinks.files.sink import FilesSink
@@ -26,7 +26,7 @@ from oncely.testing.servers.kafka import Broker
 from tests import filestools
 from tests.filestools import FilesPlace
 from tests.groupedtools import Compared, Topic, compare
-from tests.sinktools import T0, T1, Rec, chunk
+from tests.sinktools import SOURCE, T0, T1, Rec, chunk
 
 BATCHES, EACH, GROUPS = 2, 12, 2
 BAD = 5  # the record of each batch of t-0 that can't be decoded
@@ -96,7 +96,7 @@ class World:
         producer = Producer({"bootstrap.servers": self.place.bootstrap, "log_level": 0})
         data = None if value is None else msgspec.json.encode(value)
         producer.produce(f"{self.place.name}.manifest", data, key, partition=0)
-        assert producer.flush(20) == 0
+        assert producer.flush(120) == 0
 
     def entry(self, path: Path) -> dict[str, Any]:
         name = str(path.relative_to(self.place.root))
@@ -243,7 +243,7 @@ def test_a_file_of_another_pipeline_is_unexpected_if_it_is_below_the_root(world:
     world.say(name, {**entry, "path": name, "kind": "file", "pipeline": "other"})
     found = world.audit()
     assert [kind for kind, *_ in found.findings] == ["unexpected"]
-    assert "pipeline 'other', in here.avro" in found.details
+    assert "rows of pipeline 'other', in here.avro" in found.details
 
 
 def test_a_file_beyond_the_position_is_unexpected(world: World) -> None:
@@ -296,3 +296,14 @@ def test_a_batch_that_commits_meanwhile_changes_nothing(world: World) -> None:
     found = compare(evidence, world.topic)
     assert found.is_clean
     assert found.records == BATCHES * (2 * EACH - 1)
+
+
+def test_records_that_a_reset_passed_over_are_not_lost(world: World) -> None:
+    to = (BATCHES + 1) * EACH
+    world.sink.open(Takeover(SOURCE, dict, {}, reset=lambda _: {T0: to, T1: to}))
+    world.fence = world.sink.open(Takeover(SOURCE, dict, {})).fence
+    every = range(BATCHES + 2)
+    world.topic.records = {tp: [r for b in every for r in _records(tp, b)] for tp in (T0, T1)}
+    world.publish(BATCHES + 1)
+    found = world.audit()
+    assert found.is_clean, (found.findings, found.reasons)

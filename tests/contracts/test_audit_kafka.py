@@ -21,7 +21,7 @@ from oncely.audit.kafka import KafkaGroup, KafkaOffsets, open_kafka
 from oncely.audit.report import Report
 from oncely.commit.path import pass_over
 from oncely.config import KafkaSinkSettings, parse
-from oncely.core.claim import Fence
+from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, SourceMismatch
@@ -32,7 +32,7 @@ from tests import kafkatools
 from tests.groupedtools import Compared, Topic, compare
 from tests.kafkatools import Topics
 from tests.replaytools import judging, replayed, waiting
-from tests.sinktools import SCHEMA, T0, T1, Rec, chunk, commit_all, rec, together
+from tests.sinktools import SCHEMA, SOURCE, T0, T1, Rec, chunk, commit_all, rec, together
 
 COMMITS, EACH, BAD, HOLE = 2, 6, 2, 4
 RECORDS, HOLES = COMMITS * (2 * EACH - 1), COMMITS
@@ -117,7 +117,7 @@ class World:
         """Write to the output, as another program, or once more."""
         producer = Producer({"bootstrap.servers": self.topics.bootstrap, "log_level": 0})
         producer.produce(self.topics.output, value, headers=list(headers))
-        assert producer.flush(20) == 0
+        assert producer.flush(120) == 0
 
     def source(self, tp: TopicPartition, offset: int) -> tuple[str, bytes]:
         return "oncely.source", msgspec.json.encode([*tp, offset])
@@ -314,3 +314,31 @@ def test_a_pipeline_that_never_ran_is_refused(world: World, broker: Broker) -> N
     other = World(kafkatools.make_topics(broker), None, world.fence, world.topic, keep_source=False)
     with pytest.raises(SourceMismatch, match="contains nothing of pipeline"):
         other.evidence()
+
+
+def test_a_dead_letter_that_differs_from_its_record_is_named(sourced: World) -> None:
+    assert sourced.by_offset().verdict == "clean"
+    sourced.topic.change(T0, BAD, value=b"other", headers=[("h", b"1")])
+    (found,) = sourced.by_offset().findings
+    assert (found.kind, found.partition, found.offset) == ("altered", T0, BAD)
+    assert found.detail == "its dead letter has another value and headers"
+
+
+@pytest.mark.parametrize("keep_source", [False, True])
+def test_records_that_a_reset_passed_over_are_not_lost(broker: Broker, keep_source: bool) -> None:
+    world = _world(broker, keep_source=keep_source)
+    world.sink.open(Takeover(SOURCE, dict, {}, reset=lambda _: {T0: (COMMITS + 1) * EACH}))
+    world.fence = world.sink.open(Takeover(SOURCE, dict, {})).fence
+    for number in (COMMITS, COMMITS + 1):
+        own = {tp: [*old, *world.records(tp, number)] for tp, old in world.topic.records.items()}
+        world.topic.records = own
+    last = {T0: (COMMITS + 1) * EACH, T1: COMMITS * EACH}
+    of_t0 = world.records(T0, COMMITS + 1)
+    commit_all(world.sink, chunk({T0: (last[T0], of_t0)}), world.fence)
+    if keep_source:
+        report = world.by_offset()
+        assert (report.verdict, report.found) == ("clean", {}), report.as_json()
+        assert any("[12, 18) was passed over by a reset" in one for one in report.limits)
+    else:
+        assert world.audit().is_clean
+    world.sink.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import uuid
 
+import confluent_kafka as ck
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from oncely.audit.stored.dead_letters import read_letters
 from oncely.audit.stored.log import Topics
@@ -28,14 +30,14 @@ def topics(broker: Broker) -> Topics:
 def _producer(broker: Broker) -> Producer:
     own = {"transactional.id": uuid.uuid4().hex, "log_level": 0}
     producer = Producer({"bootstrap.servers": broker.bootstrap, **own})
-    producer.init_transactions(20)
+    producer.init_transactions(120)
     return producer
 
 
 def _write(producer: Producer, topic: str, *values: bytes) -> None:
     for value in values:
         producer.produce(topic, value, partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
 
 
 def test_committed_records_below_the_end_are_read(broker: Broker, topics: Topics) -> None:
@@ -43,15 +45,15 @@ def test_committed_records_below_the_end_are_read(broker: Broker, topics: Topics
     here, producer = TopicPartition(topic, 0), _producer(broker)
     producer.begin_transaction()
     _write(producer, topic, b"aborted")
-    producer.abort_transaction(20)
+    producer.abort_transaction(120)
     producer.begin_transaction()
     _write(producer, topic, b"1", b"2")
-    producer.commit_transaction(20)
+    producer.commit_transaction(120)
     end = topics.ends(topic)[here]
     assert (end.first, end.stable, end.high) == (0, 5, 5)
     producer.begin_transaction()
     _write(producer, topic, b"later")
-    producer.commit_transaction(20)
+    producer.commit_transaction(120)
     found = [(one.offset(), one.value()) for one in topics.read({here: end.high})]
     assert found == [(2, b"1"), (3, b"2")]
     assert [one.offset() for one in topics.read({here: end.high}, {here: 3})] == [3]
@@ -66,7 +68,7 @@ def test_the_end_includes_what_an_open_transaction_hides(broker: Broker, topics:
     _write(still_open, topic, b"open")
     done.begin_transaction()
     _write(done, topic, b"done")
-    done.commit_transaction(20)
+    done.commit_transaction(120)
     end = topics.ends(topic)[here]
     assert (end.stable, end.high) == (0, 3)
     found: list[bytes] = []
@@ -74,8 +76,8 @@ def test_the_end_includes_what_an_open_transaction_hides(broker: Broker, topics:
         target=lambda: found.extend(one.value() for one in topics.read({here: end.high}))
     )
     reading.start()
-    still_open.abort_transaction(20)
-    reading.join(30)
+    still_open.abort_transaction(120)
+    reading.join(180)
     assert found == [b"done"]
 
 
@@ -86,7 +88,29 @@ def test_a_transaction_that_stays_open_is_named(broker: Broker) -> None:
     _write(producer, topic, b"open")
     with pytest.raises(Unavailable, match=f"open transaction.*{topic}-0 below offset 1"):
         list(Topics(broker.bootstrap, timeout=0.5).read({here: 1}))
-    producer.abort_transaction(20)
+    producer.abort_transaction(120)
+
+
+def test_records_that_were_deleted_are_passed_over_or_refused(broker: Broker) -> None:
+    topic = broker.create_topic(f"t-{uuid.uuid4().hex}")
+    here, producer = TopicPartition(topic, 0), Producer(broker.client_config())
+    _write(producer, topic, b"0", b"1", b"2", b"3")
+    admin = AdminClient(broker.client_config())
+    for done in admin.delete_records([ck.TopicPartition(topic, 0, 2)]).values():
+        done.result(120)
+    left = [one.offset() for one in Topics(broker.bootstrap).read({here: 4}, {here: 1})]
+    assert left == [2, 3]
+    whole = Topics(broker.bootstrap, deleted="refuse")
+    assert [one.offset() for one in whole.read({here: 4}, {here: 2})] == [2, 3]
+    with pytest.raises(Unavailable, match="read the topics"):
+        list(whole.read({here: 4}, {here: 1}))
+
+
+def test_an_end_that_the_log_does_not_reach_is_never_taken_for_the_end(broker: Broker) -> None:
+    topic = broker.create_topic(f"t-{uuid.uuid4().hex}")
+    _write(Producer(broker.client_config()), topic, b"0", b"1")
+    with pytest.raises(Unavailable, match=f"{topic}-0 below offset 3"):
+        list(Topics(broker.bootstrap, timeout=1.0).read({TopicPartition(topic, 0): 3}))
 
 
 def test_a_missing_topic_has_no_ends(topics: Topics, topic_name: str) -> None:
@@ -135,18 +159,18 @@ def test_times_around_offsets_of_all_partitions(broker: Broker) -> None:
     def write(partition: int, *seconds: int) -> None:
         for one in seconds:
             producer.produce(topic, b"", partition=partition, timestamp=(at + one) * 1000)
-        assert producer.flush(20) == 0
+        assert producer.flush(120) == 0
 
     producer.begin_transaction()
     write(0, 1, 2)
     write(2, 5, 6)
-    producer.commit_transaction(20)  # markers at 0-2 and 2-2
+    producer.commit_transaction(120)  # markers at 0-2 and 2-2
     producer.begin_transaction()
     write(0, *range(100))
-    producer.abort_transaction(20)
+    producer.abort_transaction(120)
     producer.begin_transaction()
     write(0, 3)
-    producer.commit_transaction(20)
+    producer.commit_transaction(120)
     log, zero, one, two = KafkaLog(broker.bootstrap, [topic]), *(
         TopicPartition(topic, number) for number in range(3)
     )  # fmt: skip

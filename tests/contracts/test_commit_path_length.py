@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
@@ -12,11 +12,11 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Producer
 
 import oncely
 from oncely.clients.delta import DeltaTables
 from oncely.clients.kafka.client import make
+from oncely.clients.kafka.producer import Producer
 from oncely.clients.sql.connection import connect
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import publish
@@ -31,9 +31,11 @@ from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.reject_filter import RejectFilter
 from oncely.pipeline.rejects import discard
+from oncely.runtimes.batches.reading import Reading
+from oncely.runtimes.batches.task import CommitPlan, commit_chunks
+from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.spark.reading import Reading
-from oncely.runtimes.spark.task import CommitPlan, commit_chunks
+from oncely.sinks.base import PacksRows
 from oncely.sinks.handlers.sink import HandlersSink
 from oncely.sinks.sql.discard import SqlDiscards
 from oncely.sinks.sql.replay import SqlReplay
@@ -42,6 +44,7 @@ from tests.conftest import repository
 from tests.deltatools import make_place as make_delta
 from tests.filestools import make_place, stage, what
 from tests.filestools import open_sink as open_files
+from tests.jobtools import GivenRecords, records
 from tests.kafkatools import make_topics
 from tests.kafkatools import ready as ready_topics
 from tests.laketools import events, lake
@@ -57,6 +60,7 @@ from tests.sinktools import (
     ready,
     sink_to,
     together,
+    with_rows,
 )
 
 _SRC = Path(oncely.__file__).parent
@@ -138,25 +142,19 @@ class Decoder:
 
 
 def run_a_task(sink: Any, fence: Fence) -> None:
-    nothing: Any = None
-    reading = Reading(nothing, Decoder(), Unchanged(), {T0: 0}, T0.topic)
+    source = GivenRecords([records(T0, [b"x"] * 3)])
+    reading = Reading(source, Decoder(), Unchanged(), frozenset({"value"}))
     plan = CommitPlan(together(sink), fence, Budget(), reading)
-    list(commit_chunks(plan, records()))
-
-
-def records() -> Iterator[pa.RecordBatch]:
-    yield pa.record_batch(
-        {
-            "partition": pa.array([T0.partition] * 3, pa.int32()),
-            "offset": pa.array(range(3), pa.int64()),
-            "value": pa.array([b"x"] * 3, pa.binary()),
-        }
-    )
+    list(commit_chunks(plan, {T0: OffsetRange(0, 3)}, Attempt(0)))
 
 
 def publish_rows(sink: Any, fence: Fence) -> None:
-    staged = sink.stage(fence, 0, 0, iter([at_t0(0, numbered(0, 3)).rows]))
-    batch = Batch({T0: OffsetRange(0, 3)}, {T0: Counts(3, 3, 0, 0)}, (), (staged,))
+    batch = Batch({T0: OffsetRange(0, 3)}, {T0: Counts(3, 3, 0, 0)})
+    rows = at_t0(0, numbered(0, 3)).rows
+    if isinstance(sink, PacksRows):
+        batch = with_rows(batch, sink, rows)
+    else:
+        batch = replace(batch, staged=(sink.stage(fence, 0, 0, iter([rows])),))
     publish(together(sink), batch, fence, lambda: sink.ledger.positions(fence))
 
 
@@ -187,16 +185,16 @@ def handed_over(what: str, crossed: Crossed) -> None:
 
 def test_a_batch_into_a_table(place: Place) -> None:
     publish_rows(*ready(sink_to(place, connect=sql(crossed := Crossed()))))
-    in_the_table("a micro-batch into a table", crossed, before=_DRIVER)
+    in_the_table("a batch into a table", crossed, before=_DRIVER)
 
 
-def test_a_batch_into_a_topic(broker: Broker, tmp_path: Path) -> None:
+def test_a_batch_into_a_topic(broker: Broker) -> None:
     made = make_topics(broker).sink(connect=kafka(crossed := Crossed()))
-    made.staging = str(tmp_path)
+    made.by_batch = True
     sink, fence = ready_topics(made)
     with closing(sink):
         publish_rows(sink, fence)
-    in_the_table("a micro-batch into a topic", crossed, before=_DRIVER)
+    in_the_table("a batch into a topic", crossed, before=_DRIVER)
 
 
 def test_a_batch_into_files(broker: Broker, tmp_path: Path) -> None:
@@ -205,7 +203,7 @@ def test_a_batch_into_files(broker: Broker, tmp_path: Path) -> None:
         fence = open_files(sink).fence
         batch = what(stage(sink, fence))
         publish(together(sink), batch, fence, lambda: sink.ledger.positions(fence))
-    in_the_table("a micro-batch into files", crossed, before=_DRIVER)
+    in_the_table("a batch into files", crossed, before=_DRIVER)
 
 
 def test_a_batch_into_a_delta_table(tmp_path: Path) -> None:
@@ -218,7 +216,7 @@ def test_a_batch_into_a_delta_table(tmp_path: Path) -> None:
             super().commit(table, change)
 
     publish_rows(*ready(make_delta(tmp_path).sink(delta=Watched)))
-    in_the_table("a micro-batch into a Delta table", crossed, before=_DRIVER)
+    in_the_table("a batch into a Delta table", crossed, before=_DRIVER)
 
 
 def test_a_replay_into_a_table(place: Place) -> None:

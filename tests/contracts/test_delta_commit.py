@@ -18,7 +18,8 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Batch, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange
-from oncely.errors import InvariantViolation, Unavailable
+from oncely.core.topics import TopicPartition
+from oncely.errors import InvariantViolation, Stopped, Unavailable
 from oncely.sinks.base import Judge
 from oncely.sinks.delta.replay import DeltaReplay
 from tests.deltatools import Committing, DeltaPlace, make_place
@@ -32,6 +33,7 @@ from tests.sinktools import (
     chunk,
     commit_all,
     commit_on,
+    gone,
     numbered,
     open_sink,
     ready,
@@ -97,6 +99,41 @@ def test_foreign_commits_between_decision_and_commit(
     assert outcome.counts == Counts(2, 2, 0, 0)
     assert place.ids() == [*range(5)]
     assert sink.ledger.positions(fence)[T0].position == 5
+
+
+@pytest.mark.parametrize("keys", [(), ("id",)])
+def test_a_table_that_a_restore_has_taken_back_is_refused(
+    place: DeltaPlace, keys: Sequence[str]
+) -> None:
+    """Its positions are behind rows that it lacks; a repair or a reset decides."""
+    sink, fence = started(place, keys=keys)
+    for at in range(3):
+        commit_all(sink, at_t0(at, numbered(at, at + 1)), fence)
+    place.table.restore(place.table.version() - 1)
+    place.table.optimize.compact()
+    for commits in (
+        lambda: commit_all(sink, at_t0(3, numbered(3, 5)), fence),
+        lambda: open_sink(sink),
+        lambda: sink.inner.ledger.add_partitions(fence, {TopicPartition("t", 9): 0}, SOURCE),
+    ):
+        with pytest.raises(Stopped, match="is a RESTORE to a version before") as refused:
+            commits()
+        assert "oncely repair" in refused.value.way_out
+    assert place.ids() == [0, 1]
+    again = Takeover(SOURCE, dict, {}, reset=lambda at: {T0: at[T0]})
+    fence = sink.open(again).fence
+    commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+    assert place.ids() == [0, 1, 3, 4]
+
+
+def test_a_restore_that_takes_no_rows_back_is_no_matter(place: DeltaPlace) -> None:
+    sink, fence = started(place)
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    version = place.table.version()
+    place.table.delete("id = 1")
+    place.table.restore(version)
+    commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+    assert place.ids() == [*range(5)]
 
 
 @pytest.mark.parametrize("keys", [(), ("id",)])
@@ -250,10 +287,6 @@ def one(offset: int, id_: int | None, name: str, v: int | None = None) -> Rec:
     return rec(offset, id=id_, name=name, v=v)
 
 
-def gone(offset: int, id_: int) -> Rec:
-    return Rec(offset, deletes={"id": id_}, value=None)
-
-
 def test_the_last_record_of_a_key_wins(place: DeltaPlace) -> None:
     assert upserted(place, [one(0, 1, "a"), one(1, 2, "b"), one(2, 1, "c")]) == {
         1: ("c", None),
@@ -268,7 +301,7 @@ def test_the_last_record_of_a_key_wins(place: DeltaPlace) -> None:
 
 def test_tombstones_delete(place: DeltaPlace) -> None:
     upserted(place, [one(0, 1, "a"), one(1, 2, "b"), one(2, 3, "c")])
-    done = upserted(place, [gone(3, 1), gone(4, 2), one(5, 2, "again"), gone(6, 9)], 3)
+    done = upserted(place, [gone(3, id=1), gone(4, id=2), one(5, 2, "again"), gone(6, id=9)], 3)
     assert done == {2: ("again", None), 3: ("c", None)}
 
 
@@ -279,7 +312,7 @@ def test_a_version_keeps_older_rows_out(place: DeltaPlace) -> None:
     assert first == {1: ("same", 5)}
     assert upserted(place, [one(3, 1, "older", 4)], 3, **more) == {1: ("same", 5)}
     assert upserted(place, [one(4, 1, "newer", 6)], 4, **more) == {1: ("newer", 6)}
-    assert upserted(place, [gone(5, 1), one(6, 1, "from zero", 1)], 5, **more) == {
+    assert upserted(place, [gone(5, id=1), one(6, 1, "from zero", 1)], 5, **more) == {
         1: ("from zero", 1)
     }, "a tombstone has no version, and what follows it begins anew"
 

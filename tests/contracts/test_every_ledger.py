@@ -44,6 +44,7 @@ def test_start_is_asked_once_and_positions_are_kept(to: SinkAdapter) -> None:
     first = take_over(sink, {T0: 7, T1: 200})
     assert (first.fence.epoch, dict(first.positions)) == (1, {T0: 7, T1: 200})
     assert first.first_start
+    assert first.begun == {T0, T1}
     to.write(sink.bind(), first.fence, 7, 9)
 
     def start() -> Positions:
@@ -52,6 +53,7 @@ def test_start_is_asked_once_and_positions_are_kept(to: SinkAdapter) -> None:
     again = to.sink().open(Takeover(SOURCE, start, {T0: 0, T1: 0}))
     assert (again.fence.epoch, dict(again.positions)) == (2, {T0: 9, T1: 200})
     assert not again.first_start
+    assert not again.begun
     assert to.positions() == {T0: 9, T1: 200}
 
 
@@ -59,6 +61,7 @@ def test_a_partition_seen_later_begins_at_its_first_offset(to: SinkAdapter) -> N
     take_over(to.sink(), {T0: 100})
     opened = take_over(to.sink(), {T0: 5, T1: 7, T2: 0})
     assert opened.positions == {T0: 100, T1: 7, T2: 0}
+    assert opened.begun == {T1, T2}
 
 
 def test_a_partition_found_while_running(to: SinkAdapter) -> None:

@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 from filetools import Shelf
 
-from oncely.clients.files import s3_uploads
 from oncely.clients.files.store import NoSuchFile, S3Options, Store
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, Stopped, Unavailable
-from tests.s3tools import HOST, SECRET, S3Proxy, S3Server, begin_upload, uploads
+from tests.s3tools import HOST, SECRET, S3Proxy, S3Server
 
 LARGE = os.urandom(12_000_000)  # more than one part of an upload
 
@@ -144,8 +143,6 @@ def test_a_missing_bucket(s3_server: S3Server) -> None:
 def test_wrong_keys(s3_server: S3Server, wrong: dict[str, str]) -> None:
     store = Store(f"s3://{s3_server.bucket()}/x", s3_server.options(**wrong))
     assert refusal(store).key == "sink.s3.access_key"
-    with pytest.raises(ConfigError, match=r"sink\.s3\.access_key"):
-        store.abort_uploads(datetime.now(UTC), anything)
 
 
 @pytest.mark.parametrize("endpoint", [f"http://{HOST}:1", "http://no-such-host.invalid:9"])
@@ -285,45 +282,29 @@ def test_a_large_file_arrives_whole(
         assert met.met.is_set()
         assert store.read("f") == LARGE
         assert names(store) == {"f"}
-        assert store.abort_uploads(datetime.now(UTC) + timedelta(hours=1), anything) <= times
-        assert store.abort_uploads(datetime.now(UTC) + timedelta(hours=1), anything) == 0
-        assert store.read("f") == LARGE
 
 
-def test_left_over_uploads_are_given_up(s3_server: S3Server) -> None:
-    options = s3_server.options()
-    bucket = s3_server.bucket()
-    ours, other = Store(f"s3://{bucket}/ours", options), Store(f"s3://{bucket}", options)
-    keys = [f"ours/f{n}" for n in range(5)] + ["ours/é %+/x", "oursnot/f", "other/f"]
-    for key in keys:
-        begin_upload(bucket, key, options)
-    later = datetime.now(UTC) + timedelta(hours=1)
-    assert ours.abort_uploads(datetime.now(UTC) - timedelta(hours=1), anything) == 0
-    assert ours.abort_uploads(later, lambda path: path == "f3") == 1
-    assert ours.abort_uploads(later, anything, dry_run=True) == 5
-    assert ours.abort_uploads(later, anything) == 5
-    assert ours.abort_uploads(later, anything) == 0
-    assert other.abort_uploads(later, lambda path: path == "other/f") == 1
-    assert uploads(bucket, options) == {"oursnot/f"}
-    assert Store("file:///nothing/to/do").abort_uploads(later, anything) == 0
-
-
-def anything(_: str) -> bool:
-    """Every path is ours."""
-    return True
-
-
-def test_keys_for_uploads_are_found(tmp_path: Path) -> None:
-    file = tmp_path / "credentials"
-    file.write_text("[default]\naws_access_key_id=a\naws_secret_access_key=from-the-file\n")
-    around = {"AWS_SHARED_CREDENTIALS_FILE": str(file)}
-    assert s3_uploads.find_keys(S3Options(), around).secret == "from-the-file"
-    around |= {"AWS_ACCESS_KEY_ID": "b", "AWS_SECRET_ACCESS_KEY": "from-around"}
-    assert s3_uploads.find_keys(S3Options(), around).secret == "from-around"
-    given = S3Options(access_key="c", secret_key="from-the-options")
-    assert s3_uploads.find_keys(given, around).secret == "from-the-options"
-    with pytest.raises(ConfigError, match="lifecycle rule"):
-        s3_uploads.find_keys(S3Options(), {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")})
+def test_an_upload_that_is_not_completed_is_no_file(s3_server: S3Server) -> None:
+    """Its parts stay on the server, until a lifecycle rule of the bucket removes them."""
+    with S3Proxy(s3_server) as proxy:
+        store = through(proxy, s3_server, retries=0)
+        bucket = store.url.split("/")[2]
+        with (
+            proxy.fault("refuse", method="POST", part="uploadId=", times=1000) as complete,
+            proxy.fault("refuse", method="DELETE", times=1000),
+            pytest.raises(Unavailable),
+        ):
+            store.write("f", LARGE)
+        assert complete.met.is_set()
+        assert sum(one.stat().st_size for one in s3_server.parts(bucket)) >= len(LARGE)
+        assert names(store) == set()
+        assert not store.exists("f")
+        for read in (store.read, store.open):
+            with pytest.raises(NoSuchFile):
+                read("f")
+        store.write("f", b"another")
+        assert store.read("f") == b"another"
+        assert s3_server.parts(bucket)
 
 
 def test_a_store_that_vanishes_is_unavailable(s3_server: S3Server) -> None:

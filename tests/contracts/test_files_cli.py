@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from typer.testing import CliRunner, Result
 from oncely.cli import files, schemas
 from oncely.cli.app import app
 from oncely.errors import ConfigError, WrongInput
+from oncely.files.vacuum import vacuum
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import Lake, events, lake
 
@@ -101,8 +103,19 @@ def test_compact_then_vacuum(own: Lake) -> None:
     assert orphan.path in oncely("vacuum", "--dry-run").stdout
     found = as_json("vacuum")
     assert (found["removed"], found["for_readers"], found["live"]) == (1, 2, 3)
-    assert "0 files (0 bytes) and 0 uploads removed" in oncely("vacuum").stdout
+    done = oncely("vacuum")
+    assert "0 files (0 bytes) removed; 3 files are part of the table" in done.stdout
+    assert "uploads" not in done.output
     assert orphan.path not in own.paths()
+
+
+def test_a_vacuum_on_s3_names_the_rule_for_uploads(
+    own: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = replace(vacuum(own.table), uploads=None)
+    monkeypatch.setattr("oncely.cli.files.vacuum", lambda *_, **__: found)
+    assert "AbortIncompleteMultipartUpload" in oncely("vacuum").output
+    assert as_json("vacuum")["uploads"] is None
 
 
 @pytest.mark.parametrize(("given", "said"), [("=x", "has no column name"), ("a", "repeated")])

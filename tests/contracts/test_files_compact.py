@@ -228,7 +228,8 @@ def test_a_commit_that_never_arrives(small: Lake) -> None:
 def test_it_gives_up(small: Lake) -> None:
     with pytest.raises(Unavailable):
         compact(
-            hooked(small, before_commit_transaction=lost).table, patience=Backoff(0.01, 0.1, 0.3)
+            hooked(small, before_commit_transaction=lost).table,
+            patience=Backoff(0.01, 0.1, 0.3, clock=lambda: 0.0),
         )
     # The last try left a transaction open; the next compaction ends it.
     assert compact(small.table).outputs == 2
@@ -252,9 +253,9 @@ def test_while_the_pipeline_publishes(small: Lake) -> None:
         small.topics.send(producer, [small.file(rows_)])
         threading.Thread(target=lambda: (compact(small.table), ended.set())).start()
         assert not ended.wait(1)
-        producer.commit_transaction(20)
+        producer.commit_transaction(120)
         small.rows += rows_
-        assert ended.wait(30)
+        assert ended.wait(180)
     assert len(named(small).files) == 4
     as_published(small)
 
@@ -268,7 +269,7 @@ def test_many_files_whose_names_fill_more_than_a_message(broker: Broker, tmp_pat
                for k, v in admin_config.items()]  # fmt: skip
     resource = ConfigResource(ResourceType.TOPIC, own.topics.manifest, incremental_configs=entries)
     admin = broker.admin()
-    admin.incremental_alter_configs([resource])[resource].result(20)
+    admin.incremental_alter_configs([resource])[resource].result(120)
     for i in range(30):
         own.batch_of(events("ann", i, 1))
     done = compact(own.table)

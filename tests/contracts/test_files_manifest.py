@@ -107,10 +107,10 @@ def test_a_file_that_replaces_others_takes_them_out_before_their_tombstones(own:
         own.send(first, [a_file("c", replaces=["a", "b"])])
         own.send(second, [a_file("d")])
         own.send(first, removed=["a", "b"])
-        first.commit_transaction(20)
+        first.commit_transaction(120)
         # The second one's record hides the tombstones, and not the new file.
         assert list(shown(reader, "c").files) == ["c"]
-        second.commit_transaction(20)
+        second.commit_transaction(120)
         assert list(reader.settled().files) == ["c", "d"]
 
 
@@ -119,7 +119,7 @@ def test_aborted_messages_are_not_seen(own: Topics) -> None:
     own.publish([a_file("a")], [a_schema()])
     with own.transaction() as producer:
         own.send(producer, [a_file("b")], removed=["a"])
-        producer.abort_transaction(20)
+        producer.abort_transaction(120)
     with own.reader() as reader:
         assert list(reader.settled().files) == ["a"]
 
@@ -135,8 +135,8 @@ def test_settled_waits_for_an_open_transaction_and_look_does_not(own: Topics) ->
         waiting.start()
         waiting.join(0.5)
         assert waiting.is_alive()
-        producer.commit_transaction(20)
-        waiting.join(60)
+        producer.commit_transaction(120)
+        waiting.join(180)
         assert found == [["a", "b"]]
 
 
@@ -171,8 +171,8 @@ def test_a_file_is_not_shown_without_the_schema_that_it_names(own: Topics) -> No
         waiting.start()
         waiting.join(0.5)
         assert waiting.is_alive()
-        schema.commit_transaction(20)
-        waiting.join(60)
+        schema.commit_transaction(120)
+        waiting.join(180)
         assert found == [["s2"]]
 
 
@@ -207,7 +207,7 @@ def test_a_log_that_lost_its_beginning(broker: Broker, own: Topics) -> None:
     produce(broker, f"cut-{own.name}", [(0, b"k", None)] * 3)
     here = TopicPartition(f"cut-{own.name}", 0, 2)
     admin = broker.admin()  # lives until it has its answer
-    admin.delete_records([here])[here].result(20)
+    admin.delete_records([here])[here].result(120)
     found = identified(KafkaAdmin(own.bootstrap, {}, 10.0), f"cut-{own.name}")
     assert found is not None
     with cut, pytest.raises(DataLost, match="begins at offset 2"):

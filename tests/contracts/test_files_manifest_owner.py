@@ -83,7 +83,7 @@ def test_of_two_first_runs_at_the_same_moment_one_owns_the_manifest(
     write = manifest_owner.ManifestClaim._write
 
     def together(claim: manifest_owner.ManifestClaim, owners: Any) -> None:
-        both.wait(30)  # both have seen a topic without an owner
+        both.wait(180)  # both have seen a topic without an owner
         write(claim, owners)
 
     monkeypatch.setattr(manifest_owner.ManifestClaim, "_write", together)
@@ -101,7 +101,7 @@ def test_of_two_first_runs_at_the_same_moment_one_owns_the_manifest(
     for one in threads:
         one.start()
     for one in threads:
-        one.join(60)
+        one.join(180)
     assert sorted(came.values()) == ["opened", "sink.manifest_topic"]
     (owns,) = contents(sinks[0]).owners
     assert came[owns.pipeline] == "opened"

@@ -17,7 +17,6 @@ from oncely.lake import root_marker as owner
 from oncely.lake.leases import Limits, StagingLeases
 from oncely.lake.paths import FileNames
 from oncely.testing.servers.kafka import Broker
-from tests import s3tools
 from tests.laketools import Lake, events, lake
 from tests.s3tools import S3Server
 
@@ -44,7 +43,7 @@ def test_orphans_go_and_nothing_else(own: Lake) -> None:
 
     would = vacuum(own.table, dry_run=True)
     assert {one.path for one in would.orphans} == {orphan.path, probe}
-    assert would.as_json()["removed"] == 0
+    assert (would.as_json()["removed"], would.as_json()["uploads"]) == (0, 0)
     assert own.paths() >= {orphan.path, probe}
 
     done = vacuum(own.table)
@@ -72,10 +71,10 @@ def test_a_file_in_an_open_transaction_is_kept_however_old(
         own.topics.send(producer, [slow])
         done = threading.Event()
         threading.Thread(target=lambda: (vacuum(own.table), done.set())).start()
-        assert listed.wait(30)
+        assert listed.wait(180)
         assert not done.wait(2)
-        producer.commit_transaction(20)
-        assert done.wait(20)
+        producer.commit_transaction(120)
+        assert done.wait(180)
     assert slow.path in own.paths()
 
 
@@ -212,8 +211,8 @@ def test_a_root_below_ours_is_not_ours(broker: Broker, own: Lake, tmp_path: Path
     assert below.paths() == {live.path}
 
 
-def test_uploads_of_others_are_left_alone(own: Lake, s3_server: S3Server) -> None:
-    """The root is a whole bucket, in which others have files, uploads and a table of Oncely's."""
+def test_a_root_that_is_a_whole_bucket(own: Lake, s3_server: S3Server) -> None:
+    """Others have files and a table of Oncely's in it; an upload that nobody completed is told."""
     bucket, options = s3_server.bucket(), s3_server.options()
     store = Store(f"s3://{bucket}", options)
     for root in (store, Store(f"s3://{bucket}/more/events", options)):
@@ -222,14 +221,13 @@ def test_uploads_of_others_are_left_alone(own: Lake, s3_server: S3Server) -> Non
     others = ["backup/db.dump", f"{name}.tmp", f"more/events/user=ann/{name}"]
     for path in (f"user=ann/{name}", *others):
         store.write(path, b"")
-        s3tools.begin_upload(bucket, path, options)
     hasty = replace(own.table.pipeline_topics, transaction_timeout=0)
     ours = replace(own.table, store=store, pipeline_topics=hasty, max_staging_age=-3600.0)
     would = vacuum(ours, dry_run=True)
-    assert ([one.path for one in would.orphans], would.uploads) == ([f"user=ann/{name}"], 1)
+    assert [one.path for one in would.orphans] == [f"user=ann/{name}"]
     done = vacuum(ours)
-    assert ([one.path for one in done.orphans], done.uploads) == ([f"user=ann/{name}"], 1)
-    assert s3tools.uploads(bucket, options) == set(others)
+    assert [one.path for one in done.orphans] == [f"user=ann/{name}"]
+    assert done.as_json()["uploads"] is None, "they are not looked for"
     assert {one.path for one in store.list()} >= set(others)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -15,13 +19,15 @@ import pytest
 from psycopg.rows import dict_row
 
 from oncely.clients.sql import postgres_lent
+from oncely.clients.sql.connection import Contention, connect
 from oncely.clients.sql.session import close_all
+from oncely.commit.backoff import Backoff
 from oncely.commit.by_key import ByKey
 from oncely.core.batch import BudgetSpent, Chunk
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence
 from oncely.core.lanes import lane_of
 from oncely.core.ranges import OffsetRange
-from oncely.errors import Fenced, Stopped, TooManyRejects, WrongInput
+from oncely.errors import Fenced, Interrupted, Stopped, TooManyRejects, WrongInput
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.sinks.handlers.batch import Batch, Record
 from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
@@ -31,6 +37,7 @@ from tests.sinktools import (
     T1,
     Place,
     Rec,
+    Wrapped,
     at_t0,
     chunk,
     commit_all,
@@ -351,6 +358,62 @@ def test_the_whole_batch_is_retried_first(rows: Place) -> None:
     assert rejected(rows) == []
 
 
+class Leaves(BaseException):
+    """A library's way to leave."""
+
+
+def test_a_handler_that_would_end_the_process_fails_on_its_record(
+    rows: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``oncely work`` calls it: Python raises no KeyboardInterrupt for SIGINT."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+    ways = {1: SystemExit(0), 2: KeyboardInterrupt(), 3: GeneratorExit(), 4: Leaves("bye")}
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        for record in batch:
+            insert(rows, record, tx)
+            if record.offset in ways:
+                raise ways[record.offset]
+
+    sink, fence = handled(rows, handler)
+    commit_all(sink, at_t0(0, numbered(0, 6)), fence)
+    assert ids(rows) == [0, 5]
+    letters = rejected(rows)
+    assert [offset for offset, _ in letters] == [1, 2, 3, 4]
+    for offset, reason in letters:
+        assert reason.startswith(type(ways[offset]).__name__)
+        assert "(test_handlers.py:" in reason
+
+
+@pytest.mark.parametrize(("how", "code"), [(3, 3), (None, 0), ("no", 1), ("raises", 1), ("", 0)])
+def test_a_child_that_a_handler_forks_ends_where_the_handler_ends(
+    rows: Place, how: object, code: int
+) -> None:
+    """It is no second worker on the same session."""
+    codes, in_child = [], []
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        if in_child:
+            return
+        pid = os.fork()
+        if pid == 0:
+            in_child.append(pid)
+            signal.alarm(20)
+            if how == "raises":
+                raise ValueError
+            if how != "":
+                sys.exit(how)  # type: ignore[arg-type]
+            return
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        inserting(rows)(batch, tx)
+
+    sink, fence = handled(rows, handler)
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    assert codes == [code]
+    assert ids(rows) == [0, 1, 2]
+    assert rejected(rows) == []
+
+
 class Wrapper(Exception):
     """An error of a library, raised from that of the driver."""
 
@@ -398,6 +461,129 @@ def test_a_lost_connection_repeats_the_whole_attempt(rows: Place) -> None:
     assert rejected(rows) == []
 
 
+# What the SQL of one record may raise: SQLSTATEs of the user's own, of PL/pgSQL, and of statements
+# that no transaction may contain.
+OF_ONE_RECORD = {
+    "U0001": "DO $$ BEGIN RAISE 'because' USING ERRCODE = 'U0001'; END $$",
+    "45000": "DO $$ BEGIN RAISE 'because' USING ERRCODE = '45000'; END $$",
+    "no data": "DO $$ BEGIN RAISE no_data_found; END $$",
+    "assertion": "DO $$ BEGIN ASSERT false, 'because'; END $$",
+    "subquery": "SELECT (SELECT generate_series(1, 2))",
+    "function": "SELECT no_such_function()",
+    "syntax": "SELEC 1",
+    "cursor": "FETCH no_such_cursor",
+    "prepared": "EXECUTE no_such_statement",
+    "savepoint": "ROLLBACK TO SAVEPOINT no_such_savepoint",
+    "vacuum": "VACUUM",
+    "discard": "DISCARD ALL",
+    "procedure": "CALL {schema}.commits()",
+    "internal": "DO $$ BEGIN RAISE 'because' USING ERRCODE = 'XX000'; END $$",
+    "read only": "SET TRANSACTION READ ONLY",
+    "read only, and a write": "SET TRANSACTION READ ONLY; DELETE FROM {schema}.rows",
+    "isolation level": "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    "no server": "COPY {schema}.rows TO PROGRAM 'exit 1'",
+}
+
+
+@pytest.mark.parametrize("quiet", [False, True], ids=["raised", "caught"])
+def test_whatever_the_sql_of_a_record_raises_is_a_dead_letter(rows: Place, quiet: bool) -> None:
+    """Each second record executes one of the statements."""
+    rows.sql("CREATE PROCEDURE commits() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$")
+    statements = [one.format(schema=rows.schema) for one in OF_ONE_RECORD.values()]
+    calls: list[int] = []
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        calls.append(len(batch))
+        for record in batch:
+            insert(rows, record, tx)
+            if record["id"] % 2:
+                with suppress(psycopg.Error) if quiet else nullcontext():
+                    tx.execute(statements[record["id"] // 2])
+
+    sink, fence = handled(rows, handler)
+    end = 2 * len(statements)
+    commit_all(sink, at_t0(0, numbered(0, end)), fence)
+    assert ids(rows) == list(range(0, end, 2))
+    assert [offset for offset, _ in rejected(rows)] == list(range(1, end, 2))
+    assert calls[:3] == [end, end, end]
+    assert len(calls) <= 2 + 2 * end
+
+
+def test_a_retry_is_logged_with_its_cause(rows: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Once: it is retried for as long as the pauses last."""
+    sink, fence = handled(rows, inserting(rows, 1), OnError(3, pause=lambda _: None))
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    (line,) = [one.getMessage() for one in caplog.records if "duplicate key" in one.getMessage()]
+    assert "handler" in line
+    assert "t-0, offsets 0 to 2" in line
+
+
+def copying(tx: psycopg.Connection, keep: list[Any], *, whole: bool) -> None:
+    """Leave a COPY open, and keep its context or the object in it."""
+    context = tx.cursor().copy("COPY pg_class FROM STDIN")
+    keep.append(context.__enter__())
+    if whole:
+        keep.append(context)
+
+
+BROKEN: dict[str, tuple[Callable[[psycopg.Connection, list[Any]], object], str]] = {
+    "closed": (lambda tx, _: psycopg.Connection.close(tx), "has closed its connection"),
+    "closed below": (lambda tx, _: tx.pgconn.finish(), "has closed its connection"),
+    "copy": (partial(copying, whole=True), "unfinished"),
+    "copy without its context": (partial(copying, whole=False), "COPY from stdin failed"),
+    "copy in by execute": (lambda tx, _: tx.execute("COPY pg_class FROM STDIN"), "COPY"),
+    "copy out by execute": (lambda tx, _: tx.execute("COPY pg_class TO STDOUT"), "COPY"),
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["", "and a statement"])
+@pytest.mark.parametrize("quiet", [False, True], ids=["raised", "caught"])
+def test_a_connection_that_is_unusable_afterwards_stops(
+    rows: Place, quiet: bool, after: bool
+) -> None:
+    kept: list[Any] = []
+    for name, (how, says) in BROKEN.items():
+        kept.clear()
+
+        def handler(batch: Batch, tx: psycopg.Connection, how: Any = how) -> None:
+            insert(rows, batch.records[0], tx)
+            with suppress(psycopg.Error) if quiet else nullcontext():
+                how(tx, kept)
+            with suppress(psycopg.Error) if quiet else nullcontext():
+                if after:
+                    tx.execute("SELECT 1")
+
+        sink, fence = handled(rows, handler, STOPS)
+        with pytest.raises(Stopped, match=says):
+            commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+        assert ids(rows) == [], name
+    assert positions(rows) == [(0, 0), (1, 0)]
+
+
+def test_a_session_that_a_handler_has_made_read_only_is_not_used_again(rows: Place) -> None:
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        inserting(rows)(batch, tx)
+        if batch.records[0].offset == 0:
+            tx.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+
+    sink, fence = handled(rows, handler, STOPS)
+    for at in range(3):
+        commit_all(sink, at_t0(at, numbered(at, at + 1)), fence)
+    assert ids(rows) == [0, 1, 2]
+
+
+def test_a_server_of_the_handlers_own_that_is_away_is_its_error(rows: Place) -> None:
+    """Only the session of the transaction tells of a lost connection."""
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        inserting(rows)(batch, tx)
+        psycopg.connect("host=127.0.0.1 port=1")
+
+    sink, fence = handled(rows, handler, STOPS)
+    with pytest.raises(Stopped, match="connection failed"):
+        commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+
+
 def test_deferred_constraints_are_errors_of_the_record(rows: Place) -> None:
     rows.sql("ALTER TABLE rows ADD UNIQUE (name) DEFERRABLE INITIALLY DEFERRED")
 
@@ -412,6 +598,127 @@ def test_deferred_constraints_are_errors_of_the_record(rows: Place) -> None:
     assert [offset for offset, _ in rejected(rows)] == [2]
 
 
+@contextmanager
+def held(place: Place) -> Iterator[None]:
+    """Another session has changed the row 7, and does not end its transaction."""
+    with closing(place.session()) as other:
+        other.execute("BEGIN")
+        other.execute("UPDATE rows SET name = 'x' WHERE id = 7")
+        yield
+        other.execute("ROLLBACK")
+
+
+WAITS = {
+    "lock": (0.6, ["UPDATE {schema}.rows SET name = name WHERE id = 7"]),
+    # The wait is shorter than lock_timeout, and the time limit ends it.
+    "work, then the lock": (
+        2.4,
+        [
+            "DO $$ BEGIN PERFORM pg_sleep(1.5); UPDATE {schema}.rows SET name = name WHERE id = 7;"
+            " END $$"
+        ],
+    ),
+    # The limit passes between two statements.
+    "waits in a savepoint": (0.9, 3 * ["UPDATE {schema}.rows SET name = name WHERE id = 7"]),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_for_a_lock_is_no_fault_of_a_record(rows: Place, wait: str) -> None:
+    """The time limit is shorter than the longest wait for a lock."""
+    rows.sql("INSERT INTO rows VALUES (7, 'held')")
+    limit, statements = WAITS[wait]
+    recovered = [psycopg.errors.LockNotAvailable] if len(statements) > 1 else []
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        for record in batch:
+            insert(rows, record, tx)
+        for one in statements:
+            with suppress(*recovered), tx.transaction():
+                tx.execute(one.format(schema=rows.schema))
+
+    for on_error in (OnError(0), OnError(0, reject=False)):
+        sink, fence = handled(rows, handler, on_error, time_limit=limit)
+        with held(rows), pytest.raises(Contention, match="lock"):
+            commit_all(sink, at_t0(0, numbered(0, 3)), fence, patience=Backoff(0.01, 0.01, 0.0))
+    sink, fence = handled(rows, handler, OnError(0))
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    assert ids(rows) == [0, 1, 2, 7]
+    assert rejected(rows) == []
+
+
+def test_a_lost_connection_behind_the_time_limit_is_no_fault_of_a_record(rows: Place) -> None:
+    failing = [True]
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        inserting(rows)(batch, tx)
+        if failing and failing.pop():
+            rows.sql("SELECT pg_terminate_backend(?)", tx.info.backend_pid)
+            for seconds in (0, 1.01):
+                time.sleep(seconds)
+                with suppress(psycopg.OperationalError) if not seconds else nullcontext():
+                    tx.execute("SELECT 1")
+
+    sink, fence = handled(rows, handler, OnError(0), time_limit=1.0)
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    assert ids(rows) == [0, 1, 2]
+    assert rejected(rows) == []
+
+
+def test_a_handler_whose_body_has_not_run_has_handled_nothing(rows: Place) -> None:
+    """What a coroutine or a generator is wrapped in does not show it before it is called."""
+
+    def yielding(batch: Batch, tx: psycopg.Connection) -> Iterator[None]:
+        inserting(rows)(batch, tx)
+        yield
+
+    sink, fence = handled(rows, partial(yielding), STOPS)
+    with pytest.raises(Stopped, match="a generator, whose body has not run"):
+        commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    assert positions(rows) == [(0, 0), (1, 0)]
+
+
+def test_a_signal_is_not_taken_for_a_lost_connection(rows: Place) -> None:
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        rows.sql("SELECT pg_terminate_backend(?)", tx.info.backend_pid)
+        try:
+            tx.execute("SELECT 1")
+        except psycopg.OperationalError:
+            raise Interrupted from None
+
+    sink, fence = handled(rows, handler)
+    with pytest.raises(Interrupted):
+        commit_all(sink, at_t0(0, numbered(0, 3)), fence, patience=Backoff(0.01, 0.01, 0.0))
+
+
+def test_after_a_handler_the_ledger_waits_as_long_as_it_may(rows: Place) -> None:
+    """Its statements have no time limit, and the longest wait for a lock."""
+    seen: list[Any] = []
+
+    def looking(name: str, call: Callable[[], Any]) -> Any:
+        if name == "execute_all" and kept:
+            seen.extend(
+                kept[-1].query(
+                    "SELECT name, setting FROM pg_settings"
+                    " WHERE name IN ('lock_timeout', 'statement_timeout') ORDER BY name"
+                )
+            )
+        return call()
+
+    kept: list[Any] = []
+
+    def connecting(dialect: Any, application: str) -> Any:
+        kept.append(connect(dialect, application))
+        return Wrapped(kept[-1], looking)
+
+    sink, fence = handled(rows, inserting(rows), time_limit=2.0)
+    close_all()
+    kept.clear()
+    sink = replace(sink, ledger=replace(sink.ledger, connect=connecting))
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    assert seen[:2] == [("lock_timeout", "10000"), ("statement_timeout", "0")]
+
+
 def test_a_statement_may_not_outlive_the_time_limit(rows: Place) -> None:
     def handler(batch: Batch, tx: psycopg.Connection) -> None:
         for record in batch:
@@ -419,7 +726,7 @@ def test_a_statement_may_not_outlive_the_time_limit(rows: Place) -> None:
             if record.offset == 1:
                 tx.execute("SELECT pg_sleep(600)")
 
-    sink, fence = handled(rows, handler, OnError(0), time_limit=0.2)
+    sink, fence = handled(rows, handler, OnError(0), time_limit=0.6)
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     assert ids(rows) == [0, 2]
     assert [offset for offset, _ in rejected(rows)] == [1]
@@ -434,13 +741,13 @@ def test_a_call_may_not_outlive_the_time_limit(rows: Place) -> None:
             while record.offset == 1:
                 tx.execute("SELECT 1")
             if record.offset == 2:
-                time.sleep(0.21)
+                time.sleep(0.61)
 
-    sink, fence = handled(rows, handler, OnError(0), time_limit=0.2)
+    sink, fence = handled(rows, handler, OnError(0), time_limit=0.6)
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     assert ids(rows) == [0]
     assert [offset for offset, _ in rejected(rows)] == [1, 2]
-    assert all(why.startswith("it takes longer than 0.2 s") for _, why in rejected(rows))
+    assert all(why.startswith("it takes longer than 0.6 s") for _, why in rejected(rows))
 
 
 # -- the ledger decides --------------------------------------------------------------------
@@ -519,7 +826,7 @@ def test_threads_call_a_handler_at_the_same_time(rows: Place) -> None:
     def handler(batch: Batch, tx: psycopg.Connection) -> None:
         inserting_(batch, tx)
         if batch.records[0].offset < 3:
-            together_.wait(60)  # each is inside its transaction
+            together_.wait(180)  # each is inside its transaction
 
     sink, fence = handled(rows, handler, threads={"t": 3})
     outcomes = ByKey(together(sink), by_lane(30, 3), fence, None, 4).run()
@@ -545,7 +852,7 @@ def test_after_a_handler_has_stopped_only_its_records_are_handled_again(rows: Pl
     def handler(batch: Batch, tx: psycopg.Connection) -> None:
         inserting_(batch, tx)
         if batch.records[0].offset == 0:
-            assert others.wait(60)
+            assert others.wait(180)
             raise ValueError("not yet")
 
     class Telling(HandlersSink):

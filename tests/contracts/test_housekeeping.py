@@ -12,6 +12,7 @@ from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.runtimes.spark import plugin
 from oncely.runtimes.spark.checkpoint import BatchRanges
+from oncely.runtimes.spark.held_rows import HeldRows
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import SCHEMA, SOURCE, T0, Place, ready, sink_to
 
@@ -77,7 +78,8 @@ class OneCheckpoint:
 
 
 def test_write_stream_tidies(place: Place, sink: SqlSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "stage_frame", lambda *_: [])
+    monkeypatch.setattr(plugin.HeldRows, "of", lambda *_: HeldRows(None, ()))  # type: ignore[arg-type]
+    monkeypatch.setattr(plugin.HeldRows, "read", lambda _: iter(()))
     fence = sink.open(Takeover(SOURCE, dict, {})).fence
     frame: Any = None
     batches = plugin.PublishedBatches(

@@ -20,12 +20,17 @@ from oncely.clients.kafka.transaction import InstanceFenced, Transaction
 from oncely.errors import Unavailable
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
+from tests.nativetools import need_native
 
 PARTS: list[bytes | None] = [b"", None, b"a\0b", "ü".encode(), b"x" * 100_000, b"\xff"]
 
 
-@pytest.fixture(params=["direct", "one by one"])
+@pytest.fixture(params=["native", "direct", "one by one"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "native":
+        need_native(monkeypatch)
+    else:
+        monkeypatch.setenv("ONCELY_NATIVE", "off")
     if request.param == "one by one":
         monkeypatch.setattr(librdkafka, "library", lambda: None)
     else:
@@ -96,6 +101,7 @@ def test_a_key_goes_to_the_same_partition_either_way(
         found.append({m.key(): m.partition() for m in messages(broker.bootstrap, topic)})
         if not turn:
             monkeypatch.setattr(librdkafka, "library", lambda: None)
+            monkeypatch.setenv("ONCELY_NATIVE", "off")
     assert found[0] == found[1]
     assert len(found[0]) == 200
 
@@ -160,6 +166,7 @@ def test_without_transactions_delivery_reports_are_heard(
         pytest.fail("called directly, where nobody would hear what became of the messages")
 
     monkeypatch.setattr(librdkafka, "library", never)
+    monkeypatch.setattr(librdkafka, "native", never)
     topic = topic_of(broker)
     delivered = Delivered()
     lost = KafkaError(KafkaError._MSG_TIMED_OUT)
@@ -193,6 +200,7 @@ def test_a_version_that_was_not_tried_is_not_called(
     with caplog.at_level(logging.WARNING, "oncely.sinks.kafka"):
         assert librdkafka.library() is None
         assert librdkafka.library() is None
+        assert librdkafka.native() is None
     (line,) = caplog.records
     assert "was not tested; 1.0.0 was" in line.getMessage()
 

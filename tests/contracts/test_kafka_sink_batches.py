@@ -1,31 +1,27 @@
-"""Batch commit to Kafka: all that tasks staged, rejects and every position, or nothing of it."""
+"""Batch commit to Kafka: all rows of a transform, rejects and every position, or nothing."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import pickle
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
-from pyarrow import fs
+from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka.client import make
+from oncely.clients.kafka.producer import Producer
 from oncely.commit.path import pass_over
-from oncely.core.batch import Chunk, StagedRowsGone
+from oncely.core.batch import Chunk
 from oncely.core.claim import Claim, Fence, PositionMoved
 from oncely.core.ranges import OffsetRange
-from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable
+from oncely.errors import InvariantViolation, Stopped, Unavailable
 from oncely.sinks.kafka import publishing
 from oncely.sinks.kafka.record_format import RawValue, RecordFormat
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sinks.kafka.staging import SCHEMA as STAGED
-from oncely.sinks.kafka.staging import Staging
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink
 from tests.scenarios import publishing_jobs as jobs
@@ -49,27 +45,26 @@ def topics(broker: Broker) -> Topics:
     return make_topics(broker)
 
 
-def ready(topics: Topics, folder: Path, **more: Any) -> tuple[KafkaSink, Fence]:
-    sink = jobs.batch_sink(topics, folder, **more)
+def ready(topics: Topics, **more: Any) -> tuple[KafkaSink, Fence]:
+    sink = jobs.batch_sink(topics, **more)
     return sink, open_sink(sink, jobs.START).fence
 
 
-def test_rows_rejects_and_positions_take_effect_together(topics: Topics, tmp_path: Path) -> None:
-    sink, fence = ready(topics, tmp_path)
+def test_rows_rejects_and_positions_take_effect_together(topics: Topics) -> None:
+    sink, fence = ready(topics)
     shipped: KafkaSink = pickle.loads(pickle.dumps(sink))
-    parts = [*jobs.staged(shipped, fence), sink.stage(fence, 0, 3, [])]
-    assert [one.rows for one in parts] == [15, 15, 0]
-    assert parts[2].name is None
+    what = jobs.of_two_tasks(shipped)
+    assert [one.rows for one in what.staged] == [15, 15]
     jobs.look(topics, there=False)
-    assert not jobs.publish_all(sink, jobs.publication(parts), fence)
+    assert not jobs.publish_all(sink, what, fence)
     jobs.look(topics)
     assert topics.ledger_positions() == {T0: (10, 1), T1: (25, 1)}
     assert sorted(topics.ledger_ranges()) == [(0, 0, 10, "data"), (1, 0, 25, "data")]
-    assert jobs.publish_all(sink, jobs.publication(parts), fence)  # a replay
+    assert jobs.publish_all(sink, what, fence)  # a replay
     jobs.look(topics)
 
 
-def test_keys_headers_and_topics_of_rows(topics: Topics, broker: Broker, tmp_path: Path) -> None:
+def test_keys_headers_and_topics_of_rows(topics: Topics, broker: Broker) -> None:
     schema = pa.schema(
         [
             ("to", pa.string()),
@@ -80,7 +75,7 @@ def test_keys_headers_and_topics_of_rows(topics: Topics, broker: Broker, tmp_pat
     )
     second = broker.create_topic(f"second-{topics.output}", 1, {"max.message.bytes": "2000"})
     form = RecordFormat(schema, RawValue("v"), topic_column="to", key="k", headers="h")
-    sink = jobs.batch_sink(topics, tmp_path, form=form)
+    sink = jobs.batch_sink(topics, form=form)
     fence = open_sink(sink, jobs.START).fence
     data = [
         {"to": topics.output, "k": 1, "v": b"a" * 5000, "h": [{"key": "x", "value": b"1"}]},
@@ -88,8 +83,9 @@ def test_keys_headers_and_topics_of_rows(topics: Topics, broker: Broker, tmp_pat
         {"to": second, "k": 3, "v": None, "h": [{"key": "y", "value": None}] * 2},
         *({"to": second, "k": n, "v": b"c" * 900, "h": []} for n in range(10)),
     ]
-    part = sink.stage(fence, 0, 1, [pa.Table.from_pylist(data, schema)])
-    jobs.publish_all(sink, jobs.publication([part]), fence)
+    what = jobs.publication(sink, pa.Table.from_pylist(data, schema))
+    assert {one.name for one in what.staged} == {topics.output, second}
+    jobs.publish_all(sink, what, fence)
     (one,) = topics.records(topics.output)
     assert (one.key(), one.value(), one.headers()) == (b"1", b"a" * 5000, [("x", b"1")])
     two = [(m.key(), m.value(), m.headers()) for m in topics.records(second)]
@@ -106,15 +102,14 @@ def test_keys_headers_and_topics_of_rows(topics: Topics, broker: Broker, tmp_pat
     ],
 )
 def test_a_row_that_is_no_message_stops(
-    topics: Topics, tmp_path: Path, form: dict[str, str], row: dict[str, Any], match: str
+    topics: Topics, form: dict[str, str], row: dict[str, Any], match: str
 ) -> None:
     own = {"topic": topics.output} if "topic" in form else form
-    sink = jobs.batch_sink(topics, tmp_path, form=RecordFormat(SCHEMA, **own))
-    fence = open_sink(sink, jobs.START).fence
-    good = pa.Table.from_pylist([{"id": 5, "name": topics.output}], SCHEMA)
+    sink = jobs.batch_sink(topics, form=RecordFormat(SCHEMA, **own))
+    open_sink(sink, jobs.START)
+    assert sink.pack(pa.Table.from_pylist([{"id": 5, "name": topics.output}], SCHEMA))
     with pytest.raises(Stopped, match=match):
-        sink.stage(fence, 0, 1, [good, pa.Table.from_pylist([row], SCHEMA)])
-    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+        sink.pack(pa.Table.from_pylist([row], SCHEMA))
 
 
 # -- what a publication leaves when it does not end well --------------------------------------
@@ -163,11 +158,9 @@ def faulty(sink: KafkaSink, name: str, instead: Callable[..., Any]) -> KafkaSink
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_lost_answer_is_settled_by_asking(
-    topics: Topics, tmp_path: Path, committed: bool
-) -> None:
-    sink, fence = ready(topics, tmp_path)
-    what = jobs.publication(jobs.staged(sink, fence))
+def test_a_lost_answer_is_settled_by_asking(topics: Topics, committed: bool) -> None:
+    sink, fence = ready(topics)
+    what = jobs.of_two_tasks(sink)
     stale = sink.ledger.positions(fence)
 
     def silent(method: Any, *args: Any) -> None:
@@ -186,58 +179,30 @@ def test_a_lost_answer_is_settled_by_asking(
     jobs.look(topics)
 
 
-@pytest.mark.parametrize(
-    ("damage", "match"),
-    [
-        ("missing", "is missing or damaged"),
-        ("cut", "is missing or damaged"),
-        ("fewer rows", "15 rows in .*, and 4 were there"),
-    ],
-)
-def test_staged_rows_that_are_gone(topics: Topics, tmp_path: Path, damage: str, match: str) -> None:
-    sink, fence = ready(topics, tmp_path)
-    parts = jobs.staged(sink, fence)
-    file = tmp_path / str(parts[1].name)
-    if damage == "missing":
-        file.unlink()
-    elif damage == "cut":
-        os.truncate(file, file.stat().st_size // 2)
-    else:
-        other = sink.stage(fence, 0, 9, [jobs.rows(range(4))])
-        os.replace(tmp_path / str(other.name), file)
-    entries = sink.ledger.positions(fence)
-    with pytest.raises(StagedRowsGone, match=match):
-        publish_on(sink, jobs.publication(parts), entries, fence)
-    jobs.look(topics, there=False)
-    assert not jobs.publish_all(sink, jobs.publication(jobs.staged(sink, fence)), fence)
-    jobs.look(topics)
-
-
-def test_what_can_not_be_is_not_published(topics: Topics, tmp_path: Path) -> None:
-    sink, fence = ready(topics, tmp_path)
-    (part, _), entries = jobs.staged(sink, fence), sink.ledger.positions(fence)
-    more = dataclasses.replace(part, rows=10)
-    with pytest.raises(InvariantViolation, match="holds 15 rows, and 10 were staged"):
-        publish_on(sink, jobs.publication([more]), entries, fence)
+def test_what_can_not_be_is_not_published(topics: Topics) -> None:
+    sink, fence = ready(topics)
+    part, entries = jobs.rows(range(15)), sink.ledger.positions(fence)
     with pytest.raises(InvariantViolation, match="rows without a range"):
-        publish_on(sink, jobs.publication([part], jobs.START), entries, fence)
+        publish_on(sink, jobs.publication(sink, part, ends=jobs.START), entries, fence)
     with pytest.raises(InvariantViolation, match="does not begin at the position"):
-        publish_on(sink, jobs.publication([part], start={T0: 1, T1: 0}), entries, fence)
+        publish_on(sink, jobs.publication(sink, part, start={T0: 1, T1: 0}), entries, fence)
     with pytest.raises(InvariantViolation, match="by publishing"):
         commit_on(sink, at_t0(0, numbered(0, 2)), entries, fence)
     with pytest.raises(InvariantViolation, match="is moved in mode batch"):
         commit_on(topics.sink(), at_t0(0, numbered(0, 2)), entries, fence)
-    with pytest.raises(InvariantViolation, match="a place to stage"):
-        topics.sink().stage(fence, 0, 1, [])
+    with pytest.raises(InvariantViolation, match="does not publish"):
+        publish_on(topics.sink(), jobs.publication(sink, part), entries, fence)
     jobs.look(topics, there=False)
-    publish_on(sink, jobs.publication([], jobs.START, rejects=False), entries, fence)  # no new data
+    publish_on(
+        sink, jobs.publication(sink, ends=jobs.START, rejects=False), entries, fence
+    )  # no new data
 
 
 def test_a_publication_that_takes_too_long_says_what_to_change(
-    topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink, fence = ready(topics, tmp_path)
-    what = jobs.publication(jobs.staged(sink, fence))
+    sink, fence = ready(topics)
+    what = jobs.of_two_tasks(sink)
     late = 0.0
     monkeypatch.setattr(publishing, "monotonic", lambda: time.monotonic() + late)
 
@@ -260,8 +225,8 @@ def test_a_publication_that_takes_too_long_says_what_to_change(
 # -- who else writes --------------------------------------------------------------------------
 
 
-def test_holes_and_partitions_found_while_running(topics: Topics, tmp_path: Path) -> None:
-    sink, fence = ready(topics, tmp_path)
+def test_holes_and_partitions_found_while_running(topics: Topics) -> None:
+    sink, fence = ready(topics)
     sink.ledger.add_partitions(fence, {T2: 4}, SOURCE)
     nothing = Chunk.of_nothing({T0: OffsetRange(0, 3), T2: OffsetRange(4, 9)})
     for replayed in (False, True):
@@ -281,102 +246,34 @@ KINDS = [("publish", "batch"), ("publish", "partition"), ("hole", "batch"), ("co
 @pytest.mark.parametrize("moment", [BEFORE, BETWEEN], ids=["before", "between"])
 @pytest.mark.parametrize(("kind", "mode"), KINDS)
 def test_a_zombie_that_has_read_before_or_within_the_takeover(
-    topics: Topics, tmp_path: Path, kind: str, mode: str, moment: tuple[str, int, str]
+    topics: Topics, kind: str, mode: str, moment: tuple[str, int, str]
 ) -> None:
     """It has initialised its id and read; it goes on when the new run has written."""
     when, at, only = moment
-    jobs.taken_over(kind, mode, topics, tmp_path, lambda old: Calls(at, when, old.start, only))
+    jobs.taken_over(kind, mode, topics, lambda old: Calls(at, when, old.start, only))
 
 
-def test_init_comes_before_the_read_that_counts(topics: Topics, tmp_path: Path) -> None:
+def test_init_comes_before_the_read_that_counts(topics: Topics) -> None:
     """The old run had decided, and initialises its id when the new run has written."""
-    old = jobs.zombie("publish", topics, tmp_path, at=1)
+    old = jobs.zombie("publish", topics, at=1)
     old.start()
-    new = jobs.batch_sink(topics, tmp_path)
+    new = jobs.batch_sink(topics)
     jobs.carry_on(new, open_sink(new, {T0: 0}).fence, T0, 0, 10)
     assert isinstance(old.finish(), PositionMoved)
     assert topics.ids() == list(range(10))
 
 
 @pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
-def test_a_zombie_in_an_open_transaction(topics: Topics, tmp_path: Path, call: str) -> None:
+def test_a_zombie_in_an_open_transaction(topics: Topics, call: str) -> None:
     """What it has left open neither hides anything from the new run nor takes effect."""
-    sink, fence = ready(topics, tmp_path)
-    what, entries = jobs.publication(jobs.staged(sink, fence)), sink.ledger.positions(fence)
+    sink, fence = ready(topics)
+    what, entries = jobs.of_two_tasks(sink), sink.ledger.positions(fence)
     old = jobs.Paused(
         sink, lambda one: one.publish(what, fence, Claim(fence, what.ranges, entries)), 1, call
     )
     old.start()
-    new, newer = ready(topics, tmp_path)
-    jobs.publish_all(new, jobs.publication(jobs.staged(new, newer)), newer)
+    new, newer = ready(topics)
+    jobs.publish_all(new, jobs.of_two_tasks(new), newer)
     jobs.look(topics)
     assert isinstance(old.finish(), Unavailable)
     jobs.look(topics)
-
-
-# -- the staged files -------------------------------------------------------------------------
-
-
-def files(folder: Path) -> set[str]:
-    return {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
-
-
-def test_a_sweep_takes_what_nobody_will_publish(tmp_path: Path) -> None:
-    """Without a cluster: the staging place alone."""
-
-    def put(pipeline: str, epoch: int, batch: int) -> str:
-        own = Staging(tmp_path.as_uri(), pipeline)
-        part = pa.RecordBatch.from_pylist([{"value": b"x"}], schema=STAGED)
-        name = own.write(Fence(pipeline, epoch), batch, 1, [part]).name
-        assert name is not None
-        assert [one.num_rows for one in own.read(name)] == [1]
-        return name
-
-    place = Staging(str(tmp_path), "p")
-    old = {put("p", 1, 0), put("p", 1, 7)}
-    done, waiting = {put("p", 2, 3), put("p", 2, 3)}, {put("p", 2, 4), put("p", 3, 0)}
-    others = {put("p/2", 1, 0), put("..", 1, 0), put("p2", 1, 0)}
-    (tmp_path / "p" / "1" / "0" / "1-abc.arrow.unfinished").touch()
-    (tmp_path / "p" / "notes").touch()
-    assert place.sweep(Fence("p", 2)) == 3
-    kept = {"p/notes", *done, *waiting, *others}
-    assert files(tmp_path) == kept
-    assert not old & kept
-    assert place.sweep(Fence("p", 2), keep_batches_from=4) == 2
-    assert files(tmp_path) == kept - done
-    assert Staging(str(tmp_path), "never").sweep(Fence("never", 9)) == 0
-
-
-def test_a_filesystem_that_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = fs._MockFileSystem()
-    monkeypatch.setattr(Staging, "_place", lambda _: (there, "bucket/x"))
-    place = Staging("mock://bucket/x/", "p")
-    parts = [pa.RecordBatch.from_pylist([{"value": b"x"}] * n, schema=STAGED) for n in (2, 3)]
-    done = place.write(Fence("p", 1), 0, 1, parts)
-    assert done.rows == 5
-    assert [one.num_rows for one in place.read(str(done.name))] == [2, 3]
-    assert place.sweep(Fence("p", 2)) == 1
-    with pytest.raises(StagedRowsGone):
-        list(place.read(str(done.name)))
-
-
-def test_a_place_that_is_none(topics: Topics, tmp_path: Path) -> None:
-    for url in ("relative/folder", "nothing://user:hidden@host/x"):
-        sink = dataclasses.replace(topics.sink(), staging=url)
-        with pytest.raises(ConfigError, match=r"sink\.staging: .*can't store files") as refused:
-            open_sink(sink)
-        assert "hidden" not in f"{refused.value} {sink!r}"
-    (tmp_path / "p").touch()  # a file where a folder should be
-    part = pa.RecordBatch.from_pylist([{"value": b"x"}], schema=STAGED)
-    with pytest.raises(Unavailable, match="can't be used"):
-        Staging(str(tmp_path), "p").write(Fence("p", 1), 0, 1, [part])
-
-
-def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    def failing() -> Any:
-        yield pa.RecordBatch.from_pylist([{"value": b"x"}], schema=STAGED)
-        raise Stopped("no more")
-
-    with pytest.raises(Stopped):
-        Staging(str(tmp_path), "p").write(Fence("p", 1), 0, 1, failing())
-    assert files(tmp_path) == set()

@@ -60,10 +60,11 @@ def test_what_an_open_transaction_of_others_hides_is_found(topics: Topics) -> No
     """
     sink, fence = ready(topics.sink())
     other = Producer({"bootstrap.servers": topics.bootstrap, "transactional.id": topics.pipeline})
-    other.init_transactions(20)
+    other.init_transactions(120)
     other.begin_transaction()
-    other.produce(topics.ledger, b"{}", b'["position","another","t",0]')
-    assert other.flush(20) == 0
+    own = topics.ledger_partition
+    other.produce(topics.ledger, b"{}", b'["position","another","t",0]', own)
+    assert other.flush(120) == 0
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     worker = topics.sink()  # another process
     assert worker.ledger.positions(fence)[T0].position == 0, "hidden"
@@ -71,7 +72,7 @@ def test_what_an_open_transaction_of_others_hides_is_found(topics: Topics) -> No
     third = topics.sink()
     commit_all(third, at_t0(3, numbered(3, 5)), fence)
     assert topics.ids() == [0, 1, 2, 3, 4]
-    other.abort_transaction(20)
+    other.abort_transaction(120)
 
 
 # -- the order of init and read --------------------------------------------------------------

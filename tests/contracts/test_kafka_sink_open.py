@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from oncely.core.claim import Positions, Takeover
 from oncely.errors import ConfigError, Fenced, Stopped, TableMismatch, Unavailable
 from oncely.ledgers.topic.records import OffsetMetadata, encode, stamp
 from oncely.ledgers.topic.take_positions import PositionTakeover
 from oncely.ledgers.topic.takeover import Opener
+from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import (
@@ -198,7 +199,9 @@ def test_an_output_topic_that_was_deleted_is_refused(
     with pytest.raises(TableMismatch, match=f"'{topics.output}' was deleted") as refused:
         open_sink(topics.sink())
     assert "offsets reset" in refused.value.way_out
-    there = topics.output in broker.admin().list_topics(timeout=20).topics
+    known = TopicLedger(topics.sink().pipeline_topics, topics.rejects).look([topics.output])
+    assert known.refused == refused.value.message
+    there = topics.output in broker.admin().list_topics(timeout=60).topics
     assert there == made_again
     # The way out that it names.
     opened = topics.sink().open(Takeover(SOURCE, lambda: {T0: 0}, {T0: 0}, reset=lambda _: {T0: 1}))
@@ -364,9 +367,7 @@ def test_neither_ledger_nor_group_is_refused(topics: Topics, broker: Broker) -> 
 def test_one_position_that_is_gone_is_refused(topics: Topics, broker: Broker) -> None:
     """A tombstone in the ledger topic, and an idle partition whose offset has expired."""
     sink, _ = ready(topics.sink(), {T0: 0, T1: 0})
-    producer = Producer(broker.client_config())
-    producer.produce(topics.ledger, None, sink.pipeline_topics.keys.position_key(T1))
-    producer.flush(20)
+    put(topics, sink.pipeline_topics.keys.position_key(T1), None)
     forget_group(broker, topics)
     with pytest.raises(Stopped, match="t-1"):
         open_sink(topics.sink(), {T0: 0, T1: 0})

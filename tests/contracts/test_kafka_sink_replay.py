@@ -89,7 +89,7 @@ def test_messages_that_are_no_letters_are_passed_over(six: Topics, broker: Broke
     ours = [("oncely.pipeline", six.pipeline.encode())]
     for headers in ([], ours, [*ours, ("oncely.topic", b"t"), ("oncely.partition", b"x")]):
         producer.produce(six.rejects, b"{}", headers=headers)
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     assert left(six) == [4, 5, 6, 7, 8, 9]
     assert replayed(six.sink()) == (6, 0)
 
@@ -205,7 +205,7 @@ def test_one_copy_of_the_position_is_enough(six: Topics, broker: Broker, lost: s
     assert replayed(six.sink(), judging(lambda one: one.offset < 9)) == (5, 1)
     if lost == "group":
         group, admin = f"{six.pipeline}.replay", broker.admin()
-        admin.delete_consumer_groups([group])[group].result(20)
+        admin.delete_consumer_groups([group])[group].result(120)
     else:
         broker.delete_topic(six.ledger)
         ready(six.sink())

@@ -100,7 +100,7 @@ def test_an_id_that_was_initialised_after_the_commit_is_not_trusted(
     def late(producer: Any, seconds: float) -> None:
         initialised.append(True)
         if len(initialised) == 3:  # the first two begin; this one is for the third transaction
-            assert may_go_on.wait(30)
+            assert may_go_on.wait(180)
         producer.init_transactions(seconds)
 
     sink, fence = ready(topics.sink())

@@ -38,6 +38,7 @@ from tests.sinktools import (
     ready,
     rec,
     together,
+    with_rows,
 )
 
 PLAIN = "1 row key=raw value=raw"
@@ -169,15 +170,14 @@ def test_a_topic_column_is_part_of_the_content(topics: Topics) -> None:
     sink.close()
 
 
-def test_a_staged_batch(topics: Topics, tmp_path: Any) -> None:
-    sink = replace(topics.sink(), staging=str(tmp_path))
+def test_a_batch(topics: Topics) -> None:
+    sink = replace(topics.sink(), by_batch=True)
     fence = open_sink(sink, {T0: 0, T1: 0}).fence
     sink.bind()
     rows = at_t0(0, numbered(0, 30)).rows
-    staged = [sink.stage(fence, 0, 1, [rows.slice(0, 20)]), sink.stage(fence, 0, 2, [rows[20:]])]
     ranges = {T0: OffsetRange(0, 40), T1: OffsetRange(0, 3)}
     counts = {T0: Counts(40, 0, 0, 0), T1: Counts(3, 0, 0, 0)}
-    publish_all(sink, Batch(ranges, counts, (), staged), fence)
+    publish_all(sink, with_rows(Batch(ranges, counts), sink, rows.slice(0, 20), rows[20:]), fence)
     digest = of_messages(topics.records(topics.output))
     assert totals(topics) == Totals(0, 1, 40, 30, 0, 0, digest, PLAIN)
     assert totals(topics, T1) == Totals(0, 1, 3, 0, 0, 0, 0, "")

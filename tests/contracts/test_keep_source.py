@@ -26,9 +26,9 @@ from tests.sinktools import (
     SOURCE,
     T0,
     Place,
-    Rec,
     at_t0,
     commit_all,
+    gone,
     numbered,
     open_sink,
     publish_on,
@@ -103,14 +103,36 @@ def test_a_setting_overrides_the_table(place: Place) -> None:
     assert kept(place, keep_source=True) == [*SCHEMA.names, *SOURCE_COLUMNS.names]
 
 
-def test_rows_with_columns_of_these_names_keep_their_own(place: Place) -> None:
-    """They were read from such a table, perhaps."""
-    own = pa.schema([*SCHEMA, *SOURCE_COLUMNS])
-    to = destination(place)
+@pytest.mark.parametrize("more", [{}, {"keep_source": True}], ids=["unset", "true"])
+def test_rows_with_columns_of_these_names_are_refused(place: Place, more: dict[str, Any]) -> None:
+    """Their values would be taken for the origin of the rows."""
+    own = pa.schema([*SCHEMA, ("kafka_offset", pa.int64())])
+    with pytest.raises(ConfigError, match=r"sink\.keep_source.*kafka_offset") as refused:
+        destination(place, **more).row_schema(own)
+    assert "keep_source = false" in refused.value.way_out
+    to = destination(place, keep_source=False)
     assert to.row_schema(own).names == own.names
     assert not to.sink(to.row_schema(own)).keep_source
-    with pytest.raises(ConfigError, match=r"sink\.keep_source.*kafka_offset"):
-        destination(place, keep_source=True).row_schema(own)
+
+
+def test_names_that_differ_in_capitals_only(place: Place) -> None:
+    """PostgreSQL fills both columns; SQLite has one name for them."""
+    both = pa.schema([("job", pa.string()), ("JOB", pa.string())])
+    to = destination(place, keep_source=False)
+    if not place.is_postgres:
+        with pytest.raises(ConfigError, match="'job' and 'JOB' differ in capitals only"):
+            to.row_schema(both)
+        return
+    sink = to.sink(to.row_schema(both))
+    fence = open_sink(sink).fence
+    commit_all(sink.bind(), at_t0(0, [rec(0, job="a", JOB="b"), rec(1, JOB="c")], both), fence)
+    assert place.sql("SELECT * FROM rows ORDER BY 2") == [("a", "b"), (None, "c")]
+
+
+def test_a_delta_table_has_one_name_for_them(tmp_path: Path) -> None:
+    both = pa.schema([("job", pa.string()), ("JOB", pa.string())])
+    with pytest.raises(ConfigError, match="a Delta table takes them for one"):
+        delta(tmp_path).row_schema(both)
 
 
 def test_the_origin_of_a_spark_transform_s_rows_is_not_kept(place: Place) -> None:
@@ -123,7 +145,7 @@ def test_an_upsert_keeps_the_origin_of_the_newest(place: Place) -> None:
     sink = to.sink(to.row_schema(SCHEMA))
     fence = open_sink(sink).fence
     records = [rec(0, id=1, name="a"), rec(1, id=2, name="b"), rec(2, id=1, name="c")]
-    commit_all(sink.bind(), at_t0(0, [*records, Rec(3, deletes={"id": 2})], keys=["id"]), fence)
+    commit_all(sink.bind(), at_t0(0, [*records, gone(3, id=2)], keys=["id"]), fence)
     assert place.sql("SELECT id, name, kafka_offset FROM rows") == [(1, "c", 2)]
 
 
@@ -134,11 +156,11 @@ def test_plan_names_the_columns_that_an_audit_does_not_compare(place: Place) -> 
         destination(place).sink(SCHEMA).prepare()
         place.sql("DROP TABLE rows")
     (note,) = notes(place, schema)
-    assert "does not compare the values of tags:" in note
+    assert "no digest covers the values of tags:" in note
     if place.is_postgres:
         place.sql(f"CREATE TABLE rows (id numeric, name uuid, tags text[], at timestamp, {ORIGIN})")
         (note,) = notes(place, schema)
-        assert "does not compare the values of id, name, tags:" in note
+        assert "no digest covers the values of id, name, tags:" in note
 
 
 # -- Delta ---------------------------------------------------------------------------------
@@ -208,7 +230,7 @@ def test_plan_tells_what_an_audit_of_a_delta_table_proves(tmp_path: Path) -> Non
     tags = pa.schema([*SCHEMA, ("tags", pa.list_(pa.string()))])
     (repair, values) = delta_notes(tmp_path, tags, **upsert)
     assert "need sink.version" in repair
-    assert "does not compare the values of tags:" in values
+    assert "no digest covers the values of tags:" in values
 
 
 # -- rows without an origin ----------------------------------------------------------------

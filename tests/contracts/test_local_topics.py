@@ -119,15 +119,15 @@ def test_a_line_that_is_too_long(broker: Broker, topic: str) -> None:
 def test_uncommitted_records_are_not_printed(broker: Broker, topic: str) -> None:
     written(topic, "a")
     producer = Producer({**broker.client_config(), "transactional.id": topic})
-    producer.init_transactions(30)
+    producer.init_transactions(120)
     for commit, value in ((False, "aborted"), (True, "b"), (None, "open")):
         producer.begin_transaction()
         producer.produce(topic, value)
-        producer.flush(30)
+        producer.flush(120)
         if commit is not None:
             (producer.commit_transaction if commit else producer.abort_transaction)(30)
     assert [one["value"] for one in printed(topic)] == ["a", "b"]
-    producer.abort_transaction(30)
+    producer.abort_transaction(120)
 
 
 def test_another_broker(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_produce_ends_by_ctrl_c(broker: Broker, topic: str) -> None:
         assert writer.stdin is not None
         writer.stdin.write(b"a\n")
         writer.stdin.flush()
-        await_that(lambda: oncely("consume", topic).stdout, "a record while the input is open", 60)
+        await_that(lambda: oncely("consume", topic).stdout, "a record while the input is open", 180)
         writer.send_signal(signal.SIGINT)
         _, err = writer.communicate(timeout=30)
     assert (writer.returncode, err.decode()) == (0, f"1 records written to {topic}\n")

@@ -101,7 +101,7 @@ def test_several_tasks_may_save_the_same_partition_at_once(shelf: Shelf) -> None
 
     def work(store: OffsetStore) -> None:
         for position, tp in enumerate(partitions):
-            together.wait(60)
+            together.wait(180)
             store.save({tp: at(position)})
 
     with ThreadPoolExecutor(len(stores)) as pool:
@@ -132,7 +132,7 @@ def test_a_store_goes_on_in_a_forked_process_and_in_its_parent(shelf: Shelf) -> 
         try:
             assert here.poll(30), "the child hangs"
             assert here.recv() == {T0: at(5), T1: at(position)}
-            child.join(30)
+            child.join(180)
             assert child.exitcode == 0
         finally:
             child.kill()

@@ -80,7 +80,7 @@ def _postgres(server: Any) -> OffsetStore:
 
 
 def _kafka(server: Any) -> OffsetStore:
-    if "t" not in server.admin().list_topics(timeout=20).topics:
+    if "t" not in server.admin().list_topics(timeout=60).topics:
         server.create_topic("t", 2)
     return KafkaStore(server.bootstrap, "g", "p", NUMBERED, timeout=3)
 
@@ -101,7 +101,7 @@ def test_a_server_that_crashes_keeps_what_was_saved(kind: str) -> None:
     """And the same store goes on when it is back."""
     make_server, make_store = SERVERS[kind]
     with make_server() as server, closing(make_store(server)) as store:
-        store.save({T0: at(5), T1: at(6)})
+        _once_it_answers(lambda: store.save({T0: at(5), T1: at(6)}))
         server.kill()
         for work in (store.load, lambda: store.save({T0: at(7)})):
             with pytest.raises(Unavailable):
@@ -112,12 +112,12 @@ def test_a_server_that_crashes_keeps_what_was_saved(kind: str) -> None:
         assert store.load() == {T0: at(8), T1: at(6)}
 
 
-def _once_it_answers(load: Callable[[], Any]) -> Any:
-    """A broker that has just started first has to load the group's offsets."""
-    deadline = time.monotonic() + 30
+def _once_it_answers(work: Callable[[], Any]) -> Any:
+    """A broker that has just started first has to make or load the topic of groups' offsets."""
+    deadline = time.monotonic() + 180
     while True:
         try:
-            return load()
+            return work()
         except Unavailable:
             assert time.monotonic() < deadline
 
@@ -255,7 +255,7 @@ def test_kafka_lets_in_whom_it_knows() -> None:
             return KafkaStore(brokers, "g", "p", NUMBERED, config, timeout=3)
 
         with closing(store("ann")) as known:
-            known.save({T0: at(1)})
+            _once_it_answers(lambda: known.save({T0: at(1)}))
             assert known.load() == {T0: at(1)}
         with closing(store("ann", **{"sasl.password": f"{CANARY}-wrong"})) as wrong:
             refused(wrong, "source.kafka")
@@ -275,7 +275,7 @@ def test_a_group_with_members_is_not_taken(broker: Broker, topic_name: str) -> N
     member = ck.Consumer({**broker.client_config(), **group, "auto.offset.reset": "earliest"})
     try:
         member.subscribe([topic_name])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         while not member.assignment():
             member.poll(0.1)
             assert time.monotonic() < deadline

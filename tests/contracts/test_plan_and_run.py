@@ -90,6 +90,33 @@ def test_a_folder_that_can_hold_no_database(
     refused(settings("id INT", **sql), "sink.url", "there is no directory")
 
 
+def test_a_start_in_the_future(settings: Callable[..., Settings], tmp_path: Path) -> None:
+    """It would begin at the end of the topics, as `latest` does; a later start has a position."""
+    made = settings("id INT", kind="sql", url=f"sqlite:///{tmp_path}/rows.db", table="rows")
+    later = made | {"source": made["source"] | {"start": "2999-01-01"}}
+    pipeline = Pipeline(parse(later))
+    (problem,) = pipeline.plan(use_spark=False).problems
+    assert (problem.key, "is in the future" in problem.message) == ("source.start", True)
+    with pytest.raises(WrongInput, match="is in the future"):
+        pipeline.preflight()
+    assert not (tmp_path / "rows.db").exists(), "nothing was created"
+    opened(made)
+    pipeline.preflight()
+    assert pipeline.plan(use_spark=False).problems == ()
+
+
+def test_a_url_that_leads_to_a_broker(broker: Broker, settings: Callable[..., Settings]) -> None:
+    """The broker waits for the rest of a request, and libpq for an answer."""
+    url = f"postgresql://u:p@{broker.bootstrap.replace('127.0.0.1', '127.1')}/d"
+    sink = {"kind": "sql", "url": url, "table": "t", "connect_timeout": "2 seconds"}
+    pipeline = Pipeline(parse(settings("id INT", **sink)))
+    (problem,) = pipeline.plan(use_spark=False).problems
+    assert problem.key == "sink.url"
+    assert "is a broker of Kafka, and no PostgreSQL" in problem.message
+    with pytest.raises(WrongInput, match="is a broker of Kafka"):
+        pipeline.preflight()
+
+
 def test_another_output_topic(broker: Broker, settings: Callable[..., Settings]) -> None:
     one, two = f"one-{uuid.uuid4().hex[:8]}", f"two-{uuid.uuid4().hex[:8]}"
     fine(settings(kind="kafka", topic=one))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +15,7 @@ from oncely.core.budget import RejectCount
 from oncely.core.claim import Counts, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, TooManyRejects
-from oncely.runtimes.spark import task
-from oncely.runtimes.spark.partition_commit import PartitionCommit
+from oncely.runtimes.batches.partition_commit import PartitionCommit
 from tests.contracts.sinks import ALL, adapter
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, Place, sink_to
 
@@ -119,29 +118,13 @@ def test_tables_of_an_earlier_version_have_counted_nothing(place: Place) -> None
     assert left(started(lambda: sink_to(place), 10)) == 6
 
 
-class Job:
-    """A frame whose job answers with these rows."""
-
-    def __init__(self, answers: Sequence[Any]) -> None:
-        self._rows = [tuple(one.to_pylist()[0].values()) for one in answers]
-
-    def coalesce(self, _: int) -> Job:
-        return self
-
-    def mapInArrow(self, *_: Any) -> Job:
-        return self
-
-    def collect(self) -> list[Any]:
-        return self._rows
-
-
 def test_what_was_committed_beside_the_stop_is_counted(make: Make) -> None:
     """A task stops at the budget; another one, and earlier chunks, have added rejects."""
     nothing: Any = None
-    run = PartitionCommit(make(), nothing, _DECODER, nothing, ("t",), None, 10)
-    run.open(Takeover(SOURCE, lambda: _START, _START))
     done = Outcome(T0, OffsetRange(0, 100), Counts(100, 94, 6, 0))
-    job: Any = Job([task._row(done), task._row(TooManyRejects("enough"))])
+    jobs: Any = SimpleNamespace(run=lambda task, shares: [done, TooManyRejects("enough")])
+    run = PartitionCommit(make(), nothing, _DECODER, nothing, ("t",), None, 10, jobs=jobs)
+    run.open(Takeover(SOURCE, lambda: _START, _START))
     with pytest.raises(TooManyRejects, match="enough"):
-        run.run(job, 0, {T0: OffsetRange(0, 100), T1: OffsetRange(0, 100)})
+        run.run(0, {T0: OffsetRange(0, 100), T1: OffsetRange(0, 100)})
     assert counted(make) == RejectCount("10", 100, 6)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from oncely.clients.kafka.client import make
+from oncely.clients.kafka.producer import Producer
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject

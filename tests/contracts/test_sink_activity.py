@@ -23,4 +23,5 @@ def test_the_last_commit_and_the_rate(place: Place) -> None:
     assert now.seconds is not None
     assert abs(now.last_commit.timestamp() - datetime.now(UTC).timestamp()) < 3_600
     assert 0 <= now.seconds < 3_600
+    assert now.partitions == {T0: pytest.approx(now.seconds, abs=1)}
     assert now.rate == pytest.approx(600 / 300) or now.seconds > 250

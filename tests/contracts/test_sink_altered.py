@@ -20,7 +20,6 @@ from oncely.errors import TableMismatch
 from oncely.sinks.base import Judged
 from oncely.sinks.sql.replay import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import stage
 from tests.sinktools import (
     T0,
     Place,
@@ -33,6 +32,7 @@ from tests.sinktools import (
     rec,
     sink_to,
     with_faults,
+    with_rows,
 )
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("w", pa.int32())])
@@ -158,11 +158,14 @@ def altered(place: Place) -> bool:
 @pytest.mark.parametrize("how", ALTERED)
 def test_a_publication_is_refused(on_postgres: Place, how: str) -> None:
     sink, fence = begun(on_postgres)
-    staged = stage(sink, fence, 0, 1, [at_t0(3, records(3, 6), SCHEMA).rows])
+    what = with_rows(
+        Batch({T0: OffsetRange(3, 6)}, {T0: Counts(3, 0, 0, 0)}),
+        sink,
+        at_t0(3, records(3, 6), SCHEMA).rows,
+    )
     entries = sink.ledger.positions(fence)
     alter(on_postgres, how)
     before = state(on_postgres)
-    what = Batch({T0: OffsetRange(3, 6)}, {T0: Counts(3, 0, 0, 0)}, [], [staged])
     with pytest.raises(TableMismatch, match="during the run"):
         publish_on(sink, what, entries, fence)
     assert state(on_postgres) == before
@@ -175,7 +178,7 @@ def test_a_replay_is_refused(on_postgres: Place) -> None:
     before = state(on_postgres)
 
     def judge(found: Sequence[Reject]) -> Judged:
-        return Judged(at_t0(0, records(3, 3 + len(found)), SCHEMA), traceable=True)
+        return Judged(at_t0(0, records(3, 3 + len(found)), SCHEMA), found)
 
     with pytest.raises(TableMismatch, match="during the run"):
         try_portion(SqlReplay(sink), judge, 10)

@@ -1,20 +1,20 @@
-"""Batch commit: what successful tasks staged is published as a whole, or not at all."""
+"""Batch commit: the rows of a transform are published as a whole, or not at all."""
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from oncely.clients.sql.session import close_all
-from oncely.core.batch import Batch, Reject, Staged
+from oncely.core.batch import Batch, Packet, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, QueryBatch
 from oncely.core.ranges import OffsetRange
-from oncely.errors import Stopped, Unavailable, WrongInput
+from oncely.errors import Stopped, WrongInput
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import stage, staging_prefix, sweep
 from tests.sinktools import (
     T0,
     T1,
@@ -23,6 +23,7 @@ from tests.sinktools import (
     publish_on,
     ready,
     sink_to,
+    with_rows,
 )
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -33,14 +34,13 @@ def rows(start: int, end: int) -> pa.Table:
     return pa.table({"id": list(range(start, end)), "name": [f"n{n}" for n in range(start, end)]})
 
 
-def publication(*staged: Staged, end: int = 10, **more: Any) -> Batch:
-    return Batch(
-        {T0: OffsetRange(0, end), T1: OffsetRange(0, 3)},
-        {T0: Counts(end, 0, 1, 0), T1: Counts(3, 0, 0, 0)},
+def publication(sink: SqlSink, *rows: pa.Table) -> Batch:
+    batch = Batch(
+        {T0: OffsetRange(0, 10), T1: OffsetRange(0, 3)},
+        {T0: Counts(10, 0, 1, 0), T1: Counts(3, 0, 0, 0)},
         [Reject(T0, 4, None, None, b"x", (), "decode", "no JSON")],
-        staged,
-        **more,
     )
+    return with_rows(batch, sink, *rows)
 
 
 def opened(place: Place, **more: Any) -> tuple[SqlSink, Fence]:
@@ -49,15 +49,6 @@ def opened(place: Place, **more: Any) -> tuple[SqlSink, Fence]:
 
 def ids(place: Place) -> list[int]:
     return [n for (n,) in place.sql("SELECT id FROM rows ORDER BY id")]
-
-
-def staged_tables(place: Place) -> list[str]:
-    catalog = (
-        "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
-        if place.is_postgres
-        else "SELECT name FROM sqlite_master WHERE type = 'table'"
-    )
-    return [n for (n,) in place.sql(catalog) if n.startswith(staging_prefix("p"))]
 
 
 def untouched(place: Place) -> bool:
@@ -69,15 +60,12 @@ def untouched(place: Place) -> bool:
     )
 
 
-def test_staged_rows_rejects_history_and_positions_take_effect_together(place: Place) -> None:
+def test_rows_rejects_history_and_positions_take_effect_together(place: Place) -> None:
     sink, fence = opened(place)
-    first = stage(sink, fence, 0, 1, [rows(0, 4), rows(4, 6)])
-    second = stage(sink, fence, 0, 2, [rows(6, 9)])
-    nothing = stage(sink, fence, 0, 3, [rows(0, 0)])
-    failed = stage(sink, fence, 0, 4, [rows(6, 9)])  # an attempt that nobody heard of again
-    assert (first.rows, second.rows, nothing, failed.rows) == (6, 3, Staged(None, 0), 3)
+    batch = publication(sink, rows(0, 4), rows(4, 6), rows(6, 9), rows(0, 0))
+    assert batch.rows == 9
     assert untouched(place)
-    publish_on(sink, publication(first, second, nothing), sink.ledger.positions(fence), fence)
+    publish_on(sink, batch, sink.ledger.positions(fence), fence)
     assert ids(place) == list(range(9))
     assert place.sql('SELECT "partition", "position" FROM oncely_positions ORDER BY 1') == [
         (0, 10), (1, 3),
@@ -88,53 +76,55 @@ def test_staged_rows_rejects_history_and_positions_take_effect_together(place: P
     )
     assert history == [(0, 0, 10, 10, 9, 1), (1, 0, 3, 3, 0, 0)]
     assert place.sql('SELECT "offset" FROM oncely_rejects') == [(4,)]
-    assert staged_tables(place) == [failed.name]
 
 
 def test_a_newer_run_fences_a_publication(place: Place) -> None:
     sink, fence = opened(place)
-    staged = stage(sink, fence, 0, 1, [rows(0, 9)])
-    entries = sink.ledger.positions(fence)
-    newer = open_sink(sink, {T0: 0, T1: 0}).fence
+    batch, entries = publication(sink, rows(0, 9)), sink.ledger.positions(fence)
+    open_sink(sink, {T0: 0, T1: 0})
     close_all()
     with pytest.raises(PositionMoved):
-        publish_on(sink, publication(staged), entries, fence)
-    assert untouched(place)
-    assert sweep(sink, newer) == 1
-    close_all()
-    with pytest.raises((PositionMoved, Unavailable)):
-        publish_on(sink, publication(staged), entries, fence)
+        publish_on(sink, batch, entries, fence)
     assert untouched(place)
 
 
-def test_staged_rows_that_are_gone_publish_nothing(place: Place) -> None:
-    sink, fence = opened(place)
-    staged = stage(sink, fence, 0, 1, [rows(0, 9)])
-    place.sql(f"DELETE FROM {staged.name} WHERE id = 5")  # as a crash empties an unlogged table
-    with pytest.raises(Unavailable, match="staged 9 rows, 8 were there"):
-        publish_on(sink, publication(staged), sink.ledger.positions(fence), fence)
-    assert untouched(place)
-    place.sql(f"DROP TABLE {staged.name}")
-    with pytest.raises(Unavailable):
-        publish_on(sink, publication(staged), sink.ledger.positions(fence), fence)
-    assert untouched(place)
+@pytest.mark.parametrize("columns", ["direct", "cast", "upsert"])
+def test_rows_that_end_early_publish_nothing(place: Place, columns: str) -> None:
+    """Spark has lost some of them, after others were written."""
+    more: dict[str, Any] = {"schema": UPSERT, "keys": ["id"]} if columns == "upsert" else {}
+    if columns == "cast" and place.is_postgres:
+        place.sql("CREATE TABLE rows (id bigint, name varchar(9))")
+    sink, fence = opened(place, **more)
+    part = pa.table({"id": [1], "v": [1]}) if more else rows(0, 9)
+    batch = publication(sink, part)
+
+    def ending() -> Iterator[Packet]:
+        yield from batch.packets()
+        raise StagedRowsGone("the rest is lost")
+
+    entries = sink.ledger.positions(fence)
+    for _ in range(2):
+        with pytest.raises(StagedRowsGone):
+            publish_on(sink, replace(batch, packets=ending), entries, fence)
+        assert untouched(place)
+    publish_on(sink, batch, entries, fence)
+    assert len(ids(place)) == batch.rows
 
 
-@pytest.mark.parametrize("at", ["staging", "publishing"])
+@pytest.mark.parametrize("at", ["packing", "publishing"])
 def test_a_row_that_the_table_refuses_stops(place: Place, at: str) -> None:
     """After a transform no record answers for a row."""
     int_, text = ("bigint", "text") if place.is_postgres else ("INT", "TEXT")
     strict = "" if place.is_postgres else " STRICT"
     place.sql(f"CREATE TABLE rows (id {int_}, name {text}, CHECK (id <> 5)){strict}")
     sink, fence = opened(place)
-    bad = pa.table({"id": [1, 2], "name": ["a", "b\x00"]}) if at == "staging" else rows(0, 9)
+    bad = pa.table({"id": [1, 2], "name": ["a", "b\x00"]}) if at == "packing" else rows(0, 9)
 
-    def stage_and_publish() -> None:
-        staged = stage(sink, fence, 0, 1, [bad])
-        publish_on(sink, publication(staged), sink.ledger.positions(fence), fence)
+    def pack_and_publish() -> None:
+        publish_on(sink, publication(sink, bad), sink.ledger.positions(fence), fence)
 
     with pytest.raises(Stopped, match="can't be written") as caught:
-        stage_and_publish()
+        pack_and_publish()
     assert "in the transform" in caught.value.way_out
     assert untouched(place)
 
@@ -142,47 +132,29 @@ def test_a_row_that_the_table_refuses_stops(place: Place, at: str) -> None:
 def test_an_upsert_of_several_tasks(place: Place) -> None:
     sink, fence = opened(place, schema=UPSERT, keys=["id"], version="v")
     parts = [pa.table({"id": [1, 2], "v": [5, 1]}), pa.table({"id": [1, 3], "v": [4, 1]})]
-    staged = [stage(sink, fence, 0, n, [part]) for n, part in enumerate(parts)]
-    publish_on(sink, publication(*staged), sink.ledger.positions(fence), fence)
+    publish_on(sink, publication(sink, *parts), sink.ledger.positions(fence), fence)
     assert place.sql("SELECT * FROM rows ORDER BY id") == [(1, 5), (2, 1), (3, 1)]
-    assert staged_tables(place) == []
 
 
 def test_two_rows_of_one_key_need_a_version(place: Place) -> None:
     sink, fence = opened(place, schema=UPSERT, keys=["id"])
     parts = [pa.table({"id": [1, 2], "v": [5, 1]}), pa.table({"id": [1], "v": [4]})]
-    staged = [stage(sink, fence, 0, n, [part]) for n, part in enumerate(parts)]
     with pytest.raises(WrongInput, match=r"same sink\.keys"):
-        publish_on(sink, publication(*staged), sink.ledger.positions(fence), fence)
+        publish_on(sink, publication(sink, *parts), sink.ledger.positions(fence), fence)
     assert untouched(place)
-
-
-def test_what_sweep_takes(place: Place) -> None:
-    sink, old = opened(place)
-    stage(sink, old, 7, 1, [rows(0, 1)])
-    fence = open_sink(sink, {T0: 0, T1: 0}).fence
-    mine = [stage(sink, fence, batch, 1, [rows(0, 1)]).name for batch in (0, 1, 2)]
-    other, other_fence = ready(sink_to(place, pipeline="q"), {T0: 0})
-    stage(other, other_fence, 0, 1, [rows(0, 1)])
-    assert sweep(sink, fence) == 1  # the older epoch's
-    assert sorted(staged_tables(place)) == sorted(mine)
-    assert sweep(sink, fence, keep_batches_from=2) == 2
-    assert staged_tables(place) == [mine[2]]
-    assert sweep(other, other_fence, keep_batches_from=1) == 1
 
 
 def test_a_batch_of_a_query_takes_effect_once_also_without_data(place: Place) -> None:
     """A no-data batch has an empty range: offsets can't tell its first run from a replay."""
     sink, fence = opened(place)
-    attempts = itertools.count()
 
     def publish_batch(number: int, query: str = "q") -> None:
-        staged = stage(sink, fence, number, next(attempts), [rows(number, number + 1)])
         empty = {T0: OffsetRange(0, 0)}
         done = {T0: Counts(0, 0, 0, 0)}
         of_query = QueryBatch(query, number, "plan")
         claim = Claim(fence, empty, sink.ledger.positions(fence), query=of_query)
-        sink.publish(Batch(empty, done, [], [staged]), fence, claim)
+        batch = with_rows(Batch(empty, done), sink, rows(number, number + 1))
+        sink.publish(batch, fence, claim)
 
     publish_batch(0)
     with pytest.raises(PositionMoved, match="published already"):

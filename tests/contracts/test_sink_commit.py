@@ -14,6 +14,7 @@ from oncely.core.claim import Counts, PositionMoved
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import Unavailable
+from oncely.ledgers.sql.statements import LedgerStatements
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import history, ids, positions
 from tests.sinktools import (
@@ -41,6 +42,7 @@ def test_rows_history_and_position_take_effect_together(place: Place) -> None:
     outcomes = commit_all(sink, chunk({T0: (10, records), T1: (0, numbered(100, 102))}), fence)
     assert ids(place) == [10, 11, 12, 100, 101]
     assert history(place) == [
+        (0, 0, 10, 1, "skipped", 0, 0, 0, 0),  # the start behind offset 0
         (0, 10, 16, 1, "data", 5, 3, 1, 1),
         (1, 0, 102, 1, "data", 2, 2, 0, 0),
     ]
@@ -50,6 +52,26 @@ def test_rows_history_and_position_take_effect_together(place: Place) -> None:
         T1: Counts(2, 2, 0, 0),
     }
     assert not any(o.replayed for o in outcomes)
+
+
+def test_a_commit_reads_the_positions_of_its_partitions(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs the same whatever number of partitions the pipeline has."""
+    others = {TopicPartition("t", n): 0 for n in range(2, 20)}
+    sink, fence = ready(sink_to(place), {T0: 0, T1: 0, **others})
+    read, entries = [], LedgerStatements.entries
+
+    def reading(*given: Any) -> Any:
+        read.append(found := entries(*given))
+        return found
+
+    monkeypatch.setattr(LedgerStatements, "entries", reading)
+    some = TopicPartition("t", 4)
+    commit_all(sink, chunk({T1: (0, numbered(0, 2)), some: (0, numbered(2, 4))}), fence)
+    assert [sorted(one) for one in read] == [[T1, some]]
+    assert ids(place) == [0, 1, 2, 3]
+    assert sorted(sink.ledger.positions(fence)) == sorted({T0, T1, *others})
 
 
 def test_more_rows_than_one_message_and_one_batch(place: Place) -> None:
@@ -104,7 +126,9 @@ def test_a_lost_commit_answer(place: Place) -> None:
     assert len(history(place)) == 1
 
 
-@pytest.mark.parametrize("call", ["connect", "query", "begin", "copy", "execute_many", "commit"])
+@pytest.mark.parametrize(
+    "call", ["connect", "query", "begin", "copy", "execute_many", "execute_all", "commit"]
+)
 def test_a_failure_before_the_commit_is_tried_again(place: Place, call: str) -> None:
     sink, fence = ready(sink_to(place))
     failed = []

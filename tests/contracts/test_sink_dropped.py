@@ -10,7 +10,6 @@ from oncely.core.batch import Batch
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Unavailable
-from oncely.sinks.sql.staging import stage
 from tests.sinktools import (
     SCHEMA,
     T0,
@@ -22,19 +21,14 @@ from tests.sinktools import (
     ready,
     rec,
     sink_to,
+    trigger,
+    with_rows,
 )
 
 
 def drop_odd_ids(place: Place) -> None:
     if place.is_postgres:
-        place.sql(
-            "CREATE FUNCTION drop_odd() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$BEGIN IF NEW.id % 2 = 1 THEN RETURN NULL; END IF; RETURN NEW; END$$"
-        )
-        place.sql(
-            "CREATE TRIGGER drop_odd BEFORE INSERT ON rows FOR EACH ROW EXECUTE FUNCTION"
-            f" {place.schema}.drop_odd()"
-        )
+        trigger(place, "IF NEW.id % 2 = 1 THEN RETURN NULL; END IF; RETURN NEW;")
     else:
         place.sql(
             "CREATE TRIGGER drop_odd BEFORE INSERT ON rows WHEN NEW.id % 2 = 1"
@@ -74,9 +68,7 @@ def test_also_in_a_batch_commit(place: Place) -> None:
     sink, fence = ready(sink_to(place))
     drop_odd_ids(place)
     rows = pa.table({"id": range(10), "name": ["x"] * 10}, schema=SCHEMA)
-    staged = stage(sink, fence, 0, 1, [rows])
-    assert staged.rows == 10
-    what = Batch({T0: OffsetRange(0, 10)}, {T0: Counts(10, 0, 0, 0)}, (), [staged])
+    what = with_rows(Batch({T0: OffsetRange(0, 10)}, {T0: Counts(10, 0, 0, 0)}), sink, rows)
     with pytest.raises(RowsDropped, match="given 10 rows and has taken 5"):
         publish_on(sink, what, sink.ledger.positions(fence), fence)
     assert nothing_was_written(place)

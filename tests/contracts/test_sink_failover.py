@@ -17,7 +17,7 @@ from oncely.core.budget import RejectCount
 from oncely.core.claim import Claim, Counts, Fence, Notes, PositionMoved, QueryBatch, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, LedgerWentBack
-from oncely.runtimes.spark.partition_commit import PartitionCommit
+from oncely.runtimes.batches.partition_commit import PartitionCommit
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import history, ids
 from tests.sinktools import (
@@ -143,4 +143,4 @@ def test_a_batch_that_begins_beyond_the_ledger_is_not_published(place: Place) ->
 
 def _driver(sink: SqlSink) -> PartitionCommit:
     decoder: Any = SimpleNamespace(schema=SCHEMA, needs=frozenset())
-    return PartitionCommit(sink, None, decoder, None, ("t",))  # type: ignore[arg-type]
+    return PartitionCommit(sink, None, decoder, None, ("t",), jobs=None)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import pytest
 from oncely.clients.sql import postgres_session
 from oncely.clients.sql.dialects import dialect_for
 from oncely.clients.sql.session import close_all
+from oncely.commit import complaints, path
 from oncely.commit.backoff import Backoff
 from oncely.errors import Unavailable
 from oncely.testing.processes import send_all, stop_all
@@ -82,8 +83,13 @@ class FreezeAt:
 
 @pytest.mark.parametrize("call", ["copy", "commit"])
 def test_a_commit_fails_while_the_server_is_frozen_and_goes_on_exactly_once(
-    own_server: Postgres, place: Place, call: str
+    own_server: Postgres,
+    place: Place,
+    call: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(path, "tell", complaints.Complaints().tell)
     # More bytes than the buffers of both sockets hold: the COPY waits for room, not for an answer.
     records: list[Rec] = [rec(n, id=n, name="x" * 40_000) for n in range(400)]
     freeze = FreezeAt(own_server, call)
@@ -91,6 +97,8 @@ def test_a_commit_fails_while_the_server_is_frozen_and_goes_on_exactly_once(
     patient = Backoff(first=0.05, longest=0.5, total=60)
     commit_all(with_faults(sink, freeze), at_t0(0, records), fence, patience=patient)
     assert ["accepts no other connection" in str(error) for error in freeze.errors] == [True]
+    (line,) = [one for one in caplog.messages if "accepts no other connection" in one]
+    assert line.endswith("; it is tried again")
     assert place.sql(f'SELECT count(*), count(DISTINCT id) FROM "{place.schema}".rows') == [
         (400, 400)
     ]

@@ -47,7 +47,7 @@ class DieAt:
         self.left = at
 
     def __call__(self, name: str, call: Callable[[], Any]) -> Any:
-        self.left -= name in ("begin", "execute", "execute_many", "commit")
+        self.left -= name in ("begin", "execute", "execute_many", "execute_all", "commit")
         if self.left > 0 or name == "close":  # the server closes the sessions of a dead process
             return call()
         if self.left == 0:

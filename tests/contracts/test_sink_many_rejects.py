@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import decimal
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,8 +14,20 @@ import pytest
 from oncely.clients.sql.connection import RowsDropped
 from oncely.clients.sql.session import close_all
 from oncely.core.batch import Reject, Rejection
+from oncely.errors import GivenUp
 from tests.contracts.looking import create, history, ids, rejected
-from tests.sinktools import Place, at_t0, commit_all, numbered, ready, rec, sink_to, with_faults
+from tests.sinktools import (
+    Place,
+    at_t0,
+    commit_all,
+    gone,
+    numbered,
+    ready,
+    rec,
+    sink_to,
+    trigger,
+    with_faults,
+)
 
 RECORDS = 2_000
 
@@ -47,6 +61,86 @@ def test_many_refused_rows_take_few_calls(place: Place, good: int) -> None:
     assert all("check" in reason.lower() for _, reason in rejected(place))
     assert history(place)[0][5:] == (RECORDS, len(kept), RECORDS - len(kept), 0)
     assert calls.count < RECORDS / 5
+
+
+LIMITED: dict[str, tuple[pa.DataType, object, object]] = {
+    "char(8)": (pa.string(), "short", "x" * 9),
+    "varchar(8)": (pa.string(), "short", "x" * 9),
+    "char(8)[]": (pa.list_(pa.string()), ["a", None], ["x" * 9]),
+    "varchar(8)[]": (pa.list_(pa.string()), ["a", None], ["x" * 9]),
+    "bit(3)": (pa.string(), "101", "1010"),
+    "bit varying(3)": (pa.string(), "10", "1010"),
+    "numeric(4,1)": (pa.decimal128(6, 1), decimal.Decimal("1.5"), decimal.Decimal("99999.5")),
+    "text CHECK (x <> 'bad')": (pa.string(), "good", "bad"),
+}
+
+
+@pytest.mark.parametrize("keys", [(), ("id",)], ids=["append", "upsert"])
+@pytest.mark.parametrize("type_", LIMITED)
+def test_values_beyond_the_limit_of_a_type_take_few_calls(
+    on_postgres: Place, type_: str, keys: tuple[str, ...]
+) -> None:
+    """One record in five: the types of the loop's own table have no such limits."""
+    arrow, good, bad = LIMITED[type_]
+    create(on_postgres, f"id bigint{' PRIMARY KEY' if keys else ''}, x {type_}")
+    schema = pa.schema([("id", pa.int64()), ("x", arrow)])
+    sink, fence = ready(sink_to(on_postgres, schema, keys=keys))
+    close_all()
+    calls = Calls()
+    records = [rec(n, id=n, x=good if n % 5 else bad) for n in range(RECORDS)]
+    what = at_t0(0, records, schema, keys=keys)
+    commit_all(with_faults(sink, calls), what, fence)
+    assert ids(on_postgres) == [n for n in range(RECORDS) if n % 5]
+    assert [offset for offset, _ in rejected(on_postgres)] == list(range(0, RECORDS, 5))
+    assert calls.count < RECORDS / 4
+
+
+@pytest.mark.parametrize("version", [None, "version"])
+def test_rows_of_an_upsert_that_are_written_separately_are_applied_in_order(
+    on_postgres: Place, version: str | None
+) -> None:
+    """Rows, tombstones and versions, among many that are refused."""
+    create(on_postgres, "id bigint PRIMARY KEY, name char(8), version bigint, other uuid")
+    schema = pa.schema(
+        [("id", pa.int64()), ("name", pa.string()), ("version", pa.int64()), ("other", pa.string())]
+    )
+    sink, fence = ready(sink_to(on_postgres, schema, keys=["id"], version=version))
+    chosen, records = random.Random(7), []
+    there: dict[int, tuple[int, str, int]] = {}
+    for offset in range(1_500):
+        key, number = chosen.randrange(40), chosen.randrange(20)
+        if chosen.random() < 0.2:
+            records.append(gone(offset, id=key))
+            there.pop(key, None)
+            continue
+        name = chosen.choice(["x" * 9, f"n {offset}"])
+        uuid = f"6d0f0a4e-0000-4000-8000-{offset:012}"
+        records.append(rec(offset, id=key, name=name, version=number, other=uuid))
+        old = there.get(key)
+        if len(name) < 9 and (version is None or old is None or number >= old[2]):
+            there[key] = (key, name.ljust(8), number)
+    commit_all(sink, at_t0(0, records, schema, keys=["id"]), fence)
+    assert on_postgres.sql("SELECT id, name, version FROM rows ORDER BY id") == sorted(
+        there.values()
+    )
+    assert len(rejected(on_postgres)) > 400
+
+
+def test_isolation_that_nobody_waits_for_any_more_ends(place: Place) -> None:
+    """Nothing is written; it ends at the next refusal."""
+    create(place, "id bigint CHECK (id % 2 = 0), name text")
+    sink, fence = ready(sink_to(place))
+    asked: list[int] = []
+
+    def given_up() -> bool:
+        asked.append(1)
+        return len(asked) > 2
+
+    with pytest.raises(GivenUp):
+        commit_all(sink, replace(at_t0(0, numbered(0, RECORDS)), given_up=given_up), fence)
+    assert len(asked) == 3
+    assert ids(place) == []
+    assert rejected(place) == []
 
 
 def test_a_key_twice_in_a_chunk_is_refused_the_second_time(place: Place) -> None:
@@ -124,13 +218,7 @@ def test_many_nuls_take_few_calls(
 def test_a_trigger_that_drops_rows_among_many_refused_ones_stops(on_postgres: Place) -> None:
     create(on_postgres, "id bigint CHECK (id % 2 = 0), name text")
     sink, fence = ready(sink_to(on_postgres))
-    on_postgres.sql(
-        "CREATE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN RETURN CASE WHEN NEW.id = 200 THEN NULL ELSE NEW END; END $$"
-    )
-    on_postgres.sql(
-        "CREATE TRIGGER leaves_out BEFORE INSERT ON rows FOR EACH ROW EXECUTE FUNCTION leave_out()"
-    )
+    trigger(on_postgres, "RETURN CASE WHEN NEW.id = 200 THEN NULL ELSE NEW END;")
     with pytest.raises(RowsDropped):
         commit_all(sink, at_t0(0, numbered(0, 300)), fence)
     assert ids(on_postgres) == []

@@ -132,7 +132,7 @@ def test_two_openers_migrate_once(place: Place) -> None:
         answer = call()
         if name == "execute" and not migrating.is_set():
             migrating.set()
-            assert waiting.wait(20)
+            assert waiting.wait(180)
         return answer
 
     def second(name: str, call: Callable[[], Any]) -> Any:
@@ -143,10 +143,10 @@ def test_two_openers_migrate_once(place: Place) -> None:
 
     with ThreadPoolExecutor() as pool:
         one = pool.submit(open_sink, with_faults(sink_to(place), first))
-        assert migrating.wait(20)
+        assert migrating.wait(180)
         other = pool.submit(open_sink, with_faults(sink_to(place, pipeline="q"), second))
-        assert one.result(30).fence.epoch == 2
-        assert other.result(30).fence.epoch == 1
+        assert one.result(120).fence.epoch == 2
+        assert other.result(120).fence.epoch == 1
     assert versions(place) == [(VERSION,), (VERSION,)]
     changes = {name: own[: own.index("commit")].count("execute") for name, own in calls.items()}
     assert changes == {"p": 1 + STEPS, "q": 1}, "one of them is the destination table"

@@ -17,13 +17,13 @@ from oncely.core.batch import Batch
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
-from oncely.sinks.sql.staging import stage, sweep
 from tests.sinktools import (
     T0,
     Place,
     Rec,
     at_t0,
     commit_all,
+    gone,
     open_sink,
     postgres_place,
     publish_on,
@@ -31,6 +31,7 @@ from tests.sinktools import (
     ready,
     sink_to,
     with_faults,
+    with_rows,
 )
 
 HOSTILE = [
@@ -70,7 +71,7 @@ def test_hostile_names_in_every_statement(place: Place, name: str, keys: tuple[s
     good = [row(name, at) for at in range(9)]
     bad = row(name, 4, "a\x00b")
     commit_all(sink, at_t0(0, [*good[:4], bad, *good[5:]], schema), fence)
-    commit_all(sink, at_t0(9, [Rec(9, deletes={"id": 2}), row(name, 13)], schema, keys=keys), fence)
+    commit_all(sink, at_t0(9, [gone(9, id=2), row(name, 13)], schema, keys=keys), fence)
     found = place.sql(
         f"SELECT {quoted(name)}, {quoted(name + ' 2')} FROM {quoted(name)} ORDER BY 1"
     )
@@ -88,11 +89,8 @@ def test_hostile_names_in_batch_commit(place: Place, name: str) -> None:
     schema = hostile_schema(name)
     sink, fence = ready(sink_to(place, schema, table=name, pipeline=name))
     rows = pa.Table.from_pylist([row(name, at).rows[0] for at in range(3)], schema=schema)
-    staged = stage(sink, fence, 0, 0, [rows])
-    stage(sink, fence, 0, 1, [rows])
-    what = Batch({T0: OffsetRange(0, 3)}, {T0: Counts(3, 3, 0, 0)}, [], [staged])
+    what = with_rows(Batch({T0: OffsetRange(0, 3)}, {T0: Counts(3, 3, 0, 0)}), sink, rows)
     publish_on(sink, what, sink.ledger.positions(fence), fence)
-    assert sweep(sink, fence, keep_batches_from=1) == 1
     assert place.sql(f"SELECT COUNT(*) FROM {quoted(name)}") == [(3,)]
 
 

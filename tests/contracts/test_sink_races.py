@@ -107,7 +107,7 @@ def at_once(work: Callable[[Any], Any], *who: Any) -> list[Any]:
     barrier = threading.Barrier(len(who))
 
     def run(index: int, one: Any) -> None:
-        barrier.wait(30)
+        barrier.wait(180)
         try:
             results[index] = work(one)
         except Exception as error:
@@ -117,7 +117,7 @@ def at_once(work: Callable[[Any], Any], *who: Any) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     return results
 
 

@@ -61,6 +61,39 @@ def test_back_and_forward(place: Place) -> None:
     assert history(place)[-1] == (50, 51, 5, 0)
 
 
+def skipped(place: Place) -> list[tuple[int, int, int]]:
+    return place.sql(  # type: ignore[return-value]
+        "SELECT range_start, range_end, epoch FROM oncely_ranges WHERE kind = 'skipped' ORDER BY 1"
+    )
+
+
+def test_what_was_passed_over_is_noted(place: Place) -> None:
+    sink, fence = ready(sink_to(place), {T0: 3, T1: 0})
+    commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+    assert skipped(place) == [(0, 3, 1)]
+    reset(sink, {T0: 50})
+    assert skipped(place) == [(0, 3, 1), (5, 50, 2)]
+    reset(sink, {T0: 20})
+    assert skipped(place) == [(0, 3, 1), (5, 20, 2)]
+    reset(sink, {T0: 30})
+    assert skipped(place) == [(0, 3, 1), (5, 20, 2), (20, 30, 4)]
+    reset(sink, {T0: 5})
+    assert skipped(place) == [(0, 3, 1)]
+    reset(sink, {T0: 1})
+    assert skipped(place) == [(0, 1, 1)]
+
+
+def test_ranges_ahead_of_the_position_are_not_passed_over(place: Place) -> None:
+    sink, _ = ready(sink_to(place), {T0: 0})
+    place.sql(
+        'INSERT INTO oncely_ranges (pipeline, topic, "partition", range_start, range_end, epoch,'
+        " kind, records, written, rejected, filtered) VALUES ('p', 't', 0, 2, 4, 1, 'ahead', 2, 2,"
+        " 0, 0)"
+    )
+    reset(sink, {T0: 9})
+    assert skipped(place) == [(0, 2, 2), (4, 9, 2)]
+
+
 def test_without_create_and_ledger_nothing_is_written(place: Place) -> None:
     if not place.is_postgres:
         place.sql("CREATE TABLE other (id INT) STRICT")

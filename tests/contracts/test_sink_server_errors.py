@@ -12,32 +12,38 @@ import pytest
 
 from oncely.clients.sql.connection import BadData, Contention
 from oncely.clients.sql.session import close_all
+from oncely.commit.rewrite import Damage, repair
 from oncely.core.ledger import Entry
 from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.pipeline.inspect import check_table
+from oncely.sinks.sql.rewrite import SqlRewrites
 from oncely.testing.servers.postgres import Postgres
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (
     T0,
     Place,
-    Rec,
     at_t0,
     commit_all,
     commit_on,
+    gone,
+    impatient,
     numbered,
     postgres_place,
     ready,
     rec,
     sink_to,
+    trigger,
 )
 
 MEANINGS: dict[type[Exception], str] = {
-    WrongInput: "0A000 0L000 0P000 21000 28000 2BP01 3D000 42501 42601 42883 54011 55000 F0000",
+    WrongInput: "0A000 0L000 0P000 21000 28000 2BP01 3D000 42501 42601 42883 54011 55000 55006"
+    " F0000",
     TableMismatch: "3F000 42P01 42703 42804",
-    Stopped: "09000 27000 2F005 38001 39000 P0001 P0002 P0003 P0004 XX001 XX002",
-    BadData: "22012 23505 44000 54000 54001",
+    Stopped: "25001 2D000 XX001 XX002",
+    BadData: "09000 20000 22012 23505 27000 2F005 34000 38001 39000 44000 45000 54000 54001 HV000"
+    " P0001 P0002 P0003 P0004 U0001 XX000",
     Contention: "40001 40P01 55P03",
-    Unavailable: "08006 25006 53100 53300 55006 57014 57P01 58030 XX000",
+    Unavailable: "08006 25006 53100 53300 57014 57P01 58030 58P01 58P02 72000",
 }
 
 
@@ -47,12 +53,46 @@ def test_each_sqlstate_means_one_thing(on_postgres: Place, kind: type[Exception]
         for state in MEANINGS[kind].split():
             with pytest.raises(kind) as caught:
                 session.execute(
-                    f"DO $$ BEGIN RAISE EXCEPTION 'because' USING ERRCODE = '{state}'; END $$"
+                    f"DO $$ BEGIN RAISE EXCEPTION 'because' USING ERRCODE = '{state}'; END $$",
+                    of_rows=True,
                 )
             assert type(caught.value) is kind, state
             assert "because" in str(caught.value)
             if isinstance(caught.value, OncelyError):
                 assert not isinstance(caught.value, WrongInput | Stopped) or caught.value.way_out
+
+
+BY_NO_ROW = {
+    "positions": "BEFORE UPDATE ON oncely_positions",
+    "history": "BEFORE INSERT ON oncely_ranges",
+}
+
+
+@pytest.mark.parametrize("state", ["XX000", "58P01", "53100", "57P05"])
+@pytest.mark.parametrize("statement", BY_NO_ROW)
+def test_an_error_of_the_server_in_a_statement_of_the_ledger_is_tried_again(
+    on_postgres: Place, statement: str, state: str
+) -> None:
+    """It ends no run, and no record becomes a dead letter."""
+    sink, fence = ready(sink_to(on_postgres))
+    raised = f"RAISE 'because' USING ERRCODE = '{state}';"
+    fails = trigger(on_postgres, raised, BY_NO_ROW[statement])
+    chunk = at_t0(0, numbered(0, 3))
+    with pytest.raises(Unavailable, match="because"):
+        commit_on(sink, chunk, {T0: Entry(0, fence.epoch, run=fence.run)}, fence)
+    on_postgres.sql(f"DROP FUNCTION {fails} CASCADE")
+    commit_all(sink, chunk, fence)
+    assert (ids(on_postgres), rejected(on_postgres)) == ([0, 1, 2], [])
+
+
+def test_a_file_that_the_server_lacks_makes_no_dead_letters(on_postgres: Place) -> None:
+    """As of an extension's library, which would refuse every row."""
+    create(on_postgres, "id bigint, name text")
+    sink, fence = ready(sink_to(on_postgres))
+    refusing(on_postgres, "RAISE 'because' USING ERRCODE = '58P01'")
+    with pytest.raises(Unavailable, match="because"):
+        commit_on(sink, at_t0(0, numbered(0, 3)), {T0: Entry(0, fence.epoch, run=fence.run)}, fence)
+    assert (ids(on_postgres), rejected(on_postgres)) == ([], [])
 
 
 @pytest.fixture
@@ -146,20 +186,14 @@ def test_an_upsert_where_policies_hide_nothing_deletes(
     secured(on_postgres, "id bigint PRIMARY KEY, name text", *policies)
     sink, fence = ready(sink_to(guarded, keys=["id"]))
     commit_all(sink, at_t0(0, numbered(0, 3), keys=["id"]), fence)
-    commit_all(sink, at_t0(3, [Rec(3, deletes={"id": 1}, value=None)], keys=["id"]), fence)
+    commit_all(sink, at_t0(3, [gone(3, id=1)], keys=["id"]), fence)
     assert ids(on_postgres) == [0, 2]
 
 
 def test_keys_that_only_the_index_takes_for_equal(on_postgres: Place) -> None:
     """Class 21: ON CONFLICT DO UPDATE may not affect a row twice."""
     create(on_postgres, "name text PRIMARY KEY, id bigint")
-    on_postgres.sql(
-        "CREATE FUNCTION lower_name() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN NEW.name := lower(NEW.name); RETURN NEW; END $$"
-    )
-    on_postgres.sql(
-        "CREATE TRIGGER lowers BEFORE INSERT ON rows FOR EACH ROW EXECUTE FUNCTION lower_name()"
-    )
+    trigger(on_postgres, "NEW.name := lower(NEW.name); RETURN NEW;")
     sink, fence = ready(sink_to(on_postgres, keys=["name"]))
     both = [rec(0, id=0, name="a"), rec(1, id=1, name="A")]
     with pytest.raises(WrongInput, match="a second time") as caught:
@@ -178,6 +212,49 @@ def test_rows_that_a_view_s_check_option_refuses_are_rejects(on_postgres: Place)
     commit_all(sink, at_t0(0, records, schema), fence)
     assert ids(on_postgres) == [0, 1, 2]
     assert [offset for offset, _ in rejected(on_postgres)] == list(range(3, 40))
+
+
+RAISED = {
+    "custom": "RAISE 'because' USING ERRCODE = 'U0001'",
+    "default": "RAISE 'because'",
+    "no data": "SELECT id INTO STRICT NEW.id FROM rows WHERE false",
+    "assertion": "ASSERT false, 'because'",
+}
+
+
+def refusing(place: Place, statement: str) -> None:
+    """A trigger that raises an error for each third row."""
+    trigger(place, f"IF NEW.id % 3 = 1 THEN {statement}; END IF; RETURN NEW;")
+
+
+@pytest.mark.parametrize(
+    ("raised", "keys", "records"),
+    [*((one, (), 3) for one in RAISED), ("custom", (), 120), ("custom", ("id",), 3)],
+)
+def test_what_a_trigger_raises_of_a_row_makes_its_record_a_dead_letter(
+    on_postgres: Place, raised: str, keys: tuple[str, ...], records: int
+) -> None:
+    create(on_postgres, f"id bigint{' PRIMARY KEY' if keys else ''}, name text")
+    sink, fence = ready(sink_to(on_postgres, keys=keys))
+    refusing(on_postgres, RAISED[raised].replace("rows", f"{on_postgres.schema}.rows"))
+    commit_all(sink, at_t0(0, numbered(0, records), keys=keys), fence)
+    assert ids(on_postgres) == [n for n in range(records) if n % 3 != 1]
+    letters = rejected(on_postgres)
+    assert [offset for offset, _ in letters] == list(range(1, records, 3))
+    assert all(reason for _, reason in letters)
+
+
+def test_what_a_trigger_raises_of_a_deletion_ends_a_repair(on_postgres: Place) -> None:
+    """No record is at fault: an error with a text, not of the driver's kind."""
+    sink, fence = ready(sink_to(on_postgres, keep_source=True))
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    raised = "RAISE 'no deletions' USING ERRCODE = 'U0001';"
+    trigger(on_postgres, raised, "BEFORE DELETE ON rows")
+    damage = Damage(T0, [1], set(), at_t0(1, numbered(1, 2)))
+    with pytest.raises(Stopped, match="no deletions") as caught:
+        repair(SqlRewrites(sink), damage, impatient())
+    assert "trigger" in caught.value.way_out
+    assert ids(on_postgres) == [0, 1, 2]
 
 
 @pytest.mark.servers

@@ -12,7 +12,7 @@ from oncely.config import parse
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import TableMismatch
 from oncely.pipeline import Pipeline
-from oncely.pipeline.inspect import check_table
+from oncely.pipeline.inspect import check_table, look
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers import pginstall
@@ -39,13 +39,14 @@ def begun(place: Place) -> tuple[SqlSink, Fence]:
 
 
 def refused(sink: SqlSink, text: str) -> TableMismatch:
-    """The run is refused, what ``oncely plan`` looks at too, and nothing was written."""
+    """The run is refused, as ``plan`` and ``status`` say, and nothing was written."""
     with pytest.raises(TableMismatch, match=text) as looked:
         check_table(sink)
     with pytest.raises(TableMismatch, match=text) as caught:
         open_sink(sink)
     assert str(looked.value) == str(caught.value)
     assert caught.value.message in planned(sink)
+    assert look(sink).refused == caught.value.message
     assert "offsets reset" in caught.value.way_out
     return caught.value
 
@@ -242,8 +243,8 @@ def test_a_table_that_does_not_commit_with_the_ledger_is_refused(
 def test_a_ledger_that_a_crash_of_the_server_empties_is_refused(on_postgres: Place) -> None:
     sink, _ = begun(on_postgres)
     on_postgres.sql("ALTER TABLE oncely_positions SET UNLOGGED")
-    for look in (check_table, open_sink):
+    for refusing in (check_table, open_sink):
         with pytest.raises(TableMismatch, match="oncely_positions is UNLOGGED") as caught:
-            look(sink)
+            refusing(sink)
     on_postgres.sql(caught.value.way_out.partition("`")[2].partition("`")[0])
     goes_on(sink, 5)

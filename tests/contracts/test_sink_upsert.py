@@ -26,6 +26,7 @@ from tests.sinktools import (
     Rec,
     chunk,
     commit_all,
+    gone,
     open_sink,
     quoted,
     ready,
@@ -41,11 +42,6 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[None]:
     """What commits: a task of Spark, or a member of a group."""
     with by_members() if request.param == "member" else nullcontext():
         yield
-
-
-def gone(offset: int, **key: object) -> Rec:
-    """A tombstone."""
-    return Rec(offset, deletes=key, value=None)
 
 
 def upserts(start: int, records: list[Rec], keys: tuple[str, ...] = ("id",)) -> Chunk:

@@ -18,7 +18,7 @@ from tests.sinktools import Place
 def golden_broker(broker: Broker) -> Iterator[Broker]:
     """The broker; topics with the names that the golden files have are deleted afterwards."""
     yield broker
-    for topic in broker.admin().list_topics(timeout=20).topics:
+    for topic in broker.admin().list_topics(timeout=60).topics:
         if topic.startswith(("golden-", "ledger-golden-")):
             with contextlib.suppress(Exception):
                 broker.delete_topic(topic)

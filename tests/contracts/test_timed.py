@@ -118,7 +118,7 @@ def test_by_the_clock(on_sqlite: Place, heard: Heard) -> None:
         for end in (5, 9):
             heard.saved.clear()
             run.for_batch({T0: OffsetRange(0, end)})
-            assert heard.saved.wait(20)
+            assert heard.saved.wait(180)
             assert positions_in(run, fence) == {T0: end}
         heard.saved.clear()
         assert not heard.saved.wait(0.3), "nothing new was handed out"

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Offset
 
 from models.catalogue import TOPIC_LEDGER
 from models.traces import Step, traces_to
 from oncely.clients.kafka.client import make
+from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.records import KafkaRecord
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Batch
 from oncely.core.budget import RejectCount
@@ -39,7 +41,7 @@ from oncely.sinks.kafka.sink import KafkaSink
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics
 from tests.replaytools import bad, judging
-from tests.sinktools import SOURCE, T0, chunk, rec
+from tests.sinktools import SOURCE, T0, chunk, rec, with_rows
 
 SIZES = {
     "Holes": "{1}",
@@ -226,7 +228,6 @@ class World:
     """One trace on its way."""
 
     topics: Topics
-    folder: Path
     trace: list[Step]
     at: int = 0
     processes: dict[str, Process] = field(default_factory=dict)
@@ -256,7 +257,7 @@ class World:
         gates = Gates()
         sink = self.topics.sink(run=f"{r}-{self.at}", connect=gates.connect)
         if mode == "batch":
-            sink = replace(sink, staging=str(self.folder))
+            sink = replace(sink, by_batch=True)
         self.processes[r] = made = Process(sink, gates)
         return made
 
@@ -288,7 +289,7 @@ class World:
         (p,) = proc["done"]
         tp, epoch = PARTITIONS[p], proc["epoch"]
         found, rejected = self._ahead(r, p)
-        at, batch = found or 0, self.at
+        at = found or 0
         range_ = OffsetRange(at, at + 1)
 
         def committing(one: Process) -> object:
@@ -303,10 +304,9 @@ class World:
                 what = chunk({tp: (at, one_record)})
                 if proc["mode"] == "partition":
                     return one.sink.commit(what, one.fence, Claim(one.fence, what.ranges, entries))
-                staged = one.sink.stage(one.fence, batch, 0, [what.rows])
                 letters = what.dead_letters(what.rejections) if rejected else []
                 written = {tp: Counts(1, len(what.rows), len(letters), 0)}
-                whole = Batch({tp: range_}, written, letters, [staged])
+                whole = with_rows(Batch({tp: range_}, written, letters), one.sink, what.rows)
                 return one.sink.publish(whole, one.fence, Claim(one.fence, whole.ranges, entries))
             except PositionMoved:
                 one.gates.let_all()
@@ -604,10 +604,12 @@ class Outsider:
     def finds(self, wanted: Mapping[str, Any]) -> None:
         """Reads until it has found what is wanted: markers are written after a commit's answer."""
         if wanted["epoch"] and not self._assigned:
-            here = (self._topics.ledger, self._topics.output, self._topics.rejects)
-            self._reader.assign([Offset(topic, 0, 0) for topic in here])
+            topics = self._topics
+            ledger = Offset(topics.ledger, topics.ledger_partition, 0)
+            here = [ledger, Offset(topics.output, 0, 0), Offset(topics.rejects, 0, 0)]
+            self._reader.assign(here)
             self._assigned = True
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 180
         found = {**self._found, "group": self._offsets()}
         while found != wanted and time.monotonic() < deadline:
             for message in self._reader.consume(100, 0.02) if self._assigned else ():
@@ -629,7 +631,8 @@ class Outsider:
     def _take(self, message: Any) -> None:
         found = self._found
         if message.topic() == self._topics.rejects:
-            letter = opened(message, self._topics.pipeline)
+            record = KafkaRecord(None, message.key(), message.value(), message.headers() or ())
+            letter = opened(record, self._topics.pipeline)
             assert letter is not None
             found["letters"] = [*found["letters"], letter.origin]
             return
@@ -684,4 +687,4 @@ def walks() -> dict[str, list[Step]]:
 def test_the_ledger_goes_the_ways_of_its_model(
     race: str, walks: dict[str, list[Step]], broker: Broker, tmp_path: Path
 ) -> None:
-    walk(World(make_topics(broker), tmp_path, walks[race]))
+    walk(World(make_topics(broker), walks[race]))

@@ -123,13 +123,13 @@ def keep_sqlite(file: Path, kept: Path) -> None:
 def keep_kafka(broker: Any, known: dict[str, str], out: Path) -> None:
     """Topics with the offsets of their records, and the offsets of groups."""
     admin = broker.admin()
-    names = sorted(n for n in admin.list_topics(timeout=20).topics if not n.startswith("__"))
+    names = sorted(n for n in admin.list_topics(timeout=60).topics if not n.startswith("__"))
     described = admin.describe_topics(TopicCollection(names))
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-    configs = {r.name: f.result(20) for r, f in admin.describe_configs(resources).items()}
+    configs = {r.name: f.result(120) for r, f in admin.describe_configs(resources).items()}
     topics = {}
     for name in names:
-        found = described[name].result(20)
+        found = described[name].result(120)
         ends = settled_ends(admin, name, len(found.partitions))
         config = {
             key: one.value
@@ -138,13 +138,13 @@ def keep_kafka(broker: Any, known: dict[str, str], out: Path) -> None:
         }
         topics[name] = {"id": str(found.topic_id), "config": config, "ends": ends}
     groups = {}
-    for one in admin.list_consumer_groups().result(20).valid:
+    for one in admin.list_consumer_groups().result(120).valid:
         asked = [ConsumerGroupTopicPartitions(one.group_id)]
-        answer = admin.list_consumer_group_offsets(asked)[one.group_id].result(20)
+        answer = admin.list_consumer_group_offsets(asked)[one.group_id].result(120)
         groups[one.group_id] = sorted(
             [tp.topic, tp.partition, tp.offset, tp.metadata] for tp in answer.topic_partitions
         )
-    cluster = admin.describe_cluster().result(20).cluster_id
+    cluster = admin.describe_cluster().result(120).cluster_id
     kept = {
         "commit": COMMIT, "cluster": cluster, "files": known["files"],
         "topics": topics, "groups": groups,
@@ -161,7 +161,7 @@ def settled_ends(admin: Any, topic: str, partitions: int) -> list[int]:
         seen = []
         for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
             answers = admin.list_offsets(dict(asked), isolation_level=level)
-            seen.append([answers[one].result(20).offset for one in asked])
+            seen.append([answers[one].result(120).offset for one in asked])
         if seen[0] == seen[1]:
             return seen[0]
         time.sleep(0.5)
@@ -252,10 +252,10 @@ def die_opening(case: Case, known: dict[str, str]) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)
 
-        def execute(self, sql: str, params: Any = ()) -> int:
+        def execute(self, sql: str, params: Any = (), **how: Any) -> int:
             if sql.startswith("UPDATE") and "oncely_positions" in sql:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return self._inner.execute(sql, params)  # type: ignore[no-any-return]
+            return self._inner.execute(sql, params, **how)  # type: ignore[no-any-return]
 
     class Writer:
         def __init__(self, inner: Any) -> None:

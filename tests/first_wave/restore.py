@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
-from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.first_wave.cases import CASES
@@ -62,10 +69,10 @@ def restore(brokers: str, postgres: str, folder: Path) -> Restored:
 def remove(brokers: str) -> None:
     """Delete the topics, and with them the offsets of groups."""
     admin = AdminClient({"bootstrap.servers": brokers})
-    there = admin.list_topics(timeout=20).topics
+    there = admin.list_topics(timeout=60).topics
     ours = [one for one in there if any(case.name in one for case in CASES)]
-    for answer in admin.delete_topics(ours, operation_timeout=20).values():
-        answer.result(20)
+    for answer in admin.delete_topics(ours, operation_timeout=60).values():
+        answer.result(120)
 
 
 # -- Kafka -----------------------------------------------------------------------------------
@@ -98,15 +105,25 @@ def _make_topics(admin: AdminClient, kept: Mapping[str, Any]) -> dict[str, str]:
         NewTopic(name, len(one["ends"]), 1, config={**one["config"], "retention.ms": "-1"})
         for name, one in kept["topics"].items()
     ]
-    for answer in admin.create_topics(wanted, operation_timeout=20).values():
-        answer.result(20)
-    described = admin.describe_topics(TopicCollection(list(kept["topics"])))
+    for answer in admin.create_topics(wanted, operation_timeout=60).values():
+        answer.result(120)
     ids = {
-        _spelled(name, kept["topics"][name]["id"]): _spelled(name, str(answer.result(20).topic_id))
-        for name, answer in described.items()
+        _spelled(name, kept["topics"][name]["id"]): _spelled(name, str(one.topic_id))
+        for name, one in _described(admin, list(kept["topics"])).items()
     }
-    cluster = admin.describe_cluster().result(20).cluster_id
+    cluster = admin.describe_cluster().result(120).cluster_id
     return {kept["cluster"]: str(cluster), **ids}
+
+
+def _described(admin: AdminClient, names: list[str]) -> dict[str, Any]:
+    """The topics; a broker knows them a moment after they were created."""
+    while True:
+        answers = admin.describe_topics(TopicCollection(names))
+        try:
+            return {name: answer.result(120) for name, answer in answers.items()}
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
 
 
 def _spelled(topic: str, topic_id: str) -> str:
@@ -124,22 +141,22 @@ def _write_records(brokers: str, kept: Mapping[str, Any], changed: Mapping[str, 
     config = {"bootstrap.servers": brokers, "linger.ms": 0, "log_level": 0}
     plain = Producer(config)
     transactional = Producer({**config, "transactional.id": "first-wave"})
-    transactional.init_transactions(30)
+    transactional.init_transactions(120)
     for together in zip_longest(*_runs(kept, changed)):
         now = [run for run in together if run is not None]
         _send(plain, (one for run in now if run.gap != 1 for one in run.records))
-        assert plain.flush(30) == 0
+        assert plain.flush(120) == 0
         if committed := [run for run in now if run.gap == 1]:
             transactional.begin_transaction()
             _send(transactional, (one for run in committed for one in run.records))
-            transactional.commit_transaction(30)
+            transactional.commit_transaction(120)
         if aborted := [run for run in now if run.gap > 1]:
             transactional.begin_transaction()
             for run in aborted:
                 for _ in range(run.gap - 1):
                     transactional.produce(run.tp[0], _FILLER, _FILLER, run.tp[1])
-            assert transactional.flush(30) == 0
-            transactional.abort_transaction(30)
+            assert transactional.flush(120) == 0
+            transactional.abort_transaction(120)
     _check_ends(brokers, kept)
 
 
@@ -148,7 +165,7 @@ def _check_ends(brokers: str, kept: Mapping[str, Any]) -> None:
     try:
         for name, one in kept["topics"].items():
             for number, end in enumerate(one["ends"]):
-                found = consumer.get_watermark_offsets(TopicPartition(name, number), 20)
+                found = consumer.get_watermark_offsets(TopicPartition(name, number), 60)
                 assert found == (0, end), (name, number)
     finally:
         consumer.close()

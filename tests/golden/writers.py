@@ -27,7 +27,7 @@ from oncely.clients.sql.connection import Connection, Dialect, TableName, connec
 from oncely.clients.sql.dialects import dialect_for
 from oncely.clients.sql.session import application_name, close_all
 from oncely.commit.path import pass_over
-from oncely.core.batch import Batch, Reject, Staged
+from oncely.core.batch import Batch, Reject
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Amendment, Claim, Counts, Fence, Notes, QueryBatch, Takeover
 from oncely.core.ranges import OffsetRange
@@ -69,7 +69,6 @@ from oncely.ledgers.topic.records import (
     stamp,
 )
 from oncely.sinks.kafka.dead_letter_messages import DeadLetter, again, dead_letter
-from oncely.sinks.sql.staging import staging_prefix
 from oncely.sinks.sql.target import Wanted, create_statement
 from oncely.testing.servers.kafka import Broker
 from tests import deltatools, filestools, kafkatools, replaytools
@@ -85,6 +84,7 @@ from tests.sinktools import (
     rec,
     sink_to,
     together,
+    with_rows,
 )
 
 HERE = Path(__file__).parent
@@ -131,7 +131,6 @@ def names() -> Golden:
             ("transactional id of replays", words.replayer),
             ("group of replays", replay_group(pipeline)),
             ("application name", application_name(pipeline, 12)),
-            ("staging tables", staging_prefix(pipeline)),
         ]
     levels = parse_partition_by(("name", "date(at)", "hour(at)"))
     name = FileNames(7, 3, "t1", "0123456789abcdef")
@@ -305,8 +304,7 @@ def in_tables(place: Place) -> Golden:
     again = replace(sink, run="run-2")
     fence = again.open(Takeover(SOURCE, lambda: at, at)).fence
     rows = sink_rows(sink.wanted.schema)
-    staged = again.stage(fence, 3, 8, [rows])
-    batch, positions = _publication(staged), again.ledger.positions(fence)
+    batch, positions = with_rows(_publication(), again, rows), again.ledger.positions(fence)
     query = QueryBatch("query", 3, "plan")
     again.publish(batch, fence, Claim(fence, batch.ranges, positions, query=query))
     with again.ledger.transaction(fence) as ours:
@@ -331,11 +329,11 @@ def sink_rows(schema: pa.Schema) -> pa.Table:
     )
 
 
-def _publication(staged: Staged) -> Batch:
+def _publication() -> Batch:
     ranges = {T0: OffsetRange(9, 11), T1: OffsetRange(5, 6)}
     written = {T0: Counts(2, 0, 1, 0), T1: Counts(1, 0, 0, 0)}
     reject = Reject(T0, 10, None, None, b"x", (), "transform", "refused")
-    return Batch(ranges, written, [reject], [staged])
+    return Batch(ranges, written, [reject])
 
 
 def _recording_sessions(told: list[str]) -> Callable[[Dialect, str], Connection]:
@@ -348,10 +346,10 @@ def _recording_sessions(told: list[str]) -> Callable[[Dialect, str], Connection]
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)
 
-        def execute(self, sql: str, params: Any = ()) -> int:
+        def execute(self, sql: str, params: Any = (), **how: Any) -> int:
             if sql.startswith(("CREATE", "ALTER", "DROP")):
                 told.append(f"{sql};")
-            return self._inner.execute(sql, params)
+            return self._inner.execute(sql, params, **how)
 
     def opening(dialect: Dialect, application: str) -> Connection:
         told.append(f"session {application}")
@@ -397,13 +395,11 @@ def in_topics(broker: Broker) -> Golden:
     first.ledger.note(fence, Notes(counted=RejectCount("1%", 4, 1)))
     replaytools.replayed(first, replaytools.judging(lambda one: one.offset == BAD.offset))
     first.close()
-    with TemporaryDirectory() as folder:
-        batch = replace(topics.sink(run="run-2", connect=_recording_clients(ids)), staging=folder)
-        fence = batch.open(Takeover(SOURCE, lambda: at, at)).fence
-        batch.bind()
-        staged = batch.stage(fence, 3, 8, [sink_rows(first.form.schema)])
-        publish_all(batch, _publication(staged), fence)
-        batch.close()
+    batch = replace(topics.sink(run="run-2", connect=_recording_clients(ids)), by_batch=True)
+    fence = batch.open(Takeover(SOURCE, lambda: at, at)).fence
+    batch.bind()
+    publish_all(batch, with_rows(_publication(), batch, sink_rows(first.form.schema)), fence)
+    batch.close()
     last = topics.sink(run="run-3", connect=_recording_clients(ids))
     last.open(Takeover(SOURCE, lambda: at, at, reset=lambda _: {T0: 4}))
     last.close()
@@ -415,9 +411,7 @@ def in_topics(broker: Broker) -> Golden:
         "kafka_offsets.jsonl": hide(
             lines(_offsets(broker, [topics.group, replay_group(topics.group)])), hidden
         ),
-        "kafka_ids.txt": _numbered(
-            "".join(f"{one}\n" for one in (*sorted(ids), f"staged {staged.name}"))
-        ),
+        "kafka_ids.txt": _numbered("".join(f"{one}\n" for one in sorted(ids))),
     }
 
 
@@ -442,6 +436,8 @@ def in_files(broker: Broker, folder: Path) -> Golden:
         staged = filestools.stage(sink, fence, batch, start)
         filestools.publish_all(sink, filestools.what(staged, start), fence)
     table = place.table()
+    with table.manifest() as manifest:
+        manifest.settled()  # a commit is visible a moment after its answer
     compact(
         replace(
             table, pipeline_topics=replace(table.pipeline_topics, connect=_recording_clients(ids))
@@ -549,7 +545,7 @@ def _offsets(broker: Broker, groups: Iterable[str]) -> Iterator[list[object]]:
     admin = broker.admin()
     for group in groups:
         asked = [ConsumerGroupTopicPartitions(group)]
-        found = admin.list_consumer_group_offsets(asked)[group].result(20).topic_partitions
+        found = admin.list_consumer_group_offsets(asked)[group].result(120).topic_partitions
         for tp in sorted(found, key=lambda one: (one.topic, one.partition)):
             yield [group, tp.topic, tp.partition, tp.offset, tp.metadata]
 
@@ -557,7 +553,7 @@ def _offsets(broker: Broker, groups: Iterable[str]) -> Iterator[list[object]]:
 def _topic_ids(broker: Broker, topics: Iterable[str]) -> dict[str, str]:
     admin = broker.admin()  # kept: a client that is collected never answers
     answers = admin.describe_topics(TopicCollection(list(topics)))
-    return {str(one.result(20).topic_id): f"<id of {name}>" for name, one in answers.items()}
+    return {str(one.result(120).topic_id): f"<id of {name}>" for name, one in answers.items()}
 
 
 # -- texts -----------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from oncely.decode.base import Decoded
 from oncely.decode.json import JsonDecoder
-from oncely.decode.reference import InvalidRecord, read_record
+from oncely.decode.reference import InvalidRecord, Rules, read_record
 from oncely.decode.schema import parse_schema
 from tests.conftest import examples
 
@@ -27,7 +28,7 @@ SCHEMA = parse_schema(
     "where STRUCT<lat: DOUBLE NOT NULL, at: TIMESTAMP, m: MAP<STRING, SMALLINT>>,"
     "m MAP<STRING, DECIMAL(4,1)>, deep ARRAY<STRUCT<a: ARRAY<MAP<STRING, TIMESTAMP>>>>"
 )
-DECODER = JsonDecoder(SCHEMA)
+DECODERS = {rounding: JsonDecoder(SCHEMA, rounding=rounding) for rounding in (False, True)}
 
 NUMBERS = [
     "0", "-0", "-0.0", "0.0", "1", "-1", "1.0", "1.5", "1.25", "1e2", "1E+2", "15e-1", "1e-400",
@@ -179,11 +180,13 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
     return data
 
 
-def by_reference(batch: list[bytes | None]) -> tuple[list[Any], list[int], list[tuple[int, str]]]:
+def by_reference(
+    batch: list[bytes | None], rules: Rules
+) -> tuple[list[Any], list[int], list[tuple[int, str]]]:
     rows, good, bad = [], [], []
     for index, data in enumerate(batch):
         try:
-            rows.append(read_record(data, SCHEMA))
+            rows.append(read_record(data, SCHEMA, rules=rules))
             good.append(index)
         except InvalidRecord as refused:
             bad.append((index, str(refused)))
@@ -211,8 +214,13 @@ def check_batch(batch: list[bytes | None]) -> None:
     column = pa.chunked_array(
         [around.slice(1, middle), around.slice(1 + middle, len(batch) - middle)]
     )
-    decoded = DECODER.decode(pa.table({"value": column}))
-    rows, good, bad = by_reference(batch)
+    for rounding, decoder in DECODERS.items():
+        decoded = decoder.decode(pa.table({"value": column}))
+        check_outcomes(decoded, batch, Rules(rounding=rounding))
+
+
+def check_outcomes(decoded: Decoded, batch: list[bytes | None], rules: Rules) -> None:
+    rows, good, bad = by_reference(batch, rules)
     decoded.rows.validate(full=True)
     assert decoded.rows.schema == SCHEMA
     assert decoded.row_record.to_pylist() == good

@@ -17,10 +17,10 @@ from oncely.core import events
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.verify.check import check
-from oncely.verify.log import parsed
+from oncely.verify.log import parsed, read
 from oncely.verify.state import Entry
 from tests.conftest import examples
-from tests.verifytools import NAME, ROW_BY_ROW, STEPS, Simulated, line, simulated
+from tests.verifytools import NAME, ROW_BY_ROW, STEPS, Run, Simulated, line, simulated
 
 steps = st.lists(st.sampled_from(sorted(STEPS)), max_size=12)
 randoms = st.randoms(use_true_random=False)
@@ -43,7 +43,8 @@ def test_a_legal_history_without_a_log_is_not_broken(chosen: list[str], random: 
     found = check(of.ledger, rules=ROW_BY_ROW)
     assert found.verdict != "broken", found.as_json()
     if not {"joined", "reset"} & {*chosen}:
-        assert found.verdict == "holds", found.as_json()
+        # Nothing else tells that no range was before one that begins later.
+        assert {one.partition for one in found.unknown} == {tp for tp, at in of.start.items() if at}
 
 
 @settings(max_examples=examples(40))
@@ -113,6 +114,106 @@ def test_a_member_commits_under_several_epochs_while_its_partitions_are_assigned
         assert "partition" in {one.rule for one in of.report().broken}
 
 
+@settings(max_examples=25)
+@given(steps, randoms)
+def test_a_member_to_which_nothing_was_assigned_commits_nothing(
+    chosen: list[str], random: Random
+) -> None:
+    of = simulated([*chosen, "member"], random)
+    member = json.loads(of.lines[told(of, "partitions_revoked")[-1]])["run"]
+    of.lines = [
+        one
+        for one in of.lines
+        if json.loads(one)["run"] != member or "partitions_assigned" not in one
+    ]
+    if any(json.loads(of.lines[at])["run"] == member for at in told(of, "planned")):
+        assert "partition" in {one.rule for one in of.report().broken}
+
+
+# -- what nothing can prove ------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(20))
+@given(steps, randoms)
+def test_without_a_log_the_first_ranges_of_a_partition_may_be_gone(
+    chosen: list[str], random: Random
+) -> None:
+    """Its first range, or all of them. A reset may have moved the position over what is gone."""
+    of = simulated(chosen, random)
+    tp = random.choice(sorted(of.at))
+    held = [
+        one for one in of.entries if one.partition == tp and one.kind in ("data", "hole", "gap")
+    ]
+    mine = sorted(held, key=lambda one: one.start)
+    first = mine[: random.choice([1, len(mine)])]
+    of.entries = [one for one in of.entries if one not in first]
+    if of.at[tp] and mine and "reset" not in chosen:
+        assert check(of.ledger, rules=ROW_BY_ROW).verdict != "holds"
+    told = of.report()
+    # What a run has committed when it died stands in no line of the log but the plan's.
+    proven = not any(one.startswith(("failed", "killed", "joined")) for one in chosen)
+    assert told.verdict in (("broken",) if proven else ("broken", "unknown")) or all(
+        one.superseded for one in first
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "proven"),
+    [({"rejects": +1, "rows": -1}, 1), ({"filtered": +1, "rows": -1}, 0)],
+)
+@settings(max_examples=examples(20))
+@given(chosen=steps, random=randoms)
+def test_without_a_log_dead_letters_alone_prove_counts(
+    fields: dict[str, int], proven: int, chosen: list[str], random: Random
+) -> None:
+    """Only rows, which are not read, would show a changed number of filtered records."""
+    of = simulated(chosen, random)
+    before = check(of.ledger, rules=ROW_BY_ROW)
+    if recounted(of, random, **fields):
+        found = check(of.ledger, rules=ROW_BY_ROW)
+        assert found.verdict != "broken"
+        assert len(found.unknown) == len(before.unknown) + proven
+
+
+@settings(max_examples=examples(20))
+@given(steps, randoms)
+def test_a_digest_that_others_of_its_epoch_have(chosen: list[str], random: Random) -> None:
+    """All of an epoch may be gone without a trace: a table may have none."""
+    of = simulated([one for one in chosen if one != "joined"], random)
+    before = Counter(one.epoch for one in of.entries if one.counts and one.counts.recipe)
+    if not recounted(of, random, digest=None, recipe=""):
+        return
+    after = Counter(one.epoch for one in of.entries if one.counts and one.counts.recipe)
+    (epoch,) = before - after
+    found = of.report()
+    assert found.verdict == ("unknown" if after[epoch] else "holds"), found.as_json()
+
+
+@settings(max_examples=examples(20))
+@given(steps, randoms)
+def test_the_first_line_of_a_run_is_missing(chosen: list[str], random: Random) -> None:
+    of = simulated(chosen, random)
+    del of.lines[random.choice(told(of, "started"))]
+    assert of.report().verdict == "unknown", of.report().as_json()
+
+
+@settings(max_examples=examples(20))
+@given(steps, randoms, st.integers(0, 400))
+def test_lines_that_several_files_contain_count_once(
+    tmp_path_factory: pytest.TempPathFactory, chosen: list[str], random: Random, part: int
+) -> None:
+    of = simulated([one for one in chosen if one != "joined"], random)
+    of.lines = [json.dumps({**json.loads(x), "time": f"{n:06}"}) for n, x in enumerate(of.lines)]
+    folder = tmp_path_factory.mktemp("logs")
+    paths = [folder / "whole", folder / "part"]
+    for path, some in zip(paths, (of.lines, of.lines[-part:]), strict=True):
+        path.write_text("".join(f"{one}\n" for one in some))
+    both = read([*random.sample(paths, 2), paths[0]], NAME)
+    assert len(both.lines) == len(of.lines)
+    found = check(of.ledger, both, ROW_BY_ROW)
+    assert found.verdict == "holds", found.as_json()
+
+
 # -- mutations -------------------------------------------------------------------------------------
 
 Mutation = Callable[[Simulated, Random], bool]
@@ -177,6 +278,46 @@ def counts_changed(of: Simulated, random: Random) -> bool:
     return True
 
 
+def recounted(of: Simulated, random: Random, **fields: Any) -> bool:
+    """A range of which an event tells has other counts; numbers are added to the old ones."""
+    events = [json.loads(of.lines[at]) for at in told(of, "range_committed")]
+    known = {(x["partition"], x["range"][0], x["epoch"]) for x in events if not x["replayed"]}
+    some = [
+        at
+        for at in own(of)
+        if (one := of.entries[at]).counts
+        and one.counts.rows
+        and (one.partition.partition, one.start, one.epoch) in known
+    ]
+    if not some:
+        return False
+    at = random.choice(some)
+    old: Any = of.entries[at].counts
+    new = {k: getattr(old, k) + v if isinstance(v, int) else v for k, v in fields.items()}
+    of.entries[at] = replace(of.entries[at], counts=replace(old, **new))
+    return True
+
+
+@mutation("ledger")
+def a_reject_more_and_a_row_less(of: Simulated, random: Random) -> bool:
+    return recounted(of, random, rejects=+1, rows=-1)
+
+
+@mutation("ledger")
+def a_filtered_record_more_and_a_row_less(of: Simulated, random: Random) -> bool:
+    return recounted(of, random, filtered=+1, rows=-1)
+
+
+@mutation("entry")
+def digest_removed(of: Simulated, random: Random) -> bool:
+    return recounted(of, random, digest=None)
+
+
+@mutation("entry")
+def recipe_removed(of: Simulated, random: Random) -> bool:
+    return recounted(of, random, recipe="")
+
+
 @mutation("entry")
 def letters_added(of: Simulated, random: Random) -> bool:
     at = random.choice(own(of))
@@ -214,6 +355,18 @@ def position_back(of: Simulated, random: Random) -> bool:
 def position_forward(of: Simulated, random: Random) -> bool:
     tp = of.entries[random.choice(own(of))].partition
     of.at[tp] += random.randint(1, 50)
+    return True
+
+
+@mutation("epoch")
+def position_of_an_epoch_of_another(of: Simulated, random: Random) -> bool:
+    """The next epoch has taken one partition, and the position of another gets it."""
+    one, other = sorted(of.at)[:2]
+    worker = Run("another")
+    of.tell(worker, "started", {"version": 1, "cut": 0})
+    of.hear(worker, events.PartitionsChanged("assigned", frozenset({one})))
+    of.take(worker, only=[one])
+    of.held[other] = of.held[one]
     return True
 
 

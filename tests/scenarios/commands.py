@@ -36,7 +36,7 @@ Done = subprocess.CompletedProcess[str]
 def run(
     *arguments: object,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
     alone: bool = False,
 ) -> Done:
     """Run a command to its end.
@@ -153,9 +153,9 @@ def reset_fences_a_run(world: Any, spark: Any, written: Callable[[], bool]) -> N
     try:
         await_that(written, "all records")
         oncely("offsets", "reset", world.file(), "--to-offset", "30", "--execute")
-        thread.join(60)
+        thread.join(180)
         assert caught
     finally:
         stop.ask()
         stop.ask()
-        thread.join(30)
+        thread.join(180)

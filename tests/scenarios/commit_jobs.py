@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
 import pyarrow as pa
+from psycopg.copy import LibpqWriter
 
 from oncely.clients.sql.connection import ColumnFit
 from oncely.commit.backoff import Backoff
@@ -19,12 +19,11 @@ from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import Unavailable
-from oncely.runtimes.chunks import Bounds, Chunks
+from oncely.runtimes.chunks import Bounds, Processing
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.batch_commit import BatchCommit
 from oncely.sinks.sql.cast import cast_rows
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.staging import stage, sweep
 from oncely.testing.processes import kill_self, stop_self
 from tests.scenarios.commit_topic import APPEND, Task, left, topic
 from tests.sinktools import (
@@ -35,6 +34,7 @@ from tests.sinktools import (
     kept_values,
     together,
     with_faults,
+    with_rows,
 )
 
 
@@ -98,7 +98,7 @@ def write(
 ) -> list[tuple[TopicPartition, OffsetRange, bool]]:
     """Commit what the ledger says is left, as a task or a driver does."""
     sink = with_faults(task.sink().bind(), around)
-    patience = Backoff(0.01, 0.01, 0.1)
+    patience = Backoff(0.01, 0.01, 0.1, clock=lambda: 0.0)
     while True:
         try:
             entries = sink.ledger.positions(fence)
@@ -110,7 +110,7 @@ def write(
         if what is None:
             return []
         if task.is_batch:
-            return _write_batch(sink, what, fence, patience)
+            return _write_batch(sink, what, fence)
         return [
             (one.partition, one.range, one.replayed)
             for one in commit(together(sink), what, fence, None, patience)
@@ -118,20 +118,10 @@ def write(
 
 
 def _write_batch(
-    sink: SqlSink, what: Chunk, fence: Fence, patience: Backoff
+    sink: SqlSink, what: Chunk, fence: Fence
 ) -> list[tuple[TopicPartition, OffsetRange, bool]]:
-    """Two tasks stage, in a new table when they try again; then the driver publishes."""
+    """The driver publishes the rows of two tasks."""
     half = len(what.row_record) // 2
-    attempt = os.getpid() * 100  # Spark numbers the attempts of a job
-    staged = []
-    for rows in (what.rows.slice(0, half), what.rows.slice(half)):
-        while True:
-            attempt += 1
-            try:
-                staged.append(stage(sink, fence, 0, attempt, [rows]))
-                break
-            except Unavailable:
-                patience.wait_or_raise()
     counts = {
         tp: Counts(
             int((what.partition == index).sum()), 0, sum(
@@ -139,8 +129,11 @@ def _write_batch(
         )
         for index, tp in enumerate(what.partitions)
     }  # fmt: skip
-    publication = Batch(what.ranges, counts, what.dead_letters(what.rejections), staged)
-    driver: Any = BatchCommit(sink, None, None, None, ())  # type: ignore[arg-type]
+    letters = what.dead_letters(what.rejections)
+    publication = with_rows(
+        Batch(what.ranges, counts, letters), sink, what.rows.slice(0, half), what.rows.slice(half)
+    )
+    driver: Any = BatchCommit(sink, None, None, None, (), jobs=None)  # type: ignore[arg-type]
     driver._fence = fence
     replayed = publish(together(sink), publication, driver.fence, driver._entries)
     return [(tp, range_, replayed) for tp, range_ in what.ranges.items()]
@@ -166,15 +159,12 @@ def lose_answer(task: Task, fence: Fence, at: int) -> tuple[list[str], Any]:
 
 
 def stop_at(task: Task, fence: Fence, name: str) -> Any:
-    """Write, and be paused just before the transaction's begin or commit.
-
-    The one that moves the positions: each of two tasks that stage has one of its own before.
-    """
+    """Write, and be paused just before the transaction's begin or commit."""
     seen = []
 
     def stopping(call_name: str, call: Callable[[], Any]) -> Any:
         seen.append(call_name)
-        if call_name == name and seen.count(name) == (3 if task.is_batch else 1):
+        if call_name == name and seen.count(name) == 1:
             stop_self()
         return call()
 
@@ -183,7 +173,7 @@ def stop_at(task: Task, fence: Fence, name: str) -> Any:
 
 def hurt_inside_copy(task: Task, fence: Fence, at: int, how: str) -> Any:
     """Write; at the ``at``-th message of the first COPY something happens to the process."""
-    real, sent = psycopg.Copy.write, []
+    real, sent = LibpqWriter.write, []
 
     def hurting(self: Any, buffer: Any) -> None:
         sent.append(1)
@@ -197,16 +187,14 @@ def hurt_inside_copy(task: Task, fence: Fence, at: int, how: str) -> Any:
                 {"SIGKILL": kill_self, "SIGSTOP": stop_self}[how]()
         real(self, buffer)
 
-    psycopg.Copy.write = hurting  # type: ignore[method-assign]
+    LibpqWriter.write = hurting  # type: ignore[method-assign]
     return write(task, fence, lambda _, call: call()), len(sent)
 
 
 def restart(task: Task, *partitions: TopicPartition) -> Any:
-    """A new run: open, sweep, and write what the ledger says is left."""
+    """A new run: open, and write what the ledger says is left."""
     sink = task.sink()
     fence = opened(sink, *partitions).fence
-    if task.is_batch:
-        sweep(sink, fence)
     return write(task, fence, lambda _, call: call())
 
 
@@ -222,9 +210,9 @@ def write_input(task: Task, fence: Fence, read: int) -> None:
     records = [(tp, one) for tp, own in topic(task.kind).items() for one in own][:read]
     batches = (_as_table(records[at : at + 5]) for at in range(0, len(records), 5))
     sink = task.sink().bind()
-    chunks = Chunks({T0: 0, T1: 0}, _decode, Unchanged(), kept_values, Bounds(records=4))
-    for what in chunks.cut(batches):
-        list(commit(together(sink), what, fence, None, Backoff(0.01, 0.01, 0.1)))
+    processing = Processing(_decode, Unchanged(), kept_values)
+    for what in processing.chunks({T0: 0, T1: 0}, batches, Bounds(records=4)):
+        list(commit(together(sink), what, fence, None, Backoff(0.01, 0.01, 0.1, clock=lambda: 0.0)))
 
 
 def _as_table(records: Sequence[tuple[TopicPartition, Rec]]) -> pa.Table:

@@ -116,17 +116,3 @@ def check_restart(zygote: Zygote, task: Task, *partitions: TopicPartition) -> No
     assert {at: end for at, end in look(task).items() if at in numbers} == {
         number: END[number] for number in numbers
     }
-    assert leftovers(task) == []
-
-
-def leftovers(task: Task) -> list[tuple[Any, ...]]:
-    """Staging tables that nobody swept."""
-    if not task.is_batch:
-        return []
-    catalog = (
-        "SELECT relname FROM pg_class WHERE relname LIKE 'oncely_s_%' AND relkind = 'r'"
-        " AND relnamespace = current_schema()::regnamespace"
-        if task.place.is_postgres
-        else "SELECT name FROM sqlite_master WHERE name LIKE 'oncely_s_%'"
-    )
-    return task.place.sql(catalog)

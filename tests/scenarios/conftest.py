@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oncely import artifacts
 from oncely.runtimes.spark import session
 from oncely.testing.servers.kafka import Broker
+from tests.scenarios import runtimes
 from tests.scenarios.delta_world import DeltaWorld
 from tests.scenarios.files_world import FilesWorld
 from tests.scenarios.topic_world import TopicWorld
@@ -18,12 +20,13 @@ from tests.scenarios.zygote import Zygote
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[object]:
+def spark(spark_jars: str) -> Iterator[object]:
     """A Spark session that lives as long as the tests do."""
     drivers = ",".join(map(str, artifacts.resolve(artifacts.POSTGRES_JDBC)))
+    # The connector is for `write_stream`, and for comparisons with Spark's own reader.
     conf = {
         "spark.driver.memory": "1g",
-        "spark.jars": drivers,
+        "spark.jars": f"{spark_jars},{drivers}",
         "spark.sql.shuffle.partitions": "2",
     }
     running = session.start("tests", "local[2,4]", conf)
@@ -32,7 +35,29 @@ def spark() -> Iterator[object]:
     running.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()  # the JVM ends with its standard input
-    gateway.proc.wait(30)
+    gateway.proc.wait(180)
+
+
+@pytest.fixture
+def runtime(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """For tests of what both runtimes promise: pass it on to ``run`` as the Spark session.
+
+    ``--runtime`` chooses: on Spark it is the session, on processes None, and the pipeline files of
+    worlds say so.
+    """
+    name = request.config.getoption("--runtime")
+    with runtimes.chosen(name):
+        yield request.getfixturevalue("spark") if name == "spark" else None
+
+
+@pytest.fixture
+def any_runtime() -> Iterator[None]:
+    """For tests of commands and stores, which need a run before them: it is on processes.
+
+    Pass it on as ``runtime``. ``make proof`` does not repeat these tests on Spark.
+    """
+    with runtimes.chosen("processes"):
+        yield None
 
 
 @pytest.fixture(scope="session")

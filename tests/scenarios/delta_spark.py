@@ -13,18 +13,17 @@ from typing import Any
 
 from oncely import artifacts
 
-DELTA_SPARK = "io.delta:delta-spark_2.13:4.0.1"
 _JARS = ("delta-spark", "delta-storage")
 
 
 def worked_on(root: Path) -> dict[str, Any]:
     """What Spark has found before it worked on the table, and after."""
-    artifacts.resolve(DELTA_SPARK)
+    artifacts.resolve(artifacts.spark_jars().delta or "")
     done = subprocess.run(
         [sys.executable, "-m", "tests.scenarios.delta_spark", str(root)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=550,
         check=False,
         cwd=Path(__file__).resolve().parents[2],
     )
@@ -36,12 +35,17 @@ def worked_on(root: Path) -> dict[str, Any]:
 def _main(root: str) -> None:
     from pyspark.sql import SparkSession
 
-    jars = [str(jar) for jar in artifacts.resolve(DELTA_SPARK) if jar.name.startswith(_JARS)]
+    jars = [
+        str(jar)
+        for jar in artifacts.resolve(artifacts.spark_jars().delta or "")
+        if jar.name.startswith(_JARS)
+    ]
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars", ",".join(jars))
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.databricks.delta.snapshotPartitions", "2")  # by default 50 tasks a snapshot
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Producer
-
 from oncely.clients.kafka.client import make
+from oncely.clients.kafka.producer import Producer
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import commit
 from oncely.core.batch import Chunk

@@ -88,7 +88,7 @@ def add_partition(task: Task, fence: Fence, around: Around) -> object:
 def record_gap(task: Task, fence: Fence, around: Around) -> object:
     """Records were deleted from the topic before they were read, and ``on_gap`` is ``record``."""
     lost = Chunk.of_nothing({T0: GAP})
-    patience = Backoff(0.01, 0.01, 0.1)
+    patience = Backoff(0.01, 0.01, 0.1, clock=lambda: 0.0)
     return pass_over(together(_sink(task, around)), lost.ranges, fence, "gap", patience)
 
 

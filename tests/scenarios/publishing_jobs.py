@@ -6,12 +6,11 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from oncely.commit.path import pass_over
-from oncely.core.batch import Batch, Chunk, Reject, Staged
+from oncely.core.batch import Batch, Chunk, Reject
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved
 from oncely.core.ledger import Append, Skip, decide
 from oncely.core.ranges import OffsetRange
@@ -31,6 +30,7 @@ from tests.sinktools import (
     numbered,
     publish_on,
     together,
+    with_rows,
 )
 
 ENDS = {T0: 10, T1: 25}
@@ -39,26 +39,18 @@ IDS = range(30)
 Work = Callable[[KafkaSink], None]
 
 
-def batch_sink(topics: Topics, folder: Path, **more: object) -> KafkaSink:
+def batch_sink(topics: Topics, **more: object) -> KafkaSink:
     """A sink of a run of batch commit."""
-    return dataclasses.replace(topics.sink(**more), staging=str(folder))
+    return dataclasses.replace(topics.sink(**more), by_batch=True)
 
 
 def rows(ids: Sequence[int]) -> pa.Table:
     return pa.table({"id": list(ids), "name": [f"n{one}" for one in ids]})
 
 
-def staged(sink: KafkaSink, fence: Fence, batch: int = 0, ids: Sequence[int] = IDS) -> list[Staged]:
-    """The rows of two tasks."""
-    half = len(ids) // 2
-    return [
-        sink.stage(fence, batch, 1, [rows(ids[:half])]),
-        sink.stage(fence, batch, 2, [rows(ids[half:])]),
-    ]
-
-
 def publication(
-    parts: Sequence[Staged],
+    sink: KafkaSink,
+    *parts: pa.Table,
     ends: Mapping[TopicPartition, int] = ENDS,
     start: Mapping[TopicPartition, int] = START,
     rejects: bool = True,
@@ -67,7 +59,12 @@ def publication(
     bad = Reject(T0, 3, 1_700_000_000_000, b"k", b"{", [("h", b"v")], "decode", "no JSON")
     ranges = {tp: OffsetRange(start[tp], end) for tp, end in ends.items()}
     written = {tp: Counts(range_.end - range_.start, 0, 0, 0) for tp, range_ in ranges.items()}
-    return Batch(ranges, written, [bad] if rejects else [], parts)
+    return with_rows(Batch(ranges, written, [bad] if rejects else []), sink, *parts)
+
+
+def of_two_tasks(sink: KafkaSink) -> Batch:
+    """The rows of two tasks."""
+    return publication(sink, rows(IDS[:15]), rows(IDS[15:]))
 
 
 def publish_all(sink: KafkaSink, what: Batch, fence: Fence) -> bool:
@@ -95,24 +92,22 @@ def large_rows(count: int, size: int) -> pa.Table:
     return pa.table({"id": list(range(count)), "name": names})
 
 
-def publish_and_die(
-    topics: Topics, folder: Path, fence: Fence, at: int, when: str, only: str
-) -> list[str]:
-    """Stage and publish; at the ``at``-th call to a producer the process dies."""
+def publish_and_die(topics: Topics, fence: Fence, at: int, when: str, only: str) -> list[str]:
+    """Publish; at the ``at``-th call to a producer the process dies."""
     calls = Calls(at, when, kill_self, only)
-    sink = hooked(batch_sink(topics, folder), calls)
-    publish_all(sink, publication(staged(sink, fence)), fence)
+    sink = hooked(batch_sink(topics), calls)
+    publish_all(sink, of_two_tasks(sink), fence)
     return calls.names
 
 
-def restart(topics: Topics, folder: Path) -> bool:
-    """A new run brings the same batch, staged by itself; whether there was nothing to do."""
-    sink = batch_sink(topics, folder)
+def restart(topics: Topics) -> bool:
+    """A new run brings the same batch; whether there was nothing to do."""
+    sink = batch_sink(topics)
     opened = open_sink(sink, START)
     if dict(opened.positions) == ENDS:
         return True
     assert dict(opened.positions) == START, opened
-    return publish_all(sink, publication(staged(sink, opened.fence)), opened.fence)
+    return publish_all(sink, of_two_tasks(sink), opened.fence)
 
 
 class Paused:
@@ -131,20 +126,20 @@ class Paused:
     def start(self) -> None:
         """Go on until it waits, or has failed."""
         self._thread.start()
-        assert self._there.wait(60)
+        assert self._there.wait(180)
 
     def finish(self) -> BaseException | None:
         """Let it go on to its end; the error that it ended with."""
         if self._thread.ident is None:  # the moment has not come
             self.start()
         self._go.set()
-        self._thread.join(60)
+        self._thread.join(180)
         assert not self._thread.is_alive()
         return self.error
 
     def _wait(self) -> None:
         self._there.set()
-        assert self._go.wait(60)
+        assert self._go.wait(180)
 
     def _run(self) -> None:
         try:
@@ -155,18 +150,18 @@ class Paused:
             self._there.set()
 
 
-def zombie(kind: str, topics: Topics, folder: Path, at: int = 2) -> Paused:
+def zombie(kind: str, topics: Topics, at: int = 2) -> Paused:
     """A run with epoch 1 that is about to move a position by what it has read.
 
     ``publish`` and ``hole`` are of a run of batch commit, ``commit`` is of one of partition
     commit; ``add`` has found a partition.
     """
-    sink = topics.sink() if kind == "commit" else batch_sink(topics, folder)
+    sink = topics.sink() if kind == "commit" else batch_sink(topics)
     fence = open_sink(sink, {T0: 0}).fence
     entries = sink.ledger.positions(fence)
 
     def publish(ours: KafkaSink) -> None:
-        publish_on(ours, one_range(ours, fence, range(5)), entries, fence)
+        publish_on(ours, one_range(ours, range(5)), entries, fence)
 
     def hole(ours: KafkaSink) -> None:
         claim = Claim(fence, {T0: OffsetRange(0, 5)}, entries, "hole")
@@ -182,18 +177,15 @@ def zombie(kind: str, topics: Topics, folder: Path, at: int = 2) -> Paused:
     return Paused(sink, works[kind], at)
 
 
-def one_range(
-    sink: KafkaSink, fence: Fence, ids: range, tp: TopicPartition = T0, batch: int = 0
-) -> Batch:
+def one_range(sink: KafkaSink, ids: range, tp: TopicPartition = T0) -> Batch:
     """Records of one partition, the id of each its offset."""
-    parts = [sink.stage(fence, batch, 1, [rows(ids)])]
-    return publication(parts, {tp: ids.stop}, {tp: ids.start}, rejects=False)
+    return publication(sink, rows(ids), ends={tp: ids.stop}, start={tp: ids.start}, rejects=False)
 
 
 def carry_on(sink: KafkaSink, fence: Fence, tp: TopicPartition, start: int, end: int) -> None:
     """What a run does with records that it reads, whichever way it commits."""
     if sink.mode == "batch":
-        publish_all(sink, one_range(sink, fence, range(start, end), tp), fence)
+        publish_all(sink, one_range(sink, range(start, end), tp), fence)
     elif tp == T0:
         commit_all(sink, at_t0(start, numbered(start, end)), fence)
     else:
@@ -201,9 +193,7 @@ def carry_on(sink: KafkaSink, fence: Fence, tp: TopicPartition, start: int, end:
         pass_over(together(sink), nothing.ranges, fence, "hole", patient())
 
 
-def taken_over(
-    kind: str, mode: str, topics: Topics, folder: Path, calls: Callable[[Paused], Calls]
-) -> list[str]:
+def taken_over(kind: str, mode: str, topics: Topics, calls: Callable[[Paused], Calls]) -> list[str]:
     """A run takes over while another is about to write; what became of all records is checked.
 
     Args:
@@ -211,9 +201,9 @@ def taken_over(
         mode: of the new run.
         calls: says at which call of the takeover the zombie comes to where it waits.
     """
-    old = zombie(kind, topics, folder)
+    old = zombie(kind, topics)
     counted = calls(old)
-    new = topics.sink() if mode == "partition" else batch_sink(topics, folder)
+    new = topics.sink() if mode == "partition" else batch_sink(topics)
     start = {T0: 0, T1: 0} if kind == "add" else {T0: 0}
     opened = open_sink(hooked(new, counted), start)
     tp = T1 if kind == "add" else T0

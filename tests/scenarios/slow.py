@@ -1,4 +1,4 @@
-"""Pipelines whose input is slow, and a broken one that claims what it has not read.
+"""Pipelines that are slow, and a broken one that claims what it has not read.
 
 Run as a program it is a child that a scenario may hurt:
 ``python -m tests.scenarios.slow FILE [--pause-in-copy MARKER] [--until latest]``.
@@ -8,110 +8,83 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pgpq
 import pyarrow as pa
 from pyspark import cloudpickle
 
 from oncely.clients.sql.postgres import PostgresConnection
-from oncely.commit.backoff import Backoff
-from oncely.commit.path import pass_over
-from oncely.core.batch import Chunk
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
 from oncely.pipeline import Pipeline
-from oncely.runtimes.spark import options as spark_options
-from oncely.runtimes.spark.task import commit_chunks
+from oncely.runtimes.chunks import Bounds
 from oncely.testing.halting import run_to_exit_code
 from oncely.testing.processes import stop_self
 
-SLEEP = "coalesce(reflect('java.lang.Thread', 'sleep', {ms}L), 'slept') is not null"
-ARROW_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+A_COMMIT = 200  # records
+
+
+@dataclass(frozen=True)
+class SlowDecoder:
+    """Takes its time for each record."""
+
+    decoder: Any
+    milliseconds: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.decoder.schema
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.decoder.needs  # type: ignore[no-any-return]
+
+    def decode(self, records: pa.Table) -> Any:
+        time.sleep(self.milliseconds * records.num_rows / 1_000)
+        return self.decoder.decode(records)
 
 
 @dataclass(frozen=True)
 class SlowPipeline(Pipeline):
-    """Each record is held up in the JVM, so a task's input arrives in many Arrow messages."""
+    """Each record is held up, and a task has many commits."""
 
     milliseconds: int = 1
 
-    def batches(self, spark: Any = None) -> Any:
-        runner = super().batches(spark)
-        plain = runner.run
-
-        def slowly(frame: Any, batch_id: int, ranges: Any) -> Any:
-            frame.sparkSession.conf.set(ARROW_RECORDS, "50")
-            held = frame.where(SLEEP.format(ms=self.milliseconds))
-            return plain(held, batch_id, ranges)
-
-        runner.run = slowly
+    def batches(self, jobs: Any) -> Any:
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        runner = super().batches(jobs)
+        runner.decoder = SlowDecoder(runner.decoder, self.milliseconds)
+        runner.bounds = Bounds(records=A_COMMIT)
         return runner
-
-    def run(self, *args: Any, **kwargs: Any) -> bool:
-        """Fetch in the client's small default pieces.
-
-        A cancelled task notices when it fetches, and in bulk that is after all of the records.
-        """
-        with mock.patch.dict(spark_options.IN_BULK, clear=True):
-            return super().run(*args, **kwargs)
 
 
 @dataclass(frozen=True)
-class ClaimsPlannedEnd(SlowPipeline):
-    """BROKEN on purpose: at the end of its input a task claims the range that was planned."""
+class EndsEarly(Pipeline):
+    """BROKEN on purpose: the end of what was read passes for the end of the ranges."""
 
-    def batches(self, spark: Any = None) -> Any:
+    def batches(self, jobs: Any) -> Any:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        runner = super().batches(spark)
-        slowly = runner.run
-
-        def claiming(frame: Any, batch_id: int, ranges: Any) -> Any:
-            return slowly(Claiming(frame, ranges), batch_id, ranges)
-
-        runner.run = claiming
+        runner = super().batches(jobs)
+        runner.source = FirstTables(runner.source)
         return runner
 
 
-class Claiming:
-    """A frame whose tasks claim the planned end when their input ends, however it ended."""
+@dataclass
+class FirstTables:
+    """A source whose reads end without an error after the first table."""
 
-    def __init__(self, frame: Any, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        self._frame, self._ranges = frame, ranges
-        self.sparkSession = frame.sparkSession
+    source: Any
 
-    def where(self, condition: str) -> Claiming:
-        return Claiming(self._frame.where(condition), self._ranges)
+    def read(self, ranges: Any, needs: frozenset[str]) -> Iterator[pa.Table]:
+        yield next(iter(self.source.read(ranges, needs)))
 
-    def coalesce(self, tasks: int) -> Claiming:
-        return Claiming(self._frame.coalesce(tasks), self._ranges)
-
-    def mapInArrow(self, function: Any, schema: str) -> Any:
-        plan = function.args[1].args[0]
-        return self._frame.mapInArrow(partial(_claim, plan, self._ranges), schema)
-
-
-def _claim(
-    plan: Any, ranges: Mapping[TopicPartition, OffsetRange], batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    seen: set[int] = set()
-
-    def watched() -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            seen.update(batch.column("partition").to_pylist())
-            yield batch
-
-    yield from commit_chunks(plan, watched())
-    entries = plan.delivery.ledger.positions(plan.fence)
-    for tp, planned in ranges.items():
-        if tp.partition in seen and entries[tp].position < planned.end:
-            rest = Chunk.of_nothing({tp: OffsetRange(entries[tp].position, planned.end)})
-            pass_over(plan.delivery, rest.ranges, plan.fence, "hole", Backoff())
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.source, name)
 
 
 class PausingInCopy(PostgresConnection):
@@ -121,18 +94,15 @@ class PausingInCopy(PostgresConnection):
         super().__init__(session)
         self._marker = Path(marker)
 
-    def _send(self, statement: str, rows: pa.Table) -> int:
+    def _encoded(self, rows: pa.Table) -> Iterator[bytes]:
         encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
-        cursor = self._session.cursor()
-        with cursor.copy(statement.encode()) as stream:
-            stream.write(encoder.write_header())
-            for batch in rows.to_batches(max_chunksize=500):
-                stream.write(encoder.write_batch(batch))
-                with contextlib.suppress(FileExistsError):
-                    self._marker.touch(exist_ok=False)
-                    stop_self()
-            stream.write(encoder.finish())
-        return cursor.rowcount
+        yield encoder.write_header()
+        for batch in rows.to_batches(max_chunksize=500):
+            yield encoder.write_batch(batch)
+            with contextlib.suppress(FileExistsError):
+                self._marker.touch(exist_ok=False)
+                stop_self()
+        yield encoder.finish()
 
 
 @dataclass(frozen=True)

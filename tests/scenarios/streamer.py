@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oncely import OncelyError, write_stream
+from oncely.artifacts import resolve, spark_jars
 from oncely.clients.sql.connection import connect
 from oncely.runtimes.spark import session
 from oncely.testing.faults import KillAt
@@ -90,7 +91,9 @@ def stop_in_batch(order: dict[str, Any], spark: Any) -> None:
 def main(path: str) -> int:
     """Run the order; an error of ours is told by its exit code."""
     order = json.loads(Path(path).read_text())
-    spark = session.start("streamer", "local[2]", {"spark.sql.shuffle.partitions": "2"})
+    jars = ",".join(map(str, resolve(spark_jars().kafka)))
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": jars}
+    spark = session.start("streamer", "local[2]", conf)
     try:
         (stop_in_batch if order.get("stop_in_batch") else run)(order, spark)
     except OncelyError as error:

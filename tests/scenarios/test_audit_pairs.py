@@ -19,7 +19,7 @@ from oncely.audit.datasets import audit_pair
 from oncely.audit.report import Report
 from oncely.audit.spec import parse_pair
 from oncely.core.topics import TopicPartition
-from oncely.errors import ConfigError, WrongInput
+from oncely.errors import ConfigError, Unavailable, WrongInput
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 
@@ -65,12 +65,12 @@ class Other:
         producer = ck.Producer(
             {**self.broker.client_config(), "transactional.id": f"{self.topic}-{commit}"}
         )
-        producer.init_transactions(30)
+        producer.init_transactions(120)
         producer.begin_transaction()
         for one in values:
             producer.produce(self.topic, json.dumps(one).encode(), partition=0)
-        producer.flush(30)
-        producer.commit_transaction(30) if commit else producer.abort_transaction(30)
+        producer.flush(120)
+        producer.commit_transaction(120) if commit else producer.abort_transaction(120)
 
     @property
     def left(self) -> str:
@@ -290,7 +290,12 @@ def test_by_offset(other: Callable[..., Other], monkeypatch: pytest.MonkeyPatch)
 
     one.sql("DELETE FROM delivered WHERE kafka_partition = 1 AND kafka_offset IN (3, 4)")
     at_offsets(
-        one, (one.topic, 2, 9), (one.topic, 0, 21), (one.topic, 0, 25), (one.topic, 1, 10**9)
+        one,
+        (one.topic, 2, 9),
+        (one.topic, 0, 21),
+        (one.topic, 0, 25),
+        (one.topic, 1, 10**9),
+        (one.topic, 2, (1 << 63) - 1),
     )
     damaged = one.audit()
     where = {(f.kind, f.partition, f.offset) for f in damaged.findings}
@@ -299,7 +304,8 @@ def test_by_offset(other: Callable[..., Other], monkeypatch: pytest.MonkeyPatch)
         ("lost", tp[1], 3), ("lost", tp[1], 4), ("duplicated", tp[2], 9),
         ("unexpected", tp[0], 21),  # aborted
         ("unexpected", tp[0], 25),  # beyond the end
-        ("unexpected", tp[1], (1 << 6) - 1),
+        ("unexpected", tp[1], 10**9),
+        ("unexpected", tp[2], None),  # no log has it
     }  # fmt: skip
     assert details(damaged, "duplicated") == ["2 rows for 1 record"]
 
@@ -310,7 +316,7 @@ def test_by_offset(other: Callable[..., Other], monkeypatch: pytest.MonkeyPatch)
         return read(*args)
 
     monkeypatch.setattr(datasets, "frame_of", later)
-    assert found(one.audit()) == {"lost": 2, "duplicated": 1, "unexpected": 2}
+    assert found(one.audit()) == {"lost": 2, "duplicated": 1, "unexpected": 3}
 
 
 def test_what_is_proved_is_not_compared_again(other: Callable[..., Other]) -> None:
@@ -347,7 +353,7 @@ def test_deleted_records_are_unknown_and_not_unexpected(other: Callable[..., Oth
     one.deliver(*range(30))
     admin = ck.admin.AdminClient(one.broker.client_config())
     for done in admin.delete_records([ck.TopicPartition(one.topic, 1, 5)]).values():
-        done.result(30)
+        done.result(120)
     report = one.audit()
     assert report.verdict == "unknown"
     assert not report.findings
@@ -355,6 +361,24 @@ def test_deleted_records_are_unknown_and_not_unexpected(other: Callable[..., Oth
     assert "deleted" in reasons(report)
     one.sql("DELETE FROM delivered WHERE id = 29")
     assert found(one.audit()) == {"lost": 1}
+
+
+def test_records_that_are_deleted_while_they_are_read_fail_the_audit(
+    other: Callable[..., Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = other()
+    one.send(*events(*range(30)))
+    inner = datasets.committed
+
+    def later(*args: Any) -> Any:
+        admin = ck.admin.AdminClient(one.broker.client_config())
+        for done in admin.delete_records([ck.TopicPartition(one.topic, 1, 5)]).values():
+            done.result(120)
+        return inner(*args)
+
+    monkeypatch.setattr(datasets, "committed", later)
+    with pytest.raises(Unavailable, match="could not read a side: read the topics"):
+        one.audit()
 
 
 def test_between_two_times(other: Callable[..., Other]) -> None:
@@ -365,7 +389,7 @@ def test_between_two_times(other: Callable[..., Other]) -> None:
         for n in ids:
             body = json.dumps({"id": n}).encode()
             producer.produce(one.topic, body, partition=n % 3, timestamp=at)
-        producer.flush(30)
+        producer.flush(120)
 
     start = int(T0.timestamp() * 1000)
     send_at(start, *range(10))

@@ -30,7 +30,7 @@ from oncely.testing.processes import await_that
 from oncely.testing.readers import held_back, messages
 from oncely.testing.servers.kafka import Broker
 from tests import s3tools
-from tests.audittools import BAD, found, value
+from tests.audittools import BAD, found, parts_of, value
 from tests.filestools import publish_all
 from tests.scenarios.commands import oncely_json
 from tests.scenarios.world import produce, toml
@@ -61,12 +61,12 @@ class SinkWorld:
         """Records of one transaction, and its marker."""
         own = {"transactional.id": uuid.uuid4().hex}
         producer = Producer({"bootstrap.servers": self.brokers, **own})
-        producer.init_transactions(20)
+        producer.init_transactions(120)
         producer.begin_transaction()
         for n in numbers:
             producer.produce(self.topic, value(n), b"k", partition=0)
-        assert producer.flush(20) == 0
-        producer.commit_transaction(20) if commit else producer.abort_transaction(20)
+        assert producer.flush(120) == 0
+        producer.commit_transaction(120) if commit else producer.abort_transaction(120)
         await_that(lambda: not held_back(self.brokers, self.topic), "the marker")
 
     @property
@@ -118,7 +118,7 @@ class SinkWorld:
 
     def record(self, message: Any) -> Rec:
         """What decode and transform make of a record."""
-        kept = {"key": message.key(), "value": message.value()}
+        kept = parts_of(message)
         if message.value() == BAD:
             return Rec(message.offset(), bad="no JSON", **kept)
         return Rec(message.offset(), (json.loads(message.value()),), **kept)

@@ -17,7 +17,7 @@ from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers.kafka import Broker
-from tests.audittools import BAD, AuditWorld, found
+from tests.audittools import BAD, AuditWorld, found, parts_of
 from tests.sinktools import Place, Rec, chunk, rec, sink_to
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("name", pa.string())])
@@ -50,7 +50,7 @@ class UpsertWorld(AuditWorld):
         if message.value() is None:
             return Rec(message.offset(), deletes=json.loads(message.key()), value=None)
         if message.value() == BAD:
-            return Rec(message.offset(), bad="no JSON", key=b"{}", value=BAD)
+            return Rec(message.offset(), bad="no JSON", **parts_of(message))
         return rec(message.offset(), **json.loads(message.value()))
 
     def chunk(self, tp: TopicPartition, at: int, records: Sequence[Rec]) -> Chunk:
@@ -88,6 +88,19 @@ def test_clean(world: UpsertWorld) -> None:
     assert (report.records, report.accounted, report.holes) == (21, 21, 0)
     assert [one.compared.end for one in report.partitions] == [16, 5]
     assert all(not one.differing for one in report.partitions)
+
+
+def test_records_that_a_reset_passed_over_are_not_lost(
+    broker: Broker, make_topic: Callable[..., str], on_sqlite: Place, tmp_path: Path
+) -> None:
+    world = UpsertWorld(broker.bootstrap, on_sqlite, make_topic(), tmp_path)
+    world.put(*((key, 1) for key in range(5)))
+    world.run()
+    world.put((1, 2), (30, 1), (2, 2))  # offsets 5 to 7
+    world.reset({world.tp(): 7})
+    world.run()
+    report = world.audit()
+    assert (report.verdict, report.records, report.holes) == ("clean", 6, 0), report.as_json()
 
 
 def test_a_lost_row(world: UpsertWorld) -> None:

@@ -20,17 +20,17 @@ def test_the_last_stamp_is_the_commit(broker: Broker, topic_name: str) -> None:
     producer = Producer(
         {"bootstrap.servers": broker.bootstrap, "transactional.id": topic_name, "linger.ms": 0}
     )
-    producer.init_transactions(30)
+    producer.init_transactions(120)
     producer.begin_transaction()
     producer.produce(topic_name, b"v", b"k", partition=1)
-    producer.flush(30)
+    producer.flush(120)
     written, last = appended(data, topic_name)
     assert written == last
     assert not any(committed(broker.bootstrap, topic_name).values())
 
     while time.time() < last + 0.002:  # the broker's stamps are whole milliseconds
         pass
-    producer.commit_transaction(30)
+    producer.commit_transaction(120)
     settle(broker.bootstrap, topic_name)
     assert committed(broker.bootstrap, topic_name)[1] == [(b"k", b"v")]
     first, last = appended(data, topic_name)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from oncely.config import parse
 from oncely.pipeline import Pipeline
@@ -31,9 +31,11 @@ def world(
     """Seven records, of which four were rejected: offsets 3 to 5, and 0 of the other partition."""
     world = AuditWorld(broker.bootstrap, place, make_topic(partitions=2), tmp_path)
     world.publish(range(3))
-    world.produce([(0, b"secret", BAD)] * 3 + [(1, b"secret", BAD)])
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for partition in (0, 0, 0, 1):
+        producer.produce(world.topic, BAD, b"secret", partition)
+    assert producer.flush(20) == 0
     world.run()
-    world.sql(f"UPDATE oncely_rejects SET timestamp_ms = {int(time.time() * 1000)}")
     return world
 
 

@@ -38,7 +38,7 @@ def test_the_proposal_is_planned_and_run(broker: Broker, topic: str, tmp_path: P
     file = tmp_path / "orders.toml"
     arguments = ("init", "--brokers", broker.bootstrap, "--topic", topic, "-o", file)
     groups = AdminClient({"bootstrap.servers": broker.bootstrap}).list_consumer_groups
-    before = {one.group_id for one in groups(request_timeout=30).result(60).valid}
+    before = {one.group_id for one in groups(request_timeout=60).result(120).valid}
     oncely(*arguments, "--to", f"sqlite:///{tmp_path}/orders.db")
     plan = oncely_json("plan", file, "--sample", 100)
     assert plan["can_run"]
@@ -46,7 +46,7 @@ def test_the_proposal_is_planned_and_run(broker: Broker, topic: str, tmp_path: P
     assert (sample["records"], sample["rows"], sample["rejected"]) == (31, 30, 1)
     assert "not JSON" in sample["reasons"][0][0]
     assert sample["unnamed"] == []
-    after = {one.group_id for one in groups(request_timeout=30).result(60).valid}
+    after = {one.group_id for one in groups(request_timeout=60).result(120).valid}
     assert not {one for one in after - before if topic in one or "reads" in one}
     assert not (tmp_path / "orders.db").exists()
 
@@ -90,3 +90,23 @@ def test_topics_without_records_and_missing_ones_are_clear_errors(
         assert done.returncode == 2
         assert said in done.stderr
     assert not file.exists()
+
+
+def test_json_with_schemas_of_kafka_connect_is_upserted(
+    broker: Broker, make_topic: Any, tmp_path: Path
+) -> None:
+    def wrapped(kind: str, payload: Any) -> str:
+        return json.dumps({"schema": {"type": kind, "optional": False}, "payload": payload})
+
+    orders = [(7, {"id": 7, "user": "a"}), (8, {"id": 8, "user": "b"}), (7, {"id": 7, "user": "c"})]
+    records: list[Any] = [(0, wrapped("int32", k), wrapped("struct", v)) for k, v in orders]
+    topic = make_topic(partitions=1, records=[*records, (0, wrapped("int32", 8), None)])
+    file, database = tmp_path / "orders.toml", tmp_path / "orders.db"
+    to = ("--to", f"sqlite:///{database}")
+    oncely("init", "--brokers", broker.bootstrap, "--topic", topic, "-o", file, *to)
+    assert oncely_json("plan", file, "--sample", 10)["can_run"]
+    oncely("work", file, "--until", "latest")
+    table = next(line for line in file.read_text().splitlines() if line.startswith("table"))
+    with sqlite3.connect(database) as opened:
+        name = table.partition('"')[2].rstrip('"')
+        assert opened.execute(f'SELECT id, "user" FROM {name}').fetchall() == [(7, "c")]

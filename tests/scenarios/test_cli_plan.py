@@ -13,7 +13,9 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from oncely.config import parse
-from oncely.pipeline import Pipeline
+from oncely.pipeline import Pipeline, planning
+from oncely.runtimes.spark.probe import refusals
+from oncely.sources.kafka import KafkaSource
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World
 
@@ -51,7 +53,7 @@ def test_a_new_pipeline_can_run_and_nothing_is_written(world: World) -> None:
     assert f"--group oncely-{world.name}" in plan["acls"][1]
     assert tables(world) == set()
     client = AdminClient({"bootstrap.servers": world.brokers})
-    groups = client.list_consumer_groups(request_timeout=30).result(60)
+    groups = client.list_consumer_groups(request_timeout=60).result(120)
     assert not [one for one in groups.valid if world.name in one.group_id]
 
 
@@ -95,7 +97,7 @@ def test_all_problems_are_told_at_once(world: World) -> None:
 
 def test_servers_that_are_away_are_no_wrong_input(world: World) -> None:
     file = world.file(source={"brokers": "127.0.0.1:1"},
-                      sink={"url": "postgresql://u:p@127.0.0.1:1/x"})  # fmt: skip
+                      sink={"url": "postgresql://u:p@127.0.0.1:2/x"})  # fmt: skip
     plan = oncely_json("plan", file, expect=1)
     assert set(problems(plan)) == {"source.brokers", "sink.url"}
 
@@ -149,14 +151,15 @@ class TestPrivileges:
         Pipeline(parse(settings)).run("latest", spark=spark)
         assert world.count() == 30
 
-    def test_staging_tables_of_a_batch_commit(self, world: World, role: str) -> None:
+    def test_a_batch_commit_creates_no_tables(self, world: World, role: str) -> None:
         for statement in oncely_json("plan", world.file())["ddl"]:
             world.sql(statement)
         missing = self.lacks(
             world, role, transform={"spark": "tests.scenarios.transforms:counted"},
             sink={"create": False, "keep_source": False},
         )  # fmt: skip
-        assert "a batch commit stages rows in tables" in missing
+        assert "GRANT INSERT ON rows" in missing
+        assert "CREATE" not in missing
 
     def test_a_schema_that_does_not_exist(self, world: World, role: str) -> None:
         assert "the schema nowhere" in self.lacks(world, role, sink={"table": "nowhere.rows"})
@@ -206,3 +209,22 @@ def test_executors_that_lack_a_package_are_told(world: World, tmp_path: Path) ->
     for name in ("oncely", "psycopg", "pgpq", "pyarrow"):
         assert f"{name}: ModuleNotFoundError" in missing
     assert all("spark.pyspark.python" in one["way_out"] for one in found)
+
+
+def test_executors_that_get_no_answer_from_kafka_are_told(
+    world: World, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has a file of [source.kafka] that the executors lack."""
+    lacking = {"security.protocol": "SSL", "ssl.ca.location": str(world.folder / "ca.pem")}
+    asked = KafkaSource(world.brokers, [world.topic], lacking)
+    ((host, why),) = refusals(spark, asked)
+    assert "ssl.ca.location failed" in why
+    assert refusals(spark, KafkaSource(world.brokers, [world.topic])) == []
+
+    monkeypatch.setattr(planning, "_start", lambda _: spark)
+    monkeypatch.setattr(planning.session, "stop", lambda _: None)
+    monkeypatch.setattr(planning, "refusals", lambda spark, _: refusals(spark, asked))
+    (found,) = Pipeline(parse(world.settings())).plan(use_spark=True).problems
+    assert found.key == "source"
+    assert found.message == f"an executor on {host} can't read Kafka: {why}"
+    assert "at the same paths" in found.way_out

@@ -19,6 +19,7 @@ from oncely.pipeline import Pipeline
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
+from tests.scenarios import runtimes
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, toml
 
@@ -32,14 +33,14 @@ WIDE = {"schema": "id BIGINT NOT NULL, grp STRING", "key": {"format": "string", 
 
 
 @pytest.fixture
-def world(make_world: Any, broker: Broker, spark: Any) -> World:
+def world(make_world: Any, broker: Broker, any_runtime: Any) -> World:
     """Twelve records: five too big for the columns, one no JSON, one a tombstone of a bad key."""
     world: World = make_world(2)
     header = [("trace", b"1")]
     values = [record(i) if i % 2 else record(BIG + i) for i in range(10)]
     records = [(i % 2, KEY, value, header) for i, value in enumerate(values)]
     produce(broker, world.topic, [*records, (0, KEY, b"not json"), (1, b"?", None)])
-    Pipeline(parse(settings(world, NARROW))).run("latest", spark=spark)
+    Pipeline(parse(settings(world, NARROW))).run("latest", spark=any_runtime)
     return world
 
 
@@ -108,7 +109,7 @@ def test_a_compacted_output_is_refused(world: World, broker: Broker) -> None:
     entry = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, f"{world.name}.out", incremental_configs=[entry])
     admin = broker.admin()
-    admin.incremental_alter_configs([resource])[resource].result(20)
+    admin.incremental_alter_configs([resource])[resource].result(120)
     refused = oncely("rejects", "replay", file(world, WIDE), expect=2)
     assert "is compacted" in refused.stderr
     assert "way out" in refused.stderr
@@ -117,6 +118,7 @@ def test_a_compacted_output_is_refused(world: World, broker: Broker) -> None:
 
 def test_a_spark_transform_gets_the_decoded_rows(world: World, spark: Any) -> None:
     made = settings(world, {"schema": WIDE["schema"] + ", pad STRING"}, headers=False)
+    made = {key: made[key] for key in made.keys() - runtimes.PROCESSES.keys()}
     made["transform"] = {"spark": "tests.scenarios.transforms:counted"}
     assert Pipeline(parse(made)).replay(spark=spark) == (5, 2)
     sums = [json.loads(one.value()) for one in messages(world.brokers, f"{world.name}.out")]

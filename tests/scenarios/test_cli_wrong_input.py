@@ -37,7 +37,7 @@ def assert_nothing_written(world: World, *own: str) -> None:
     client = AdminClient(
         {"bootstrap.servers": world.brokers}
     )  # kept: its end would lose the answer
-    groups = client.list_consumer_groups(request_timeout=30).result(60)
+    groups = client.list_consumer_groups(request_timeout=60).result(120)
     assert not [one for one in groups.valid if world.name in one.group_id]
 
 
@@ -135,6 +135,7 @@ def test_a_traceback_is_for_who_asks_for_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("command", [("run",), ("plan",)], ids=" ".join)
+@pytest.mark.parametrize("transform", [False, True], ids=["rows", "Spark transform"])
 @pytest.mark.parametrize(
     ("says", "told"),
     [
@@ -144,8 +145,15 @@ def test_a_traceback_is_for_who_asks_for_it(world: World) -> None:
     ids=["too old", "missing"],
 )
 def test_java_is_looked_at_before_anything(
-    world: World, tmp_path: Path, command: tuple[str, ...], says: str | None, told: str
+    world: World,
+    tmp_path: Path,
+    command: tuple[str, ...],
+    says: str | None,
+    told: str,
+    *,
+    transform: bool,
 ) -> None:
+    """A plan is refused where only Spark can run the pipeline; `oncely work` needs no Java."""
     home = tmp_path / "java"
     (home / "bin").mkdir(parents=True)
     if says is not None:
@@ -153,9 +161,19 @@ def test_java_is_looked_at_before_anything(
         program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
         program.chmod(0o755)
     env = {"JAVA_HOME": str(home)}
-    refused = oncely(*command, world.file(), expect=2, env=env, alone=True)
-    said = " ".join((refused.stdout + refused.stderr).split())
-    assert told.format(home) in said
-    assert "way out: install Java 17 or later" in said
+    sections: dict[str, Any] = {}
+    if transform:
+        sections = {
+            "transform": {"spark": "tests.scenarios.transforms:counted"},
+            "sink": {"keep_source": False},
+        }
+    fine = command == ("plan",) and not transform
+    answer = oncely(*command, world.file(**sections), expect=0 if fine else 2, env=env, alone=True)
+    said = " ".join((answer.stdout + answer.stderr).split())
+    if fine:
+        assert f"not for `oncely work`: {told.partition('{}')[0].strip()}" in said
+    else:
+        assert told.format(home) in said
+        assert "way out: install Java 17 or later" in said
     assert "starting Spark" not in said
     assert_nothing_written(world)

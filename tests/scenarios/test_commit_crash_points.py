@@ -72,7 +72,7 @@ def test_killed_at_every_call(zygote: Zygote, place: Place, kind: str) -> None:
 
 
 def last_commit(calls: list[str]) -> int:
-    """The one that moves the positions; what is staged is committed before."""
+    """The one that moves the positions."""
     return max(at for at, name in enumerate(calls) if name == "commit")
 
 

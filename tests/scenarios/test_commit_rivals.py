@@ -19,7 +19,7 @@ from tests.scenarios import commit_jobs as jobs
 from tests.scenarios.commit_reader import END, check_restart, look, new_task
 from tests.scenarios.commit_topic import KINDS
 from tests.scenarios.zygote import Zygote
-from tests.sinktools import T0, T1, Place
+from tests.sinktools import T0, T1, Place, trigger
 
 
 def open_transactions(place: Place) -> set[int]:
@@ -178,13 +178,11 @@ def test_no_reject_for_an_error_of_the_server(
     task = new_task(kind, on_postgres)
     fence = jobs.prepare(task).fence
     on_postgres.sql("CREATE SEQUENCE tries")
-    on_postgres.sql(
-        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF NEW.kafka_offset = 14 AND nextval('{on_postgres.schema}.tries') <= 2 THEN"
-        f" RAISE EXCEPTION '{meaning}' USING ERRCODE = '{state}'; END IF; RETURN NEW; END $$"
-    )
-    on_postgres.sql(
-        f"CREATE TRIGGER fails BEFORE INSERT ON {task.name} FOR EACH ROW EXECUTE FUNCTION fail()"
+    trigger(
+        on_postgres,
+        f"IF NEW.kafka_offset = 14 AND nextval('{on_postgres.schema}.tries') <= 2 THEN"
+        f" RAISE EXCEPTION '{meaning}' USING ERRCODE = '{state}'; END IF; RETURN NEW;",
+        f"BEFORE INSERT ON {task.name}",
     )
     jobs.write(task, fence, lambda _, call: call())
     assert look(task) == END
@@ -194,13 +192,8 @@ def test_no_reject_for_an_error_of_the_server(
 def test_a_disk_that_stays_full_ends_in_an_error_and_writes_nothing(on_postgres: Place) -> None:
     task = new_task("append", on_postgres)
     fence = jobs.prepare(task).fence
-    on_postgres.sql(
-        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$"
-    )
-    on_postgres.sql(
-        f"CREATE TRIGGER fails BEFORE INSERT ON {task.name} FOR EACH ROW EXECUTE FUNCTION fail()"
-    )
+    full = "RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100';"
+    trigger(on_postgres, full, f"BEFORE INSERT ON {task.name}")
     with pytest.raises(OncelyError, match="no space left") as caught:
         jobs.write(task, fence, lambda _, call: call())
     assert caught.value.retryable
@@ -230,7 +223,7 @@ def test_a_deadlock_rejects_nobody(on_postgres: Place) -> None:
         wait_for_lock(task.place)
         other.execute(touch.encode(), (first,))
         other.execute("ROLLBACK")
-        writer.join(60)
+        writer.join(180)
     assert calls.count("begin") > 1
     assert deadlocks(task.place) >= 1
     assert look(task) == END

@@ -78,8 +78,9 @@ def every_step(kill: Callable[[int], Ended]) -> list[str]:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("when", ["before", "after", jobs.HALF])
+@pytest.mark.parametrize("when", ["after", jobs.HALF])
 def test_a_batch_killed_at_every_step(zygote: Zygote, tmp_path: Path, mode: str, when: str) -> None:
+    """After each step, which is before the next one, and in the middle of each file."""
     effects: list[bool] = []
     only = "write" if when == jobs.HALF else ""
     for at in itertools.count(1):
@@ -110,11 +111,8 @@ def test_a_zombie_wakes_up_when_a_newer_run_has_published(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("there", [None, "empty", "narrow"])
-def test_an_opening_killed_at_every_step(
-    zygote: Zygote, tmp_path: Path, when: str, there: str | None
-) -> None:
+def test_an_opening_killed_at_every_step(zygote: Zygote, tmp_path: Path, there: str | None) -> None:
     """No table yet, one that was opened before, and one that lacks a column."""
 
     def kill(at: int) -> Ended:
@@ -123,7 +121,7 @@ def test_an_opening_killed_at_every_step(
             open_sink(place.sink())  # type: ignore[arg-type]
         elif there == "narrow":
             DeltaTable.create(place.root, jobs.narrow())
-        ended = zygote.run(jobs.open_table, place, at, when)
+        ended = zygote.run(jobs.open_table, place, at, "after")
         again, fence = ready(Committing(place.sink()), {T0: 0, T1: 0})
         assert fence.epoch in ((2, 3) if there == "empty" else (1, 2))
         commit_all(again, at_t0(0, numbered(0, 3)), fence)
@@ -144,11 +142,10 @@ def with_letters(folder: Path) -> DeltaPlace:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_replay_killed_at_every_step(zygote: Zygote, tmp_path: Path, when: str) -> None:
+def test_a_replay_killed_at_every_step(zygote: Zygote, tmp_path: Path) -> None:
     def kill(at: int) -> Ended:
         place = with_letters(tmp_path)
-        ended = zygote.run(jobs.replay, place, at, when)
+        ended = zygote.run(jobs.replay, place, at, "after")
         assert sorted([*place.ids(), *(n for *_, n in place.letters())]) == [*range(10)]
         jobs.replayed(place.sink(), judging(jobs.passes))
         assert place.ids() == [0, 1, 2, 4, 5, 6, 8]
@@ -198,17 +195,15 @@ def test_a_discard_killed_where_it_tells_most(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_discard_killed_at_every_step(zygote: Zygote, tmp_path: Path, when: str) -> None:
-    steps = every_step(lambda at: discard_killed(zygote, tmp_path, at, when))
+def test_a_discard_killed_at_every_step(zygote: Zygote, tmp_path: Path) -> None:
+    steps = every_step(lambda at: discard_killed(zygote, tmp_path, at, "after"))
     assert steps.count("commit") == 1
 
 
-@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
-def test_a_reset_killed_at_every_step(zygote: Zygote, tmp_path: Path, when: str) -> None:
+def test_a_reset_killed_at_every_step(zygote: Zygote, tmp_path: Path) -> None:
     def kill(at: int) -> Ended:
         place = with_letters(tmp_path)
-        ended = zygote.run(jobs.reset_to, place, 4, at, when)
+        ended = zygote.run(jobs.reset_to, place, 4, at, "after")
         begun, left = place.told()[0]["positions"]["t"]["0"], len(place.letters())
         assert (begun, left) in ((10, 6), (4, 2))
         sink, fence = ready(Committing(place.sink()), {T0: 0, T1: 0})

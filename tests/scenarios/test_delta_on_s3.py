@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oncely.clients.files.conditional_writes import require_conditional_writes
 from oncely.clients.files.filesystem import Connect
 from oncely.clients.files.filesystem import connect as connect_files
 from oncely.clients.files.store import S3Options, Store
@@ -98,6 +100,40 @@ def test_a_server_without_conditional_writes_is_refused(
     commits = [to for method, to in proxy.requests if method == "PUT" and "_delta_log" in to]
     assert commits
     assert set(commits) <= set(proxy.conditional), "the log is written on this condition alone"
+
+
+@pytest.mark.parametrize("kind", ["refuse", "cut request", "lose response"])
+def test_the_check_survives_a_passing_failure(
+    place: BucketPlace, proxy: S3Proxy, kind: s3tools.Kind
+) -> None:
+    with proxy.fault(kind, method="PUT", part="oncely-probe", times=1, skip=1) as fault:
+        place.sink().check()  # the first probe is that of the store
+    assert fault.met.is_set()
+    assert not any("probe" in one.path for one in place.store().list())
+
+
+def test_keys_of_a_profile(
+    place: BucketPlace, proxy: S3Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, url = tmp_path / "credentials", place.store().url
+    file.write_text(
+        f"[ours]\naws_access_key_id={s3tools.ACCESS}\naws_secret_access_key={s3tools.SECRET}\n"
+    )
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "ours")
+    options = S3Options(endpoint=proxy.endpoint)
+    require_conditional_writes(url, options)
+    with (
+        proxy.fault("no condition", times=100),
+        pytest.raises(ConfigError, match="no conditional writes"),
+    ):
+        require_conditional_writes(url, options)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
+    with pytest.raises(ConfigError, match=r"sink\.s3\.access_key") as caught:
+        require_conditional_writes(url, options)
+    assert "not-the-secret" not in str(caught.value)
 
 
 def test_the_secret_is_in_no_error(place: BucketPlace) -> None:

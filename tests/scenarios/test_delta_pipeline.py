@@ -14,23 +14,23 @@ from tests.scenarios.delta_world import DeltaWorld, assert_exactly_once
 Make = Callable[..., DeltaWorld]
 
 
-def run(world: DeltaWorld, spark: Any, **sections: Any) -> Pipeline:
+def run(world: DeltaWorld, runtime: Any, **sections: Any) -> Pipeline:
     pipeline = Pipeline(parse(world.settings(**sections)))
-    pipeline.run("latest", spark=spark)
+    pipeline.run("latest", spark=runtime)
     return pipeline
 
 
 @pytest.mark.parametrize("partition_by", [["user"]])
 def test_each_record_is_a_row_or_a_dead_letter(
-    make_delta_world: Make, spark: Any, partition_by: list[str]
+    make_delta_world: Make, runtime: Any, partition_by: list[str]
 ) -> None:
     world = make_delta_world()
     world.overrides["sink"] = {"partition_by": partition_by, "max_rejects": "100%"}
     world.publish(1_500, pad=10, bad_every=501)
-    pipeline = run(world, spark)
+    pipeline = run(world, runtime)
     assert assert_exactly_once(world) == 1_500 - 3
     world.publish(500, first=1_500)
-    run(world, spark)
+    run(world, runtime)
     assert assert_exactly_once(world) == 1_997
     status = pipeline.status()
     assert (status.rejects, status.epoch) == (3, 2)

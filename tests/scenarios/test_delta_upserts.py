@@ -28,7 +28,7 @@ from oncely.pipeline import Pipeline
 from oncely.pipeline.repaired import Repaired
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.testing.servers.kafka import Broker
-from tests.audittools import BAD, found
+from tests.audittools import BAD, found, parts_of
 from tests.scenarios import repair_jobs
 from tests.scenarios.commands import oncely_json
 from tests.scenarios.test_audit_sinks import SinkWorld
@@ -75,7 +75,7 @@ class UpsertWorld(SinkWorld):
             return Rec(message.offset(), deletes=json.loads(message.key()), value=None)
         one = {} if message.value() == BAD else json.loads(message.value())
         if not one or one["id"] in self.late:
-            kept = {"key": message.key(), "value": message.value()}
+            kept = parts_of(message)
             return Rec(message.offset(), bad="no JSON", **kept)
         return rec(message.offset(), **one)
 

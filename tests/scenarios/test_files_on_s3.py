@@ -113,7 +113,7 @@ def test_a_store_that_refuses_delays_and_cuts(
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_driver_is_killed_while_files_go_up(world: BucketWorld, spark: Any) -> None:
+def test_a_driver_is_killed_while_files_go_up(world: BucketWorld, runtime: Any) -> None:
     file = world.file()
     for word in ("write", "commit"):
         ask_to_halt(file, word)
@@ -121,7 +121,7 @@ def test_a_driver_is_killed_while_files_go_up(world: BucketWorld, spark: Any) ->
             world.publish(MANY, partitions=2, first=0 if word == "write" else MANY)
             halted(driver.pid)
             kill_tree(driver.pid, signal.SIGKILL)
-    Pipeline(parse(world.settings())).run("latest", spark=spark)
+    Pipeline(parse(world.settings())).run("latest", spark=runtime)
     assert assert_exactly_once(world) == 2 * MANY
     orphans = world.stored() - set(world.entries())
     assert orphans

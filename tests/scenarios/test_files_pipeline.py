@@ -14,9 +14,9 @@ from tests.scenarios.files_world import FilesWorld, assert_exactly_once, event_o
 Make = Callable[..., FilesWorld]
 
 
-def run(world: FilesWorld, spark: Any, **sections: Any) -> Pipeline:
+def run(world: FilesWorld, runtime: Any, **sections: Any) -> Pipeline:
     pipeline = Pipeline(parse(world.settings(**sections)))
-    pipeline.run("latest", spark=spark)
+    pipeline.run("latest", spark=runtime)
     return pipeline
 
 
@@ -30,15 +30,15 @@ def run(world: FilesWorld, spark: Any, **sections: Any) -> Pipeline:
     ],
 )
 def test_each_record_is_a_row_of_a_named_file_or_a_dead_letter(
-    make_files_world: Make, spark: Any, form: str, layout: str, infer: bool
+    make_files_world: Make, runtime: Any, form: str, layout: str, infer: bool
 ) -> None:
     world = make_files_world(infer=infer)
     world.overrides["sink"] = {"format": form, "layout": layout, "max_rejects": "100%"}
     world.publish(3_000, pad=10, bad_every=501)
-    pipeline = run(world, spark)
+    pipeline = run(world, runtime)
     assert assert_exactly_once(world) == 3_000 - 6
     world.publish(500, first=3_000)
-    run(world, spark)
+    run(world, runtime)
     assert assert_exactly_once(world) == 3_494
     for row in world.rows():
         expected = event_of(row["id"])

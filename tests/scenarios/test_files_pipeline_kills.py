@@ -44,21 +44,21 @@ class Hurting:
 
 
 def test_a_worker_and_a_driver_are_hurt_while_files_are_written_and_named(
-    make_files_world: Callable[..., FilesWorld], spark: Any
+    make_files_world: Callable[..., FilesWorld], runtime: Any
 ) -> None:
     hurt = Hurting(world := make_files_world())
     with running_halting(hurt.file) as driver:
         hurt(driver.pid, "write", lambda worker: worker.kill())
         hurt(driver.pid, "commit", lambda _: kill_tree(driver.pid))
     hurt.await_undecided()
-    world.run(spark)
+    world.run(runtime)
     assert assert_exactly_once(world) == 2 * MANY - 5
     assert world.stored() - set(world.entries())  # orphans
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, spark: Any) -> None:
+def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, runtime: Any) -> None:
     with Broker(tmp_path / "kafka") as broker:
         topic = broker.create_topic("events", 4)
         world = FilesWorld(broker.bootstrap, "", topic, tmp_path, root=tmp_path / "lake")
@@ -80,14 +80,16 @@ def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, sp
             with running_halting(hurt.file) as driver:
                 hurt(driver.pid, word, lambda _: kill_tree(driver.pid))
         hurt.await_undecided()
-        world.run(spark)
+        world.run(runtime)
         assert assert_exactly_once(world) == 5 * MANY - 11
         assert world.stored() - set(world.entries())  # orphans
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_two_drivers_and_a_zombie(make_files_world: Callable[..., FilesWorld], spark: Any) -> None:
+def test_two_drivers_and_a_zombie(
+    make_files_world: Callable[..., FilesWorld], runtime: Any
+) -> None:
     """The newer run fences the older one, also when that is paused inside its transaction."""
     world = make_files_world()
     file = world.file()
@@ -95,11 +97,11 @@ def test_two_drivers_and_a_zombie(make_files_world: Callable[..., FilesWorld], s
     with running_halting(file) as old:
         world.publish(MANY)
         halted(old.pid)
-        world.run(spark)
+        world.run(runtime)
         assert assert_exactly_once(world) == MANY
         world.publish(MANY, first=MANY)
         kill_tree(old.pid, signal.SIGCONT)
         assert old.wait(180) == 3
-        world.run(spark)
+        world.run(runtime)
     assert assert_exactly_once(world) == 2 * MANY
     await_that(lambda: not world.held_back(world.manifest), "the end of all transactions")

@@ -17,7 +17,7 @@ from oncely.files.schema_reset import reset_schema
 from oncely.files.table import table_of
 from oncely.files.verify import verify
 from oncely.pipeline import Pipeline
-from oncely.runtimes.spark.range_commit import RangeCommit
+from oncely.runtimes.batches.range_commit import RangeCommit
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once
 from tests.scenarios.world import produce
 
@@ -36,9 +36,9 @@ def events(ids: Iterator[int], user: str, *more: Mapping[str, Any]) -> list[dict
     return [{"id": next(ids), "user": user, "ts": HOUR, **one} for one in more]
 
 
-def run(world: FilesWorld, spark: Any) -> Pipeline:
+def run(world: FilesWorld, runtime: Any) -> Pipeline:
     pipeline = Pipeline(parse(world.settings()))
-    pipeline.run("latest", spark=spark)
+    pipeline.run("latest", spark=runtime)
     return pipeline
 
 
@@ -82,15 +82,15 @@ def test_a_schema_grows_and_is_taken_up_again(world: FilesWorld, spark: Any) -> 
 
 
 def test_tasks_that_contradict_each_other_agree(
-    world: FilesWorld, spark: Any, monkeypatch: pytest.MonkeyPatch
+    world: FilesWorld, runtime: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text in one partition, an object in the other, new in the same batch: the first counts."""
-    monkeypatch.setattr("oncely.runtimes.spark.range_commit.OFFSETS_A_TASK", 1)  # a task for each
+    monkeypatch.setattr("oncely.runtimes.batches.plan.OFFSETS_A_TASK", 1)  # a task for each
     ids = iter(range(100))
     world.publish_values(events(ids, "ann", *[{"x": "text"}] * 3), partition=1)
     world.publish_values(events(ids, "ann", *[{"x": {"deep": 1}}] * 2, {"y": 1}), partition=2)
     world.publish_values(events(ids, "ann", {"x": 7}, {"y": 2.5}), partition=3)
-    pipeline = run(world, spark)
+    pipeline = run(world, runtime)
     found = pipeline.rejects()
     assert found.total == 3  # two objects, one number
     assert {one.partition.partition for one in found.listed} == {2, 3}
@@ -105,15 +105,15 @@ TASKS = 4
 
 @pytest.mark.parametrize("layout", ["per_partition", "clustered"])
 def test_only_ranges_of_contradicting_tasks_are_staged_again(
-    make_files_world: Make, spark: Any, monkeypatch: pytest.MonkeyPatch, layout: str
+    make_files_world: Make, runtime: Any, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     """Each task contradicts all before it, in a column that only shows when they are settled."""
-    monkeypatch.setattr("oncely.runtimes.spark.range_commit.OFFSETS_A_TASK", 1)  # a task for each
+    monkeypatch.setattr("oncely.runtimes.batches.plan.OFFSETS_A_TASK", 1)  # a task for each
     staged: list[int] = []
     stage = RangeCommit._stage
 
     def counted(self: Any, *given: Any) -> Any:
-        staged.append(len(given[2]))
+        staged.append(len(given[1]))
         return stage(self, *given)
 
     monkeypatch.setattr(RangeCommit, "_stage", counted)
@@ -123,7 +123,7 @@ def test_only_ranges_of_contradicting_tasks_are_staged_again(
     for task in range(TASKS):
         texts = [{f"f{before}": "text"} for before in range(task)]
         world.publish_values(events(ids, "ann", *texts, {f"f{task}": 1}), partition=task)
-    pipeline = run(world, spark)
+    pipeline = run(world, runtime)
     assert staged == ([TASKS, TASKS - 1, TASKS - 2] if layout == "per_partition" else [TASKS] * 3)
     assert len(world.rows()) == TASKS
     found = pipeline.rejects()
@@ -137,11 +137,11 @@ def test_only_ranges_of_contradicting_tasks_are_staged_again(
     assert_files_resolve(world)
 
 
-def test_a_schema_is_reset_to_what_its_files_hold(world: FilesWorld, spark: Any) -> None:
+def test_a_schema_is_reset_to_what_its_files_hold(world: FilesWorld, runtime: Any) -> None:
     ids = iter(range(100))
     world.publish_values(events(ids, "ann", {"n": 1}))
     world.publish_values(events(ids, "bob", {"n": "text"}))
-    pipeline = run(world, spark)
+    pipeline = run(world, runtime)
     learned = world.schemas()
     # As a version published it that learned from records which it rejected.
     wrong = {"name": "amount", "type": ["null", "string"], "default": None}
@@ -158,7 +158,7 @@ def test_a_schema_is_reset_to_what_its_files_hold(world: FilesWorld, spark: Any)
     assert fields(world.schemas()[("ann",)]) == fields(learned[("ann",)])
     assert world.schemas()[("bob",)] == learned[("bob",)]
     world.publish_values(events(ids, "ann", {"amount": 5}))
-    run(world, spark)
+    run(world, runtime)
     assert fields(world.schemas()[("ann",)])["amount"] == ["null", "long"]
     assert_exactly_once(world)
     assert_files_resolve(world)

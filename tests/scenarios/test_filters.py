@@ -39,8 +39,8 @@ DROP = {"drop": "kafka_offset = 3 OR key = 'k50'"}
 KEPT = [i for i in range(100) if i not in (6, 7, 50)]
 
 
-def test_dropped_records_are_counted_as_filtered(world: World, spark: Any) -> None:
-    world.run(spark, filter=DROP)
+def test_dropped_records_are_counted_as_filtered(world: World, runtime: Any) -> None:
+    world.run(runtime, filter=DROP)
     assert ids(world) == KEPT
     audited(world, filter=DROP)
     counted = "SELECT sum(filtered), sum(records) FROM oncely_ranges"

@@ -30,7 +30,7 @@ from oncely.testing.servers.postgres import Postgres
 from tests.conftest import produce
 from tests.first_wave.cases import CASES, FIRST, SECOND, THIRD, Case, good, ident, key, value
 from tests.first_wave.restore import Restored, remove, restore
-from tests.scenarios import world
+from tests.scenarios import runtimes, world
 from tests.scenarios.files_world import FilesWorld
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import topic_content
@@ -159,8 +159,14 @@ def listed(pipeline: Pipeline) -> list[Any]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_pipeline_of_the_first_wave_goes_on(
-    case: Case, restored: Restored, tmp_path: Path, broker: Broker, spark: Any
+    case: Case,
+    restored: Restored,
+    tmp_path: Path,
+    broker: Broker,
+    any_runtime: Any,
+    request: pytest.FixtureRequest,
 ) -> None:
+    session = request.getfixturevalue("spark") if case.transform else any_runtime
     reader = reader_of(case, restored, tmp_path)
     narrow, wide = (today(case, restored, wide=wide) for wide in (False, True))
     every = [*FIRST, *SECOND, *THIRD]
@@ -171,7 +177,7 @@ def test_a_pipeline_of_the_first_wave_goes_on(
     produce(broker, case.topic, [(i % of, key(i), value(i), [("h", b"1")]) for i in THIRD])
 
     # It goes on where it stood, and what was under way takes effect once.
-    opened = taken_over(narrow, spark)
+    opened = taken_over(narrow, session)
     assert not opened.first_start
     assert opened.epoch == before.epoch + 1
     if isinstance(reader, Table):
@@ -192,7 +198,7 @@ def test_a_pipeline_of_the_first_wave_goes_on(
     if isinstance(reader, Table):
         reader.widen()
     passes = [i for i in waiting if good(i)]
-    assert wide.replay(spark=spark) == (len(passes), len(waiting) - len(passes))
+    assert wide.replay(spark=session) == (len(passes), len(waiting) - len(passes))
     rows = [i for i in every if good(i)]
     assert reader.ids() == rows_of(case, rows)
     assert listed(wide) == letters_of([i for i in every if not good(i)])
@@ -204,19 +210,19 @@ def test_a_pipeline_of_the_first_wave_goes_on(
     assert reader.standing().positions == dict.fromkeys(range(of), 0)
     assert listed(wide) == []
     if "keys" in case.sink:
-        taken_over(wide, spark)
+        taken_over(wide, session)
         assert reader.ids() == rows_of(case, rows)
 
 
 def today(case: Case, restored: Restored, *, wide: bool) -> Pipeline:
     """The pipeline, in batches that take all there is: each costs a second."""
-    made = case.settings(restored.known, wide=wide)
-    return Pipeline(parse({**made, "spark": {"max_records_per_batch": 1_000}}))
+    made = case.settings(restored.known, wide=wide) | {"spark": {"max_records_per_batch": 1_000}}
+    return Pipeline(parse(made if case.transform else made | runtimes.settings()))
 
 
-def taken_over(pipeline: Pipeline, spark: Any) -> events.PipelineOpened:
+def taken_over(pipeline: Pipeline, runtime: Any) -> events.PipelineOpened:
     """Run to the end; how it was opened."""
     heard: list[events.Event] = []
-    assert pipeline.run("latest", spark=spark, listener=heard.append)
+    assert pipeline.run("latest", spark=runtime, listener=heard.append)
     (opened,) = (one for one in heard if isinstance(one, events.PipelineOpened))
     return opened

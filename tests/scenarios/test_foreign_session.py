@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from oncely import ConfigError, Pipeline, parse
-from oncely.pipeline import sessions
 from oncely.runtimes.spark import session
 from tests.conftest import repository
 from tests.scenarios.world import World, assert_exactly_once
@@ -43,10 +42,8 @@ def refused(key, function, *arguments, **more):
 WITHOUT_KAFKA = (
     BEGIN
     + """
-way_out = refused("spark", pipeline.run, "latest")
-assert "org.apache.spark:spark-sql-kafka-0-10_2.13:" in way_out, way_out
-spark.stop()
-assert pipeline.run("latest"), "a session of our own, when there is none"
+assert pipeline.run("latest"), "it needs no connector"
+assert lives()
 """
 )
 
@@ -55,11 +52,14 @@ WITH_KAFKA = (
     + """
 key = "spark.sql.streaming.minBatchesToRetain"
 spark.conf.set(key, "1")
-refused(key, pipeline.run, "latest")
-refused(key, pipeline.run, "latest", spark=spark)
 rate = spark.readStream.format("rate").load()
 refused(key, write_stream, rate, name="r", url="sqlite:////nowhere", table="r", checkpoint="/no")
-spark.conf.unset(key)
+key = "spark.stage.maxConsecutiveAttempts"
+settings = spark._jsparkSession.sessionState().conf()
+settings.setConfString(key, "2")
+refused(key, pipeline.run, "latest")
+refused(key, pipeline.run, "latest", spark=spark)
+settings.setConfString(key, "1")
 assert pipeline.run("latest")
 assert lives()
 """
@@ -81,24 +81,8 @@ def run(program: str, world: World, folder: Path, jars: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_session_that_does_not_read_kafka_is_refused_before_anything_is_written(
-    make_world: Any, spark: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "_ours", session._Ours())  # as if somebody else had made it
-    assert sessions._reads_kafka(spark)
-    monkeypatch.setattr(sessions, "_reads_kafka", lambda _: False)
-    world: World = make_world(1)
-    with pytest.raises(ConfigError, match="has no Kafka connector") as refused:
-        Pipeline(parse(world.settings())).run("latest")
-    assert "org.apache.spark:spark-sql-kafka-0-10_2.13:" in refused.value.way_out
-    assert world.sql("SELECT to_regclass('oncely_pipelines')") == [(None,)]
-    assert spark.range(3).count() == 3
-
-
 @pytest.mark.long
-def test_a_session_without_the_connector_is_refused_and_lives(
-    make_world: Any, tmp_path: Path
-) -> None:
+def test_a_session_without_the_connector_is_used_and_lives(make_world: Any, tmp_path: Path) -> None:
     world: World = make_world(2)
     world.publish(100, partitions=2)
     run(WITHOUT_KAFKA, world, tmp_path, "")
@@ -111,14 +95,14 @@ def test_the_session_of_a_notebook_is_used_and_lives(
     monkeypatch.setattr(session, "_ours", session._Ours())  # as if somebody else had made it
     world: World = make_world(2)
     world.publish(100, partitions=2)
-    key = "spark.sql.streaming.minBatchesToRetain"
-    before = spark.conf.get(key)
-    spark.conf.set(key, "1")
+    key = "spark.stage.maxConsecutiveAttempts"
+    settings = spark._jsparkSession.sessionState().conf()
+    settings.setConfString(key, "2")
     try:
         with pytest.raises(ConfigError, match=f"^{key}"):
             Pipeline(parse(world.settings())).run("latest")
     finally:
-        spark.conf.set(key, before)
+        settings.setConfString(key, "1")
     assert Pipeline(parse(world.settings())).run("latest")
     assert spark.range(3).count() == 3
     assert_exactly_once(world)

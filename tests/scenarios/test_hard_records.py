@@ -15,21 +15,18 @@ from pyspark import cloudpickle
 
 from oncely.audit import audit
 from oncely.config import parse
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded, Decoder
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repaired import Found
-from oncely.sources.kafka import KafkaSource
 from tests.scenarios.world import World, assert_exactly_once, good, produce, run_to_end
 
 
-def test_a_huge_record(make_world: Any, spark: Any) -> None:
+def test_a_huge_record(make_world: Any, runtime: Any) -> None:
     world: World = make_world(1, **{"max.message.bytes": str(32 << 20)})
     world.publish(200, partitions=1)
     produce(world.brokers, world.topic, [(0, b"huge", good(7_000, 24 << 20))])
     world.publish(200, partitions=1, first=8_000)
-    Pipeline(parse(world.settings())).run("latest", spark=spark)
+    Pipeline(parse(world.settings())).run("latest", spark=runtime)
     assert_exactly_once(world)
     assert world.sql("SELECT length(pad) FROM rows WHERE id = 7000") == [(24 << 20,)]
 
@@ -52,18 +49,9 @@ def publish_large(world: World, count: int, size: int) -> None:
     assert producer.flush(60) == 0
 
 
-def test_how_large_records_are_is_sampled_decompressed(make_world: Any) -> None:
-    """A poll holds so many of them that they fit into the memory."""
-    world: World = make_world(1)
-    publish_large(world, 20, 1 << 20)
-    with KafkaSource(world.brokers, [world.topic]) as source:
-        largest = source.largest_record({TopicPartition(world.topic, 0): OffsetRange(0, 20)})
-    assert 1 << 20 < largest < 2 << 20
-
-
 @pytest.mark.long
 def test_records_that_are_much_larger_than_what_is_fetched(make_world: Any) -> None:
-    """A fetch of a few MB holds 512 MB of records, as much as the heap: they come in parts."""
+    """Half a MB in the topic holds 512 MB of records: a heap of that size has none of them."""
     world: World = make_world(1)
     publish_large(world, 1_000, 512 << 10)
     file = world.file(
@@ -102,14 +90,14 @@ class DeadlyPipeline(Pipeline):
         return Deadly(super().decoder)
 
 
-def test_a_record_that_kills_the_decoder(make_world: Any, spark: Any) -> None:
+def test_a_record_that_kills_the_decoder(make_world: Any, runtime: Any) -> None:
     world: World = make_world(1)
     world.publish(300, partitions=1)
     deadly = good(5_555).replace(b'"g', b'"DEADLY g')
     produce(world.brokers, world.topic, [(0, b"deadly", deadly)])
     world.publish(300, partitions=1, first=6_000)
     pipeline = DeadlyPipeline(parse(world.settings()))
-    pipeline.run("latest", spark=spark)
+    pipeline.run("latest", spark=runtime)
     assert_exactly_once(world, rejects=1)
     assert "crashes the decoder" in world.sql("SELECT reason FROM oncely_rejects")[0][0]
     # Audit and repair process the records again, and must see what the run has seen.

@@ -18,14 +18,14 @@ BAD = {
 }
 
 
-def test_holes_and_rejects(make_world: Any, spark: Any) -> None:
+def test_holes_and_rejects(make_world: Any, runtime: Any) -> None:
     world: World = make_world(2)
     world.publish(500, partitions=2)
     in_transactions(world)
     produce(world.brokers, world.topic, [(i % 2, b"k%d" % i, bad) for i, bad in enumerate(BAD)])
     world.publish(500, partitions=2, first=10_000)
     in_transactions(world)  # the partitions end with holes
-    world.run(spark, sink={"max_rejects": "100%"})
+    world.run(runtime, sink={"max_rejects": "100%"})
     found = assert_exactly_once(world, rejects=len(BAD))
     assert_steps(world)
     assert found.records == 1_000 + 2 * 100 + len(BAD)

@@ -10,7 +10,7 @@ from tests.scenarios.world import World, assert_exactly_once, good, produce, ver
 
 
 def test_rows_of_a_transaction_are_in_order_also_round_refused_ones(
-    make_world: Any, spark: Any
+    make_world: Any, runtime: Any
 ) -> None:
     world: World = make_world(2)
     world.make_table()
@@ -20,7 +20,7 @@ def test_rows_of_a_transaction_are_in_order_also_round_refused_ones(
     records = [(i % 2, b"k", refused if i % 371 == 370 else good(i)) for i in range(2_000)]
     produce(world.brokers, world.topic, records)
     settings = parse(world.settings(sink={"max_rejects": "100%"}))
-    Pipeline(settings).run("latest", spark=spark)
+    Pipeline(settings).run("latest", spark=runtime)
     assert_exactly_once(world, rejects=5)
     [(commits,)] = world.sql("SELECT count(*) FROM oncely_ranges")
     assert commits < 20, "many rows of a transaction"

@@ -1,4 +1,4 @@
-"""Columns of type JSON, from a topic through Spark into PostgreSQL, and audited."""
+"""Columns of type JSON, from a topic through a run into PostgreSQL, and audited."""
 
 from __future__ import annotations
 
@@ -16,19 +16,27 @@ SCHEMA = {"decode": {"schema": "id STRING, p JSON"}}
 TRANSFORMS: list[Any] = [
     {},
     {"transform": {"sql": "SELECT *, p->>'$.a' AS a FROM (SELECT id, p FROM input) t"}},
-    {
-        "transform": {"spark": "tests.scenarios.test_json_columns:unchanged"},
-        "sink": {"keep_source": False},
-    },
 ]
+SPARK: dict[str, Any] = {
+    "transform": {"spark": "tests.scenarios.test_json_columns:unchanged"},
+    "sink": {"keep_source": False},
+}
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=["none", "sql", "spark"])
-def test_json_is_jsonb(make_world: Any, spark: Any, transform: Any) -> None:
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=["none", "sql"])
+def test_json_is_jsonb(make_world: Any, runtime: Any, transform: Any) -> None:
+    assert_jsonb(make_world, runtime, transform)
+
+
+def test_json_of_a_spark_transform_is_text(make_world: Any, spark: Any) -> None:
+    assert_jsonb(make_world, spark, SPARK)
+
+
+def assert_jsonb(make_world: Any, runtime: Any, transform: Any) -> None:
     world: World = make_world(1)
     produce(world.brokers, world.topic, [(0, None, one.encode()) for one in VALUES])
     sections = SCHEMA | transform
-    Pipeline(parse(world.settings(**sections))).run("latest", spark=spark)
+    Pipeline(parse(world.settings(**sections))).run("latest", spark=runtime)
     kind = "text" if "spark" in transform.get("transform", {}) else "jsonb"
     assert world.sql("SELECT id, p::text, pg_typeof(p)::text FROM rows ORDER BY id") == [
         ("1", '{"a": [1, 1.50]}' if kind == "jsonb" else '{"a":[1,1.50]}', kind),

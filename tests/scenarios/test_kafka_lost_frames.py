@@ -122,18 +122,18 @@ def test_the_control_is_hurt_by_a_late_end(proxied: Proxied) -> None:
             "log_level": 0,
         }
     )
-    producer.init_transactions(20)
+    producer.init_transactions(120)
     with proxy.fault(kp.END_TXN, "hold request") as fault:
         producer.begin_transaction()
         producer.produce(topic, b"1")
-        producer.commit_transaction(30)
+        producer.commit_transaction(120)
         assert fault.met.is_set()
         producer.begin_transaction()
         producer.produce(topic, b"2")
-        producer.flush(20)
+        producer.flush(120)
         fault.release()
         with pytest.raises(KafkaException):
-            producer.abort_transaction(20)
+            producer.abort_transaction(120)
     seen = [m.value() for m in messages(broker._inner, topic)]
     assert seen == [b"1", b"2"], "the anomaly did not show: then the other tests prove nothing"
 
@@ -159,7 +159,7 @@ def test_a_late_end_of_a_transaction_in_turns_meets_none_of_its_id(
             def with_offsets(producer: Any, *args: Any) -> None:
                 if held == [identity]:
                     held.append(identity)
-                    assert producer.flush(20) == 0  # the broker has the records, and no offsets
+                    assert producer.flush(120) == 0  # the broker has the records, and no offsets
                     fault.release()
                     raise KafkaException(KafkaError(KafkaError._STATE))  # it is aborted
                 producer.send_offsets_to_transaction(*args)

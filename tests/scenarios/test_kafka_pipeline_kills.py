@@ -55,20 +55,20 @@ def hurting(world: TopicWorld) -> Hurting:
 
 
 def test_a_worker_and_a_driver_are_hurt_inside_a_transaction(
-    make_topic_world: Any, spark: Any
+    make_topic_world: Any, runtime: Any
 ) -> None:
     hurt = hurting(world := make_topic_world(4))
     with watching(world) as watcher:
         with running_halting(hurt.file) as driver:
             hurt(driver.pid, lambda worker: worker.kill())
             hurt(driver.pid, lambda worker: kill_tree(driver.pid))
-        world.run(spark)
+        world.run(runtime)
     assert assert_exactly_once(world, watcher) == 2 * MANY - 9
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_everything_is_hurt_inside_a_transaction(tmp_path: Path, spark: Any) -> None:
+def test_everything_is_hurt_inside_a_transaction(tmp_path: Path, runtime: Any) -> None:
     with Broker(tmp_path / "kafka") as broker:
         world = TopicWorld(broker.bootstrap, "", broker.create_topic("hurt", 4), tmp_path)
         hurt = hurting(world)
@@ -84,8 +84,8 @@ def test_everything_is_hurt_inside_a_transaction(tmp_path: Path, spark: Any) -> 
                 hurt(driver.pid, restart)
                 hurt(driver.pid, lambda worker: jvm_of(driver.pid).kill())
                 kill_tree(driver.pid, signal.SIGCONT)
-                assert driver.wait(60) == 1
+                assert driver.wait(180) == 1
             with running_halting(hurt.file) as driver:
                 hurt(driver.pid, lambda worker: kill_tree(driver.pid))
-            world.run(spark)
+            world.run(runtime)
         assert assert_exactly_once(world, watcher) == 4 * MANY - 17

@@ -13,6 +13,7 @@ from oncely.config import parse
 from oncely.errors import Stopped, TableMismatch
 from oncely.pipeline import Pipeline
 from oncely.sources.reset import ToOffset
+from tests.kafkatools import partition_in
 from tests.scenarios.commands import oncely_json, reset_fences_a_run
 from tests.scenarios.topic_world import TopicWorld
 
@@ -25,15 +26,15 @@ def world(make_topic_world: Any) -> TopicWorld:
     return world
 
 
-def run(world: TopicWorld, spark: Any, **sections: Any) -> None:
-    Pipeline(parse(world.settings(**sections))).run("latest", spark=spark)
+def run(world: TopicWorld, runtime: Any, **sections: Any) -> None:
+    Pipeline(parse(world.settings(**sections))).run("latest", spark=runtime)
 
 
 def forget_group(world: TopicWorld) -> None:
     """What Kafka does to a group that nobody commits to for a week."""
     group = f"oncely-{world.name}"
     admin = world.admin()
-    admin.delete_consumer_groups([group])[group].result(20)
+    admin.delete_consumer_groups([group])[group].result(120)
     assert world.shown() in ({}, {0: -1001, 1: -1001})
 
 
@@ -46,8 +47,8 @@ def test_nothing_is_known_and_nothing_is_written_before_the_first_start(world: T
     assert not world.exists(world.ledger)
 
 
-def test_positions_lag_and_reset(world: TopicWorld, spark: Any) -> None:
-    run(world, spark)
+def test_positions_lag_and_reset(world: TopicWorld, any_runtime: Any) -> None:
+    run(world, any_runtime)
     world.publish(20, partitions=1, first=100)
     status = oncely_json("status", world.file())
     assert status["epoch"] == 1
@@ -61,58 +62,61 @@ def test_positions_lag_and_reset(world: TopicWorld, spark: Any) -> None:
     done = oncely_json("offsets", "reset", world.file(), "--shift-by", "-10", "--execute")
     assert (done["executed"], done["epoch"]) == (True, 3)
     assert world.positions() == world.shown() == {0: 40, 1: 40}
-    run(world, spark)
+    run(world, any_runtime)
     assert len(world.ids()) == 140, "20 were written again"
     assert len({*world.ids()}) == 120
     assert world.positions() == {0: 70, 1: 50}
 
 
-def test_a_reset_before_the_first_start(world: TopicWorld, spark: Any) -> None:
+def test_a_reset_before_the_first_start(world: TopicWorld, any_runtime: Any) -> None:
     done = oncely_json("offsets", "reset", world.file(), "--to-offset", "45", "--execute")
     assert done["epoch"] == 2
     assert not world.records()
-    run(world, spark)
+    run(world, any_runtime)
     assert len(world.ids()) == 10
 
 
-def test_a_reset_fences_a_run_that_waits_for_records(world: TopicWorld, spark: Any) -> None:
-    reset_fences_a_run(world, spark, lambda: len(world.ids()) == 100)
+def test_a_reset_fences_a_run_that_waits_for_records(world: TopicWorld, runtime: Any) -> None:
+    reset_fences_a_run(world, runtime, lambda: len(world.ids()) == 100)
     assert world.positions() == {0: 30, 1: 30}
 
 
 # -- what Kafka forgets --------------------------------------------------------------------
 
 
-def test_the_ledger_topic_knows_when_the_group_has_expired(world: TopicWorld, spark: Any) -> None:
-    run(world, spark)
+def test_the_ledger_topic_knows_when_the_group_has_expired(
+    world: TopicWorld, any_runtime: Any
+) -> None:
+    run(world, any_runtime)
     forget_group(world)
     world.publish(40, partitions=2, first=100)
-    run(world, spark)
+    run(world, any_runtime)
     assert world.ids() == [*range(140)]
     assert world.shown() == world.positions() == {0: 70, 1: 70}
 
 
 def test_the_group_knows_when_the_ledger_topic_was_deleted(
-    world: TopicWorld, spark: Any, broker: Any
+    world: TopicWorld, any_runtime: Any, broker: Any
 ) -> None:
-    run(world, spark)
+    run(world, any_runtime)
     broker.delete_topic(world.ledger)
     world.publish(40, partitions=2, first=100)
-    run(world, spark)
+    run(world, any_runtime)
     assert world.ids() == [*range(140)]
     assert world.shown() == world.positions() == {0: 70, 1: 70}
 
 
-def test_a_position_that_neither_knows_is_refused(world: TopicWorld, spark: Any) -> None:
+def test_a_position_that_neither_knows_is_refused(world: TopicWorld, any_runtime: Any) -> None:
     """The group has expired, and somebody has removed a position from the ledger topic."""
-    run(world, spark)
+    run(world, any_runtime)
     forget_group(world)
     producer = Producer({"bootstrap.servers": world.brokers})
     gone = json.dumps(["position", world.name, world.topic, 1], separators=(",", ":"))
-    producer.produce(world.ledger, None, gone.encode())
-    assert producer.flush(20) == 0
+    own = partition_in(world.brokers, world.ledger, world.name)
+    producer.produce(world.ledger, None, gone.encode(), own)
+    assert producer.flush(120) == 0
     with pytest.raises(Stopped, match="its positions are lost for") as refused:
-        run(world, spark)
+        run(world, any_runtime)
     assert f"{world.topic}-1" in refused.value.message
     assert world.ledger in refused.value.message
     assert f"{world.topic}-0" not in refused.value.message
@@ -126,21 +130,21 @@ def test_a_position_that_neither_knows_is_refused(world: TopicWorld, spark: Any)
         Pipeline(parse(world.settings())).reset(ToOffset(50), [f"{world.topic}:0"], execute=True)
     oncely_json("offsets", "reset", world.file(), "--topic", f"{world.topic}:1", *to)
     world.publish(20, partitions=2, first=100)
-    run(world, spark)
+    run(world, any_runtime)
     assert world.ids() == [*range(120)]
     assert world.shown() == {0: 60, 1: 60}
 
 
-def test_a_reset_takes_another_output_topic_over(world: TopicWorld, spark: Any) -> None:
+def test_a_reset_takes_another_output_topic_over(world: TopicWorld, any_runtime: Any) -> None:
     """The way out that the refusal names; nothing is written again."""
-    run(world, spark)
+    run(world, any_runtime)
     other = {"sink": {"topic": f"{world.output}-2"}}
     world.publish(20, partitions=2, first=100)
     with pytest.raises(TableMismatch, match="--shift-by 0"):
-        run(world, spark, **other)
+        run(world, any_runtime, **other)
     changed = dataclasses.replace(world, overrides=other)
     oncely_json("offsets", "reset", changed.file(), "--shift-by", "0", "--execute")
-    run(world, spark, **other)
+    run(world, any_runtime, **other)
     assert world.ids() == list(range(100))
     found = [json.loads(one.value())["id"] for one in world.records(f"{world.output}-2")]
     assert sorted(found) == list(range(100, 120))

@@ -72,18 +72,20 @@ def test_topics_that_it_creates_are_told_with_their_copies(
     found = Pipeline(parse(world.settings())).plan(use_spark=False)
     assert [(one.name, one.exists, one.partitions, one.replicas, one.min_insync)
             for one in found.topics] == sorted([
-        (world.ledger, False, 1, 1, 1), (world.output, False, 3, 1, 1),
+        (world.ledger, False, 16, 1, 1), (world.output, False, 3, 1, 1),
         (world.rejects, True, 1, 1, 1),
     ])  # fmt: skip
     (note,) = [one for one in found.notes if "one replica" in one]
     assert world.ledger in note
     assert any(one.endswith(f"--topic {world.output} --partitions 3") for one in found.ddl)
+    ledger = f"--topic {world.ledger} --partitions 16 --config cleanup.policy=compact"
+    assert any(ledger in one for one in found.ddl)
     for partitions, given in ((3, {}), (5, {"partitions": 5})):
         output = f"{world.output}-{partitions}"
         Pipeline(parse(world.settings(sink={"topic": output, **given}))).sink(
             pa.schema([("id", pa.int64()), ("grp", pa.string())])
         ).prepare()
-        found_ = broker.admin().list_topics(output, timeout=20).topics[output]
+        found_ = broker.admin().list_topics(output, timeout=60).topics[output]
         assert len(found_.partitions) == partitions
         broker.delete_topic(output)
 
@@ -97,7 +99,7 @@ def test_another_cluster_is_refused(world: TopicWorld, elsewhere: Broker) -> Non
     assert "two clusters share no transaction" in refused.stderr
     assert "MirrorMaker" in refused.stderr
     nothing_was_written(world)
-    assert world.topic not in elsewhere.admin().list_topics(timeout=20).topics
+    assert world.topic not in elsewhere.admin().list_topics(timeout=60).topics
 
 
 def test_the_same_cluster_by_another_name_is_fine(world: TopicWorld) -> None:

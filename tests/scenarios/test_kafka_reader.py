@@ -49,7 +49,7 @@ class Reader(threading.Thread):
 
     def end(self) -> None:
         self._ending = True
-        self.join(20)
+        self.join(180)
 
 
 @pytest.mark.timeout(300)

@@ -89,12 +89,10 @@ def test_killed_where_it_tells_most(
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_at_every_producer_call(
-    zygote: Zygote, broker: Broker, calls: list[str], when: str
-) -> None:
+def test_killed_at_every_producer_call(zygote: Zygote, broker: Broker, calls: list[str]) -> None:
+    """After each call, which is before the next one."""
     for at in range(1, len(calls) + 1):
-        killed(zygote, rejected(broker), at, when)
+        killed(zygote, rejected(broker), at, "after")
 
 
 @pytest.mark.parametrize("call", ["produce", "commit_transaction"])

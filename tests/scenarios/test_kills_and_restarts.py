@@ -45,7 +45,7 @@ def hurting(world: World, records: int) -> Hurt:
 
 
 def test_a_worker_a_session_and_a_driver_are_hurt_in_turn(
-    make_world: Callable[..., World], spark: Any
+    make_world: Callable[..., World], runtime: Any
 ) -> None:
     world = make_world(4)
     world.make_table()
@@ -55,7 +55,7 @@ def test_a_worker_a_session_and_a_driver_are_hurt_in_turn(
         hurt(driver.pid, lambda moment: moment.owner.kill())
         hurt(driver.pid, lambda moment: terminate(world, moment.session))
         hurt(driver.pid, lambda moment: kill_tree(driver.pid))
-    world.run(spark)
+    world.run(runtime)
     assert_exactly_once(world)
     assert_steps(world)
 
@@ -92,7 +92,7 @@ def terminate(world: World, session: int) -> None:
 
 
 @pytest.mark.long  # `oncely run` itself: test_cli_run.py
-def test_a_second_sigterm_ends_now(make_world: Callable[..., World], spark: Any) -> None:
+def test_a_second_sigterm_ends_now(make_world: Callable[..., World], runtime: Any) -> None:
     """Two signals at once may arrive as one: the second is sent when the first has been seen."""
     world = make_world(2)
     world.publish(30_000, pad=500, partitions=2)
@@ -104,7 +104,7 @@ def test_a_second_sigterm_ends_now(make_world: Callable[..., World], spark: Any)
         process.send_signal(signal.SIGTERM)
         assert process.wait(180) == 0
     assert "BatchCommitted" not in happened(file)
-    world.run(spark)
+    world.run(runtime)
     assert_exactly_once(world)
 
 

@@ -71,7 +71,7 @@ def test_a_postmaster_ended_by_sigkill_can_be_started_again(own: Postgres) -> No
         connection.execute("CREATE TABLE t AS SELECT 1 AS n")
         os.kill(own.pid, signal.SIGKILL)
         assert own._process is not None
-        assert own._process.wait(60) == -signal.SIGKILL
+        assert own._process.wait(180) == -signal.SIGKILL
         assert (own.directory / "data" / "postmaster.pid").exists()
         own.start()
     assert _one(url, "SELECT n FROM t") == 1

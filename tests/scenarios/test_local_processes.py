@@ -95,14 +95,14 @@ def test_the_parent_ends_of_its_own_accord(tmp_path: Path) -> None:
         children = _children(parent)
         assert parent.stdin is not None
         parent.stdin.close()
-        parent.wait(60)
+        parent.wait(180)
         assert not any(child.is_running() for child in children)  # it has waited for them
     assert _gone(children)
 
 
 def test_a_fork_of_the_parent_does_not_keep_the_server(tmp_path: Path) -> None:
     """A forked child has a copy of the lifeline; it must have let go of it."""
-    with _parent(tmp_path, "fork = os.fork()\nprint(fork, flush=True)\n" + _WAIT) as parent:
+    with _parent(tmp_path, "if fork := os.fork(): print(fork, flush=True)\n" + _WAIT) as parent:
         children = _children(parent)
         assert parent.stdout is not None
         fork = psutil.Process(int(parent.stdout.readline()))
@@ -161,7 +161,7 @@ def test_what_the_server_has_started_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_exit_codes(tmp_path: Path) -> None:
-    assert _start(tmp_path, ["/bin/sh", "-c", "exit 7"]).wait(60) == 7
+    assert _start(tmp_path, ["/bin/sh", "-c", "exit 7"]).wait(180) == 7
     server = _start(tmp_path, _SERVER)
     assert server.wait(0) is None
     server.stop()
@@ -202,7 +202,7 @@ def test_a_child_left_behind_fails_the_test_run(tmp_path: Path) -> None:
         "import subprocess\n"
         "def test_it():\n"
         "    global left\n"
-        "    left = subprocess.Popen(['/bin/sleep', '13'])\n"
+        "    left = subprocess.Popen(['/bin/sleep', '40'])\n"
     )
     run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(own.parent.parent)}  # the guard's file imports from here

@@ -39,7 +39,7 @@ def _keeper(home: Path) -> psutil.Process:
 
 
 def _answer(found: servers.LocalServers) -> None:
-    assert AdminClient({"bootstrap.servers": found.brokers}).list_topics(timeout=10).brokers
+    assert AdminClient({"bootstrap.servers": found.brokers}).list_topics(timeout=60).brokers
     with psycopg.connect(found.postgres) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
@@ -80,7 +80,7 @@ def test_they_stay_when_the_command_ends_and_go_with_their_keeper(home: Path) ->
     _answer(found)
     family = [_keeper(home), *_keeper(home).children(recursive=True)]
     _keeper(home).kill()
-    _, left = psutil.wait_procs(family, timeout=20)
+    _, left = psutil.wait_procs(family, timeout=180)
     assert not left
     assert servers.status() is None
     assert servers.down() is False
@@ -92,7 +92,7 @@ def test_a_server_that_ends_takes_the_other_along(home: Path) -> None:
     family = _keeper(home).children(recursive=True)
     keeper = _keeper(home)
     next(process for process in family if name_of(process) == "java").kill()
-    _, left = psutil.wait_procs([keeper, *family], timeout=30)
+    _, left = psutil.wait_procs([keeper, *family], timeout=180)
     assert not left
     assert servers.status() is None
     assert "Broker ended by itself" in (home / "keeper.log").read_text()

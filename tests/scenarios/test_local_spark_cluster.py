@@ -101,8 +101,10 @@ def test_a_job_survives_lost_executors_and_workers(
         lost = [psutil.Process(pid) for pid in cluster.executors()]
         cluster.kill_worker(0)
         assert len(cluster.workers) == 1
-        _, left = psutil.wait_procs(lost, timeout=5)
-        assert len(left) == 1  # the other worker's
+        await_that(
+            lambda: len(psutil.wait_procs(lost, timeout=0)[1]) < 2, "the end of its executor"
+        )
+        assert len(psutil.wait_procs(lost, timeout=0)[1]) == 1  # the other worker's
         assert _again(job) == "rows 1000\n"
         job.communicate()
 
@@ -136,5 +138,5 @@ def test_no_part_outlives_its_parent() -> None:
         processes = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         assert len(processes) == 2
         parent.kill()
-    _, left = psutil.wait_procs(processes, timeout=15)
+    _, left = psutil.wait_procs(processes, timeout=180)
     assert not left

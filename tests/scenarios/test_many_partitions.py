@@ -42,7 +42,7 @@ def test_a_limit_that_is_too_low_is_refused(zygote: Zygote, broker: Broker) -> N
     opened = zygote.run(open_limited, topics, source, 2, 64)
     assert "ConfigError" in opened.error
     assert "ulimit -n" in opened.error
-    assert topics.ledger not in broker.admin().list_topics(timeout=20).topics  # nothing was done
+    assert topics.ledger not in broker.admin().list_topics(timeout=60).topics  # nothing was done
 
 
 def test_a_plan_says_that_the_limit_is_too_low(zygote: Zygote, broker: Broker) -> None:

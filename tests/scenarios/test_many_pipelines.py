@@ -52,7 +52,7 @@ def test_one_that_fails_ends_alone_and_a_signal_ends_the_others(
     port, log, events = free_port(), tmp_path.with_suffix(".log"), tmp_path / "events"
     events.mkdir()
     with running(tmp_path, "--http", f":{port}", "--events", str(events)) as process:
-        await_that(lambda: all(one.count() == 100 for one in worlds), "rows of all", 120)
+        await_that(lambda: all(one.count() == 100 for one in worlds), "rows of all", 180)
         await_that(lambda: asked(port, "/readyz")[0] == 200, "ready")
         bad.sql("DROP TABLE rows")
         bad.publish(10, first=100, partitions=2)
@@ -63,7 +63,7 @@ def test_one_that_fails_ends_alone_and_a_signal_ends_the_others(
         await_that(lambda: asked(port, "/readyz")[0] == 503, "not all are ready")
         assert_pages(port, bad, good)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 2, log.read_text()
+        assert process.wait(180) == 2, log.read_text()
         assert tree(process.pid) == []
     said = log.read_text()
     assert "Traceback" not in said
@@ -139,7 +139,7 @@ def test_a_table_files_and_a_delta_table_in_one_application(
     log, events = tmp_path.with_suffix(".log"), tmp_path / "events"
     events.mkdir()
     with running(tmp_path, "--events", str(events)) as process:
-        await_that(lambda: all(rows_in(one) == 100 for one in worlds), "rows of all", 120)
+        await_that(lambda: all(rows_in(one) == 100 for one in worlds), "rows of all", 180)
         fail(delta, log)
         for one in (table, files):
             one.publish(50, first=100, partitions=2)
@@ -148,7 +148,7 @@ def test_a_table_files_and_a_delta_table_in_one_application(
         table.publish(50, first=150, partitions=2)
         await_that(lambda: rows_in(table) == 200, "rows of the last one")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 2, log.read_text()
+        assert process.wait(180) == 2, log.read_text()
         assert tree(process.pid) == []
     said = log.read_text()
     assert "Traceback" not in said

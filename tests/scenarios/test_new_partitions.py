@@ -15,25 +15,25 @@ from tests.scenarios.world import World, assert_exactly_once
 
 
 def test_added_while_stopped_though_start_is_latest(
-    make_world: Any, spark: Any, broker: Broker
+    make_world: Any, runtime: Any, broker: Broker
 ) -> None:
     world: World = make_world(1)
     settings = parse(world.settings(source={"start": "latest"}))
-    Pipeline(settings).run("latest", spark=spark)
+    Pipeline(settings).run("latest", spark=runtime)
     broker.add_partitions(world.topic, 2)
     world.publish(100, partitions=2)
-    Pipeline(settings).run("latest", spark=spark)
+    Pipeline(settings).run("latest", spark=runtime)
     assert_exactly_once(world)
 
 
-def test_added_while_running(make_world: Any, spark: Any, broker: Broker) -> None:
+def test_added_while_running(make_world: Any, runtime: Any, broker: Broker) -> None:
     world: World = make_world(1)
     world.publish(100, partitions=1)
     events: list[object] = []
     stop = StopSignal()
     pipeline = Pipeline(parse(world.settings()))
     run = threading.Thread(
-        target=lambda: pipeline.run(stop=stop, spark=spark, listener=events.append)
+        target=lambda: pipeline.run(stop=stop, spark=runtime, listener=events.append)
     )
     run.start()
     await_that(lambda: world.count() == 100, "the first rows")
@@ -41,6 +41,6 @@ def test_added_while_running(make_world: Any, spark: Any, broker: Broker) -> Non
     world.publish(300, partitions=3, first=100)
     await_that(lambda: world.count() == 400, "rows of the new partitions")
     stop.ask()
-    run.join(60)
+    run.join(180)
     assert sum(isinstance(event, PartitionAdded) for event in events) == 2
     assert_exactly_once(world)

@@ -22,16 +22,14 @@ from tests.scenarios.zygote import Ended, Zygote
 from tests.sinktools import SOURCE, T0, T1, Place, as_of, ledger_columns
 
 on_sqlite_first = pytest.mark.parametrize(
-    ("place", "crashes"),
+    "place",
     [
-        pytest.param("sqlite", "changes", id="sqlite"),
-        pytest.param("sqlite", "calls", id="sqlite, every call", marks=pytest.mark.long),
-        pytest.param("postgresql", "calls", id="postgresql", marks=pytest.mark.long),
+        "sqlite",
+        pytest.param("postgresql", marks=pytest.mark.long),
     ],
     indirect=True,
 )
-"""On PostgreSQL, where there are more calls, in `make proof`. Most calls are queries, and a process
-that is killed after a query leaves the database as one that is killed before it."""
+"""On PostgreSQL, where there are more calls, in `make proof`."""
 
 Prepare = Callable[[Task], Fence]
 """Brings the ledger to where the step begins; the fence of the run that does the step."""
@@ -39,14 +37,12 @@ START = {T0: 0, T1: 0}
 
 
 @pytest.fixture
-def crashes(
-    zygote: Zygote, place: Place, request: pytest.FixtureRequest
-) -> Callable[[jobs.Step, Prepare], Iterator[Task]]:
+def crashes(zygote: Zygote, place: Place) -> Callable[[jobs.Step, Prepare], Iterator[Task]]:
     """``crashes(step, prepare)``: a task for each call at which the step was killed.
 
-    With the parameter ``changes`` not for a call that follows a query.
+    Not for a call that follows a query: a process that is killed after a query leaves the database
+    as one that is killed before it.
     """
-    every = getattr(request, "param", "calls") == "calls"
 
     def run(step: jobs.Step, prepare: Prepare, at: int, when: str) -> tuple[Task, Ended]:
         task = new_task("append", place)
@@ -63,7 +59,7 @@ def crashes(
         calls = ended.value
         assert len(calls) > 3
         for at, previous in enumerate(calls[:-1], 2):
-            if every or previous != "query":
+            if previous != "query":
                 yield killed(step, prepare, at)
         yield killed(step, prepare, len(calls), "after")
 

@@ -5,9 +5,11 @@ Records are committed by the pipeline's sink, as its tasks do, without Spark.
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from tests.scenarios import repair_jobs
 from tests.scenarios.commands import oncely_json
 from tests.scenarios.test_audit_sinks import SinkWorld, world_of
 from tests.scenarios.zygote import Zygote
+from tests.sinktools import open_sink
 
 __all__ = ["world_of"]
 
@@ -93,6 +96,34 @@ def test_a_table_is_repaired_to_clean_beside_a_run(world: SinkWorld) -> None:
     world.run()  # with the fence that it had
     assert ids(world) == [*IDS, 300]
     assert world.audit().verdict == "clean"
+
+
+def test_a_position_that_was_moved_back(world: SinkWorld) -> None:
+    """The rows beyond it are those of their records: it is the ledger that is wrong."""
+    (number,) = {table(world).transaction_version(f"oncely/{world.name}")}
+    root = Path(world.given["url"].removeprefix("file://"))
+    document = root / "_oncely" / f"ledger-{world.name}" / f"{number}.json"
+    found = json.loads(document.read_text())
+    found["positions"][world.topic]["1"] -= 3
+    document.write_text(json.dumps(found))
+    report = world.audit()
+    assert (report.verdict, report.found) == ("unknown", {})
+    assert "does not account for 3 rows" in report.undecided[0].reason
+    oncely_json("repair", world.file(), "--execute", expect=4)
+    assert ids(world) == IDS
+
+
+def test_a_pipeline_that_continues_under_another_name(world: SinkWorld) -> None:
+    new = replace(world, name=f"{world.name}-new", batch=0)
+    new.fence = open_sink(new.sink, new.ends(), new.pipeline.source.identity()).fence
+    new.publish(range(300, 305))
+    new.run()
+    for one in (world, new):
+        report = one.audit()
+        assert (report.verdict, report.found) == ("clean", {})
+        assert any("writes into the same table" in limit for limit in report.limits)
+        oncely_json("repair", one.file(), "--execute")
+    assert ids(new) == [*IDS, *range(300, 305)]
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "emptied"])

@@ -33,7 +33,7 @@ from oncely.pipeline.repaired import LOST_FOR_GOOD, Repaired
 from oncely.sources.reset import ToEarliest
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios import repair_jobs
-from tests.scenarios.commands import oncely_json
+from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.test_audit_sinks import SinkWorld, world_of
 from tests.scenarios.zygote import Zygote
 from tests.sinktools import Rec, chunk
@@ -211,6 +211,49 @@ RIVALS = {
     "another repair": _again,
     "a reset": _reset,
 }
+
+
+def test_a_file_beyond_the_position_whose_rows_are_those_of_its_records(world: SinkWorld) -> None:
+    """As if the ledger had lost its last commit; beside it a file with rows of other records."""
+    first, second = named(world, 1)
+    world.publish(range(100, 105), partition=1)
+    world.publish(range(200, 205), partition=1)
+    copied(world, first, "right.avro", ranges=[[world.topic, 1, 10, 15]])
+    copied(world, second, "wrong.avro", ranges=[[world.topic, 1, 15, 20]])
+    report = world.audit()
+    assert [(one.kind, one.file) for one in report.findings] == [("unexpected", "wrong.avro")]
+    (left,) = report.undecided
+    assert (left.partition, left.range) == (world.tp(1), OffsetRange(10, 15))
+    assert "the ledger was changed" in left.reason.lower()
+    oncely_json("repair", world.file(), "--execute", expect=4)
+    assert "right.avro" in contents(world).files
+    assert "wrong.avro" not in contents(world).files
+
+
+def test_a_file_of_another_pipeline_stays_in_the_manifest(world: SinkWorld) -> None:
+    first = named(world, 1)[0]
+    copied(world, first, "theirs.avro", pipeline="other")
+    copied(world, first, "beyond.avro", pipeline="other", ranges=[[world.topic, 0, 900, 909]])
+    copied(world, first, "ours.avro", ranges=[[world.topic, 0, 900, 909]])
+    before, report = {*contents(world).files}, world.audit()
+    found = {one.file: one.detail for one in report.findings}
+    assert found.keys() == {"theirs.avro", "beyond.avro", "ours.avro"}
+    assert "pipeline 'other'" in found["theirs.avro"]
+    plan = repair(world, report, execute=False)
+    assert (plan.files, plan.offsets, plan.removes) == (1, {"unexpected": 1}, {"rows": 5})
+    shown = oncely_json("repair", world.file(), "--execute", expect=1)
+    assert {one["reason"] for one in shown["impossible"]} == {
+        f"{name}.avro is a file of pipeline 'other': a repair leaves it"
+        for name in ("theirs", "beyond")
+    }
+    assert {*contents(world).files} == before - {"ours.avro"}
+
+
+def test_more_rows_than_allowed_stay_in_the_manifest(world: SinkWorld) -> None:
+    copied(world, named(world, 1)[0], "beyond.avro", ranges=[[world.topic, 0, 900, 909]])
+    refused = oncely("repair", world.file(), "--execute", "--max-removed", 4, expect=2)
+    assert "it removes 5 rows" in refused.stderr
+    assert "beyond.avro" in contents(world).files
 
 
 @pytest.mark.parametrize(

@@ -20,19 +20,19 @@ Replays = dict[tuple[TopicPartition, OffsetRange], list[bool]]
 
 @dataclass(frozen=True)
 class Twice(Pipeline):
-    """Every batch is run by two threads; Spark gives both the same ranges."""
+    """Every batch is run by two threads, with the same ranges."""
 
     world: Any = None
     replays: Replays = field(default_factory=lambda: defaultdict(list))
 
-    def batches(self, spark: Any = None) -> Any:
-        runner = super().batches(spark)
+    def batches(self, jobs: Any) -> Any:
+        runner = super().batches(jobs)
         plain = runner.run
 
-        def twice(frame: Any, batch_id: int, ranges: Any) -> Any:
+        def twice(batch_id: int, ranges: Any) -> Any:
             with ThreadPoolExecutor(2) as threads:
                 with closed_gate(self.world.url, "rows") as database:
-                    both = [threads.submit(plain, frame, batch_id, ranges) for _ in range(2)]
+                    both = [threads.submit(plain, batch_id, ranges) for _ in range(2)]
                     await_that(lambda: len(waiting(database)) == 2, "both jobs in their COPY")
                 outcomes = [future.result() for future in both]
             for one in (one for job in outcomes for one in job):
@@ -43,13 +43,13 @@ class Twice(Pipeline):
         return runner
 
 
-def test_the_same_job_twice(make_world: Any, spark: Any) -> None:
+def test_the_same_job_twice(make_world: Any, runtime: Any) -> None:
     world: World = make_world(4)
     world.make_table()
     world.publish(20_000)
     settings = parse(world.settings(spark={"max_records_per_batch": 4_000}))
     pipeline = Twice(settings, world=world)
-    pipeline.run("latest", spark=spark)
+    pipeline.run("latest", spark=runtime)
     assert_exactly_once(world)
     assert sum(range_.end - range_.start for _, range_ in pipeline.replays) == 20_000
     for of_both in pipeline.replays.values():

@@ -57,7 +57,7 @@ def test_encrypted_both_ways_and_no_secret_shows(
     producer = Producer(broker.client_config())
     for i in range(2_000):
         producer.produce(topic, good(i), partition=i % 2)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     client = broker.client_config()
     world = World(broker.bootstrap, postgres.create_database("secure"), topic, tmp_path, "secure")
     kafka = {k: v for k, v in client.items() if k not in ("bootstrap.servers", "sasl.password")}
@@ -77,10 +77,10 @@ def test_encrypted_both_ways_and_no_secret_shows(
     ]
     commands: set[str] = set()
     with running(file, env=env) as driver:
-        await_that(lambda: world.count() == 2_000, "all rows, over TLS", 120)
+        await_that(lambda: world.count() == 2_000, "all rows, over TLS", 180)
         commands.update(command_of(process) for process in tree(driver.pid))
         driver.terminate()
-        assert driver.wait(60) == 0
+        assert driver.wait(180) == 0
     assert any("SparkSubmit" in command for command in commands)
     shown += [*commands, file.with_suffix(".log").read_text()]
     status = run("status", file, "--json", env=env)

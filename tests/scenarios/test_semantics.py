@@ -12,6 +12,7 @@ from oncely.testing.semantics.cells import (
     DELIVERIES,
     NAMING,
     POINTS,
+    POINTS_OF,
     SINKS,
     SinkKind,
     cells,
@@ -26,11 +27,13 @@ def shown(
     sinks: Sequence[SinkKind],
     points: Sequence[str],
     deliveries: Sequence[str] = DELIVERIES,
+    runtime: str = "processes",
 ) -> None:
     """Run the command and compare every number of its report with what was promised."""
     chosen = [word for point in points for word in ("--kill-point", point)]
     chosen += [word for sink in sinks for word in ("--sink", sink)]
     chosen += [word for delivery in deliveries for word in ("--delivery", delivery)]
+    chosen += ["--runtime", runtime]
     done = oncely("semantics", "--out", folder, "--json", *chosen, timeout=_LONGEST, alone=True)
     found = json.loads((folder / "report.json").read_text())
     assert found == json.loads(done.stdout)
@@ -50,12 +53,30 @@ def shown(
     assert "as promised" not in page
 
 
-@pytest.mark.long  # each delivery and sink without Spark, in every run: test_deliveries.py
+@pytest.mark.long
+@pytest.mark.deep  # each delivery and sink, in every run: test_deliveries.py
 @pytest.mark.timeout(_LONGEST)
 @pytest.mark.parametrize("sinks", [("sql", "files"), ("kafka", "delta")], ids=" and ".join)
 def test_at_every_step(tmp_path: Path, sinks: Sequence[SinkKind]) -> None:
     """Sinks run side by side; two of them load a machine with two cores."""
-    shown(tmp_path, sinks, POINTS)
+    shown(tmp_path, sinks, POINTS, ["at_least_once", "exactly_once"])
+
+
+@pytest.mark.long
+@pytest.mark.deep
+@pytest.mark.timeout(_LONGEST)
+def test_weaker_semantics_at_every_step(tmp_path: Path) -> None:
+    shown(tmp_path, ["sql"], POINTS, ["none", "at_most_once"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(_LONGEST)
+@pytest.mark.parametrize(
+    "delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.deep)]
+)
+def test_on_spark(tmp_path: Path, delivery: str) -> None:
+    """The same processes die: a driver, its JVM and a worker of Spark."""
+    shown(tmp_path, ["sql"], POINTS_OF["sql"], [delivery], "spark")
 
 
 def test_every_sink_is_killed() -> None:

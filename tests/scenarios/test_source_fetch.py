@@ -11,10 +11,9 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 
-from oncely.core.ranges import OffsetRange
+from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.topics import TopicPartition
 from oncely.sources.kafka import KafkaSource
-from oncely.sources.records import KafkaRecord
 from oncely.testing.servers.kafka import Broker
 
 MakeTopic = Callable[..., str]
@@ -95,20 +94,6 @@ def test_a_record_larger_than_what_is_fetched_at_once(
         assert source.fetch(tp, [1])[1].value == large
         assert source.fetch(tp, [2])[2].value == b"small"
         assert source.timestamps_at({tp: 1})[tp] == pytest.approx(time.time() * 1000, abs=60_000)
-
-
-def test_the_largest_of_some_records_of_each_range(broker: Broker, make_topic: MakeTopic) -> None:
-    """The first, the middle and the last one, decompressed."""
-    sizes = {0: [10, 10, 10, 10, 5_000], 1: [10, 10, 300, 10, 10], 2: [20] * 5}
-    records = [(p, b"k", b"x" * size) for p, each in sizes.items() for size in each]
-    topic = make_topic(partitions=4, records=records)
-    t = [TopicPartition(topic, number) for number in range(4)]
-    with KafkaSource(broker.bootstrap, [topic]) as source:
-        assert source.largest_record({tp: OffsetRange(0, 5) for tp in t[:3]}) == 5_001
-        assert source.largest_record({tp: OffsetRange(0, 5) for tp in t[1:3]}) == 301
-        assert source.largest_record({t[0]: OffsetRange(0, 4), t[2]: OffsetRange(1, 5)}) == 21
-        assert source.largest_record({t[3]: OffsetRange(0, 100)}) == 0, "nothing is there"
-        assert source.largest_record({}) == 0
 
 
 def test_nothing_is_printed(

@@ -21,7 +21,7 @@ def seen_by_kafka(broker: Broker, group: str) -> dict[tuple[str, int], int]:
     """What ``kafka-consumer-groups --describe`` shows: it asks the same of the broker."""
     admin = AdminClient(broker.client_config())
     request = [ck.ConsumerGroupTopicPartitions(group)]
-    answer = admin.list_consumer_group_offsets(request)[group].result(30)
+    answer = admin.list_consumer_group_offsets(request)[group].result(120)
     return {(one.topic, one.partition): one.offset for one in answer.topic_partitions}
 
 
@@ -47,7 +47,7 @@ def test_a_group_in_use_by_somebody_else(broker: Broker, make_topic: MakeTopic) 
         {**broker.client_config(), "group.id": group, "auto.offset.reset": "earliest"}
     )
     member.subscribe([topic])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while not member.assignment():
         member.poll(0.1)
         assert time.monotonic() < deadline

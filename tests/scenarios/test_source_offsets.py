@@ -40,12 +40,12 @@ class Transactions:
                 "transaction.timeout.ms": 60_000,
             }
         )
-        self.producer.init_transactions(30)
+        self.producer.init_transactions(120)
 
     def write(self, *values: bytes, partition: int = 0, at: int = DAY) -> None:
         for value in values:
             self.producer.produce(self.topic, value, partition=partition, timestamp=at)
-        assert self.producer.flush(30) == 0
+        assert self.producer.flush(120) == 0
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def writer(broker: Broker, topic_name: str, make_topic: MakeTopic) -> Iterator[T
     writer = Transactions(broker, topic_name)
     yield writer
     with contextlib.suppress(KafkaException):  # none is open
-        writer.producer.abort_transaction(30)
+        writer.producer.abort_transaction(120)
 
 
 def test_the_end_is_the_last_stable_offset(source: KafkaSource, writer: Transactions) -> None:
@@ -65,14 +65,14 @@ def test_the_end_is_the_last_stable_offset(source: KafkaSource, writer: Transact
 
     writer.producer.begin_transaction()
     writer.write(b"a", b"b", b"c")
-    writer.producer.commit_transaction(30)
+    writer.producer.commit_transaction(120)
     # Three records and the marker of the commit.
     await_that(lambda: source.stable_end()[p0] == 4, "the stable end")
     assert source.watermarks()[p0] == Watermarks(0, 4, 4)
 
     writer.producer.begin_transaction()
     writer.write(b"d", b"e")
-    writer.producer.abort_transaction(30)
+    writer.producer.abort_transaction(120)
     await_that(lambda: source.stable_end()[p0] == 7, "the stable end")
 
     writer.producer.begin_transaction()
@@ -91,10 +91,10 @@ def test_lag_counts_to_the_stable_end_and_ages_from_the_next_record(
     writer.producer.begin_transaction()
     writer.write(b"a", at=DAY)
     writer.write(b"b", at=DAY + 60_000)
-    writer.producer.commit_transaction(30)
+    writer.producer.commit_transaction(120)
     writer.producer.begin_transaction()
     writer.write(b"no", at=DAY + 90_000)
-    writer.producer.abort_transaction(30)
+    writer.producer.abort_transaction(120)
     writer.producer.begin_transaction()
     writer.write(b"open", at=DAY + 120_000)
     writer.write(b"open", partition=1, at=DAY)
@@ -123,7 +123,7 @@ def test_a_moment_is_the_first_record_from_then_on(
     for n in range(5):
         writer.write(b"x", at=DAY + n * 1000)
     writer.write(b"x", partition=1, at=DAY + 9000)
-    writer.producer.commit_transaction(30)
+    writer.producer.commit_transaction(120)
     await_that(lambda: source.stable_end() == {p0: 6, p1: 2}, "the stable end")
     later = int(time.time() * 1000) + 3_600_000
     for moment, expected in (

@@ -7,17 +7,21 @@ anew, under a later leader epoch.
 from __future__ import annotations
 
 import shutil
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oncely.config import parse
+from oncely.core import events
 from oncely.core.topics import TopicPartition
 from oncely.errors import SourceMismatch
 from oncely.pipeline import Pipeline
+from oncely.runtimes.batches import run
 from oncely.sources.kafka import KafkaSource
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.topic_world import TopicWorld
@@ -67,40 +71,75 @@ def test_where_a_log_was_cut_is_told_by_the_leader_epoch(own: Broker, topic: str
         assert source.truncated({tp: (40, source.leader_epochs()[tp])}) == {}
 
 
+@pytest.mark.parametrize("value", [None, b""])
+def test_a_record_without_a_value_at_the_position_is_an_answer(
+    broker: Broker, make_topic: Callable[..., str], value: bytes | None
+) -> None:
+    topic = make_topic(records=[(0, b"key", one) for one in (b"first", value, b"last")])
+    tp = TopicPartition(topic, 0)
+    with KafkaSource(broker.bootstrap, [topic]) as source:
+        epoch = source.leader_epochs()[tp]
+        for at in (0, 1, 2):
+            assert source.truncated({tp: (at, epoch)}) == {}
+
+
 @pytest.mark.long  # in every run: the test above, and tests/unit/runtimes/test_same_log.py
 def test_a_topic_that_went_back_and_grew_again_is_refused(
-    own: Broker, topic: str, database: str, spark: Any, tmp_path: Path
+    own: Broker, topic: str, database: str, runtime: Any, tmp_path: Path
 ) -> None:
     """By pipelines into a table and into a topic."""
     table = World(own.bootstrap, database, topic, tmp_path)
     output = TopicWorld(own.bootstrap, "", topic, tmp_path)
     pipelines = [Pipeline(parse(one.settings())) for one in (table, output)]
 
-    def run() -> None:
+    def run_all() -> None:
         for one in pipelines:
             assert problems(one) == {}
-            one.run("latest", spark=spark)
+            one.run("latest", spark=runtime)
 
     def seen() -> tuple[int, int]:
         return table.count(), len(output.ids())
 
     table.publish(20, partitions=1)
-    run()
+    run_all()
     come_back(own)  # in order: the log is whole
     table.publish(20, partitions=1, first=20)
-    run()
+    run_all()
     assert seen() == (40, 40)
     come_back(own, topic)
     table.publish(60, partitions=1, first=1_000)
     for one in [*pipelines, *pipelines]:
         with pytest.raises(SourceMismatch, match=f"{topic}-0: the topic has gone back"):
-            one.run("latest", spark=spark)
+            one.run("latest", spark=runtime)
         assert "its log was cut before position 40" in problems(one)["source.topics"]
     assert seen() == (40, 40)
     for one in pipelines:
         reset_to(one, 40)  # the way out: a person says where to go on
-    run()
+    run_all()
     assert seen() == (60, 60)
+
+
+@pytest.mark.long  # in every run: tests/unit/runtimes/test_rounds.py
+def test_a_topic_that_goes_back_while_a_run_waits_for_records_ends_it(
+    own: Broker, topic: str, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_STALE_LEADER_SECONDS", 1.0)
+    world = World(own.bootstrap, database, topic, tmp_path)
+    world.publish(20, partitions=1)
+    pipeline = Pipeline(parse({**world.settings(), "runtime": "processes"}))
+    committed = threading.Event()
+
+    def heard(event: events.Event) -> None:
+        if isinstance(event, events.BatchCommitted):
+            committed.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(pipeline.run, listener=heard)
+        assert committed.wait(120)
+        come_back(own, topic)
+        with pytest.raises(SourceMismatch, match=f"{topic}-0.*the topic has gone back"):
+            running.result(120)
+    assert world.count() == 20
 
 
 def problems(pipeline: Pipeline) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Below ``spark-submit`` a run uses the session of the command line, and checks its settings."""
+"""Below ``spark-submit`` a run uses the session of the command line, which needs no connector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from oncely.artifacts import SPARK_KAFKA, resolve
 from tests.scenarios.world import World
 
 SCRIPT = """
@@ -26,26 +25,19 @@ except OncelyError as error:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("connector", [False, True])
 def test_a_script_without_a_session_of_its_own(
-    make_world: Callable[..., World], tmp_path: Path, connector: bool
+    make_world: Callable[..., World], tmp_path: Path
 ) -> None:
     world = make_world(2)
     world.publish(100, partitions=2)
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
-    jars = ["--jars", ",".join(map(str, resolve(SPARK_KAFKA)))] if connector else []
     home = Path(pyspark.__file__).parent
     env = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
-        [home / "bin" / "spark-submit", "--master", "local[2,4]", *jars, script, world.file()],
+        [home / "bin" / "spark-submit", "--master", "local[2,4]", script, world.file()],
         env=env, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     said = done.stdout  # of the script's process; stderr is Spark's
-    if connector:
-        assert (done.returncode, "result True" in said) == (0, True), done.stderr
-        assert world.count() == 100
-    else:
-        assert done.returncode == 1
-        assert "the Spark session that exists has no Kafka connector; begin it with" in said
-        assert "Traceback" not in said
+    assert (done.returncode, "result True" in said) == (0, True), done.stderr
+    assert world.count() == 100

@@ -77,11 +77,11 @@ def test_the_next_one_takes_over_from_a_killed_and_from_a_paused_run(
         committed(world, 40)
 
         third.process.send_signal(signal.SIGTERM)
-        assert third.process.wait(60) == 0
+        assert third.process.wait(180) == 0
         first.runs(3)
         committed(world, 50)
         first.process.send_signal(signal.SIGTERM)
-        assert first.process.wait(60) == 0
+        assert first.process.wait(180) == 0
         assert Counter(first.log.read_text().split())["ERROR"] == 2  # fenced, and went on
     assert_exactly_once(world)
     assert_steps(world)
@@ -106,7 +106,7 @@ def test_a_worker_stands_by_while_a_replica_is_there(make_world: Callable[..., W
         committed(world, 0)
         stack.callback(stop.ask)
         replica.start()
-        assert elected.wait(60)
+        assert elected.wait(180)
         stood = worker.log.read_text().count("standing by")  # at a new broker also at its start
         oncely("offsets", "reset", world.file(), "--to-latest", "--execute", *world.logged)
         worker.stands_by(stood + 1)
@@ -115,11 +115,11 @@ def test_a_worker_stands_by_while_a_replica_is_there(make_world: Callable[..., W
         late.stands_by()
         assert world.count() == 10  # in the time in which another worker has started
         stop.ask()
-        replica.join(60)
+        replica.join(180)
         await_that(lambda: world.count() == 20, "records from before and after")
         for one in (worker, late):
             one.process.send_signal(signal.SIGTERM)
-            assert one.process.wait(60) == 0
+            assert one.process.wait(180) == 0
     assert_exactly_once(world)
     assert_steps(world)
 
@@ -146,6 +146,6 @@ def test_workers_stand_by_while_there_is_a_run_on_spark(make_world: Callable[...
         committed(world, 40)
         for one in (worker, late):
             one.process.send_signal(signal.SIGTERM)
-            assert one.process.wait(60) == 0
+            assert one.process.wait(180) == 0
     assert_exactly_once(world)
     assert_steps(world)

@@ -52,7 +52,7 @@ def ids(world: World) -> list[int]:
     ],
 )
 def test_without_a_crash_nothing_is_lost_or_doubled(
-    world: World, spark: Any, tmp_path: Path, delivery: str, store: str, database: str
+    world: World, runtime: Any, tmp_path: Path, delivery: str, store: str, database: str
 ) -> None:
     more = {"file": stored(world, tmp_path), "sql": {"store": "sql", "url": database}}
     offsets = more.get(store, {"store": store})
@@ -60,7 +60,7 @@ def test_without_a_crash_nothing_is_lost_or_doubled(
         if first:
             world.publish(100, partitions=2, first=first)
         one = pipeline(world, delivery, offsets, commit_interval=30)
-        assert one.run("latest", spark=spark)
+        assert one.run("latest", spark=runtime)
         assert [s.position for s in one.status().partitions] == [(first + 100) // 2] * 2
         assert [s.lag for s in one.status().partitions] == [0, 0]
     assert ids(world) == [*range(200)]
@@ -69,7 +69,7 @@ def test_without_a_crash_nothing_is_lost_or_doubled(
     assert [one.mirrored for one in standing] == [100, 100], "and lag tools see it"
 
 
-def test_to_topics_with_a_store(make_topic_world: Any, spark: Any, tmp_path: Path) -> None:
+def test_to_topics_with_a_store(make_topic_world: Any, any_runtime: Any, tmp_path: Path) -> None:
     """No ledger topic is made, or asked for: it has nothing to hold."""
     world: TopicWorld = make_topic_world(2)
     world.publish(100, partitions=2, bad_every=50)
@@ -78,14 +78,14 @@ def test_to_topics_with_a_store(make_topic_world: Any, spark: Any, tmp_path: Pat
     assert plan.problems == ()
     assert not [text for text in (*plan.ddl, *plan.acls) if world.ledger in text]
     assert not [text for text in plan.acls if "--transactional-id" in text]
-    one.run("latest", spark=spark)
+    one.run("latest", spark=any_runtime)
     assert len(world.ids()) == 98
     assert len(world.records(world.rejects)) == 2
     assert not world.exists(world.ledger)
     assert [s.position for s in one.status().partitions] == [50, 50]
 
 
-def test_status_plan_and_reset(world: World, spark: Any, tmp_path: Path) -> None:
+def test_status_plan_and_reset(world: World, any_runtime: Any, tmp_path: Path) -> None:
     top = {"delivery": "at_least_once"}
     file = tmp_path / "p.toml"
     file.write_text(toml(world.settings(offsets=stored(world, tmp_path)) | top))
@@ -94,35 +94,35 @@ def test_status_plan_and_reset(world: World, spark: Any, tmp_path: Path) -> None
     assert plan["source"]["begins"] == "earliest (first start)"
     assert (plan["guarantee"]["delivery"], plan["guarantee"]["store"]) == ("at_least_once", "file")
     assert not (tmp_path / "positions").exists(), "looking writes nothing"
-    Pipeline.from_file(file).run("latest", spark=spark)
+    Pipeline.from_file(file).run("latest", spark=any_runtime)
     assert oncely_json("plan", file)["source"]["begins"] == "where epoch 1 has ended"
     done = oncely_json("offsets", "reset", file, "--to-offset", "45", "--execute")
     assert (done["executed"], done["epoch"]) == (True, 2)
     shown = oncely_json("offsets", "show", file)["partitions"]
     assert [(p["position"], p["mirrored"]) for p in shown] == [(45, 45), (45, 45)]
-    Pipeline.from_file(file).run("latest", spark=spark)
+    Pipeline.from_file(file).run("latest", spark=any_runtime)
     assert len(ids(world)) == 110
     assert oncely_json("status", file)["epoch"] == 3
 
 
-def test_a_group_of_its_own_is_the_one_that_is_shown(world: World, spark: Any) -> None:
+def test_a_group_of_its_own_is_the_one_that_is_shown(world: World, any_runtime: Any) -> None:
     group = f"mine-{world.name}"
     one = pipeline(world, "at_least_once", {"store": "kafka", "group": group})
-    one.run("latest", spark=spark)
+    one.run("latest", spark=any_runtime)
     assert [s.mirrored for s in one.partition_offsets()] == [50, 50]
     assert any(f"--group {group}" in acl for acl in one.plan(use_spark=False).acls)
 
 
 def test_a_store_of_another_topic_is_refused(
-    world: World, make_topic: Any, spark: Any, broker: Any, tmp_path: Path
+    world: World, make_topic: Any, any_runtime: Any, broker: Any, tmp_path: Path
 ) -> None:
     offsets = stored(world, tmp_path)
-    pipeline(world, "at_least_once", offsets).run("latest", spark=spark)
+    pipeline(world, "at_least_once", offsets).run("latest", spark=any_runtime)
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, 2)
     one = pipeline(world, "at_least_once", offsets)
     with pytest.raises(SourceMismatch, match="recreated"):
-        one.run("latest", spark=spark)
+        one.run("latest", spark=any_runtime)
     assert any("recreated" in p.message for p in one.plan(use_spark=False).problems)
     assert "recreated" in one.status().warnings[0]
     assert len(ids(world)) == 100
@@ -130,7 +130,7 @@ def test_a_store_of_another_topic_is_refused(
 
 @pytest.mark.parametrize("delivery", ["none", "at_least_once"])
 def test_the_older_of_two_runs_is_stopped(
-    world: World, spark: Any, tmp_path: Path, delivery: str
+    world: World, runtime: Any, tmp_path: Path, delivery: str
 ) -> None:
     offsets = stored(world, tmp_path)
     stop, caught, done = StopSignal(), [], threading.Event()
@@ -138,7 +138,7 @@ def test_the_older_of_two_runs_is_stopped(
     def running() -> None:
         try:
             pipeline(world, delivery, offsets).run(
-                stop=stop, spark=spark,
+                stop=stop, spark=runtime,
                 listener=lambda e: done.set() if isinstance(e, events.BatchCommitted) else None,
             )  # fmt: skip
         except Fenced as error:
@@ -147,39 +147,39 @@ def test_the_older_of_two_runs_is_stopped(
     thread = threading.Thread(target=running)
     thread.start()
     try:
-        assert done.wait(60)
+        assert done.wait(180)
         pipeline(world, delivery, offsets).reset(ToOffset(30), execute=True)  # a newer epoch
-        thread.join(60)
+        thread.join(180)
         assert caught
         assert caught[0].exit_code == 3
     finally:
         stop.ask()
         stop.ask()
-        thread.join(30)
+        thread.join(180)
     one = pipeline(world, delivery, offsets)
     assert [s.position for s in one.status().partitions] == [30, 30], "and moves nothing"
     world.publish(50, partitions=2, first=100)
-    one.run("latest", spark=spark)
+    one.run("latest", spark=runtime)
     assert {*ids(world)} == {*range(150)}
     assert len(ids(world)) == 150 + 40
 
 
-def test_positions_are_saved_at_an_orderly_end(world: World, spark: Any, tmp_path: Path) -> None:
+def test_positions_are_saved_at_an_orderly_end(world: World, runtime: Any, tmp_path: Path) -> None:
     """The timer is an hour away."""
     offsets = stored(world, tmp_path)
     stop = StopSignal()
     one = pipeline(world, "none", offsets, commit_interval="1 hour")
-    thread = threading.Thread(target=lambda: one.run(stop=stop, spark=spark))
+    thread = threading.Thread(target=lambda: one.run(stop=stop, spark=runtime))
     thread.start()
     try:
         await_that(lambda: world.count() == 100, "all rows")
         assert [s.position for s in one.status().partitions] == [0, 0]
     finally:
         stop.ask()
-        thread.join(60)
+        thread.join(180)
     assert not thread.is_alive()
     assert [s.position for s in one.status().partitions] == [50, 50]
-    one.run("latest", spark=spark)
+    one.run("latest", spark=runtime)
     assert world.count() == 100
 
 

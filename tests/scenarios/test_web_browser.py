@@ -24,7 +24,7 @@ TOKEN = "a-token-of-this-test"
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[Site, str]]:
     """A site, and its URL."""
-    url = "postgresql://app:secret-of-the-test@127.0.0.1:1/db"
+    url = "postgresql://app:secret-of-the-test@127.0.0.1:2/db"
     found = [filled(folder), pipeline_file(folder, "billing", url)]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 from tests.conftest import repository
 from tests.extras import IN_THE_BASE, OPTIONAL, PIPELINE, validated
 
-FILES = ("pyproject.toml", "README.md")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+FOLDERS = ("src", "docs", "examples", "ops", "packaging")
 
 
 def done(*command: str | Path) -> str:
@@ -31,7 +33,8 @@ def test_it_is_complete_and_its_command_runs(tmp_path: Path) -> None:
     for name in FILES:
         shutil.copy(repository() / name, source)
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(repository() / "src", source / "src", ignore=ignored)
+    for name in FOLDERS:
+        shutil.copytree(repository() / name, source / name, ignore=ignored)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     done(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source)
     (wheel,) = wheels.glob("oncely-*.whl")
@@ -40,6 +43,12 @@ def test_it_is_complete_and_its_command_runs(tmp_path: Path) -> None:
     packed = {one for one in zipfile.ZipFile(wheel).namelist() if one.startswith("oncely/")}
     assert packed == there
     assert "oncely/py.typed" in packed
+    inside = {name.partition("/")[2]: name for name in zipfile.ZipFile(wheel).namelist()}
+    assert "licenses/LICENSE" in inside
+    about = zipfile.ZipFile(wheel).read(inside["METADATA"]).decode().splitlines()
+    assert {"License-Expression: Apache-2.0", "Classifier: Typing :: Typed"} <= {*about}
+    for page in re.findall(r"`(docs/[\w./-]+\.md)`", (repository() / "README.md").read_text()):
+        assert f"data/share/doc/oncely/{page}" in inside
 
     done(sys.executable, "-m", "venv", "--without-pip", venv)
     python = venv / "bin" / "python"

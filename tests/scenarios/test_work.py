@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from oncely.clients.kafka import group_consumer
 from oncely.clients.kafka.group_consumer import GroupConsumer
 from oncely.pipeline import working
 from oncely.runtimes.worker.assignment import Limits
 from oncely.testing.processes import await_that, child
+from oncely.testing.servers.kafka import Broker
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, assert_exactly_once, assert_steps, good, produce, toml
 
@@ -52,7 +53,7 @@ def test_after_a_signal_it_ends_with_0_and_goes_on_later(world: World) -> None:
         world.publish(100, partitions=2, first=1_000)
         await_that(lambda: world.count() == 1_100 or one.poll() is not None, "more rows")
         one.send_signal(signal.SIGTERM)
-        assert one.wait(60) == 0, file.with_suffix(".log").read_text()
+        assert one.wait(180) == 0, file.with_suffix(".log").read_text()
     world.publish(100, partitions=2, first=1_100)
     oncely("work", file, "--until", "latest", *world.logged)
     assert_exactly_once(world)
@@ -85,7 +86,7 @@ def test_back_pressure_loses_nothing(world: World, monkeypatch: pytest.MonkeyPat
 
     kept = GroupConsumer.pause
     small = Limits(records=50, buffered_records=60)
-    monkeypatch.setattr(working, "Limits", lambda **_: small)
+    monkeypatch.setattr(working, "Limits", lambda *_, **__: small)
     monkeypatch.setattr(group_consumer, "_MANY", 40)
     monkeypatch.setattr(GroupConsumer, "pause", pause)
     oncely("work", world.file(), "--until", "latest", *world.logged)
@@ -112,6 +113,7 @@ def test_back_pressure_loses_nothing(world: World, monkeypatch: pytest.MonkeyPat
         ),
         ({"worker": {"protocol": "classic"}}, "worker.protocol"),
         ({"worker": {"session_timeout": "0 seconds"}}, "worker.session_timeout"),
+        ({"worker": {"buffer": "1 MiB"}}, "worker.buffer"),
     ],
 )
 def test_what_a_worker_cannot_do_is_refused(world: World, sections: Any, key: str) -> None:
@@ -122,14 +124,14 @@ def test_what_a_worker_cannot_do_is_refused(world: World, sections: Any, key: st
     assert f"error: {key}: " in done.stderr
 
 
-def test_a_topic_that_does_not_exist_and_one_that_is_recreated(world: World) -> None:
+def test_a_topic_that_does_not_exist_and_one_that_is_recreated(
+    world: World, broker: Broker
+) -> None:
     missing = world.file(source={"brokers": world.brokers, "topics": ["no-such-topic"]})
     assert "no-such-topic" in oncely("work", missing, expect=2).stderr
     oncely("work", world.file(), "--until", "latest")
-    admin = AdminClient({"bootstrap.servers": world.brokers})
-    admin.delete_topics([world.topic])[world.topic].result()
-    await_that(lambda: world.topic not in admin.list_topics().topics, "the topic is gone")
-    admin.create_topics([NewTopic(world.topic, 2)])[world.topic].result()
+    broker.delete_topic(world.topic)
+    broker.create_topic(world.topic, 2)
     assert "recreated" in oncely("work", world.file(), expect=2).stderr
 
 
@@ -142,5 +144,5 @@ def test_a_topic_that_is_deleted_meanwhile_ends_the_member(world: World, protoco
         await_that(lambda: world.count() == 1_000 or one.poll() is not None, "rows")
         admin = AdminClient({"bootstrap.servers": world.brokers})
         admin.delete_topics([world.topic])[world.topic].result()
-        assert one.wait(90) == 2
+        assert one.wait(180) == 2
     assert f"no such topic on {world.brokers}" in file.with_suffix(".log").read_text()

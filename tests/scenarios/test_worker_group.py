@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.group_consumer import members_of
+from oncely.clients.kafka.group_members import members_of
 from oncely.testing.moments import inside_a_commit
 from oncely.testing.processes import Child, await_that, child
+from oncely.testing.servers.ports import free_port
+from tests.prometheus import samples
 from tests.scenarios.commands import oncely
+from tests.scenarios.test_probes import asked
 from tests.scenarios.world import World, assert_exactly_once, assert_steps
 
 PROTOCOLS = [
@@ -32,10 +35,11 @@ def world(make_world: Any) -> World:
 
 
 @contextmanager
-def member(world: World, **sections: Any) -> Iterator[Child]:
+def member(world: World, *options: str, **sections: Any) -> Iterator[Child]:
     """`oncely work` as a process; its output is beside its pipeline file."""
     file = world.file(**sections)
-    with child(["oncely.cli", "work", str(file), *world.logged], file.with_suffix(".log")) as one:
+    words = ["oncely.cli", "work", str(file), *options, *world.logged]
+    with child(words, file.with_suffix(".log")) as one:
         yield one
 
 
@@ -65,7 +69,7 @@ def test_a_member_is_killed_inside_a_commit(world: World, protocol: str) -> None
                 lambda: world.count() == 1_200 or second.poll() is not None, "rows of the other"
             )
             second.send_signal(signal.SIGTERM)
-            assert second.wait(60) == 0
+            assert second.wait(180) == 0
     assert_exactly_once(world)
     assert_steps(world)
 
@@ -76,12 +80,16 @@ def test_an_idle_member_takes_over_from_a_killed_one(make_world: Any, is_static:
     world: World = make_world(1)
     world.make_table()
     one, two = (LETS_GO | ({"instance": name} if is_static else {}) for name in ("one", "two"))
+    port = free_port()
     with member(world, worker=one) as first:
         world.publish(100, partitions=1)
         await_that(lambda: world.count() == 100, "rows")
-        with member(world, worker=two) as second:
+        with member(world, "--http", f":{port}", worker=two) as second:
             group = f"oncely-{world.name}"
             await_that(lambda: members_of(world.brokers, {}, group) == 2, "two members")
+            await_that(lambda: asked(port, "/readyz")[0] == 200, "ready without partitions")
+            assert asked(port, "/livez")[0] == 200
+            assert "oncely_lag_records{" not in asked(port, "/metrics")[1]  # those of the other
             with inside_a_commit(
                 world.url,
                 "rows",
@@ -91,8 +99,15 @@ def test_an_idle_member_takes_over_from_a_killed_one(make_world: Any, is_static:
                 first.kill()
             world.publish(100, partitions=1, first=200)
             await_that(lambda: world.count() == 300, "rows of the idle one")
+            lag = (
+                "oncely_lag_records",
+                f'pipeline="{world.name}",topic="{world.topic}",partition="0"',
+            )
+            await_that(
+                lambda: samples(asked(port, "/metrics")[1]).get(lag) == 0, "the lag is its own"
+            )
             second.send_signal(signal.SIGTERM)
-            assert second.wait(60) == 0
+            assert second.wait(180) == 0
     assert_exactly_once(world)
     assert_steps(world)
 
@@ -111,7 +126,7 @@ def test_a_member_is_paused_inside_a_commit_and_wakes_up(world: World, protocol:
         assert (first.poll(), second.poll()) == (None, None)
         for one in (first, second):
             one.send_signal(signal.SIGTERM)
-            assert one.wait(60) == 0
+            assert one.wait(180) == 0
     assert_exactly_once(world)
     assert_steps(world)
 
@@ -122,7 +137,7 @@ def test_a_reset_ends_the_workers_and_workers_that_are_started_later_go_on(world
         world.publish(400)
         await_that(lambda: world.count() == 400, "rows")
         oncely("offsets", "reset", world.file(), "--to-latest", "--execute", *world.logged)
-        assert worker.wait(90) == 3  # also without records to commit
+        assert worker.wait(180) == 3  # also without records to commit
         world.publish(100, first=400)
     oncely("work", world.file(), "--until", "latest", *world.logged)
     assert world.count() == 500
@@ -131,18 +146,18 @@ def test_a_reset_ends_the_workers_and_workers_that_are_started_later_go_on(world
 
 
 @pytest.mark.long  # a reset, which takes over as a run does, is in every run
-def test_a_pipeline_moves_between_run_and_work(world: World, spark: Any) -> None:
+def test_a_pipeline_moves_between_run_and_work(world: World, runtime: Any) -> None:
     with member(world) as worker:
         world.publish(400)
         await_that(lambda: world.count() == 400, "rows")
-        world.run(spark)
+        world.run(runtime)
         world.publish(100, first=400)
-        assert worker.wait(90) == 3
-    world.run(spark)
+        assert worker.wait(180) == 3
+    world.run(runtime)
     world.publish(100, first=500)
     oncely("work", world.file(), "--until", "latest", *world.logged)
     world.publish(100, first=600)
-    world.run(spark)
+    world.run(runtime)
     assert world.count() == 700
     assert_exactly_once(world)
     assert_steps(world)

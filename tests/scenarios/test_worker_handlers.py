@@ -54,7 +54,7 @@ def test_killed_inside_a_handler_it_goes_on_from_its_offsets(world: World) -> No
     with child(["oncely.cli", "work", APP, *world.logged], log, environ) as one:
         await_that(lambda: [*world.folder.glob("billing.inside*")], "a handler that waits")
         one.send_signal(signal.SIGKILL)
-        one.wait(60)
+        one.wait(180)
     assert world.count() == 0
     hold.unlink()
     said = until_latest(world)
@@ -86,7 +86,7 @@ def test_paused_inside_a_handler_and_taken_over_it_commits_nothing(world: World)
         world.publish(100, partitions=2, first=1_000)
         await_that(lambda: world.count() == 1_098 or one.poll() is not None, "more rows")
         one.send_signal(signal.SIGTERM)
-        assert one.wait(60) == 0, log.read_text()
+        assert one.wait(180) == 0, log.read_text()
     assert_exactly_once(world, rejects=2)
     assert_steps(world)
 
@@ -131,7 +131,7 @@ def test_a_discard_beside_a_worker(world: World) -> None:
         hold.unlink()
         await_that(lambda: world.count() == 1_098 or one.poll() is not None, "more rows")
         one.send_signal(signal.SIGTERM)
-        assert one.wait(60) == 0, log.read_text()
+        assert one.wait(180) == 0, log.read_text()
     letters = world.sql('SELECT stage, "key", "value", reason FROM oncely_rejects ORDER BY stage')
     assert letters[0] == ("discarded", None, None, "not billable")
     assert letters[1][:3] == ("handle", b"13", good(13))

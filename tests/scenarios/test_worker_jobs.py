@@ -49,7 +49,7 @@ def test_jobs_are_done_once_by_workers_that_are_killed(
             await_that(lambda: waiting(database), "the offsets of jobs that are done")
             assert world.sql("SELECT count(*) FROM mails") == [(10,)]
             one.send_signal(signal.SIGKILL)
-            one.wait(60)
+            one.wait(180)
     assert world.sql("SELECT count(*) FROM mails") == [(10,)]
     sys.modules.pop(MODULE)
     oncely("work", f"{MODULE}:app", "--until", "latest", *world.logged)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -44,16 +47,54 @@ def test_filters(world: TopicWorld) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_spark_takes_over_and_a_worker_takes_back(world: TopicWorld, spark: Any) -> None:
+def test_of_three_that_start_together_each_tells_where_its_partitions_begin(
+    make_topic_world: Any,
+) -> None:
+    """The one that has registered the pipeline may take none of them."""
+    world: TopicWorld = make_topic_world(3)
+    world.make_output()
+    world.publish(30, partitions=3)
+    with ExitStack() as stack:
+        members = []
+        for _ in range(3):
+            file = world.file(source={"start": "latest"})
+            command = ["oncely.cli", "work", str(file), *world.logged]
+            members.append(stack.enter_context(child(command, file.with_suffix(".log"))))
+        await_that(lambda: len({x["run"] for x in taken(world)}) == 3, "three with partitions", 180)
+        world.publish(300, first=30, partitions=3)
+        await_that(lambda: records(world) == 300, "records")
+        for one in members:
+            one.send_signal(signal.SIGTERM)
+        assert [one.wait(180) for one in members] == [0, 0, 0]
+    assert_steps(world)
+
+
+def logged(world: TopicWorld, kind: str) -> list[dict[str, Any]]:
+    lines = world.events.read_text().splitlines() if world.events.exists() else []
+    return [one for one in map(json.loads, lines) if one["type"] == kind]
+
+
+def taken(world: TopicWorld) -> list[dict[str, Any]]:
+    return [one for one in logged(world, "opened") if one["positions"]]
+
+
+def records(world: TopicWorld) -> int:
+    done = logged(world, "range_committed")
+    return sum(one["records"] for one in done if not one["replayed"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_spark_takes_over_and_a_worker_takes_back(world: TopicWorld, runtime: Any) -> None:
     file = world.file()
     with watching(world) as watcher:
         with child(["oncely.cli", "work", str(file)], file.with_suffix(".log")) as worker:
             world.publish(400, partitions=2)
             await_that(lambda: len(watcher.seen) >= 400 or worker.poll() is not None, "records")
-            world.run(spark)
+            world.run(runtime)
             world.publish(400, partitions=2, first=400)
-            assert worker.wait(90) == 3, file.with_suffix(".log").read_text()
-        world.run(spark)
+            assert worker.wait(180) == 3, file.with_suffix(".log").read_text()
+        world.run(runtime)
         world.publish(400, partitions=2, first=800)
         oncely("work", file, "--until", "latest")
     assert assert_exactly_once(world, watcher) == 1_200

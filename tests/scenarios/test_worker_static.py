@@ -26,10 +26,25 @@ def test_the_newcomer_takes_the_place_of_the_member_and_that_one_ends_with_3(wor
     with member(world, worker=worker) as first:
         await_that(lambda: world.count() == 100, "rows")
         with member(world, worker=worker) as second:
-            assert first.wait(60) == 3
+            assert first.wait(180) == 3
             world.publish(100, partitions=2, first=100)
             await_that(lambda: world.count() == 200, "rows of the newcomer")
             assert second.poll() is None
+    assert_exactly_once(world)
+    assert_steps(world)
+
+
+def test_a_member_that_is_killed_and_started_again_does_not_wait_for_its_session(
+    world: World,
+) -> None:
+    worker = {"instance": "one", "session_timeout": "5 minutes"}
+    with member(world, worker=worker) as first:
+        await_that(lambda: world.count() == 100, "rows")
+        first.kill()
+        first.wait(180)
+    with member(world, worker=worker):
+        world.publish(100, partitions=2, first=100)
+        await_that(lambda: world.count() == 200, "rows, long before the end of the session", 180)
     assert_exactly_once(world)
     assert_steps(world)
 

@@ -99,7 +99,7 @@ def killed_inside(world: World) -> set[int]:
     """The records that had taken effect when a worker was killed; the position is before them."""
     with inside(world) as one:
         one.send_signal(signal.SIGKILL)
-        one.wait(60)
+        one.wait(180)
         await_that(lambda: not transactions(world), "the end of its transactions")
     assert world.sql('SELECT "position" FROM oncely_positions') == [(BEFORE,)]
     return taken_effect(world)
@@ -150,7 +150,7 @@ def test_paused_inside_transactions_and_taken_over_it_commits_nothing(world: Wor
             await_that(lambda: world.count() >= RECORDS + 100, "more rows")
             for each in (one, other):
                 each.send_signal(signal.SIGTERM)
-                assert each.wait(60) == 0
+                assert each.wait(180) == 0
     assert_exactly_once(world, of="grp")
     assert_steps(world)
 

@@ -44,3 +44,17 @@ def exits_in_a_function(rows: Any) -> Any:
     from pyspark.sql import functions as F
 
     return rows.withColumn("id", F.udf(lambda _: sys.exit(3), "bigint")("id"))
+
+
+def unchanged(rows: Any) -> Any:
+    """Changes nothing."""
+    return rows
+
+
+def by_parity(rows: Any) -> Any:
+    """Names the topic of each row, after a shuffle."""
+    from pyspark.sql import functions as F
+
+    even = F.col("id") % 2 == 0
+    goes = F.when(even, "even").otherwise("odd").alias("goes")
+    return rows.repartition("id").select("id", "grp", goes)

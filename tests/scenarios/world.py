@@ -22,6 +22,7 @@ from oncely.testing.processes import Child, child, running
 from oncely.testing.readers import messages
 from oncely.verify.report import Report
 from tests import plain_sql
+from tests.scenarios import runtimes
 from tests.verifytools import verified
 
 SCHEMA = "id BIGINT NOT NULL, grp STRING, pad STRING"
@@ -50,7 +51,8 @@ class World:
         }
         for section, more in {**self.overrides, **sections}.items():
             base[section] = {**base.get(section, {}), **more}
-        return base
+        # A transform by Spark needs Spark, wherever the other runs of the test are.
+        return base if "spark" in base.get("transform", {}) else base | runtimes.settings()
 
     @property
     def events(self) -> Path:
@@ -69,7 +71,12 @@ class World:
         return path
 
     def run(self, spark: Any, **sections: Mapping[str, Any]) -> None:
-        """Run the pipeline until all that is there is committed, in this process."""
+        """Run the pipeline until all that is there is committed, in this process.
+
+        Args:
+            spark: the fixture ``runtime`` or ``spark``.
+            sections: added to those of the pipeline file.
+        """
         from oncely.config import parse
         from oncely.pipeline import Pipeline
 

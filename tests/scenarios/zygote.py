@@ -82,7 +82,7 @@ class Zygote:
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(180)
         self._process.stdout.close()
 
     def start(self, work: Callable[..., Any], *args: Any) -> Job:

@@ -16,6 +16,7 @@ import pytest
 
 from oncely import artifacts
 from oncely.errors import Unavailable, WrongInput
+from oncely.runtimes.spark import session
 from oncely.testing.processes import await_that
 from tests.class_archives import QUICK
 
@@ -151,7 +152,7 @@ def test_the_second_time_needs_neither_java_nor_network(
 
 
 def test_a_spark_connector_brings_no_module_that_pyspark_brings() -> None:
-    names = [jar.name for jar in artifacts.resolve(artifacts.SPARK_KAFKA)]
+    names = [jar.name for jar in artifacts.resolve(artifacts.spark_jars().kafka)]
     assert [re.sub(r"-[\d.]+\.jar$", "", name) for name in names] == [
         "commons-pool2",
         "kafka-clients",
@@ -225,7 +226,7 @@ def test_a_launcher_that_does_not_run_is_no_java(
 
 def test_an_interrupted_download_takes_ivy_along(cache: Path, silent: str) -> None:
     """Ctrl-C reaches the whole process group of a terminal; here only we get it."""
-    stopped = _in_background(artifacts.SPARK_KAFKA, silent)
+    stopped = _in_background(artifacts.spark_jars().kafka, silent)
     await_that(lambda: list(cache.glob(".*/ivy.log")), "the begin of Ivy")
     stopped.send_signal(signal.SIGINT)
     stopped.communicate(timeout=30)
@@ -242,3 +243,21 @@ def _fake_java(home: Path, body: str) -> None:
     program = home / "bin" / "java"
     program.write_text(f"#!/bin/sh\n{body}\n")
     program.chmod(0o755)
+
+
+@pytest.mark.parametrize("version", ["3.4.4", "4.99.0", "5.0.0"])
+def test_a_release_of_spark_that_is_not_supported(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.version.__version__", version)
+    with pytest.raises(WrongInput, match=rf"PySpark {version} is installed; 3.5 to 4.3") as refused:
+        session.existing()
+    assert "pip install 'pyspark==" in str(refused.value.way_out)
+
+
+@pytest.mark.parametrize(("version", "scala"), [("3.5.9", "2.12"), ("4.0.5", "2.13")])
+def test_the_connector_is_that_of_the_installed_spark(
+    version: str, scala: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.version.__version__", version)
+    assert f"_{scala}:{version[:3]}." in artifacts.spark_jars().kafka

@@ -90,7 +90,8 @@ def test_every_page_is_in_the_site() -> None:
 
 def whole(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """A pipeline file, or some of its tables and the rest of a file; None for other files."""
-    names = {one.partition(".")[0] for one in tables()} | {"name", "delivery", "commit_interval"}
+    own = {"name", "delivery", "commit_interval", "runtime", "processes"}
+    names = {one.partition(".")[0] for one in tables()} | own
     if not raw.keys() <= names:
         return None
     decode = {"format": "json", "schema": "id BIGINT, carrier STRING"}

@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +15,21 @@ from oncely.errors import ConfigError
 from oncely.extras import PACKAGES, is_installed
 from oncely.runtimes.spark import session
 from tests.conftest import repository
-from tests.extras import IN_THE_BASE, OPTIONAL, PIPELINE, not_imported, validated
+from tests.extras import IN_THE_BASE, OPTIONAL, PIPELINE, not_imported, refusals, validated
+from tests.scenarios.world import toml
 
 SINKS: dict[str, dict[str, Any]] = {
-    "sql": {"kind": "sql", "url": "postgresql://u:s3cret@127.0.0.1:9/x", "table": "t"},
+    "sql": {"kind": "sql", "url": "postgresql://u:s3cret@127.0.0.1:8/x", "table": "t"},
     "files": {"kind": "files", "url": "file:///tmp/none", "manifest_topic": "m"},
     "delta": {"kind": "delta", "url": "file:///tmp/none"},
 }
 ONLY_WITH = {
     "oncely.clients.sql.postgres",
+    "oncely.clients.sql.postgres_errors",
     "oncely.clients.sql.postgres_lent",
+    "oncely.clients.sql.postgres_message",
     "oncely.clients.sql.postgres_session",
+    "oncely.runtimes.spark.daemon",
     "oncely.web.server",
 }
 
@@ -56,6 +61,41 @@ def test_a_sink_needs_its_own_extra_alone_and_the_error_names_it(extra: str) -> 
             assert re.search(r"sink\.\w+: .* needs the package \w+, which is not", error)
             assert error.endswith(f"way out: pip install 'oncely[{other}]'")
             assert "s3cret" not in error
+
+
+def commands(file: Path) -> list[list[str]]:
+    """Of one pipeline: those that ask servers."""
+    more = {"run": ["--until", "latest"], "repair": ["--execute"]}
+    more |= {"backfill": ["--from", "2026-01-01T00:00:00Z"]}
+    names_ = ["run", "work", "plan", "status", "audit", "repair", "backfill", "verify"]
+    nested = [["offsets", "show"], ["offsets", "reset"], ["rejects", "list"], ["rejects", "replay"]]
+    reset = {"reset": ["--to-earliest"]}
+    return [[name, str(file), *more.get(name, [])] for name in names_] + [
+        [*two, str(file), *reset.get(two[1], [])] for two in nested
+    ]
+
+
+def test_each_command_names_the_extra_before_it_asks_a_broker(tmp_path: Path) -> None:
+    """Nothing listens at the broker's address, so whoever asks it says something else."""
+    stored = {"delivery": "at_least_once", "offsets": {"store": "redis", "url": "redis://h"}}
+    given = {name: {**PIPELINE, "sink": sink} for name, sink in SINKS.items()}
+    given["redis"] = {**PIPELINE, **stored, "sink": IN_THE_BASE[0]}
+    asked = []
+    for name, pipeline in given.items():
+        file = tmp_path / f"{name}.toml"
+        file.write_text(toml(pipeline))
+        asked += [(name, words) for words in commands(file)]
+    places = {"sql": SINKS["sql"]["url"], "files": "./folder", "delta": "delta:./folder"}
+    for name, where in places.items():
+        to = ["--brokers", "127.0.0.1:9", "--topic", "t", "--to", where, "--out", "-"]
+        asked.append((name, ["init", *to]))
+    plain = tmp_path / "plain.toml"
+    plain.write_text(toml({**PIPELINE, "sink": IN_THE_BASE[0]}))
+    asked.append(("spark", ["run", str(plain)]))
+    found = refusals(OPTIONAL, [words for _, words in asked])
+    for (extra, words), error in zip(asked, found, strict=True):
+        wanted = "spark" if words[0] == "run" else extra
+        assert error.endswith(f"way out: pip install 'oncely[{wanted}]'"), (words, error)
 
 
 def test_a_run_on_spark_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import repository
 
 TESTS = repository() / "tests"
-WITHOUT_PROOF = {"`GROUP BY` is per micro-batch"}  # a limit that is told, not a promise
+WITHOUT_PROOF = {"`GROUP BY` is per batch"}  # a limit that is told, not a promise
 OTHER_PROOFS = {"`world.assert_exactly_once` in every scenario": "tests/scenarios/world.py"}
 _NAMED = re.compile(r"`(?:tests/)?((?:\w+/)*)(test_\w+\.py)(?:::(\w+))?`")
 _FOLDER = re.compile(r"`tests/(\w+)`")

@@ -45,7 +45,7 @@ def _handshake(made: Certificates, ca: Path, name: str, *, client: bool = False)
             assert secured.recv(5) == b"hello"
     finally:
         ours.close()
-        thread.join(60)
+        thread.join(180)
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])

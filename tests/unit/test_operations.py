@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from oncely import artifacts
 from oncely.audit.gauge import Gauges
 from oncely.cli.app import app
+from oncely.config.worker import WorkerSettings
 from oncely.core import events
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
@@ -246,7 +248,7 @@ def test_the_systemd_unit() -> None:
     assert accepted(words)
 
 
-@pytest.mark.parametrize("name", ["worker.yaml", "spark-job.yaml"])
+@pytest.mark.parametrize("name", ["worker.yaml", "worker-static.yaml", "spark-job.yaml"])
 def test_a_kubernetes_manifest(name: str) -> None:
     manifest = read((PACKAGING / "kubernetes" / name).read_text())
     pod = manifest["spec"]["template"]["spec"]
@@ -260,14 +262,41 @@ def test_a_kubernetes_manifest(name: str) -> None:
     volumes = {one["name"] for one in pod["volumes"]}
     assert {one["name"] for one in container["volumeMounts"]} <= volumes
     labels = manifest["spec"]["template"]["metadata"]["labels"]
-    if manifest["kind"] == "Deployment":
+    if manifest["kind"] in ("Deployment", "StatefulSet"):
         assert manifest["spec"]["selector"]["matchLabels"] == labels
+        assert pod["terminationGracePeriodSeconds"] > 2 * WorkerSettings().revoke_timeout
     else:
         (rule,) = manifest["spec"]["podFailurePolicy"]["rules"]
         codes = rule["onExitCodes"]
         assert (rule["action"], codes["values"]) == ("FailJob", [2, 3])
         assert codes["containerName"] == container["name"]
         assert pod["restartPolicy"] == "Never"  # podFailurePolicy requires it
+
+
+def test_static_workers_have_the_names_of_their_pods() -> None:
+    plain, static = (
+        read((PACKAGING / "kubernetes" / name).read_text())["spec"]
+        for name in ("worker.yaml", "worker-static.yaml")
+    )
+    (container,) = static["template"]["spec"]["containers"]
+    (name,) = container.pop("env")
+    assert name["valueFrom"]["fieldRef"] == {"fieldPath": "metadata.name"}
+    assert f'instance = "${{{name["name"]}}}"' in (TOP / "docs" / "deployment.md").read_text()
+    assert static["template"] == plain["template"]
+
+
+def test_the_autoscaler_reads_a_metric_of_the_workers() -> None:
+    scaler, worker = (
+        read((PACKAGING / "kubernetes" / name).read_text())
+        for name in ("worker-autoscaler.yaml", "worker.yaml")
+    )
+    target = scaler["spec"]["scaleTargetRef"]
+    assert target.pop("name") == worker["metadata"]["name"]
+    assert target == {one: worker[one] for one in ("apiVersion", "kind")}
+    (metric,) = (one["external"]["metric"] for one in scaler["spec"]["metrics"])
+    assert metric["selector"]["matchLabels"].keys() <= registry()[metric["name"]]
+    rule = (TOP / "docs" / "deployment.md").read_text()
+    assert f"seriesQuery: '{metric['name']}{{" in rule
 
 
 @pytest.mark.parametrize("file", sorted(PACKAGING.glob("*.py")), ids=lambda one: one.name)
@@ -291,6 +320,18 @@ def test_the_container_file() -> None:
                for word in line.split()[1:-1]]  # fmt: skip
     assert all((TOP / word).exists() for word in sources)
     assert json.loads(next(one for one in lines if one.startswith("ENTRYPOINT"))[11:]) == ["oncely"]
+
+
+def test_the_image_has_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`oncely local` does not run in it."""
+    text = (PACKAGING / "Containerfile").read_text()
+    (line,) = re.findall("RUN python -m oncely.artifacts(.*)", text)
+    fetched: list[str] = []
+    monkeypatch.setattr(artifacts, "resolve", fetched.append)
+    artifacts.main(line.split())
+    assert fetched == [artifacts.POSTGRES_JDBC]
+    artifacts.main([])
+    assert artifacts.KAFKA_BROKER in fetched
 
 
 def test_yaml_that_is_not_understood_is_an_error() -> None:

@@ -6,15 +6,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from oncely.cli.spark_log import SparkLog
-from oncely.core.claim import Fence
 from oncely.errors import ConfigError, TooManyRejects
-from oncely.private import check_private, is_private, make_private
+from oncely.private import is_private, make_private
 from oncely.reject_summary import RejectSummary
-from oncely.sinks.kafka.staging import SCHEMA, Staging, default_staging
 
 Plant = Callable[[Path], None]
 
@@ -51,7 +48,6 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_directory_is_made_private_and_taken_again(tmp_path: Path) -> None:
     tmp_path.chmod(0o2777)  # what is made in it inherits the set-group-ID bit
     folder = tmp_path / "own"
-    check_private(folder, "a.key", "")
     for _ in range(2):
         make_private(folder, "a.key", "")
         assert is_private(folder)
@@ -63,11 +59,10 @@ def test_a_directory_of_another_user_is_refused(
     folder = tmp_path / "own"
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(os, "getuid", lambda: 4711)
-    for refuses in (check_private, make_private):
-        with pytest.raises(ConfigError, match=rf"{folder} .* belong to user id 4711") as caught:
-            refuses(folder, "a.key", "take another one")
-        assert caught.value.key == "a.key"
-        assert "take another one" in caught.value.way_out
+    with pytest.raises(ConfigError, match=rf"{folder} .* belong to user id 4711") as caught:
+        make_private(folder, "a.key", "take another one")
+    assert caught.value.key == "a.key"
+    assert "take another one" in caught.value.way_out
 
 
 def test_one_that_cant_be_made_is_refused(tmp_path: Path) -> None:
@@ -94,26 +89,3 @@ def test_the_error_that_ends_a_run_is_not_replaced(
     with pytest.raises(TooManyRejects, match="9 records"), SparkLog("p", Path("-")):
         raise TooManyRejects("9 records", refused=refused)
     assert "is not kept" in " ".join(capsys.readouterr().err.split())
-
-
-@TRAPS
-def test_rows_are_staged_in_no_place_of_others(shared: Path, plant: Plant) -> None:
-    """By the driver before it opens, and by a task, before which another user may be quicker."""
-    staging = Staging(default_staging("a-cluster"), "p")
-    staging.check()
-    plant(shared / f"oncely-staging-{os.getuid()}")
-    before = sorted(shared.rglob("*"))
-    rows = [pa.RecordBatch.from_pylist([], SCHEMA)]
-    for refuses in (staging.check, lambda: staging.write(Fence("p", 1), 0, 0, rows)):
-        with pytest.raises(ConfigError, match=r"^sink.staging: .*oncely-staging-"):
-            refuses()
-    assert sorted(shared.rglob("*")) == before
-
-
-def test_a_named_place_may_be_shared(shared: Path) -> None:
-    """Its owner has decided who has access to it."""
-    folder = shared / "ours"
-    opened_to(0o777)(folder)
-    staging = Staging(str(folder), "p")
-    staging.check()
-    staging.write(Fence("p", 1), 0, 0, [pa.RecordBatch.from_pylist([], SCHEMA)])

@@ -22,6 +22,7 @@ ENTRY_POINTS = {
     "oncely.testing": "`from oncely.testing import Broker`, in tests of users",
     "oncely.cli.__main__": "`python -m oncely.cli`",
     "oncely.artifacts": "`python -m oncely.artifacts`, in the Makefile",
+    "oncely.runtimes.spark.daemon": "`spark.python.daemon.module`, in the sessions of Spark",
 }
 """Beside the scripts that pyproject.toml names."""
 

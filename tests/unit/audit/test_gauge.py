@@ -40,11 +40,11 @@ def test_it_is_served_over_http() -> None:
     with gauges.server("127.0.0.1:0") as server:
         gauges.audited(reports.clean())
         url = f"http://127.0.0.1:{server.port}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             assert samples(answer.read().decode()) == samples(gauges.text())
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/other", timeout=10)
+            urllib.request.urlopen(f"{url}/other", timeout=60)
         with pytest.raises(WrongInput, match="can't listen"):
             gauges.server(f":{server.port}")
 

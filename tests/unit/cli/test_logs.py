@@ -24,6 +24,19 @@ def as_it_was() -> Iterator[None]:
     screen.hide(Secrets())
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_what_psycopg_says_of_a_copy_whose_session_has_ended_is_for_who_debugs(
+    capsys: pytest.CaptureFixture[str], debug: bool
+) -> None:
+    """The error of the COPY itself is raised, and told in words."""
+    logs.configure(debug=debug)
+    logging.getLogger("psycopg").warning("error ignored terminating %r: %s", "<Copy>", "it is lost")
+    logging.getLogger("psycopg").error("another one")
+    said = capsys.readouterr().err
+    assert ("error ignored terminating" in said) == debug
+    assert "another one" in said
+
+
 def entry(path: str, name: str = "root") -> logging.LogRecord:
     return logging.LogRecord(name, logging.ERROR, path, 1, "said at %s", (path,), None)
 

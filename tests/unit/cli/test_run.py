@@ -36,8 +36,8 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Codes:
 
 def ended(jvm: subprocess.Popen[bytes], codes: Codes, capsys: pytest.CaptureFixture[str]) -> None:
     assert codes.get(timeout=60) == 1
-    assert jvm.wait(60) == -signal.SIGKILL
-    assert "Spark did not end in time and was killed" in capsys.readouterr().err
+    assert jvm.wait(180) == -signal.SIGKILL
+    assert "the run did not end in time and was killed" in capsys.readouterr().err
 
 
 def test_after_the_second_signal_spark_is_killed_when_it_hangs(

@@ -86,6 +86,25 @@ def test_json_is_redacted_and_stays_json(capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out) == {"a": "x***y", "ü": None}
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_without_unicode_gets_escapes(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    screen.escape_other_characters()
+    screen.show_json({"name": "Ω\udc80"})
+    print("✗ Ω")
+    print("✗ Ω", file=err)
+    out.flush()
+    err.flush()
+    line, text = out.buffer.getvalue().decode(encoding).splitlines()
+    assert json.loads(line)["name"].startswith("Ω")
+    assert text == ("✗ Ω" if encoding == "utf-8" else "\\u2717 \\u03a9")
+    assert err.buffer.getvalue().decode(encoding).strip() == text
+
+
 def test_log_lines_are_redacted(
     monkeypatch: pytest.MonkeyPatch, said: io.StringIO, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,7 +12,7 @@ PIPELINE = """
 name = "orders"
 source = { brokers = "127.0.0.1:1", topics = ["orders"] }
 decode = { format = "json", schema = "id BIGINT" }
-sink = { kind = "sql", url = "postgresql://nobody@127.0.0.1:1/nothing", table = "orders" }
+sink = { kind = "sql", url = "postgresql://nobody@127.0.0.1:2/nothing", table = "orders" }
 """
 OF_OTHER_KINDS = ["duckdb", "fastavro", "polars", "deltalake", "pyspark", "opentelemetry.sdk"]
 STATUS = """
@@ -26,7 +26,7 @@ oncely.cli.status.opened(Path({file!r})).destination.bare_sink
     ("code", "heavy"),
     [
         ("import oncely.cli", ["pyarrow", "numpy", "pydantic", "oncely.config", *OF_OTHER_KINDS]),
-        (STATUS, ["oncely.runtimes.spark.run", "oncely.runtimes.row_transform", *OF_OTHER_KINDS]),
+        (STATUS, ["oncely.runtimes.batches.run", "oncely.runtimes.row_transform", *OF_OTHER_KINDS]),
     ],
     ids=["help", "status"],
 )

@@ -55,7 +55,7 @@ def test_an_error_ends_one_and_the_others_go_on() -> None:
         if run.name == "b":
             failed.set()
             raise SystemExit(7)  # whatever the user's code raises
-        assert failed.wait(30)
+        assert failed.wait(180)
         went_on.append(run.name)
         return True
 
@@ -117,7 +117,7 @@ def test_entries_of_all_threads_of_a_run_name_its_pipeline(
     def work(run: Run) -> bool:
         beside = Thread(lambda: logging.getLogger("oncely.run").info("beside"), "beside")
         beside.start()
-        beside.join(30)
+        beside.join(180)
         raise TooManyRejects(f"spent by {run.name}\nmore")
 
     runs = [run_of(name) for name in "ab"]
@@ -195,9 +195,9 @@ def started(servers: Servers, stop: StopSignal, monkeypatch: pytest.MonkeyPatch)
     """The runs of a command with three pipelines, without Spark."""
     runs = [run_of(name) for name in "abc"]
     monkeypatch.setattr(run_module, "preflight", servers.check)
-    monkeypatch.setattr(run_module, "on_spark", lambda *given: given[-1](None))
+    monkeypatch.setattr(run_module, "_on_spark", lambda *given: given[-1](None))
     monkeypatch.setattr(Pipeline, "run", lambda self, *_, **__: servers.run(self))
-    application: Any = SimpleNamespace(enter=lambda *_: None, start_spark=None)
+    application: Any = SimpleNamespace(enter=lambda *_: None, start_spark=None, on_spark=True)
     nothing: Any = None
     run_module._run(application, runs, None, stop, nothing, nothing, "end")
     return runs

@@ -44,7 +44,7 @@ def test_no_text_is_cut_in_80_columns(tmp_path: Path) -> None:
 
 
 def test_once_ends_with_1_if_there_is_a_problem(tmp_path: Path) -> None:
-    url = f"postgresql://app:{PASSWORD}@127.0.0.1:1/db"
+    url = f"postgresql://app:{PASSWORD}@127.0.0.1:2/db"
     with screen.out.capture() as told:
         try:
             assert top([pipeline_file(tmp_path, "billing", url)], 1.0, once=True) == 1

@@ -63,7 +63,7 @@ def test_a_signal_ends_it_also_while_a_page_is_open(tmp_path: Path) -> None:
             assert "1 pipeline" in text
             assert "/p/shop" in text
             child.send_signal(signal.SIGTERM)
-            assert child.wait(60) == 0
+            assert child.wait(180) == 0
         assert child.stderr is not None
         told = child.stderr.read()
         assert told.startswith("token: ")

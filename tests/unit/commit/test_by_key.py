@@ -140,7 +140,7 @@ def test_after_an_error_only_what_has_failed_is_done_again(place: Place) -> None
 
     def before(what: Chunk, claim: Claim) -> None:
         if 0 in claim.parts[T0][0]:  # the thread of the first record fails as the last one
-            assert others.wait(60)
+            assert others.wait(180)
             raise Stopped("the handler has failed")
         if claim.parts[T0][-1].end >= 9:
             others.set()
@@ -231,7 +231,7 @@ def test_after_an_error_no_thread_begins_another_piece(place: Place) -> None:
     def before(what: Chunk, claim: Claim) -> None:
         if 0 in claim.parts[T0][0]:
             raise Stopped("the handler has failed")
-        if not failed.wait(20):
+        if not failed.wait(180):
             untold.append(claim)
 
     class Telling(ByKey):
@@ -255,12 +255,12 @@ def test_when_the_time_to_wait_is_up_no_thread_begins_another_piece(place: Place
 
     def before(what: Chunk, claim: Claim) -> None:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(180)
 
     delivery = Delivery(Effects(ledger, {"t": 2}, before), ledger)
     with PipelinedCommit(Budget(None, None, 0, 0), overlap=True) as hand:
         hand.begin(delivery, opened.fence, keyed(0, [1] * 250))  # type: ignore[arg-type]
-        assert begun.wait(60)
+        assert begun.wait(180)
         assert not hand.wait(0.01)
         go_on.set()
         with pytest.raises(Unavailable, match="change hands"):

@@ -5,7 +5,14 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from oncely.decode.times import bad_timestamps, dates, parse_date, parse_timestamp, timestamps
+from oncely.decode.times import (
+    bad_timestamps,
+    dates,
+    is_too_fine,
+    parse_date,
+    parse_timestamp,
+    timestamps,
+)
 
 ZONED, LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
 
@@ -89,3 +96,30 @@ def test_empty_and_null_columns() -> None:
     assert timestamps(pa.array([None, None], pa.string()), ZONED).to_pylist() == [None, None]
     assert bad_timestamps(pa.array([None], pa.string()), ZONED) == []
     assert dates(pa.array([], pa.string())).to_pylist() == []
+
+
+FINE = {
+    "2013-01-01T05:06:07.1234567Z": True,
+    "2013-01-01T05:06:07.000000001": True,
+    "1500-01-01T05:06:07.123456789+01:00": True,  # beyond Arrow's nanoseconds
+    "2013-01-01T05:06:07.123456Z": False,
+    "2013-01-01T05:06:07.123456000Z": False,
+    "2013-01-01T05:06:07.1234560+01": False,
+}
+
+
+@pytest.mark.parametrize("text", FINE)
+def test_digits_beyond_microseconds_are_refused_alone_and_in_a_column(text: str) -> None:
+    for others in ([], ["2013-01-01"], ["2013-01-01T05:06:07.5Z", None]):
+        texts = [*others, text, *others]
+        column = pa.array(texts, pa.string())
+        cut = timestamps(column, ZONED)
+        assert cut[len(others)].value == parse_timestamp(text, zoned=True)
+        assert is_too_fine(text) is FINE[text]
+        if FINE[text]:
+            with pytest.raises(pa.ArrowInvalid):
+                timestamps(column, ZONED, rounding=False)
+        else:
+            assert timestamps(column, ZONED, rounding=False) == cut
+        bad = bad_timestamps(column, ZONED, rounding=False)
+        assert bad == ([len(others)] if FINE[text] else [])

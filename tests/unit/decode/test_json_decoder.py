@@ -16,6 +16,7 @@ from oncely.decode.base import Decoded
 from oncely.decode.json import JsonDecoder
 from oncely.decode.reference import nesting, read_record
 from oncely.decode.schema import parse_schema
+from oncely.decode.typed import TypedJson
 
 FLIGHTS = "carrier STRING NOT NULL, flight INT, time_hour TIMESTAMP, dep_delay DOUBLE"
 
@@ -408,3 +409,34 @@ class TestJsonColumns:
             "x: found null, but it is NOT NULL", "x: found nothing, but it is NOT NULL",
         ]  # fmt: skip
         assert found.rows["x"].to_pylist() == ["1"]
+
+
+def test_records_are_unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the fast path, but for JSON columns, and by the reference."""
+    schema = parse_schema("id BIGINT NOT NULL, s STRING, at TIMESTAMP, o STRUCT<x: INT>")
+    good = [
+        b'{"schema": {"type": "struct"}, "payload": {"id": 1, "s": "x", "at": "2026-01-01"}}',
+        b'{"payload": {"id": 2, "o": {"x": 3}, "more": 1}}',
+    ]
+    bad = [b"{}", b'{"payload": null}', b'{"payload": [1]}', b'{"payload": {"s": "x"}}', None]
+    decoder = JsonDecoder(schema, unwrap="payload")
+    fast = decoder.decode(table(*good))
+    assert fast.rows.schema == schema
+    assert [one["id"] for one in fast.rows.to_pylist()] == [1, 2]
+    found = decoder.decode(table(*good, *bad))
+    assert [one.reason for one in found.rejections] == [
+        "payload: found nothing, but it is NOT NULL",
+        "payload: found null, but it is NOT NULL",
+        "payload: expected STRUCT<id: BIGINT, s: STRING, at: TIMESTAMP, o: STRUCT<x: INT>>,"
+        " found an array of 1",
+        "payload.id: found nothing, but it is NOT NULL",
+        "the value is null",
+    ]
+    monkeypatch.setattr(TypedJson, "make", lambda *_, **__: None)
+    again = JsonDecoder(schema, unwrap="payload").decode(table(*good, *bad))
+    assert again.rows.equals(fast.rows)
+    assert again.rejections == found.rejections
+    monkeypatch.undo()
+    json = JsonDecoder(parse_schema("id BIGINT, j JSON"), unwrap="payload")
+    rows = json.decode(table(b'{"payload": {"id": 1, "j": {"a": [1.50]}}}', *good[:1])).rows
+    assert rows.to_pylist() == [{"id": 1, "j": '{"a":[1.50]}'}, {"id": 1, "j": None}]

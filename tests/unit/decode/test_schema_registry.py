@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import pickle
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -30,10 +26,9 @@ from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import WithKey
 from oncely.decode.registry import Registry
-from oncely.errors import ConfigError, Unavailable
+from oncely.errors import ConfigError, SchemaChanged, Unavailable
 from oncely.secrets import MASK
-
-Schemas = dict[int, dict[str, Any]]
+from tests.registrytools import FakeRegistry, running, wire
 
 OLD = {
     "type": "record",
@@ -50,87 +45,10 @@ NEW = {
 }
 
 
-class FakeRegistry(ThreadingHTTPServer):
-    """Answers what a schema registry answers to its readers."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.ids: Schemas = {}
-        self.subjects: dict[str, list[int]] = {}
-        self.asked: list[str] = []
-        self.password = ""
-        self.status = 200
-        self.hang = threading.Event()
-        self.hang.set()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def add(self, schema: Any, *subjects: str, **more: Any) -> int:
-        schema_id = 7 + 300 * len(self.ids)
-        self.ids[schema_id] = {"schema": json.dumps(schema), **more}
-        for subject in subjects:
-            self.subjects.setdefault(subject, []).append(schema_id)
-        return schema_id
-
-    def answer(self, path: str) -> tuple[int, dict[str, Any]]:
-        parts = path.partition("?")[0].strip("/").split("/")
-        if self.status != 200:
-            return self.status, {"error_code": self.status, "message": "out of order"}
-        if parts[:2] == ["schemas", "ids"]:
-            found = self.ids.get(int(parts[2]))
-            return (200, found) if found else (404, {"error_code": 40403, "message": "none"})
-        versions = self.subjects.get(parts[1], [])
-        number = len(versions) if parts[3] == "latest" else int(parts[3])
-        if not 0 < number <= len(versions):
-            return 404, {"error_code": 40401, "message": "none"}
-        schema_id = versions[number - 1]
-        head = {"subject": parts[1], "version": number, "id": schema_id}
-        return 200, head | self.ids[schema_id]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: FakeRegistry
-    protocol_version = "HTTP/1.1"  # connections are kept, as a registry does
-
-    def do_GET(self) -> None:
-        self.server.hang.wait(20)
-        self.server.asked.append(self.path)
-        wanted = base64.b64encode(f"reader:{self.server.password}".encode()).decode()
-        status, body = self.server.answer(self.path)
-        if self.server.password and self.headers["Authorization"] != f"Basic {wanted}":
-            status, body = 401, {"error_code": 401, "message": "who?"}
-        text = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def registry() -> Iterator[FakeRegistry]:
-    with FakeRegistry() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.hang.set()
-            server.shutdown()
-            thread.join()
-
-
-def wire(schema_id: int, schema: Any, datum: Any) -> bytes:
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), datum)
-    return b"\0" + schema_id.to_bytes(4, "big") + out.getvalue()
+    with running() as server:
+        yield server
 
 
 def decode(decoder: Decoder, *values: bytes | None) -> Decoded:
@@ -171,11 +89,46 @@ def test_each_record_is_read_by_its_writers_schema(registry: FakeRegistry) -> No
         {"carrier": "AA", "flight": None},
         {"carrier": "B6", "flight": None},
     ]
-    assert len(registry.asked) == 2
+    assert len(registry.asked) == 3, "two ids, and for the older one the newest schema"
 
     again = pickle.loads(pickle.dumps(decoder))  # the next task in the same process asks nothing
     assert decode(again, wire(old, OLD, {"carrier": "X", "gone": 1})).rows.num_rows == 1
-    assert len(registry.asked) == 2
+    assert len(registry.asked) == 3
+
+
+def test_a_schema_that_is_newer_than_the_columns_is_no_row_without_its_fields(
+    registry: FakeRegistry,
+) -> None:
+    """Also if it could be resolved to the columns, or could not."""
+    old = registry.add(OLD, "flights-value")
+    decoder = latest(registry.url)
+    written = [wire(old, OLD, {"carrier": "AA", "gone": 5})]
+    assert decode(decoder, *written).rows.num_rows == 1
+    more = OLD | {"fields": [*OLD["fields"], *NEW["fields"][1:]]}
+    for newer, datum in ((more, {"flight": 7}), (NEW, {"flight": 7})):
+        assert decode(decoder, *written).rows.num_rows == 1
+        new = registry.add(newer, "flights-value")
+        value = wire(new, newer, {"carrier": "UA", "gone": 1, **datum})
+        assert decode(decoder, *written).rows.num_rows == 1, "an id that was seen before"
+        with pytest.raises(SchemaChanged, match=f"schema id {new} .* flights-value has another"):
+            decode(pickle.loads(pickle.dumps(decoder)), *written, value)
+        decoder = latest(registry.url)
+        assert decode(decoder, value).rows["flight"].to_pylist() == [7]
+    assert decode(decoder, *written).rows["flight"].to_pylist() == [None]
+    registry.subjects.clear()
+    with pytest.raises(SchemaChanged):
+        decode(decoder, wire(registry.add(OLD), OLD, {"carrier": "AA", "gone": 5}))
+
+
+def test_a_schema_of_another_subject_is_resolved_to_the_columns(registry: FakeRegistry) -> None:
+    registry.add(OLD, "flights-value")
+    decoder = latest(registry.url)
+    other = registry.add(NEW, "others-value")
+    ours = registry.add(OLD | {"fields": [*OLD["fields"], *NEW["fields"][1:]]}, "others-value")
+    value = wire(ours, json.loads(registry.ids[ours]["schema"]),
+                 {"carrier": "UA", "gone": 1, "flight": 7})  # fmt: skip
+    assert decode(decoder, value).rows.to_pylist() == [{"carrier": "UA", "gone": 1}]
+    assert "can't be read" in reasons(decode(decoder, wire(other, NEW, {"carrier": "UA"})))[0]
 
 
 def test_a_schema_may_be_the_readers_own(registry: FakeRegistry) -> None:

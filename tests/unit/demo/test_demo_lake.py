@@ -180,11 +180,11 @@ def test_every_file_but_those_about_the_root_is_listed(lake):
 def named(broker: Broker, topic: str, manifest: dict[str, dict[str, Any]], name: str) -> Producer:
     """A producer that has begun to name files."""
     producer = Producer({**broker.client_config(), "transactional.id": name, "log_level": 3})
-    producer.init_transactions(30)
+    producer.init_transactions(120)
     producer.begin_transaction()
     for path, entry in manifest.items():
         producer.produce(topic, json.dumps(entry).encode(), path.encode())
-    producer.flush(30)
+    producer.flush(120)
     return producer
 
 
@@ -212,10 +212,10 @@ def test_the_reader_begins_at_the_start_and_follows_what_is_committed(broker, ma
     producer.produce(schemas, b"{}", b'["schema","UA"]')
     headers = [("oncely.partition", b"0"), ("oncely.offset", b"4")]
     producer.produce(rejects, b"{", headers=headers)
-    assert producer.flush(30) == 0
-    named(broker, manifest, lake["manifest"], manifest).commit_transaction(30)
+    assert producer.flush(120) == 0
+    named(broker, manifest, lake["manifest"], manifest).commit_transaction(120)
     aborted = put(lake["root"], "c.avro", flight(3))
-    named(broker, manifest, {f"{FOLDER}/c.avro": aborted}, manifest).abort_transaction(30)
+    named(broker, manifest, {f"{FOLDER}/c.avro": aborted}, manifest).abort_transaction(120)
     topics = source, manifest, schemas, rejects
     found = read(broker, "count", *topics, str(now), str(lake["root"]))
     assert (found["records"], found["rows"], found["rejects"], found["schemas"]) == (4, 3, 1, 1)
@@ -278,7 +278,7 @@ def test_a_job_is_caught_staging_by_files_that_nobody_names(make_topic, make_job
 
 def test_what_is_named_is_not_staged(broker, make_topic, make_job, make_eyes, lake):
     topic = make_topic(partitions=1)
-    named(broker, topic, lake["manifest"], topic).commit_transaction(30)
+    named(broker, topic, lake["manifest"], topic).commit_transaction(120)
     eyes = make_eyes(topic, lake["root"])
     assert not eyes.certain("publishing", [])
     assert eyes.certain("staging", []) is None
@@ -298,7 +298,7 @@ def test_a_job_is_caught_publishing_only_while_the_transaction_is_open(
     with caught(job, eyes, "publishing", 20.0) as moment:
         assert moment.open_messages == 2
         assert moment.staged == lake["manifest"].keys()
-    producer.commit_transaction(30)
+    producer.commit_transaction(120)
     await_that(lambda: not eyes.open_messages(), "the end of the transaction")
     assert eyes.certain("publishing", []) is None
     assert lake_reader.read_manifest(broker.bootstrap, topic) == lake["manifest"]

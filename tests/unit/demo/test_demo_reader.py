@@ -36,12 +36,12 @@ def topic(broker: Broker, make_topic: Callable[..., str]) -> str:
     good = [(number % 2, b"k", flight(number)) for number in range(ROWS)]
     name = make_topic(partitions=2, records=[*good, (1, b"k", BROKEN)])
     producer = Producer({**broker.client_config(), "transactional.id": name, "log_level": 3})
-    producer.init_transactions(30)
+    producer.init_transactions(120)
     producer.begin_transaction()
     for partition in (0, 1):
         producer.produce(name, flight(-1 - partition), b"k", partition=partition)
-    producer.flush(30)
-    producer.abort_transaction(30)
+    producer.flush(120)
+    producer.abort_transaction(120)
     return name
 
 
@@ -107,12 +107,12 @@ def test_damage_by_hand_is_counted(broker, topic, filled, damage, found):
 def test_the_ends_do_not_include_an_open_transaction(broker, topic):
     before = reader.stable_ends(broker.bootstrap, topic)
     producer = Producer({**broker.client_config(), "transactional.id": f"{topic}-open"})
-    producer.init_transactions(30)
+    producer.init_transactions(120)
     producer.begin_transaction()
     producer.produce(topic, flight(500), b"k", partition=0)
-    producer.flush(30)
+    producer.flush(120)
     try:
         assert reader.stable_ends(broker.bootstrap, topic) == before
         assert reader.read_topic(broker.bootstrap, topic).records == ROWS + 1
     finally:
-        producer.abort_transaction(30)
+        producer.abort_transaction(120)

@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from oncely.config import DecodeSettings
+from oncely.config import DecodeSettings, parse
 from oncely.decode.base import Decoder
+from oncely.decode.json import JsonDecoder
 from oncely.errors import ConfigError
+from oncely.pipeline import Pipeline
 from oncely.pipeline.decoding import decoder_of
 
 
@@ -74,3 +76,68 @@ def test_a_key_of_another_type_is_refused(kind: str) -> None:
 def test_a_string_takes_any_scalar_unless_it_is_strict(strict: Any, rows: int) -> None:
     records = pa.table({"value": pa.array([b'{"s": 1}', b'{"s": "x"}'], pa.binary())})
     assert made(format="json", schema="s STRING", **strict).decode(records).rows.num_rows == rows
+
+
+@pytest.mark.parametrize("key", [None, {"format": "string", "column": "k", "type": "TIMESTAMP"}])
+def test_digits_that_a_timestamp_does_not_keep_are_refused_unless_rounding_allows(
+    key: Any,
+) -> None:
+    """In values and keys."""
+    fine = b"2026-05-31T18:00:00.123456789Z"
+    value = b'{"at": "%s"}' % (b"2026-05-31" if key else fine)
+    records = pa.table({"value": [value], "key": [fine if key else b""]})
+    decode = TypeAdapter(DecodeSettings).validate_python(
+        {"format": "json", "schema": "at TIMESTAMP"} | ({"key": key} if key else {})
+    )
+    (refused,) = decoder_of(decode, ["t"]).decode(records).rejections
+    assert refused.reason.endswith(
+        'has more digits than microseconds, which TIMESTAMP keeps; sink.rounding = "allow" cuts'
+        " them off"
+    )
+    rows = decoder_of(decode, ["t"], rounding=True).decode(records).rows
+    assert rows["k" if key else "at"].to_pylist()[0].microsecond == 123_456
+
+
+SINKS = {
+    "sql": {"url": "sqlite:////tmp/x.db", "table": "rows"},
+    "kafka": {"topic": "out"},
+    "files": {"url": "file:///lake", "manifest_topic": "m"},
+    "delta": {"url": "file:///lake"},
+    "handlers": {"url": "postgresql://u@h/d"},
+}
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_each_sink_has_the_setting(kind: str) -> None:
+    for rounding in ({}, {"rounding": "refuse"}, {"rounding": "allow"}):
+        pipeline = Pipeline(
+            parse(
+                {
+                    "name": "p",
+                    "source": {"brokers": "none:9092", "topics": ["t"]},
+                    "decode": {"format": "json", "schema": "at TIMESTAMP"},
+                    "sink": {"kind": kind, **SINKS[kind], **rounding},
+                }
+            )
+        )
+        assert isinstance(pipeline.decoder, JsonDecoder)
+        assert pipeline.decoder.rounding is (rounding.get("rounding") == "allow")
+
+
+def test_keys_are_unwrapped_and_an_inferred_schema_is_not() -> None:
+    key = {"format": "string", "column": "id", "type": "BIGINT", "unwrap": "payload"}
+    decoder = made(format="json", schema="s STRING", unwrap="payload", key=key)
+    keys = [b'{"schema": null, "payload": 7}', b'{"schema": null, "payload": "8"}', b"{}", b"9",
+            b'{"payload": "x"}']  # fmt: skip
+    values = [b'{"payload": {"s": "a"}}', None, *[b'{"payload": {}}'] * 3]
+    found = decoder.decode(pa.table({"key": keys, "value": pa.array(values, pa.binary())}))
+    assert found.rows.to_pylist() == [{"s": "a", "id": 7}]
+    assert found.tombstones is not None
+    assert found.tombstones.to_pylist() == [{"id": 8}]
+    assert [one.reason for one in found.rejections] == [
+        "the key has no member 'payload'",
+        "the key is not a JSON object but 9",
+        'id: expected BIGINT, found the text "x"',
+    ]
+    with pytest.raises(ValueError, match="does not unwrap"):
+        made(format="json", schema="infer", unwrap="payload")

@@ -199,6 +199,7 @@ def test_a_file_of_another_sink_is_refused(tmp_path: Path) -> None:
         ("some_app", "some_app: names no worker"),
         ("some_app:bill", "is no oncely.Worker, but function"),
         ("broken_app:app", "can't be imported: SystemExit: 3"),
+        ("leaving_app:app", "can't be imported: GeneratorExit"),
     ],
 )
 def test_an_app_that_is_not_found_is_named(
@@ -206,6 +207,7 @@ def test_an_app_that_is_not_found_is_named(
 ) -> None:
     (tmp_path / "some_app.py").write_text("def bill(batch, tx): pass\n")
     (tmp_path / "broken_app.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "leaving_app.py").write_text("raise GeneratorExit\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=said):
         worker_of(path)

@@ -14,12 +14,13 @@ import pytest
 from oncely.config import parse
 from oncely.core.batch import Reject
 from oncely.core.topics import TopicPartition
+from oncely.decode.schema import is_json
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
 from oncely.pipeline.init import Wanted, _settings, _without_password
 from oncely.pipeline.proposal import Proposal, Records, propose, sink_of
 from oncely.pipeline.proposed_file import toml, written
-from oncely.runtimes.reprocess import Reprocessing, records_of
+from oncely.runtimes.chunks import Processing, records_of
 
 ORDERS: list[dict[str, Any]] = [
     {"id": f"o{i}", "at": f"2026-01-0{i}T10:00:00Z", "day": "2026-01-01", "paid": True, "n": i,
@@ -46,7 +47,7 @@ def decoded(
     tp = TopicPartition("orders", 0)
     found = [Reject(tp, i, 0, k, v, (), "", "")
              for i, (k, v) in enumerate(zip(keys, values, strict=True))]  # fmt: skip
-    again = Reprocessing(pipeline.decoder.decode, pipeline.row_transform)
+    again = Processing(pipeline.decoder.decode, pipeline.row_transform)
     return again.chunk(records_of(found))
 
 
@@ -70,28 +71,101 @@ def test_the_types_are_those_of_the_values() -> None:
     assert decoded(pipeline, [None] * 8, values).rows.num_rows == 8
 
 
-@pytest.mark.parametrize(
-    "to", [None, "postgresql://u@h/db", "./out", "topic:orders.clean", "delta:./table"]
-)
-@pytest.mark.parametrize(
-    ("keys", "values"),
-    [
-        ([one["id"].encode() for one in ORDERS], bytes_of(ORDERS)),
-        ([b'{"k": 1}'] * 8, bytes_of(ORDERS)),
-        ([b"\xff", None], [b"\x00\xff", b"\x01"]),
-        ([b"k", None], [b"plain text", b"more"]),
-        ([b"k", b"j"], bytes_of([{"key": 1, "strange `name`": "${x} $$", "A": 1, "a": 2}, {}])),
-        ([None, None], bytes_of([{"": 1, "x": []}, {"x": {}}])),
-        ([b"k"], [None]),
-        ([None], bytes_of([{"x": 1 << 70, "y": 1 << 300, "z": {"a": [{"b": 1}, {"b": "t"}]}}])),
-    ],
-    ids=["json", "json keys", "bytes", "text", "names", "nothing known", "tombstone", "numbers"],
-)
-def test_every_proposal_is_accepted(to: str | None, keys: Any, values: Any) -> None:
-    _, pipeline, _ = proposed(keys, values, to)
-    assert pipeline.transformed_schema().names
+def wrapped(*payloads: Any) -> list[bytes | None]:
+    """JSON with schemas of Kafka Connect."""
+    return bytes_of([{"schema": {"type": "struct"}, "payload": one} for one in payloads])
+
+
+SHAPES: dict[str, tuple[Sequence[bytes | None], Sequence[bytes | None]]] = {
+    "json": ([one["id"].encode() for one in ORDERS], bytes_of(ORDERS)),
+    "json keys": ([b'{"k": 1}'] * 8, bytes_of(ORDERS)),
+    "the key is in the value": ([b'{"n": 1}', b'{"n": 2}'], bytes_of(ORDERS[:2])),
+    "the key's type is another": ([b'{"n": "1"}', b'{"n": "2"}'], bytes_of(ORDERS[:2])),
+    "the key in capitals": ([b'{"N": 1}', b'{"N": 2}'], bytes_of(ORDERS[:2])),
+    "nested keys": ([b'{"k": {"a": 1}, "j": 1}'] * 2, bytes_of(ORDERS[:2])),
+    "keys that vary": ([b'{"k": {"a": 1}}', b'{"k": 1}'], bytes_of(ORDERS[:2])),
+    "keys of impossible names": ([b'{"ctid": 1}', b'{"ctid": 2}'], bytes_of(ORDERS[:2])),
+    "names of keys": ([b"a", b"b"], bytes_of([{"key": 1, "record_key": 2, "Kafka_Key": 3}] * 2)),
+    "bytes": ([b"\xff", None], [b"\x00\xff", b"\x01"]),
+    "text": ([b"k", None], [b"plain text", b"more"]),
+    "names": (
+        [b"k", b"j"],
+        bytes_of([{"key": 1, "strange `name`": "${x} $$", "A": 1, "a": 2}, {}]),
+    ),
+    "long names": ([None], bytes_of([{"x" * 64 + end: 1 for end in "ab"}])),
+    "names of the system": ([None], bytes_of([{"ctid": 1, "xmin": 2, "user": 3, "oid": 4}])),
+    "strange names": ([None], bytes_of([{"a\0b": 1, 'q"': 2, "a b": 3, "ä,;": 4, "%s": 5}])),
+    "names of the origin": ([b"k"], bytes_of([{"Kafka_Offset": 1, "kafka_topic": "t"}])),
+    "nothing known": ([None, None], bytes_of([{"": 1, "x": []}, {"x": {}}])),
+    "tombstone": ([b"k"], [None]),
+    "numbers": (
+        [None],
+        bytes_of([{"x": 1 << 70, "y": 1 << 300, "z": {"a": [{"b": 1}, {"b": "t"}]}}]),
+    ),
+    "nanoseconds": ([b"k"], bytes_of([{"at": "2026-05-31T18:00:00.123456789Z"}])),
+    "wrapped": (wrapped({"id": 1}, {"id": 2}), wrapped(*ORDERS[:2])),
+    "wrapped, the key in the value": (wrapped({"n": 1}, {"n": 2}), wrapped(*ORDERS[:2])),
+    "wrapped texts as keys": (wrapped("o1", "o2"), wrapped(*ORDERS[:2])),
+    "wrapped numbers as keys": (wrapped(1, 2), wrapped(*ORDERS[:2])),
+    "wrapped keys without a value": (wrapped(1, 2), [wrapped(ORDERS[0])[0], None]),
+    "wrapped keys of another kind": (wrapped(1, "x", None), wrapped(*ORDERS[:3])),
+    "wrapped lists": (wrapped([1], [2]), wrapped([1], [2])),
+    "wrapped values, plain keys": ([b"o1", b"o2"], wrapped(*ORDERS[:2])),
+    "Debezium": ([None], wrapped({"before": None, "after": {"id": 1}, "op": "c"})),
+}
+DESTINATIONS = [None, "postgresql://u@h/db", "./out", "topic:orders.clean", "delta:./table"]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("to", DESTINATIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_proposal_is_accepted(
+    to: str | None, shape: str, compacted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the checks of `plan`, of sinks without a server; and a compacted topic is upserted."""
+    monkeypatch.chdir(tmp_path)
+    keys, values = SHAPES[shape]
+    made, pipeline, _ = proposed(keys, values, to, compacted)
+    without_server = to is None or to.startswith("delta")
+    schema = pipeline.row_schema() if without_server else pipeline.transformed_schema()
+    assert schema.names
+    if without_server:
+        pipeline.destination.check(schema)
+    sink = made.raw["sink"]
+    if sink.get("mode") == "upsert":
+        of_key = [schema.field(name) for name in sink["keys"]]
+        assert not any(pa.types.is_nested(one.type) or is_json(one) for one in of_key)
     chunk = decoded(pipeline, keys, values)
     assert chunk.records == len(keys)
+    assert not chunk.rejections or "tombstone" in chunk.rejections[0].reason
+    replaces = (compacted or None in values) and None not in keys
+    assert (sink.get("mode") == "upsert") == (sink["kind"] in ("sql", "delta") and replaces)
+
+
+def test_connects_envelopes_are_unwrapped() -> None:
+    made, _, text = proposed(*SHAPES["wrapped numbers as keys"], None, True)
+    assert made.raw["decode"]["unwrap"] == "payload"
+    key = {"format": "string", "column": "n", "type": "BIGINT", "unwrap": "payload"}
+    assert made.raw["decode"]["key"] == key
+    assert made.raw["sink"]["keys"] == ("n",)
+    assert "id STRING" in made.raw["decode"]["schema"]
+    assert "Kafka Connect" in text
+    keys, values = wrapped({"id": 1}), wrapped(ORDERS[0])
+    made, _, _ = proposed(keys, values, None, True)
+    assert made.raw["decode"]["key"] == {"format": "string", "column": "key"}, "two types of id"
+
+
+def test_milliseconds_are_told_and_become_a_timestamp_as_the_remark_says() -> None:
+    values = bytes_of([{"id": 7, "at": 1_700_000_000_123, "gone": 1}, {"at": 1_700_000_000_456}])
+    made, pipeline, _ = proposed([None] * 2, values)
+    told = [one for one in made.above["decode.schema"] if "milliseconds" in one]
+    assert [one.partition(" ")[0] for one in told] == ["'at'"]
+    assert pipeline.decoder.schema.field("at").type == pa.int64()
+    sql = told[0].partition("sql = '")[2].rstrip("'")
+    changed = Pipeline(parse(made.raw | {"transform": {"sql": sql}}))
+    rows = decoded(changed, [None] * 2, values).rows
+    assert rows.schema.field("at").type == pa.timestamp("us", "UTC")
+    assert rows["at"][0].as_py().isoformat() == "2023-11-14T22:13:20.123000+00:00"
 
 
 def test_a_delta_table_is_partitioned_by_a_date_and_has_modes() -> None:

@@ -21,7 +21,7 @@ def jvm(monkeypatch: pytest.MonkeyPatch) -> Jvm:
 
     def start(program: str) -> None:
         process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program])
-        process.wait(60)
+        process.wait(180)
         monkeypatch.setattr(session, "java_process", lambda: process)
 
     return start

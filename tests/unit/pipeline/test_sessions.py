@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.config.spark import REFUSED
 from oncely.errors import ConfigError
+from oncely.pipeline.sessions import STREAMING as OF_STREAMS
 from oncely.pipeline.sessions import check_settings
 
 LOCAL = {"spark.master": "local[*,4]", "spark.app.name": "mine"}
@@ -14,16 +14,15 @@ STREAMING = "spark.sql.streaming."
 
 
 @pytest.mark.parametrize("conf", [LOCAL, CLUSTER])
-@pytest.mark.parametrize("our_query", [True, False])
-def test_an_ordinary_session_is_taken(conf: dict[str, str], our_query: bool) -> None:
-    check_settings(conf, our_query=our_query)
+def test_an_ordinary_session_is_taken(conf: dict[str, str]) -> None:
+    check_settings(conf)
     harmless = {
         f"{STREAMING}checkpointLocation": "/checkpoints",
         f"{STREAMING}minBatchesToRetain": "100",
         "spark.redaction.regex": "(?i)secret|password|token|credential|access[.]?key|keystore[.]key"
         "|jaas",
     }
-    check_settings(conf | harmless, our_query=our_query)
+    check_settings(conf | harmless, OF_STREAMS)
 
 
 @pytest.mark.parametrize(
@@ -35,30 +34,16 @@ def test_an_ordinary_session_is_taken(conf: dict[str, str], our_query: bool) -> 
         (f"{STREAMING}kafka.useDeprecatedOffsetFetching", "true"),
     ],
 )
-@pytest.mark.parametrize("our_query", [True, False])
-def test_a_setting_that_breaks_the_guarantee_is_refused(
-    key: str, value: str, our_query: bool
-) -> None:
-    assert key in REFUSED
+def test_a_setting_that_breaks_the_guarantee_is_refused(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key}: is '{value}' in the Spark session") as refused:
-        check_settings(LOCAL | {key: value}, our_query=our_query)
+        check_settings(LOCAL | {key: value}, OF_STREAMS)
     assert refused.value.way_out
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (f"{STREAMING}checkpointFileManagerClass", "com.example.Manager"),
-        ("spark.redaction.regex", "nothing"),
-        ("spark.kafka.clusters.a.auth.bootstrap.servers", "host:9092"),
-    ],
-)
-def test_a_setting_that_concerns_our_own_query_is_refused_there_alone(key: str, value: str) -> None:
-    check_settings(LOCAL | {key: value}, our_query=False)
-    with pytest.raises(ConfigError, match=f"^{key}: "):
-        check_settings(LOCAL | {key: value}, our_query=True)
+def test_a_run_has_no_requirements_of_structured_streaming() -> None:
+    check_settings(LOCAL | {f"{STREAMING}minBatchesToRetain": "1"})
 
 
 def test_on_a_cluster_attempts_of_a_stage_must_be_set() -> None:
     with pytest.raises(ConfigError, match=r"maxConsecutiveAttempts: is not set in the Spark"):
-        check_settings({"spark.master": "yarn"}, our_query=False)
+        check_settings({"spark.master": "yarn"})

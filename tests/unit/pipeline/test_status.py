@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from oncely.core.topics import TopicPartition
 from oncely.ledgers.sql import activity
 from oncely.ledgers.sql.activity import Activity
+from oncely.pipeline import status
+from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.status import Status, judged
 from oncely.sources.lag import PartitionLag
 
@@ -50,6 +56,26 @@ def test_the_verdict(
     assert bool(found.reason) == (state != "OK")
 
 
+def test_a_partition_without_commits_beside_others() -> None:
+    t0, t1 = TopicPartition("t", 0), TopicPartition("t", 1)
+    behind = [lag(5, 900.0), lag(7, 800.0)._replace(partition=1)]
+    works = Activity(NOW, 1.0, 1.0, {t0: 1.0, t1: 299.0})
+    assert judged(behind, 3, works) == ("WARN", "900 s behind")
+    stands = replace(works, partitions={t0: 1.0, t1: 301.0})
+    assert judged(behind, 3, stands) == (
+        "WARN",
+        "no commit of t-1 for 301 s, and 7 offsets are left",
+    )
+    never = replace(works, partitions={t0: 1.0})
+    assert judged(behind, 3, never).reason == "no commit of t-1 for 800 s, and 7 offsets are left"
+
+
+def test_records_that_wait_as_a_filter_says_are_no_stall() -> None:
+    behind, idle = [lag(5, 650.0)], committed(600.0)
+    assert judged(behind, 3, idle).state == "STALL"
+    assert judged(behind, 3, idle, waits=600.0).state == "OK"
+
+
 def test_what_the_next_start_would_refuse_is_a_warning() -> None:
     status = Status((lag(0, 0.0),), 0, 3, ("topic t was recreated",), committed(1))
     assert status.judgement == ("WARN", "topic t was recreated")
@@ -68,3 +94,11 @@ def test_the_rate_of_the_last_minutes() -> None:
     assert (found.last_commit, found.seconds, found.rate) == (NOW - timedelta(seconds=10), 10, 3.0)
     assert ranges(("data", 301, 9_000)).rate == 0
     assert ranges(("data", 1, 50), ("joined", 5, 9_000), ("data", 10, 50)).rate == 10
+
+
+def test_a_destination_that_the_next_start_refuses_is_a_warning() -> None:
+    known = LedgerState(3, "c", {TopicPartition("t", 0): 10}, refused="'out' was deleted")
+    pipeline: Any = SimpleNamespace(source=None)
+    assert status._warnings(pipeline, known) == ("'out' was deleted",)
+    found = Status((lag(0, 0.0),), 0, 3, status._warnings(pipeline, known))
+    assert found.judgement == ("WARN", "'out' was deleted")

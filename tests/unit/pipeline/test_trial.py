@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
 from oncely.cli import screen
 from oncely.cli.trial import show_trial
+from oncely.clients.kafka.records import RECORDS
 from oncely.config import parse
-from oncely.core.topics import TopicPartition
 from oncely.pipeline import Pipeline
 from oncely.pipeline import trial as trials
 from oncely.pipeline.trial import Trial, trial
@@ -24,23 +25,15 @@ DECODE = {
 }
 
 
-class Message:
-    """A message of confluent-kafka."""
-
-    def __init__(self, offset: int, value: bytes | None, key: bytes | None = None) -> None:
-        self._parts = {"topic": "t", "partition": 0, "offset": offset, "value": value, "key": key,
-                       "timestamp": (1, 0), "headers": None}  # fmt: skip
-
-    def __getattr__(self, name: str) -> Callable[[], Any]:
-        return lambda: self._parts[name]
-
-
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trial]:
     def try_(values: list[Any], **more: Any) -> Trial:
         texts = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
-        found = [Message(at, value, b"k") for at, value in enumerate(texts)]
-        sampled: Mapping[TopicPartition, Any] = {TopicPartition("t", 0): found}
+        rows = [
+            {"topic": "t", "partition": 0, "offset": at, "key": b"k", "value": value, "headers": []}
+            for at, value in enumerate(texts)
+        ]
+        sampled = pa.Table.from_pylist(rows, schema=RECORDS)
         monkeypatch.setattr(trials, "sample", lambda *_: sampled)
         sink = {"kind": "kafka", "topic": "out"}
         raw = {
@@ -49,7 +42,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trial]:
             "decode": DECODE,
             "sink": sink,
         }
-        return trial(Pipeline(parse(raw | more)), len(found))
+        return trial(Pipeline(parse(raw | more)), len(rows))
 
     return try_
 

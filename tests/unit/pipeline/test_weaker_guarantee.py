@@ -93,7 +93,7 @@ def test_the_interval_is_told() -> None:
 def test_a_spark_transform_has_a_batch_in_hand(sink: str) -> None:
     found = guarantee("at_least_once", sink, "redis", transform={"spark": "m:f"})
     assert found.commit == "batch"
-    assert "writes a micro-batch again" in found.means
+    assert "writes a batch again" in found.means
     assert any("GROUP BY" in end for end in found.ends)
 
 

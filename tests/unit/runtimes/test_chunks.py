@@ -18,7 +18,7 @@ from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import InvariantViolation
 from oncely.runtimes import chunks as module
-from oncely.runtimes.chunks import Bounds, Chunks
+from oncely.runtimes.chunks import Bounds, Processing
 from oncely.runtimes.row_transform import SqlTransform, Unchanged
 from tests.sinktools import kept_values
 
@@ -63,7 +63,9 @@ def cut(
 ) -> list[Chunk]:
     transform = more.pop("transform", Unchanged())
     return list(
-        Chunks(starts, more.pop("decode", decode), transform, kept_values, bounds).cut(tables)
+        Processing(more.pop("decode", decode), transform, kept_values).chunks(
+            starts, tables, bounds
+        )
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,14 +16,24 @@ from oncely.core.batch import Chunk
 from oncely.core.budget import Budget
 from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
-from oncely.errors import InvariantViolation, SourceMismatch, TooManyRejects
+from oncely.errors import (
+    DataLost,
+    GivenUp,
+    InvariantViolation,
+    SourceMismatch,
+    TooManyRejects,
+    Unavailable,
+)
+from oncely.runtimes.batches.reading import Reading
+from oncely.runtimes.batches.task import Answer, CommitPlan, commit_chunks
 from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.jobs.base import Attempt, Spent, answers
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.spark.reading import Reading
-from oncely.runtimes.spark.task import CommitPlan, Spent, commit_chunks
+from tests.jobtools import GivenRecords, records
 from tests.sinktools import T0, at_t0, numbered, together
 
 
@@ -43,7 +53,9 @@ class Memory:
     def ledger(self) -> Any:
         return self
 
-    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
         return {tp: Entry(at, 1) for tp, at in self.at.items()}
 
     def commit(self, chunk: Chunk, fence: Fence, claim: Claim, *_: Any) -> Any:
@@ -62,10 +74,15 @@ class Memory:
         return {T0: Counts(chunk.records, chunk.rows.num_rows, 0, 0)}
 
 
-def plan(sink: Any) -> CommitPlan:
-    nothing: Any = None
-    reading = Reading(nothing, Decoder(), Unchanged(), {T0: 0}, "t", Bounds(records=10))
-    return CommitPlan(together(sink), Fence("p", 1), Budget(), reading)
+SHARE = {T0: OffsetRange(0, 100)}
+
+
+def task(sink: Any, tables: Any) -> Iterator[object]:
+    """A task that commits these records."""
+    needs = frozenset({"value"})
+    reading = Reading(GivenRecords(tables), Decoder(), Unchanged(), needs, Bounds(records=10))
+    plan = CommitPlan(together(sink), Fence("p", 1), Budget(), reading)
+    return answers(partial(commit_chunks, plan), SHARE, Attempt(0))
 
 
 def begin(hand: PipelinedCommit, sink: Any, chunk: Chunk) -> None:
@@ -82,22 +99,14 @@ class Decoder:
         return Decoded(records.select(["value"]), pa.array(range(records.num_rows), pa.int64()), [])
 
 
-def batch(first: int, count: int = 10) -> pa.RecordBatch:
-    return pa.record_batch(
-        {
-            "partition": pa.array([0] * count, pa.int32()),
-            "offset": pa.array(range(first, first + count), pa.int64()),
-            "value": pa.array([b"x"] * count, pa.binary()),
-        }
-    )
+def batch(first: int, count: int = 10) -> pa.Table:
+    return records(T0, [b"x"] * count, first)
 
 
-def answers(rows: Sequence[pa.RecordBatch]) -> list[tuple[Any, Any, bool]]:
-    *found, spent = [pickle.loads(row["answer"][0].as_py()) for row in rows]  # our own
-    found += [] if isinstance(spent, Spent) else [spent]
+def told(found: Iterable[object]) -> list[object]:
+    """The ranges of outcomes, and the other answers of a task."""
     return [
-        (one.range.start, one.range.end, False) if isinstance(one, Outcome) else (None, None, True)
-        for one in found
+        (one.range.start, one.range.end) if isinstance(one, Outcome) else type(one) for one in found
     ]
 
 
@@ -113,33 +122,34 @@ def test_the_next_chunk_is_read_while_one_is_committed() -> None:
         yield batch(10)
         yield batch(20)
 
-    rows = list(commit_chunks(plan(sink), batches()))
+    found = told(task(sink, batches))
     assert sink.order == [(0, 10), (10, 20), (20, 30)]
-    assert answers(rows) == [(0, 10, False), (10, 20, False), (20, 30, False)]
+    assert found == [(0, 10), (10, 20), (20, 30), Answer, Spent]
     assert threading.get_ident() not in sink.threads
 
 
-def test_input_that_ends_early_commits_what_was_read_and_no_more() -> None:
+def test_a_read_that_fails_proves_nothing() -> None:
+    def batches() -> Any:
+        yield batch(0)
+        yield batch(10, 7)
+        raise DataLost("records were deleted")
+
     sink = Memory()
-    rows = list(commit_chunks(plan(sink), iter([batch(0), batch(10, 7)])))
-    assert answers(rows) == [(0, 10, False), (10, 17, False)]
-    assert sink.at == {T0: 17}
+    assert told(task(sink, batches)) == [Unavailable]
+    assert sink.at[T0] in (0, 10)
 
 
-def test_after_a_failure_nothing_more_is_committed_and_the_input_is_read_up() -> None:
+def test_after_a_failure_nothing_more_is_committed() -> None:
     sink = Memory(fail_at=10)
-    input_ = iter([batch(at) for at in range(0, 100, 10)])
-    rows = list(commit_chunks(plan(sink), input_))
-    assert answers(rows) == [(0, 10, False), (None, None, True)]
+    assert told(task(sink, [batch(at) for at in range(0, 100, 10)])) == [(0, 10), TooManyRejects]
     assert sink.at == {T0: 10}
-    assert next(input_, None) is None
 
 
-def test_a_cancelled_task_ends_after_the_commit_in_hand() -> None:
+def test_a_task_that_is_not_read_up_ends_after_the_commit_in_hand() -> None:
     sink = Memory()
-    task = commit_chunks(plan(sink), iter([batch(at) for at in range(0, 50, 10)]))
-    next(task)
-    task.close()  # type: ignore[attr-defined]
+    cancelled = task(sink, [batch(at) for at in range(0, 50, 10)])
+    next(cancelled)
+    cancelled.close()  # type: ignore[attr-defined]
     position = sink.at[T0]
     assert position in (10, 20)
     assert not [t for t in threading.enumerate() if t.name.startswith("oncely-commit")]
@@ -168,7 +178,7 @@ def test_without_overlap_it_is_done_at_once_and_in_this_thread() -> None:
 def test_a_server_is_asked_while_the_caller_goes_on() -> None:
     go_on = threading.Event()
     with PipelinedCommit(Budget(), overlap=True) as hand:
-        answer = hand.ask(lambda: go_on.wait(60))
+        answer = hand.ask(lambda: go_on.wait(180))
         go_on.set()
         assert answer()
 
@@ -198,3 +208,52 @@ def test_a_pause_ends_with_the_commit() -> None:
         sink.go_on.release()
         hand.pause(60)
         assert hand.ended
+
+
+def test_a_commit_that_is_not_waited_for_is_told_so() -> None:
+    """The isolation of refused rows asks for it, and ends."""
+    sink, asked = Memory(), []
+    sink.go_on = threading.Semaphore(0)
+
+    def commit(chunk: Chunk, *_: Any) -> Any:
+        asked.append(chunk.given_up())
+        sink.begun.release()
+        assert sink.go_on.acquire(timeout=60)
+        asked.append(chunk.given_up())
+        raise GivenUp("nobody waits")
+
+    sink.commit = commit  # type: ignore[method-assign]
+    chunk = at_t0(0, numbered(0, 3))
+    chunk.prepared["sql"] = "kept"
+    with PipelinedCommit(Budget(), overlap=True) as hand:
+        begin(hand, sink, chunk)
+        assert sink.begun.acquire(timeout=60)
+        assert not hand.wait(0.0)
+        sink.go_on.release()
+        with pytest.raises(GivenUp):
+            hand.finish()
+        assert asked == [False, True]
+        begin(hand, sink, chunk)
+        assert sink.begun.acquire(timeout=60)
+        assert asked[2:] == [False]
+        sink.go_on.release()
+
+
+def test_a_commit_that_is_not_waited_for_does_not_wait_for_its_store() -> None:
+    """A worker that is asked to stop while the database is down ends."""
+    with PipelinedCommit(Budget(), overlap=True) as hand:
+        begin(hand, Down(), at_t0(0, numbered(0, 3)))
+        assert not hand.wait(0.01)
+        hand.pause(20)
+        assert hand.ended
+        with pytest.raises(Unavailable, match="down"):
+            hand.finish()
+
+
+class Down(Memory):
+    """A store that does not answer."""
+
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
+        raise Unavailable("the database is down")

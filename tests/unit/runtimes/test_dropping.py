@@ -6,18 +6,21 @@ import json
 import os
 import pickle
 import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
+from oncely.clients.kafka.records import RECORDS
 from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
-from oncely.errors import ConfigError
+from oncely.errors import ConfigError, Interrupted
+from oncely.runtimes.chunks import Processing
 from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
-from oncely.runtimes.reprocess import RECORDS, Reprocessing
 from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.handlers.batch import Record
 
@@ -89,7 +92,7 @@ def test_a_record_for_which_the_condition_fails_is_refused() -> None:
 
 def test_the_ledger_counts_them_as_filtered() -> None:
     decoder = DroppingDecoder(PLAIN, Condition("kafka_offset IN (1, 4)"))
-    chunk = Reprocessing(decoder.decode, Unchanged()).chunk(GIVEN)
+    chunk = Processing(decoder.decode, Unchanged()).chunk(GIVEN)
     (tp,) = chunk.ranges
     assert tp == TopicPartition("t", 0)
     counts = chunk.counts(chunk.row_record, chunk.rejections)[tp]
@@ -128,6 +131,76 @@ def test_a_record_on_which_a_function_fails_is_refused() -> None:
     assert (done.row_record.to_pylist(), done.dropped) == ([0, 4], 1)
 
 
+class Leaves(BaseException):
+    """A library's way to leave."""
+
+
+@pytest.mark.parametrize(
+    "ends", [SystemExit(0), SystemExit(), KeyboardInterrupt(), GeneratorExit(), Leaves("bye")]
+)
+def test_a_function_that_would_end_the_process_refuses_its_record(
+    ends: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``oncely work`` calls it: Python raises no KeyboardInterrupt for SIGINT."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+
+    def leaves(record: Record) -> bool:
+        if record.offset == 2:
+            raise ends
+        return False
+
+    done = DroppingDecoder(PLAIN, Functions({"t": leaves})).decode(GIVEN)
+    reasons = {one.record: one.reason for one in done.rejections}
+    assert reasons[2].startswith(f"the filter fails: {type(ends).__name__}")
+    assert "FunctionEnded" not in reasons[2]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_function_whose_body_has_not_run_drops_nothing() -> None:
+    """What a coroutine or a generator is wrapped in does not show it before it is called."""
+
+    async def drops(record: Record) -> bool:
+        return False
+
+    drop = partial(drops)
+    done = DroppingDecoder(PLAIN, Functions({"t": drop})).decode(GIVEN)
+    assert {one.record for one in done.rejections} == set(range(5))
+    assert "a coroutine, whose body has not run" in done.rejections[0].reason
+    assert done.dropped == 0
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Python raises KeyboardInterrupt for SIGINT.
+
+    Processes that a shell starts in the background ignore SIGINT, and a SparkContext, which tests
+    of the same process share, has a handler of its own.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_signal_ends_the_process_from_within_a_function() -> None:
+    def interrupted(_: Record) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        DroppingDecoder(PLAIN, Functions({"t": interrupted})).decode(GIVEN)
+
+
+def test_a_request_to_stop_ends_a_function() -> None:
+    """As the handlers of ``oncely.cli.signals`` raise it."""
+
+    def interrupted(_: Record) -> bool:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        DroppingDecoder(PLAIN, Functions({"t": interrupted})).decode(GIVEN)
+
+
 class Crashing(JsonDecoder):
     """Dies of a record."""
 
@@ -135,6 +208,21 @@ class Crashing(JsonDecoder):
         if b"crash" in records.column("value").to_pylist():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().decode(records)
+
+
+def test_a_child_that_a_function_forks_ends_with_its_call() -> None:
+    codes, in_child = [], []
+
+    def forks(record: Record) -> bool:
+        if not in_child and (pid := os.fork()):
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            return True
+        in_child.append(True)
+        signal.alarm(20)
+        return True
+
+    assert outcome(DroppingDecoder(PLAIN, Functions({"t": forks}))) == ([], [], 5)
+    assert codes == [0] * 5
 
 
 def test_beside_records_that_crash_the_decoder() -> None:

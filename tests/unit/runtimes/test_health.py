@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -80,6 +81,42 @@ def test_records_without_a_commit_end_it(health: Health, clock: Clock) -> None:
     assert errors(health) == []
 
 
+def test_a_partition_whose_commits_fail_ends_it_though_others_move(
+    health: Health, clock: Clock
+) -> None:
+    health.ends({P0: 100, P1: 2_000})
+    for at in range(20, 80):
+        clock.now += 1
+        health(events.BatchPlanned(at, {P0: OffsetRange(10, 100), P1: OffsetRange(at, at + 1)}))
+        health(events.BatchFailed("a lock", 1, 0.5))
+        health(events.PipelineOpened("orders", 7, {P0: 10, P1: at}, first_start=False))
+        assert errors(health) == []
+        health(events.BatchPlanned(at, {P1: OffsetRange(at, at + 1)}))
+        health(events.BatchCommitted(at, 1, 1, 0, 0.5, {P1: at + 1}))
+        health(events.Polled(frozenset({P0, P1}), frozenset({P0, P1})))
+    assert not errors(health)
+    clock.now += 2
+    health(events.BatchCommitted(at, 1, 1, 0, 0.5, {P1: at + 2}))
+    assert errors(health) == ["consuming_ttl_exceeded"]
+    reasons = health.liveness()[1]["reasons"]
+    assert reasons[0].startswith("consuming: no commit of t-0 for 61 s")
+    health(committed(P0, 10, 11))
+    assert errors(health) == []
+
+
+@pytest.mark.parametrize("how", ["end", "revoked"])
+def test_a_partition_without_records_does_not_fail(health: Health, clock: Clock, how: str) -> None:
+    health.ends({P0: 100, P1: 20})
+    health(events.BatchPlanned(1, {P0: OffsetRange(10, 100)}))
+    health(events.BatchFailed("a lock", 1, 0.5))
+    if how == "end":
+        health.ends({P0: 10, P1: 20})
+    else:
+        health(events.PartitionsChanged("revoked", frozenset({P0})))
+    clock.now += 61
+    assert errors(health) == []
+
+
 def test_ends_that_are_reached_by_others_means_are_no_lag(health: Health, clock: Clock) -> None:
     health.ends({P0: 12, P1: 20})
     clock.now += 50
@@ -134,6 +171,18 @@ def test_it_is_not_ready_before_it_has_opened() -> None:
     assert Health("orders", "g").liveness()[0] is True
 
 
+def test_a_member_is_ready_when_it_has_joined_its_group() -> None:
+    member = Health("orders", "g")
+    member(events.PipelineOpened("orders", 7, {}, first_start=False, every=False))
+    ready, document = member.readiness()
+    assert not ready
+    assert document["reasons"] == ["the run is starting"]
+    member(events.PartitionsChanged("assigned", frozenset()))
+    assert member.readiness()[0], "it can take work over"
+    member(events.PipelineOpened("orders", 7, {}, first_start=False, every=False))
+    assert member.readiness()[0], "a look at the ledger changes nothing"
+
+
 def test_a_fenced_run_has_no_lag(health: Health, clock: Clock) -> None:
     health.ends({P0: 100, P1: 200})
     health(events.FencedOut(7, 8))
@@ -186,6 +235,7 @@ def test_metrics(health: Health) -> None:
         ("oncely_failures_total", mine): 1,
         ("oncely_fenced_total", mine): 0,
         ("oncely_gap_records_total", mine): 0,
+        ("oncely_repeated_total", mine): 0,
         ("oncely_last_commit_timestamp_seconds", mine): 5_000,
         ("oncely_epoch", mine): 7,
         ("oncely_running", mine): 1,
@@ -282,3 +332,87 @@ def test_the_metrics_of_several_runs_have_one_type_each(health: Health, clock: C
     found = samples(page)
     assert found["oncely_running", 'pipeline="orders"'] == 1
     assert found["oncely_running", 'pipeline="clicks"'] == 0
+
+
+def test_a_page_has_the_metrics_of_its_runs_alone(health: Health) -> None:
+    """None of the process, and none of another run of the same name."""
+    health(events.BatchFailed("x", 1, 1.0))
+    another = Health("orders", "g")
+    page = metrics([another])
+    assert samples(page)["oncely_failures_total", 'pipeline="orders"'] == 0
+    assert of_pipeline(health, "oncely_failures_total") == 1
+    names = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
+    assert all(name.startswith(("oncely_", "kafka_consumergroup_")) for name in names)
+    assert "_created" not in page
+
+
+def test_scrapes_and_events_at_the_same_time(health: Health) -> None:
+    """Each event is counted once, and each page is of one moment."""
+    pages: list[str] = []
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(3):
+            threads.submit(lambda: [health(committed(P0, 0, 10)) for _ in range(200)])
+        threads.submit(lambda: pages.extend(metrics([health]) for _ in range(20))).result()
+    assert of_pipeline(health, "oncely_rows_total") == 3 * 600
+    for found in map(samples, pages):
+        commits = found["oncely_commits_total", 'pipeline="orders",result="committed"']
+        assert found["oncely_rows_total", 'pipeline="orders"'] == 3 * commits
+
+
+def sign(read: set[TopicPartition], waiting: set[TopicPartition] | None = None) -> events.Polled:
+    return events.Polled(frozenset({P0, P1}), frozenset(read), frozenset(waiting or ()))
+
+
+def test_a_partition_with_records_that_is_never_read(health: Health, clock: Clock) -> None:
+    """It polls, and commits those of the other partition."""
+    clock.now += 1_000  # an idle time does not count
+    health(events.Polled())
+    health.ends({P0: 1_000, P1: 25})
+    for second in range(1, 302):
+        assert errors(health) == []
+        clock.now += 1
+        health(sign({P0}))
+        health(committed(P0, 9 + second, 10 + second))
+        health.ends({P0: 1_000, P1: 25})
+    assert errors(health) == ["polling_ttl_exceeded"]
+    (reason,) = health.liveness()[1]["reasons"]
+    assert (
+        reason == "polling: t-1 has 5 offsets left to read, and was not read for 301 s (ttl 300 s)"
+    )
+    health(sign({P0, P1}))
+    assert errors(health) == []
+
+
+def test_a_planned_partition_is_read_as_long_as_its_batch_lasts(
+    health: Health, clock: Clock
+) -> None:
+    health.ends({P0: 1_000, P1: 25})
+    health(events.BatchPlanned(0, {P1: OffsetRange(20, 25)}))
+    for _ in range(400):
+        clock.now += 1
+        health(committed(P0, 10, 11))
+        health.ends({P0: 1_000, P1: 25})
+    assert errors(health) == []
+    health(events.BatchFailed("gone", 1, 2.0))
+    for _ in range(301):
+        clock.now += 1
+        health(committed(P0, 10, 11))
+        health.ends({P0: 1_000, P1: 25})
+    assert errors(health) == ["consuming_ttl_exceeded", "polling_ttl_exceeded"]
+
+
+def test_records_that_wait_as_a_filter_says_do_not_end_it(health: Health, clock: Clock) -> None:
+    health.ends({P0: 10, P1: 25})
+    for _ in range(500):
+        clock.now += 1
+        health(sign(set(), {P1}))
+        health.ends({P0: 10, P1: 25})
+        assert errors(health) == []
+    health(sign(set()))
+    clock.now += 61
+    assert errors(health) == ["consuming_ttl_exceeded"]
+    health(sign(set(), {P1}))
+    health(events.PartitionsChanged("revoked", frozenset({P1})))
+    health(events.PipelineOpened("orders", 8, {P1: 20}, first_start=False))
+    clock.now += 61
+    assert errors(health) == ["consuming_ttl_exceeded"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, cast
 
@@ -17,9 +16,10 @@ from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import TooManyRejects
 from oncely.reject_summary import SAMPLE
+from oncely.runtimes.batches.range_commit import RangeCommit
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.spark.range_commit import RangeCommit
+from tests.jobtools import GivenRecords, InlineJobs, records
 
 T0 = TopicPartition("t", 0)
 RECORDS, A_CHUNK, ALLOWED = 1_000, 100, 250
@@ -72,66 +72,19 @@ class NoRows:
         return True
 
 
-@dataclass
-class Reread:
-    """Counts the records that are read again for dead letters."""
-
-    count: int = 0
-
-    def fetch(self, partition: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Any]:
-        self.count += len(offsets)
-        return {}
+def bad_records() -> Iterator[pa.Table]:
+    for start in range(0, RECORDS, A_CHUNK):
+        yield records(T0, [b"bad"] * A_CHUNK, start)
 
 
-@dataclass
-class Frame:
-    """Spark's DataFrame of one partition, as far as it is used."""
-
-    batches: Sequence[pa.RecordBatch]
-
-    def mapInArrow(
-        self, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _: str
-    ) -> Frame:
-        return Frame(list(work(iter(self.batches))))
-
-    def select(self, *names: str) -> Frame:
-        return Frame([batch.select(names) for batch in self.batches])
-
-    def coalesce(self, _: int) -> Frame:
-        return self
-
-    def repartition(self, *_: object) -> Frame:
-        return self
-
-    def __getitem__(self, _: str) -> None:
-        return None
-
-    def collect(self) -> list[tuple[bytes]]:
-        return [(one,) for batch in self.batches for one in batch["answer"].to_pylist()]
-
-
-def bad_records() -> Frame:
-    return Frame(
-        [
-            pa.record_batch(
-                {
-                    "partition": pa.array([0] * A_CHUNK, pa.int32()),
-                    "offset": pa.array(range(start, start + A_CHUNK), pa.int64()),
-                    "value": pa.array([b"bad"] * A_CHUNK, pa.binary()),
-                }
-            )
-            for start in range(0, RECORDS, A_CHUNK)
-        ]
-    )
-
-
-def opened(reread: Reread, layout: str, **budget: Any) -> RangeCommit:
+def opened(reread: GivenRecords, layout: str, **budget: Any) -> RangeCommit:
     made = RangeCommit(
         cast(Any, NoRows()),
-        cast(Any, reread),
+        reread,
         cast(Any, AllBad()),
         Unchanged(),
         ("t",),
+        jobs=InlineJobs(),
         bounds=Bounds(records=A_CHUNK),
         layout=cast(Any, layout),
         **budget,
@@ -141,15 +94,15 @@ def opened(reread: Reread, layout: str, **budget: Any) -> RangeCommit:
 
 
 def answers(commit: RangeCommit, planned: int = RECORDS) -> list[Any]:
-    return commit._agreed(cast(Any, bad_records()), 0, {T0: OffsetRange(0, planned)})
+    return commit._agreed(0, {T0: OffsetRange(0, planned)})
 
 
 @LAYOUTS
 def test_a_task_beyond_the_budget_of_the_batch_sends_a_sample(layout: str) -> None:
-    reread = Reread()
+    reread = GivenRecords(bad_records)
     with pytest.raises(TooManyRejects, match="300 or more records") as caught:
         answers(opened(reread, layout, max_rejects_count=ALLOWED))
-    assert reread.count <= ALLOWED + SAMPLE
+    assert reread.fetched <= ALLOWED + SAMPLE
     refused = caught.value.refused
     assert refused is not None
     assert refused.reasons == (("not JSON", 300),)
@@ -158,7 +111,7 @@ def test_a_task_beyond_the_budget_of_the_batch_sends_a_sample(layout: str) -> No
 
 @LAYOUTS
 def test_a_task_that_answers_with_an_error_leaves_nothing_staged(layout: str) -> None:
-    commit = opened(Reread(), layout, max_rejects_count=ALLOWED)
+    commit = opened(GivenRecords(bad_records), layout, max_rejects_count=ALLOWED)
     with pytest.raises(TooManyRejects):
         answers(commit)
     assert cast(Any, commit.sink).abandoned == 1
@@ -166,7 +119,7 @@ def test_a_task_that_answers_with_an_error_leaves_nothing_staged(layout: str) ->
 
 @LAYOUTS
 def test_a_task_that_fails_leaves_nothing_staged(layout: str) -> None:
-    commit = opened(Reread(), layout)
+    commit = opened(GivenRecords(bad_records), layout)
     commit.decoder = cast(Any, Broken())
     with pytest.raises(MemoryError):
         answers(commit)
@@ -187,6 +140,6 @@ def test_a_task_that_fails_leaves_nothing_staged(layout: str) -> None:
 def test_rejects_that_the_budget_may_hold_all_travel(
     layout: str, planned: int, budget: Mapping[str, Any]
 ) -> None:
-    reread = Reread()
+    reread = GivenRecords(bad_records)
     found = answers(opened(reread, layout, **budget), planned)
-    assert sum(len(one.rejects) for one in found) == reread.count == RECORDS
+    assert sum(len(one.rejects) for one in found) == reread.fetched == RECORDS

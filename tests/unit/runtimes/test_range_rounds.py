@@ -23,9 +23,8 @@ from oncely.decode.merging import Caps
 from oncely.lake.file_format import FileFormat
 from oncely.lake.records import read_receipt
 from oncely.lake.scope_schemas import ScopeSchemas
-from oncely.runtimes.spark import range_commit
-from oncely.runtimes.spark.range_commit import RangeCommit
-from oncely.runtimes.spark.task import Answer
+from oncely.runtimes.batches.range_commit import RangeCommit
+from oncely.runtimes.batches.task import Answer
 from oncely.sinks.files.task import FilesTask
 
 TASKS = 30
@@ -42,7 +41,7 @@ class Agreeing:
 
 
 class Staging(RangeCommit):
-    """Stages without Spark: a task for each partition, or one for all."""
+    """Stages without a job: a task for each partition, or one for all."""
 
     def __init__(self, folder: Path, records: Mapping[TopicPartition, Sequence[Any]]) -> None:
         self.folder, self.records = folder, records
@@ -51,7 +50,7 @@ class Staging(RangeCommit):
         self._counted = RejectCount()
 
     def _stage(self, *given: Any) -> list[Answer]:
-        _, batch_id, ranges, most, _ = given
+        batch_id, ranges, most, _ = given
         self.rounds.append(sorted(ranges))
         known = dict(cast(Agreeing, self.sink).schemas.known)
         groups = [sorted(ranges)] if most == 1 else [[tp] for tp in sorted(ranges)]
@@ -63,7 +62,8 @@ class Staging(RangeCommit):
         task = FilesTask(store, form, known, Fence("p", 1), batch_id, next(self.attempts))
         for tp in group:
             task.add(chunk(tp, self.records[tp]))
-        return Answer({tp: ranges[tp] for tp in group}, staged=task.finish())
+        read = {tp: ranges[tp] for tp in group}
+        return Answer(read, staged=task.finish(), proved=read)
 
 
 def chunk(tp: TopicPartition, records: Sequence[Any]) -> Chunk:
@@ -88,15 +88,12 @@ def contradicting() -> dict[TopicPartition, list[Any]]:
 def agreed(staging: Staging, sink: Agreeing) -> Iterator[Answer]:
     ranges = {tp: OffsetRange(0, len(own)) for tp, own in staging.records.items()}
     staging.sink = cast(Any, sink)
-    yield from staging._agreed(cast(Any, None), 0, ranges)
+    yield from staging._agreed(0, ranges)
 
 
 def test_the_rounds_do_not_grow_with_the_tasks(
-    tmp_path: Path,
-    contradicting: dict[TopicPartition, list[Any]],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, contradicting: dict[TopicPartition, list[Any]]
 ) -> None:
-    monkeypatch.setattr(range_commit, "_only", lambda frame, _: frame)
     staging, sink = Staging(tmp_path, contradicting), Agreeing()
     answers = list(agreed(staging, sink))
     assert [len(ranges) for ranges in staging.rounds] == [TASKS, TASKS - 1, TASKS - 2]
@@ -107,9 +104,8 @@ def test_the_rounds_do_not_grow_with_the_tasks(
 
 
 def test_what_a_contradicting_task_has_learned_from_a_reject_is_not_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(range_commit, "_only", lambda frame, _: frame)
     first, second = TopicPartition("t", 0), TopicPartition("t", 1)
     records = {first: [{"x": 1}], second: [{"x": "text", "amount": "n/a"}, {"amount": 5}]}
     staging, sink = Staging(tmp_path, records), Agreeing()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -123,6 +125,13 @@ def test_the_order_of_rows_is_kept() -> None:
     assert made.column("n").to_pylist() == list(range(0, 50_000, 3))
 
 
+def test_names_that_differ_in_capitals_only_are_refused() -> None:
+    """DuckDB would give the second one another name, and its column would stay empty."""
+    both = pa.schema([("job", pa.string()), ("JOB", pa.string())])
+    with pytest.raises(ConfigError, match=r"'job' and 'JOB' .*transform\.sql takes them for one"):
+        SqlTransform("SELECT * FROM input").output(both)
+
+
 def test_output_tells_the_columns_and_agrees_with_apply() -> None:
     sql = SqlTransform("SELECT n + 1 AS m, text || '!' AS t, many[1] AS first FROM input AS i")
     schema = sql.output(SCHEMA)
@@ -163,6 +172,12 @@ def test_what_is_not_row_wise_is_refused(sql: str, problem: str) -> None:
         SqlTransform(sql).output(SCHEMA)
     assert caught.value.key == "transform.sql"
     assert caught.value.exit_code == 2
+
+
+def test_an_unknown_column_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="missing") as caught:
+        SqlTransform("SELECT missing FROM input").output(SCHEMA)
+    assert caught.value.way_out.endswith("whose columns are n, text, many")
 
 
 @pytest.mark.parametrize(
@@ -350,6 +365,35 @@ def test_a_function_that_exits_is_a_wrong_input(python: Make, code: Any) -> None
         transform.output(SCHEMA)
     with pytest.raises(ConfigError, match=r"transform.python: .*:function called sys\.exit"):
         transform.apply(ROWS, RECORDS)
+
+
+def test_a_row_for_which_a_function_would_leave_is_refused(python: Make) -> None:
+    class Leaves(BaseException):
+        """A library's way to leave."""
+
+    def leaves(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 3 in batch.column("n").to_pylist():
+            raise Leaves("bye")
+        return batch
+
+    made, _, rejections = python(leaves).apply(ROWS, RECORDS)
+    assert 3 not in made.column("n").to_pylist()
+    assert [one.reason for one in rejections] == ["Leaves: bye"]
+
+
+def test_a_child_that_a_function_forks_ends_with_its_call(python: Make) -> None:
+    codes, in_child = [], []
+
+    def forks(given: pa.RecordBatch) -> pa.RecordBatch:
+        if not in_child and (pid := os.fork()):
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            return given
+        in_child.append(True)
+        signal.alarm(20)
+        sys.exit(3)
+
+    python(forks).apply(ROWS, RECORDS)
+    assert codes == [3]
 
 
 def test_a_module_that_exits_when_it_is_imported(

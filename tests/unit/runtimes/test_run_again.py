@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from oncely.errors import OncelyError, TopicMissing, Unavailable
-from oncely.runtimes.spark import run as runs
-from oncely.runtimes.spark.run import RunSettings, SparkRun
+from oncely.runtimes.batches.run import BatchRun, RunSettings
 from oncely.runtimes.stop import StopSignal
 
 
@@ -23,7 +22,7 @@ class HurriedStop(StopSignal):
 
 
 @dataclass
-class Scripted(SparkRun):
+class Scripted(BatchRun):
     """A run whose attempts fail as told, then succeed."""
 
     failures: Sequence[tuple[str, OncelyError]] = field(default_factory=list)
@@ -36,25 +35,20 @@ class Scripted(SparkRun):
         if self.left and self.left[0][0] == where:
             raise self.left.pop(0)[1]
 
-    def _open(self, expected: int | None) -> dict[Any, int]:
+    def _open(self) -> dict[Any, int]:
         self._meet("open")
         return {}
 
-    def _query(self, positions: Any, until_latest: bool) -> bool:
-        self._meet("query")
+    def _follow(self, positions: Any, *, until_latest: bool) -> bool:
+        self._meet("follow")
         return True
 
 
 def scripted(*failures: tuple[str, OncelyError]) -> Scripted:
     batches: Any = SimpleNamespace(fence=SimpleNamespace(epoch=1), finish=lambda: None)
     nothing: Any = None
-    settings = RunSettings("p", "earliest", "fail", 0, 1_000, retries=6)
+    settings = RunSettings("p", "earliest", "fail", 0, 1_000, retries=7)
     return Scripted(nothing, nothing, batches, settings, nothing, HurriedStop(), failures=failures)
-
-
-@pytest.fixture(autouse=True)
-def no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "sweep_checkpoints", lambda: None)
 
 
 def missing() -> TopicMissing:
@@ -66,12 +60,12 @@ def away() -> Unavailable:
 
 
 def test_what_may_pass_is_tried_again() -> None:
-    assert scripted(("open", away()), ("query", away())).run(until_latest=True)
+    assert scripted(("open", away()), ("follow", away())).run(until_latest=True)
 
 
 def test_but_not_for_ever() -> None:
     with pytest.raises(Unavailable):
-        scripted(*[("query", away())] * 7).run(until_latest=True)
+        scripted(*[("follow", away())] * 8).run(until_latest=True)
 
 
 def test_a_topic_that_was_never_there_is_wrong_input_at_once() -> None:
@@ -83,11 +77,16 @@ def test_a_topic_that_was_never_there_is_wrong_input_at_once() -> None:
 
 def test_a_topic_that_is_unknown_for_a_moment_is_asked_for_again() -> None:
     """A broker that has just come back learns of the topics a little later."""
-    assert scripted(("query", missing()), ("open", missing())).run(until_latest=True)
+    assert scripted(("follow", missing()), ("open", missing())).run(until_latest=True)
+
+
+def test_it_is_asked_for_again_also_after_a_longer_outage() -> None:
+    outage = [("follow", away()), *[("open", away())] * 4]
+    assert scripted(*outage, ("open", missing()), ("open", missing())).run(until_latest=True)
 
 
 def test_a_topic_that_stays_away_ends_the_run() -> None:
-    run = scripted(*[("query", missing())] * 5)
+    run = scripted(*[("follow", missing())] * 5)
     with pytest.raises(TopicMissing):
         run.run(until_latest=True)
     assert not run.left
@@ -97,27 +96,3 @@ def test_a_run_that_is_asked_to_stop_says_that_it_is_not_done() -> None:
     run = scripted()
     run.stop.ask()
     assert run.run(until_latest=True) is False
-
-
-class StoppedTwice(StopSignal):
-    """The second request comes when the run has seen that there was only one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ask()
-        self._asked = 0
-
-    @property
-    def now(self) -> bool:
-        self._asked += 1
-        return self._asked > 1
-
-
-def test_a_second_request_between_two_batches_does_not_hold_up_the_next_one() -> None:
-    """Spark ends a query when its batch has returned: that batch must not wait for the run."""
-    run = scripted()
-    run.stop = StoppedTwice()
-    ended: list[bool] = []
-    query: Any = SimpleNamespace(stop=lambda: ended.append(run._in_batch.acquire(blocking=False)))
-    run._drain(query)
-    assert ended == [True]

@@ -93,6 +93,30 @@ def test_a_partition_without_a_position_is_noted_when_it_has_one() -> None:
     assert world.noted == {T0: 4, T1: 7}
 
 
+def test_a_position_whose_records_were_deleted_is_not_compared_and_its_epoch_is_noted() -> None:
+    """Behind the deleted offsets the log may begin with records of later epochs: the end of the
+    noted epoch is before the position then, although nothing was cut."""
+    world = World({T0: 4, T1: 7})
+    world.log.check(lambda: {T0: 10, T1: 0})
+    world.now = {T0: 6, T1: 7}
+    world.log.forget()
+    world.log.check(lambda: {T0: 10, T1: 0}, passed={T0})
+    assert world.asked[-1] == {}
+    assert world.noted == {T0: 6, T1: 7}
+    world.now = {T0: 7, T1: 7}
+    world.log.check(lambda: {T0: 90, T1: 0})
+    assert world.asked[-1] == {T0: (90, 6)}
+
+
+def test_a_gap_is_not_recorded_under_an_older_epoch() -> None:
+    world = World({T0: 4})
+    world.log.check(lambda: {T0: 10})
+    world.now, world.hidden = {T0: 6}, True
+    world.log.forget()
+    with pytest.raises(Unavailable):
+        world.log.check(lambda: {T0: 10}, passed={T0})
+
+
 def test_a_first_note_that_gets_no_answer_is_made_with_a_later_batch() -> None:
     world = World({T0: 4})
     world.hidden = True

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from simulate.mistakes import MISTAKES
-from simulate.search import first_found
+from simulate.batches import run_batches
+from simulate.search import ALL, RUNS, first_found
 from simulate.world import run
+
+_SECONDS = re.compile(r"phases=\{.*\}")  # of processor time
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +27,18 @@ def test_seeds_hold() -> None:
         run(f"test {seed}")
 
 
-def test_a_seed_is_repeated() -> None:
+def test_seeds_of_runs_in_batches_hold() -> None:
+    for seed in range(15):
+        run_batches(f"test {seed}")
+
+
+@pytest.mark.parametrize("of", RUNS.values())
+def test_a_seed_is_repeated(of: Callable[..., None]) -> None:
     told: list[list[str]] = [[], []]
     for one in told:
-        run(11, one.append)
+        of(11, lambda line, one=one: one.append(_SECONDS.sub("", line)))
     assert told[0] == told[1]
-    assert len(told[0]) > 200
+    assert len(told[0]) > 150
 
 
 def test_every_fault_happens() -> None:
@@ -40,14 +49,38 @@ def test_every_fault_happens() -> None:
         assert any(what in line for line in told), what
 
 
-@pytest.mark.parametrize("mistake", ["offset before data", "end of the log claimed"])
+def test_every_fault_of_runs_in_batches_happens() -> None:
+    told: list[str] = []
+    for seed in range(25):
+        run_batches(seed, told.append)
+    wanted = (
+        "kill", "Draining", "GapFound", "BatchFailed", "PartitionAdded", "is fenced by",
+        "gone back",
+        "kind='hole'", "replayed=True", "ends: True", "copy of a task", "attempt dies",
+        "left behind",
+    )  # fmt: skip
+    for what in wanted:
+        assert any(what in line for line in told), what
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "offset before data",
+        "end of the log claimed",
+        "planned end claimed",
+        "deleted records taken for a hole",
+        "a newer run not looked for while idle",
+    ],
+)
 def test_a_mistake_is_found(mistake: str) -> None:
     """All of them: ``make simulate``."""
     assert first_found(mistake)[1] is not None
 
 
 def test_a_mistake_goes_when_it_is_switched_off() -> None:
-    for mistake in MISTAKES.values():
+    for _, mistake in ALL.values():
         with mistake():
             pass
     run(1)
+    run_batches(1)

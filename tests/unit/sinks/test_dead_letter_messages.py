@@ -9,21 +9,22 @@ import pytest
 
 from oncely.audit.stored import dead_letters as audited
 from oncely.audit.stored.topic_ledger import TopicLedger
+from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence
 from oncely.core.topics import TopicPartition
 from oncely.sinks.kafka.dead_letter_messages import dead_letter, opened
 from oncely.sinks.kafka.messages import batch_size
-from tests.storedtools import EARLIER, Message, golden
+from tests.storedtools import EARLIER, golden
 
 FENCE = Fence("orders", 4)
 REJECT = Reject(TopicPartition("t", 2), 5, 7, b"key", b"{", [("h", b"1")], "decode", "no JSON: é")
 TOOLS = {"source_topic", "source_partition", "source_offset", "x-original-topic"}
 
 
-def read(letter: Any) -> Message:
-    """A letter as a consumer returns it."""
-    return Message(0, letter.key, letter.value, letter.headers)
+def read(letter: Any) -> KafkaRecord:
+    """A letter as the reader returns it."""
+    return KafkaRecord(7, letter.key, letter.value, tuple(letter.headers))
 
 
 def test_other_tools_find_where_the_record_was_and_the_reason() -> None:
@@ -68,6 +69,10 @@ def test_headers_for_tools_are_left_out_before_anything_of_the_letter() -> None:
 def test_letters_of_earlier_versions_read_as_those_of_today(at: int) -> None:
     before, now = (golden(*of)[at] for of in [("dead_letters", EARLIER), ("kafka_dead_letters",)])
     assert len(before.headers() or ()) < len(now.headers() or ())
-    assert opened(before, "golden") == opened(now, "golden") != None  # noqa: E711
+    records = [
+        KafkaRecord(None, one.key(), one.value(), tuple(one.headers() or ()))
+        for one in (before, now)
+    ]
+    assert opened(records[0], "golden") == opened(records[1], "golden") != None  # noqa: E711
     readings = [audited.letter(one, "golden", {}, TopicLedger()) for one in (before, now)]
     assert readings[0] == readings[1] is not None

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from oncely import context
+from oncely.clients.kafka.records import RECORDS
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
-from oncely.runtimes.reprocess import RECORDS
 from oncely.sinks.handlers.batch import Batch
 from oncely.sinks.handlers.sink import HandlersSink, _Attempt
 

@@ -24,7 +24,7 @@ class Fake:
         self.savepoints: list[int] = []
         self.inserts = 0
 
-    def execute(self, sql: str, params: Any = ()) -> int:
+    def defer(self, sql: str) -> None:
         match sql.split(maxsplit=1)[0]:
             case "SAVEPOINT":
                 self.savepoints.append(len(self.rows))
@@ -32,7 +32,6 @@ class Fake:
                 del self.rows[self.savepoints[-1] :]
             case "RELEASE":
                 self.savepoints.pop()
-        return 0
 
     def insert(self, rows: pa.Table) -> None:
         self.inserts += 1
@@ -40,8 +39,6 @@ class Fake:
             if number in self.bad:
                 raise BadData(f"row {number}", line if self.tells else None)
             self.rows.append(number)
-
-    def check_constraints(self) -> None:
         for number in self.rows:
             if number in self.deferred:
                 raise BadData(f"row {number}, at last")

@@ -76,10 +76,35 @@ def test_a_log_line_behind_a_fatal_error_does_not_hide_it() -> None:
     producer.produce("t", b"what flush waits for")
     set_fatal = ctypes.CDLL(cimpl.__file__).rd_kafka_test_fatal_error
     set_fatal.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
-    handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__)
+    handle = ctypes.c_void_p.from_address(id(producer._client) + object.__basicsize__)
     set_fatal(handle.value, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, b"by a test")
-    with pytest.raises(KafkaException, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
+    with pytest.raises(KafkaException, match=r"OUT_OF_ORDER_SEQUENCE_NUMBER|_FATAL"):
         served(lambda: producer.flush(1.0))
+
+
+CALL = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class MethodDefinition(ctypes.Structure):
+    """PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("call", CALL),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+def test_an_exception_that_a_log_line_has_cleared_is_a_fatal_error() -> None:
+    """A C function that returns NULL and sets no exception."""
+    definition = MethodDefinition(b"flush", CALL(lambda *_: None), 0x4, b"")  # METH_NOARGS
+    make_function = ctypes.pythonapi.PyCFunction_NewEx
+    make_function.restype = ctypes.py_object
+    make_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    with pytest.raises(KafkaException) as caught:
+        served(make_function(ctypes.addressof(definition), None, None))
+    assert caught.value.args[0].code() == KafkaError._FATAL
 
 
 def test_a_cause_is_found_behind_several_log_lines() -> None:
@@ -118,10 +143,13 @@ class Overdue:
         pass
 
     def send_offsets_to_transaction(self, *_: object) -> None:
-        assert self.end.wait(60)
+        assert self.end.wait(180)
 
     def abort_transaction(self, _: float) -> None:
         self.calls.append("abort_transaction")
+
+    def close(self) -> None:
+        self.calls.append("close")
 
 
 def test_a_call_that_overstays_its_timeout_is_left_with_its_instance(

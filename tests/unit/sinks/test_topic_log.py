@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,21 @@ class Message:
     def offset(self) -> int:
         return self.at
 
+    def topic(self) -> str:
+        return "ledger"
+
+    def partition(self) -> int:
+        return 0
+
+    def key(self) -> None:
+        return None
+
+    def headers(self) -> None:
+        return None
+
+    def __len__(self) -> int:
+        return 1
+
 
 class Clock:
     """Goes on when a consumer waits."""
@@ -46,6 +62,7 @@ class Consumer:
 
     clock: Clock
     messages: Iterator[Message]
+    at_once: int = 0
     assigned: list[Any] = field(default_factory=list)
 
     def list_topics(self, *_: Any, **__: Any) -> Any:
@@ -60,6 +77,9 @@ class Consumer:
     def poll(self, _: float) -> Message | None:
         self.clock.now += 0.6 * TIMEOUT
         return next(self.messages, None)
+
+    def consume(self, *_: Any) -> list[Message]:
+        return list(itertools.islice(self.messages, self.at_once))
 
 
 @pytest.fixture
@@ -99,6 +119,30 @@ def test_a_log_that_ends_with_markers_is_read_to_its_end(clock: Clock) -> None:
     consumer = Consumer(clock, iter([Message(0), Message(1), Message(3, end=True)]))
     log(taken, 3).read(lambda: consumer, stable=True)
     assert taken == [0, 1]
+
+
+def test_what_comes_behind_the_end_is_left_for_the_next_reading(clock: Clock) -> None:
+    taken: list[int] = []
+    ours = log(taken, 3)
+    come = Consumer(clock, iter([Message(n) for n in range(9)]), at_once=9)
+    ours.read(lambda: come, stable=True)
+    assert (taken, ours.next) == ([0, 1, 2], 3)
+
+
+@pytest.mark.parametrize("at_once", [0, 9])
+def test_a_transaction_that_ends_while_the_log_is_read_is_taken_as_a_whole(
+    clock: Clock, at_once: int
+) -> None:
+    """At offset 2 is the marker of the first; the second one was open when the end was asked."""
+    taken: list[int] = []
+    ours = log(taken, 3)
+    sent = [*(Message(n) for n in (0, 1, 3, 4, 5)), Message(7, end=True)]
+    ours.read(lambda: Consumer(clock, iter(sent), at_once), stable=False)
+    assert (taken, ours.next) == ([0, 1], 3)
+    log_of_all = log(taken, 7)
+    log_of_all.next = ours.next
+    log_of_all.read(lambda: Consumer(clock, iter(sent[2:]), at_once), stable=False)
+    assert (taken, log_of_all.next) == ([0, 1, 3, 4, 5], 7)
 
 
 def test_silence_ends_a_reading_and_what_was_read_is_kept(clock: Clock) -> None:

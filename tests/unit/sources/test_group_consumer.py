@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, members_of
+from oncely.clients.kafka.group_consumer import WORKER, GroupConsumer, Membership, Protocols
+from oncely.clients.kafka.group_members import members_of
+from oncely.clients.kafka.inbox import Polled
+from oncely.config import parse
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable
+from tests.extras import IN_THE_BASE, PIPELINE
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 class Message(SimpleNamespace):
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**{"key": None, "headers": None, **parts})
+
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
         return found if name.startswith("_") else lambda: found
+
+    def __len__(self) -> int:
+        return 1 << 20
 
 
 def record(tp: TopicPartition, offset: int) -> Message:
@@ -97,8 +107,85 @@ def end(tp: TopicPartition, offset: int) -> Message:
     return Message(topic=tp.topic, partition=tp.partition, offset=offset, error=eof)
 
 
-def offsets(found: group_consumer.Polled) -> dict[TopicPartition, list[int]]:
+def offsets(found: Polled) -> dict[TopicPartition, list[int]]:
     return {tp: [one.offset() for one in own] for tp, own in found.messages.items()}
+
+
+def test_the_client_has_its_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Mapping[str, Any]] = []
+
+    def consumer(config: Mapping[str, Any], **_: Any) -> Scripted:
+        given.append(config)
+        return Scripted(config)
+
+    monkeypatch.setattr(group_consumer.ck, "Consumer", consumer)
+    of = Membership("g", polled_bytes=32 << 20)
+    GroupConsumer("127.0.0.1:1", {}, ["t"], of, Positions())
+    GroupConsumer("127.0.0.1:1", {"fetch.max.bytes": "9000000"}, ["t"], of, Positions())
+    assert [one["fetch.max.bytes"] for one in given] == [str(4 << 20), "9000000"]
+    assert given[0]["queued.max.messages.kbytes"] == 8 << 10
+    assert given[0]["queued.min.messages"] == (8 << 20) // 400
+    assert given[0]["topic.metadata.refresh.interval.ms"] == 30_000
+
+
+def test_librdkafka_accepts_the_smallest_buffer() -> None:
+    """Its own checks: this client connects to nobody."""
+    of = Membership("g", polled_bytes=(32 << 20) // 8)
+    GroupConsumer("127.0.0.1:1", {}, ["t"], of, Positions()).close()
+
+
+def test_librdkafka_accepts_the_longest_session_of_the_pipeline_file() -> None:
+    longest = {**PIPELINE, "sink": IN_THE_BASE[0], "worker": {"session_timeout": "5 minutes"}}
+    for protocol in get_args(Protocols):
+        longest["worker"]["protocol"] = protocol
+        given = parse(longest).worker
+        of = Membership("g", given.protocol, session_seconds=given.session_timeout)
+        GroupConsumer("127.0.0.1:1", {}, ["t"], of, Positions()).close()
+    longest["worker"]["session_timeout"] = "301 seconds"
+    with pytest.raises(
+        ConfigError, match=r"worker\.session_timeout: .*5 minutes, within"
+    ) as caught:
+        parse(longest)
+    assert "10 seconds" in str(caught.value)
+
+
+def test_what_bounds_the_standstill_after_a_kill() -> None:
+    """The session of the pipeline file, 10 s by default, and the name of a static member."""
+    raw: dict[str, Any] = {**PIPELINE, "sink": IN_THE_BASE[0], "worker": {"instance": "one"}}
+    given = parse(raw).worker
+    of = Membership("g", "cooperative", given.instance, given.session_timeout).properties()
+    assert (of["session.timeout.ms"], of["group.instance.id"]) == (10_000, "one")
+    assert 3 * int(str(of["heartbeat.interval.ms"])) <= 10_000
+    decided_by_the_broker = Membership("g", "consumer", given.instance, given.session_timeout)
+    assert "session.timeout.ms" not in decided_by_the_broker.properties()
+
+
+def test_a_call_takes_as_many_messages_as_fit(consumer: GroupConsumer) -> None:
+    """The default is 64 MiB."""
+    scripted: Any = consumer._consumer
+    taken: list[int] = []
+    scripted.consume = lambda count, _: taken.append(count) or []
+    scripted.polls = [[record(T0, at)] for at in range(2)]
+    consumer.poll(0)
+    assert consumer.poll(0).messages.keys() == {T0}
+    assert taken == [50, 63]  # of 1 MiB, and what is beside it
+
+
+@pytest.mark.parametrize("client", [None, "billing", f"{WORKER}orders", f"{WORKER}other"])
+def test_workers_of_another_pipeline_are_refused(
+    monkeypatch: pytest.MonkeyPatch, client: str | None
+) -> None:
+    """A client of another kind is not refused, and does not refuse."""
+    names = ("rdkafka", f"{WORKER}orders", f"{WORKER}orders")
+    group = SimpleNamespace(members=[SimpleNamespace(client_id=one) for one in names])
+    monkeypatch.setattr(group_consumer.ck, "Consumer", Scripted)
+    monkeypatch.setattr(group_consumer.KafkaAdmin, "ask", lambda *_: {"g": group})
+    given = "127.0.0.1:1", {}, ["t"], Membership("g", client=client), Positions()
+    if client != f"{WORKER}other":
+        GroupConsumer(*given)
+        return
+    with pytest.raises(ConfigError, match=r"^worker\.group: pipeline 'orders' works in group 'g'"):
+        GroupConsumer(*given)
 
 
 def test_messages_of_an_earlier_assignment_do_not_hide_records(consumer: GroupConsumer) -> None:
@@ -140,6 +227,21 @@ def test_what_was_not_taken_over_is_assigned_paused(
     scripted.polls = [[lambda: scripted.assign_again(T0)]]
     consumer.poll(0)
     assert [name for name, _ in scripted.calls] == ["incremental_assign", "pause"]
+    consumer.pause({T0})
+    consumer.pause(set())
+    assert [name for name, _ in scripted.calls] == ["incremental_assign", "pause", "resume"]
+
+
+def test_what_was_paused_before_is_resumed_when_it_is_assigned(consumer: GroupConsumer) -> None:
+    """librdkafka keeps a pause over a revocation."""
+    scripted: Any = consumer._consumer
+    scripted.polls = [[lambda: scripted.assign_again(T0)], [lambda: scripted.assign_again(T0)]]
+    consumer.poll(0)
+    consumer.pause({T0, T1})
+    consumer.poll(0)
+    assert [(name, [at[0] for at in given]) for name, given in scripted.calls] == [
+        ("incremental_assign", [0]), ("pause", [0, 1]), ("resume", [0]), ("incremental_assign", [0])
+    ]  # fmt: skip
 
 
 def test_an_error_of_a_callback_is_raised_by_poll(

@@ -16,7 +16,6 @@ from oncely.clients.kafka.client import KafkaAdmin, stay_connected
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, Unavailable
 from oncely.sources.kafka import KafkaSource
-from oncely.sources.records import _runs
 from oncely.testing.servers.ports import free_port
 
 TP = TopicPartition("t", 0)
@@ -63,12 +62,6 @@ def test_a_value_that_librdkafka_refuses(capfd: pytest.CaptureFixture[str]) -> N
     with pytest.raises(ConfigError, match=r"fetch\.min\.bytes"):
         KafkaSource("127.0.0.1:1", ["t"], {"fetch.min.bytes": "many"}).identity()
     assert capfd.readouterr().err == ""
-
-
-def test_offsets_are_cut_where_the_way_is_long() -> None:
-    assert list(_runs([])) == []
-    assert list(_runs([5])) == [[5]]
-    assert list(_runs([1, 2, 250, 10_000, 10_001])) == [[1, 2, 250], [10_000, 10_001]]
 
 
 @dataclass

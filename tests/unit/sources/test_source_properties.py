@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import confluent_kafka as ck
 import pytest
 
 from oncely.clients.kafka import keys, properties
@@ -13,6 +16,7 @@ PLAIN = {
     "sasl.username": "pat",
     "sasl.password": "opensesame",
 }
+KEY = "-----BEGIN PRIVATE KEY-----\nTm90IGEgcmVhbCBrZXk=\n-----END PRIVATE KEY-----\n"
 
 
 def said(kafka: dict[str, object]) -> dict[str, str]:
@@ -40,23 +44,24 @@ def test_values_become_texts_and_the_mechanism_capitals() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "word"),
     [
-        ("isolation.level", "read_uncommitted", "aborted"),
-        ("enable.ssl.certificate.verification", False, "ssl.ca.location"),
+        ("isolation.level", "read_uncommitted", "allowed: read_committed"),
         ("group.id", "mine", "source.group"),
         ("enable.auto.commit", True, "the position is kept in the sink"),
         ("auto.offset.reset", "latest", "source.start"),
         ("bootstrap.servers", "h:1", "source.brokers"),
-        ("minPartitions", 8, "two tasks"),
-        ("maxRecordsPerPartition", 8, "two tasks"),
+        ("minPartitions", 8, "unknown"),
+        ("maxOffsetsPerTrigger", 8, "spark.max_records_per_batch"),
         ("failOnDataLoss", False, "source.on_gap"),
-        ("startingOffsets", "latest", "Spark's reader"),
+        ("startingOffsets", "latest", "source.start"),
         ("sasl.jaas.config", "…", "sasl.username"),
-        ("ssl.key.password", "opensesame", "pkcs12"),
+        ("request.timeout.ms", 5, "socket.timeout.ms"),
+        ("send.buffer.bytes", 5, "socket.send.buffer.bytes"),
+        ("receive.buffer.bytes", 5, "socket.receive.buffer.bytes"),
         ("ssl.truststore.location", "/x", "ssl.ca.location"),
         ("fetch.max.wait.ms", 5, "fetch.wait.max.ms"),
         ("kafka.client.id", "x", "write client.id"),
         ("cleint.id", "x", "did you mean client.id?"),
-        ("queued.min.messages", 5, "without a counterpart"),
+        ("queued.min.messages", 5, "set by the clients themselves"),
         ("security.protocol", "tls", "plaintext, ssl"),
         ("client.id", " ", "is empty"),
         ("client.id", ["x"], "found list"),
@@ -72,8 +77,41 @@ def test_a_refused_key_is_named_with_the_reason(key: str, value: object, word: s
         properties.checked({key: value})
 
 
-def test_the_only_value_of_a_fixed_key_is_accepted() -> None:
-    assert said({key: value for key, (value, _) in keys.FIXED.items()}) == {}
+def test_what_earlier_versions_accepted_is_accepted() -> None:
+    """Files that were written for two clients, librdkafka and Spark's."""
+    kafka = {
+        "isolation.level": "read_committed",
+        "enable.ssl.certificate.verification": "true",
+        "socket.keepalive.enable": "true",
+        "fetch.wait.max.ms": 100,
+        "fetch.message.max.bytes": 2000,
+        "connections.max.idle.ms": 0,
+    }
+    assert said(kafka) == {}
+    given = {key: str(value) for key, value in kafka.items() if key != "isolation.level"}
+    assert properties.librdkafka(kafka) == given  # the level is each client's own
+
+
+@pytest.mark.parametrize("key", sorted(keys.ACCEPTED))
+def test_librdkafka_knows_each_accepted_key(key: str) -> None:
+    config = {"group.id": "nobody", "log_level": 0, "bootstrap.servers": "127.0.0.1:1"}
+    said = ""
+    try:
+        ck.Consumer({**config, key: "-7"}).close()
+    except ck.KafkaException as error:
+        said = error.args[0].str()  # the value is wrong
+    assert "No such configuration property" not in said
+
+
+def test_every_spelling_of_a_secret_is_known(tmp_path: Path) -> None:
+    password = 'qu"ote\\d-canary'
+    known = properties.secrets({**PLAIN, "sasl.password": password})
+    assert known.redact(f"login {password}") == "login ***"
+    key = tmp_path / "key.pem"
+    key.write_text(KEY)
+    for kafka in ({"ssl.key.location": str(key)}, {"ssl.key.pem": KEY}):
+        said = properties.secrets(kafka).redact("at Tm90IGEgcmVhbCBrZXk= in line 2")
+        assert said == "at *** in line 2"
 
 
 @pytest.mark.parametrize("missing", ["sasl.username", "sasl.password", "sasl.mechanism"])

@@ -74,7 +74,7 @@ def test_a_thread_that_stops_its_process_runs_on_when_the_process_continues() ->
         process = psutil.Process(child.pid)
         try:
             for _ in range(25):
-                await_that(lambda: process.status() == psutil.STATUS_STOPPED, "the stop", 60)
+                await_that(lambda: process.status() == psutil.STATUS_STOPPED, "the stop", 180)
                 assert select.select([child.stdout], [], [], 0) == ([], [], [])
                 process.send_signal(signal.SIGCONT)
                 assert os.read(child.stdout.fileno(), 2) == b"!"

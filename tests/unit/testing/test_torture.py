@@ -14,6 +14,7 @@ import pytest
 
 from oncely import Worker, WrongInput
 from oncely.cli import torture
+from oncely.errors import Stopped
 from oncely.testing import faults
 from oncely.testing.faults import KillAt
 from oncely.testing.torture import records, trial
@@ -258,6 +259,18 @@ def test_runs_that_differ_without_faults_prove_nothing(
     monkeypatch.setattr(trial.Stage, "rows", lambda *_: next(several))
     with pytest.raises(WrongInput, match=r"(?s)differ in t, .*--ignore"):
         trial.reference(stage)
+
+
+def test_runs_with_other_numbers_of_rows_prove_work_after_the_transaction(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A thread of the handler is cut off by the end of the last run's process."""
+    stage = Database().stage(monkeypatch, tmp_path)
+    several = iter([{"t": Counter()}, {"t": Counter("aab")}, {"t": Counter("a")}])
+    monkeypatch.setattr(trial.Stage, "rows", lambda *_: next(several))
+    with pytest.raises(Stopped, match=r"3 and 1 rows in t: .* not all in their transaction") as why:
+        trial.reference(stage)
+    assert why.value.exit_code == 1
 
 
 def test_a_command_without_a_table_is_refused() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from oncely.core import events
 from oncely.core.claim import Counts
 from oncely.core.topics import TopicPartition
 from oncely.verify.check import check
 from oncely.verify.report import Report
 from oncely.verify.state import DATA, RESET, TAKEN, Entry, Files, Held, Ledger, NamedFile
+from tests.verifytools import Run, Simulated, log_of
 
 T0 = TopicPartition("t", 0)
 TEN = Counts(10, 10, 0, 0)
@@ -43,10 +46,11 @@ def test_a_log_of_moves_holds() -> None:
 
 
 def test_the_oldest_moves_may_be_missing_which_is_unknown() -> None:
-    for dropped in range(1, len(STEPS)):
+    for dropped in range(2, len(STEPS)):
         found = check(replace(LEDGER, history=STEPS[dropped:], complete=False))
         assert found.verdict == "unknown"
         assert "no longer contains" in found.unknown[0].text
+        assert "if there were any" in found.unknown[0].text
 
 
 @pytest.mark.parametrize("at", range(1, len(STEPS) - 1))
@@ -97,6 +101,44 @@ def test_a_commit_by_an_epoch_that_took_nothing() -> None:
         replace(LEDGER, epoch=5, history=[*STEPS, data(35, 5)], positions={T0: Held(45, 5)})
     )
     assert rules(found) == ["epoch"]
+
+
+@pytest.mark.parametrize(
+    ("first", "verdict"), [(taken(0, 1), "holds"), (taken(0, 4), "holds"), (taken(500, 1), "holds"),
+                           (taken(500, 2), "unknown"), (data(0, 1), "holds")],
+)  # fmt: skip
+def test_the_first_move_of_a_new_pipeline(first: Entry, verdict: str) -> None:
+    """Before an offset 0 or an epoch 1 there is none."""
+    held = {T0: Held(first.end, first.epoch)}
+    found = check(Ledger("p", 4, held, [first], moves=True, complete=False))
+    assert found.verdict == verdict, found.as_json()
+
+
+def test_after_a_reset_to_the_first_offset_earlier_moves_are_unknown() -> None:
+    of = Ledger("p", 4, {T0: Held(0, 4)}, [taken(0, 4)], moves=True, complete=False)
+    assert check(replace(of, resets={T0: {3: 0}})).verdict == "unknown"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_of_members_that_start_together_another_may_have_registered_the_pipeline(
+    *, told: bool
+) -> None:
+    """Its event has the first start, and the event of the one that takes a partition begins it."""
+    of = Simulated(Random(1))
+    registrar, other, member = Run("registrar"), Run("other"), Run("member")
+    for epoch, run in enumerate((registrar, other, member), 1):
+        of.tell(run, "started", {"version": 1, "cut": 0})
+        run.epoch = epoch
+        first = run is registrar
+        if run is not member:
+            of.hear(run, events.PipelineOpened("p", epoch, {}, first, every=False))
+    of.hear(member, events.PartitionsChanged("assigned", frozenset({T0})))
+    begun = frozenset({T0}) if told else frozenset()
+    opened = events.PipelineOpened("p", 3, {T0: 500}, False, every=False, begun=begun)
+    of.hear(member, opened)
+    moves = [taken(500, 3)]
+    ledger = Ledger("p", 3, {T0: Held(500, 3)}, moves, moves=True, complete=False)
+    assert check(ledger, log_of(of.lines)).verdict == ("holds" if told else "unknown")
 
 
 # -- files -----------------------------------------------------------------------------------------

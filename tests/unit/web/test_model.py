@@ -91,7 +91,7 @@ def test_dead_letters_by_reason_without_secrets(read: Detail) -> None:
 
 
 def test_a_database_that_is_down_and_a_broker_that_is_down(tmp_path: Path) -> None:
-    url = f"postgresql://app:{PASSWORD}@127.0.0.1:1/db"
+    url = f"postgresql://app:{PASSWORD}@127.0.0.1:2/db"
     billing = subject(pipeline_file(tmp_path, "billing", url))
     found = overview(billing)
     assert found.verdict.level == "bad"

@@ -32,7 +32,7 @@ BASE = "http://127.0.0.1:8484"
 
 def site_of(folder: Path, token: str | None = TOKEN, host: str = "127.0.0.1") -> Site:
     """A site of three pipelines: one that has run, one that never has, one without a database."""
-    billing = pipeline_file(folder, "billing", f"postgresql://app:{PASSWORD}@127.0.0.1:1/db")
+    billing = pipeline_file(folder, "billing", f"postgresql://app:{PASSWORD}@127.0.0.1:2/db")
     found = [filled(folder), pipeline_file(folder, "clicks"), billing]
     watched = [Watched(subject(one, Topics()), every=3600) for one in found]
     return Site(watched, Access.of(host, 8484, token), folder)

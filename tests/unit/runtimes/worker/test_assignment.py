@@ -116,26 +116,73 @@ def test_after_the_group_was_asked(ours: set[TopicPartition], stage: Stage) -> N
     assert of.staged(Stage.TAKING) == {T0}
 
 
+def test_records_that_come_again_are_found() -> None:
+    of = owning(T0, at=5)
+    assert of.again(T0, [5, 6, 9]) == frozenset()
+    of.fetched(T0, Fetched(5, 9, 3, 30, holes=(OffsetRange(7, 9),)))
+    of.fetched(T0, piece(12, 14))
+    assert of.again(T0, [14, 15]) == {0}
+    assert of.again(T0, [9, 12, 13, 14, 15]) == {0, 1, 2, 3}
+    assert of.again(T0, [15, 17, 17, 20, 15]) == {2, 4}
+    assert of.again(T0, [4, 15]) == {0}  # the ledger's position is after it
+    assert of.again(T1, [4]) == frozenset()
+
+
+@pytest.mark.parametrize("offsets", [[7], [15, 8], [10, 11], [14, 11], [15, 18, 16]])
+def test_records_that_were_skipped_are_refused(offsets: list[int]) -> None:
+    of = owning(T0, at=5)
+    of.fetched(T0, Fetched(5, 9, 3, 30, holes=(OffsetRange(7, 9),)))
+    of.fetched(T0, piece(12, 14))
+    with pytest.raises(InvariantViolation, match="came after"):
+        of.again(T0, offsets)
+
+
+def test_the_holes_that_are_remembered_are_bounded() -> None:
+    of = owning(T0)
+    for at in range(1, 4_001, 2):
+        of.fetched(T0, piece(at, at))
+    assert of.again(T0, [3_999]) == {0}
+    for old in (1, 2, 3_998):
+        with pytest.raises(InvariantViolation):
+            of.again(T0, [old])
+
+
 def test_a_full_partition_is_paused_until_half_of_it_is_left() -> None:
     of = owning(T0, limits=Limits(records=4, buffered_records=10))
     of.fetched(T0, piece(0, 3))
-    assert of.flow() == ([], [])
+    assert of.paused() == set()
     of.fetched(T0, piece(4, 7))
     of.fetched(T0, piece(8, 11))
-    assert of.flow() == ([T0], [])
+    assert of.paused() == {T0}
     of.work()
-    assert of.flow() == ([], [])  # 8 of 10 are left
+    assert of.paused() == {T0}  # 8 of 10 are left
     of.work()
-    assert of.flow() == ([], [T0])
+    assert of.paused() == set()
+
+
+def test_the_partitions_share_the_bytes_of_all_buffers() -> None:
+    limits = Limits(buffered_bytes=1 << 20)
+    alone, shared = owning(T0, limits=limits), owning(T0, T1, limits=limits)
+    for of in (alone, shared):
+        of.fetched(T0, Fetched(0, 0, 1, 600_000))
+    assert (alone.paused(), shared.paused()) == (set(), {T0})
+    shared.revoked([T1])
+    shared.work()
+    assert shared.paused() == set()
+    both = owning(T0, T1, limits=limits)
+    both.fetched(T0, Fetched(0, 0, 1, 2_000_000))
+    assert both.paused() == {T0, T1}  # nothing more of any of them
+    both.work()
+    assert both.paused() == set()
 
 
 def test_a_partition_is_paused_while_it_is_not_owned() -> None:
     of = owning(T0)
     of.lost([T0], ask=True)
-    assert of.flow() == ([T0], [])
+    assert of.paused() == {T0}
     of.answered({T0})
     of.taken(fence(2, T0), {T0: 0}, {})
-    assert of.flow() == ([], [T0])
+    assert of.paused() == set()
 
 
 def test_a_hole_is_passed_over_when_nothing_else_is_to_do() -> None:

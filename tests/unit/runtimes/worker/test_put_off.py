@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.group_consumer import Polled
+from oncely.clients.kafka.inbox import Polled
+from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
@@ -34,6 +35,11 @@ class Message:
     def leader_epoch(self) -> None:
         return None
 
+    def key(self) -> None:
+        return None
+
+    headers = key
+
     def __len__(self) -> int:
         return 1
 
@@ -46,6 +52,9 @@ class Group:
 
     def seek(self, tp: TopicPartition, position: int) -> None:
         self.sought.append((tp, position))
+
+    def joined(self) -> bool:
+        return False
 
 
 class Run:
@@ -73,17 +82,33 @@ def member() -> Member:
 
 
 def test_it_is_paused_until_its_time_and_then_fetched_again(member: Member) -> None:
-    assert member.assignment.flow(member._held) == ([P0], [])
+    assert member._held.keys() == {P0}
     member._release()
-    assert member.assignment.flow(member._held) == ([], [])
+    assert member._held.keys() == {P0}
     member.clock, member.now = lambda: 10.05, lambda: 1_050
     member._release()
     assert sought(member) == [(P0, 1)]
-    assert member.assignment.flow(member._held) == ([], [P0])
+    assert member._held.keys() == set()
     member._receive(Polled({P0: [Message(1, 950), Message(2, 0)]}, {P0: 3}))
     work = member.assignment.work()
     assert work is not None
     assert work.ranges == {P0: OffsetRange(1, 3)}
+
+
+def test_a_sign_of_life_tells_what_waits_and_not_what_is_to_be_committed(member: Member) -> None:
+    heard: list[events.Event] = []
+    member.listener = heard.append
+    member._tell()
+    member._tell()
+    member._release()
+    member.clock, member.now = lambda: 10.05, lambda: 1_050
+    member._release()
+    member._receive(Polled({P0: [Message(1, 950), Message(2, 2_000)]}, {}))
+    member._tell()
+    own, none = frozenset({P0}), frozenset[TopicPartition]()
+    assert heard == [
+        events.Polled(own, own, own), events.Polled(own, none, own), events.Polled(own, own, none)
+    ]  # fmt: skip
 
 
 def test_the_end_of_the_log_is_not_reached_over_it(member: Member) -> None:
@@ -92,6 +117,22 @@ def test_the_end_of_the_log_is_not_reached_over_it(member: Member) -> None:
     member._receive(Polled({P0: [Message(3, 0)]}, {P0: 4}))
     assert member.assignment.holes() is None
     assert member.assignment.buffered == 0
+
+
+def test_a_record_that_comes_again_is_passed_over_and_counted(member: Member) -> None:
+    heard: list[events.Event] = []
+    member.listener = heard.append
+    member.clock = lambda: 11.0
+    member._release()
+    member._receive(Polled({P0: [Message(0, 0)]}))
+    member._receive(Polled({P0: [Message(0, 0), Message(1, 0), Message(1, 0), Message(4, 0)]}))
+    work = member.assignment.work()
+    assert work is not None
+    assert work.ranges == {P0: OffsetRange(1, 5)}
+    assert [one.offset() for piece in work.pieces[P0] for one in piece.payload] == [1, 4]
+    assert work.pieces[P0][0].holes == (OffsetRange(2, 4),)
+    member._tell()
+    assert [one.repeated for one in heard if isinstance(one, events.Polled)] == [3]
 
 
 def test_it_goes_with_its_partition(member: Member) -> None:

@@ -62,7 +62,6 @@ def restarting(*, restarts: bool = True) -> tuple[Member, Hand, Group, list[even
         chunk=lambda work: work,
         before=lambda *_: None,
         topic_ids=dict,
-        tell=lambda *_: None,
         keep_house=lambda *_: None,
     )
     heard: list[events.Event] = []

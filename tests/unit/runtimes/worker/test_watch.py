@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.group_consumer import Polled
+from oncely.clients.kafka.inbox import Polled
 from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
 from oncely.core.topics import SourceIdentity, TopicPartition
-from oncely.errors import SourceMismatch
+from oncely.errors import DataLost, SourceMismatch
+from oncely.runtimes.goal import Goal
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.worker.assignment import Fetched
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
+from oncely.sources.kafka import Watermarks
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 FENCE = Fence("p", 1, "ours", frozenset({P0, P1}))
@@ -45,7 +47,7 @@ class Run(WorkerRun):
         super().__init__(sink, nothing, nothing, nothing, ("t",), kafka=kafka)
         self._source, self._fence = SourceIdentity("c", {"t": "1"}), FENCE
 
-    def look(self) -> None:
+    def look_for_a_whole_run(self) -> None:
         """No run has taken all partitions."""
 
 
@@ -54,7 +56,7 @@ def idle(run: Run, *, owns: bool = True) -> Iterator[tuple[Member, list[events.E
     """A member that has no records, and perhaps no partitions."""
     heard: list[events.Event] = []
     group: Any = SimpleNamespace(
-        poll=lambda _: Polled({}, {}), pause=lambda _: None, assigned_now=frozenset
+        poll=lambda _: Polled({}, {}), pause=lambda _: None, assigned_now=frozenset, joined=bool
     )
     member = Member(run, lambda _: group, listener=heard.append)
     with PipelinedCommit(run.budget(), overlap=True) as member._hand:
@@ -68,7 +70,7 @@ def idle(run: Run, *, owns: bool = True) -> Iterator[tuple[Member, list[events.E
 def watched(member: Member) -> None:
     """One look, and what follows it."""
     member.turn()
-    assert member._hand.wait(60)
+    assert member._hand.wait(180)
     member.turn()
 
 
@@ -95,6 +97,40 @@ def test_another_member_has_taken_a_partition_over() -> None:
         (fenced,) = [one for one in heard if isinstance(one, events.FencedOut)]
         assert fenced == events.FencedOut(1, 2, frozenset({P0, P1}))
         assert member.assignment.positions == {}
+
+
+def test_a_member_without_partitions_tells_once_that_it_has_joined() -> None:
+    joined = events.PartitionsChanged("assigned", frozenset())
+    with idle(Run(OURS, {"t": "1"}), owns=False) as (member, heard):
+        answers = [False, True]
+        member._group.joined = lambda: answers.pop(0)  # type: ignore[method-assign]
+        member._tell()
+        assert joined not in heard
+        member._tell()
+        member._tell()
+        assert heard.count(joined) == 1
+
+
+def test_a_goal_that_was_cut_away_ends_a_member() -> None:
+    """The log ends at 5 now, and has ended at 9: there is nothing to wait for."""
+    marks = {P0: Watermarks(0, 5, 5), P1: Watermarks(0, 5, 5)}
+    source: Any = SimpleNamespace(watermarks=lambda: marks)
+    now = [0.0]
+    with idle(Run(OURS, {"t": "1"})) as (member, _):
+        member.clock = lambda: now[0]
+        for on_gap in ("record", "fail"):
+            goal = Goal(source, on_gap, {P0: 5, P1: 9}, lambda: now[0])
+            assert not member._reached(goal)
+            now[0] += 31  # a leader that has just lost its place may answer so
+            assert not member._reached(goal)
+            assert goal.ends[P1] == 9
+            now[0] += 31
+            if on_gap == "fail":
+                with pytest.raises(DataLost, match="t-1 ends at 5, and has ended at 9"):
+                    member._reached(goal)
+                continue
+            assert not member._reached(goal)
+            assert member._reached(goal)
 
 
 def test_records_are_committed_if_the_topic_is_the_same_after_they_were_fetched() -> None:

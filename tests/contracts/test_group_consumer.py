@@ -1,0 +1,111 @@
+"""A group of a real broker: partitions that were paused, that are added, and members of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, get_args
+
+import pytest
+
+from oncely.clients.kafka import group_consumer
+from oncely.clients.kafka.group_consumer import WORKER, GroupConsumer, Membership, Protocols
+from oncely.core.topics import TopicPartition
+from oncely.errors import ConfigError
+from oncely.testing.processes import await_that
+from oncely.testing.servers.kafka import Broker
+
+REFRESH = "topic.metadata.refresh.interval.ms"
+pytestmark = pytest.mark.timeout(120)
+
+
+class Reader:
+    """A member that reads each partition from its beginning, and counts what has arrived."""
+
+    def __init__(
+        self, broker: Broker, topic: str, protocol: Protocols, client: str | None = None
+    ) -> None:
+        self.held: set[TopicPartition] = set()
+        self.read: dict[TopicPartition, int] = {}
+        membership = Membership(f"{topic}-{protocol}", protocol, session_seconds=6.0, client=client)
+        self.group = GroupConsumer(broker.bootstrap, {}, [topic], membership, self)
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> Mapping[TopicPartition, int]:
+        self.held |= partitions
+        self.read |= dict.fromkeys(partitions, 0)
+        return dict.fromkeys(partitions, 0)
+
+    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        self.held -= partitions
+
+    def poll(self) -> Reader:
+        for tp, messages in self.group.poll(0.05).messages.items():
+            self.read[tp] += len(messages)
+        return self
+
+    def close(self) -> None:
+        self.group.close()
+
+
+@pytest.mark.parametrize("protocol", get_args(Protocols))
+def test_a_paused_partition_that_went_and_came_back_is_read(
+    broker: Broker, make_topic: Any, protocol: Protocols
+) -> None:
+    topic = make_topic(partitions=2, records=[(at % 2, b"key", b"value") for at in range(40)])
+    with closing(Reader(broker, topic, protocol)) as member:
+        await_that(lambda: sorted(member.poll().read.values()) == [20, 20], "all records")
+        member.group.pause(member.held)
+        with closing(Reader(broker, topic, protocol)) as guest:
+            await_that(lambda: member.poll() and guest.poll().held, "the guest's share")
+            (gone,) = await_that(lambda: member.poll() and guest.poll().held - member.held, "gone")
+        await_that(lambda: gone in member.poll().held, "it comes back")
+        await_that(lambda: member.poll().read[gone] == 20, "its records, once more")
+
+
+@pytest.mark.parametrize("protocol", get_args(Protocols))
+def test_a_member_without_partitions_has_joined(
+    broker: Broker, make_topic: Any, monkeypatch: pytest.MonkeyPatch, protocol: Protocols
+) -> None:
+    topic = make_topic()
+    with closing(Reader(broker, topic, protocol)) as one:
+        await_that(lambda: one.poll().held, "the partition")
+        assert one.group.joined()
+        only_one = one.group._described()
+        with closing(Reader(broker, topic, protocol)) as two:
+            with monkeypatch.context() as patched:  # it may have joined in the meantime
+                patched.setattr(group_consumer, "members", lambda *_: only_one)
+                assert not two.group.joined()
+            await_that(lambda: one.poll() and two.poll().group.joined(), "both have joined")
+            await_that(lambda: len(one.poll().held | two.poll().held) == 1, "the partition")
+
+
+@pytest.mark.parametrize("protocol", get_args(Protocols))
+def test_partitions_that_are_added_are_assigned(
+    broker: Broker, make_topic: Any, monkeypatch: pytest.MonkeyPatch, protocol: Protocols
+) -> None:
+    assert int(group_consumer._OWN[REFRESH]) <= 30_000  # the client's default: five minutes
+    monkeypatch.setitem(group_consumer._OWN, REFRESH, 1_000)
+    topic = make_topic()
+    with closing(Reader(broker, topic, protocol)) as member:
+        await_that(lambda: member.poll().held, "the first one")
+        broker.add_partitions(topic, 3)
+        await_that(lambda: len(member.poll().held) == 3, "those that were added", 180)
+
+
+@pytest.mark.parametrize("protocol", get_args(Protocols))
+def test_two_pipelines_in_one_group_are_refused(
+    broker: Broker, make_topic: Any, protocol: Protocols
+) -> None:
+    topic = make_topic(partitions=2)
+    with (
+        closing(Reader(broker, topic, protocol, f"{WORKER}one")) as one,
+        closing(Reader(broker, topic, protocol, f"{WORKER}two")) as two,
+        pytest.raises(ConfigError, match=r"worker\.group: pipeline '(one|two)' works in"),
+    ):
+        await_that(lambda: one.poll() and two.poll() and False, "an end", 180)
+    with closing(Reader(broker, topic, protocol, f"{WORKER}one")) as one:
+        await_that(lambda: len(one.poll().held) == 2, "alone")
+        with closing(Reader(broker, topic, protocol, f"{WORKER}one")) as same:
+            await_that(lambda: one.poll() and same.poll().held, "of the same pipeline")
+        with pytest.raises(ConfigError, match=r"worker\.group: pipeline 'one' works in group"):
+            Reader(broker, topic, protocol, f"{WORKER}two")

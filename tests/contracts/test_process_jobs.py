@@ -1,0 +1,231 @@
+"""Jobs on processes of this machine: tasks that die are repeated, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from oncely.errors import SourceMismatch, Unavailable, WrongInput
+from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, Spent, all_of, sort_out
+from oncely.runtimes.jobs.processes import ProcessJobs
+from oncely.secrets import Secrets, redact, scope
+from oncely.testing.processes import await_that
+from tests.conftest import repository
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[ProcessJobs]:
+    with contextlib.closing(ProcessJobs(2)) as made:
+        yield made
+
+
+# -- tasks, which other processes import -------------------------------------------------------
+
+
+def twice(share: int, attempt: Attempt) -> Iterator[object]:
+    yield 2 * share
+    yield redact("hush")
+
+
+def dying_once(folder: Path, share: int, attempt: Attempt) -> Iterator[object]:
+    """The first attempt of each kills its process."""
+    with contextlib.suppress(FileExistsError):
+        (folder / str(share)).touch(exist_ok=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield share, attempt.again
+
+
+def failing(kind: type[Exception], share: int, attempt: Attempt) -> Iterator[object]:
+    yield share
+    raise kind("told")
+
+
+def waiting(folder: Path, share: int, attempt: Attempt) -> Iterator[object]:
+    (folder / str(os.getpid())).touch()
+    time.sleep(600)
+    yield share
+
+
+def sending(share: int, attempt: Attempt) -> Iterator[object]:
+    yield ShuffleBlock(share % 2, str(share).encode())
+    yield "sent"
+
+
+def counting(packets: list[bytes], attempt: Attempt) -> Iterator[object]:
+    yield sorted(packets)
+
+
+def numbers(share: int, attempt: Attempt) -> Iterator[object]:
+    yield attempt.number
+
+
+# -- tests ---------------------------------------------------------------------------------
+
+
+def test_answers_come_in_the_order_of_shares_with_secrets_in_scope(jobs: ProcessJobs) -> None:
+    with scope(Secrets.of(["hush"])):
+        found = jobs.run(twice, [3, 4, 5])
+    assert all_of(found, int) == [6, 8, 10]
+    assert all_of(found, str) == ["***"] * 3
+    assert len(all_of(found, Spent)) == 3
+
+
+def test_every_attempt_has_a_number_of_its_own(jobs: ProcessJobs) -> None:
+    found = all_of(jobs.run(numbers, [0, 1]) + jobs.run(numbers, [0, 1]), int)
+    assert len(set(found)) == 4
+
+
+def test_a_task_whose_process_dies_is_repeated(jobs: ProcessJobs, tmp_path: Path) -> None:
+    found = all_of(jobs.run(partial(dying_once, tmp_path), [0, 1, 2]), tuple)
+    assert sorted(share for share, _ in found) == [0, 1, 2]
+    assert any(again for _, again in found)
+
+
+def test_a_process_that_dies_between_two_jobs_is_replaced(jobs: ProcessJobs) -> None:
+    (pid, *_) = all_of(jobs.run(pid_of, [0]), int)
+    os.kill(pid, signal.SIGKILL)
+    await_that(lambda: jobs._pool._broken, "a pool that takes nothing any more")
+    for _ in range(2):
+        assert all_of(jobs.run(twice, [3, 4, 5]), int) == [6, 8, 10]
+
+
+def test_an_error_of_oncely_is_an_answer(jobs: ProcessJobs) -> None:
+    found, error = sort_out(jobs.run(partial(failing, SourceMismatch), [7]), int)
+    assert (found, type(error)) == ([7], SourceMismatch)
+
+
+def test_another_error_in_all_attempts_fails_the_job(jobs: ProcessJobs) -> None:
+    with pytest.raises(ValueError, match="told") as caught:
+        jobs.run(partial(failing, ValueError), [7])
+    meaning = jobs.meaning(caught.value)
+    assert isinstance(meaning, Unavailable)
+    assert "ValueError: told" in str(meaning)
+
+
+def test_packets_meet_in_the_task_of_their_bucket(jobs: ProcessJobs) -> None:
+    found = jobs.shuffled(sending, [1, 2, 3, 4], counting, 3)
+    assert all_of(found, list) == [[b"2", b"4"], [b"1", b"3"], []]
+    assert all_of(found, str) == ["sent"] * 4
+
+
+def test_a_cancelled_job_ends_with_its_processes(tmp_path: Path) -> None:
+    with contextlib.closing(ProcessJobs(2)) as made:
+        ended: list[Exception] = []
+
+        def run() -> None:
+            try:
+                made.run(partial(waiting, tmp_path), [0, 1])
+            except Exception as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        await_that(lambda: len(list(tmp_path.iterdir())) == 2, "both tasks")
+        made.cancel()
+        thread.join(180)
+        assert not thread.is_alive()
+        assert ended
+    for one in tmp_path.iterdir():
+        await_that(partial(_is_gone, int(one.name)), "the end of a process")
+
+
+PROGRAM = """
+import sys
+from functools import partial
+from pathlib import Path
+from oncely.runtimes.jobs.processes import ProcessJobs
+from tests.contracts.test_process_jobs import waiting
+
+if __name__ == "__main__":
+    ProcessJobs(2).run(partial(waiting, Path(sys.argv[1])), [0, 1])
+"""
+
+
+def test_the_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, str(program), str(pids)],
+        cwd=repository(),
+        env={**os.environ, "PYTHONPATH": str(repository())},
+    )
+    try:
+        await_that(lambda: len(list(pids.iterdir())) == 2, "both tasks")
+    finally:
+        parent.kill()
+        parent.wait()
+    for one in pids.iterdir():
+        await_that(partial(_is_gone, int(one.name)), "the end of a process")
+
+
+def test_a_script_without_a_guard_is_told_so_at_once(tmp_path: Path) -> None:
+    """Each process would import the script, and begin the run again."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace('if __name__ == "__main__":', "if True:"))
+    ended = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        cwd=repository(),
+        env={**os.environ, "PYTHONPATH": str(repository())},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "WrongInput: no process of the pipeline has started" in ended.stderr
+    assert "below `if __name__ == '__main__':`" in ended.stderr
+
+
+def _is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid)
+
+
+def test_signals_to_the_group_of_the_parent_are_not_for_them(jobs: ProcessJobs) -> None:
+    found: Any = all_of(jobs.run(session_of, [0]), int)
+    assert found[0] != os.getsid(0)
+
+
+def test_sigterm_for_the_group_repeats_no_task() -> None:
+    """`timeout` and supervisors send it to all processes of a group; the driver ends in order."""
+    with contextlib.closing(ProcessJobs(1)) as made:
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        os.kill(server, signal.SIGTERM)
+        for _ in range(3):
+            assert all_of(made.run(again, [0]), bool) == [False]
+        assert psutil.Process(server).is_running()
+
+
+def again(share: int, attempt: Attempt) -> Iterator[object]:
+    yield attempt.again
+
+
+def pid_of(share: int, attempt: Attempt) -> Iterator[object]:
+    yield os.getpid()
+
+
+def session_of(share: int, attempt: Attempt) -> Iterator[object]:
+    yield os.getsid(0)
+
+
+def test_a_task_that_cannot_be_sent_is_no_temporary_error(jobs: ProcessJobs) -> None:
+    def local(share: int, attempt: Attempt) -> Iterator[object]:
+        yield share
+
+    with pytest.raises(WrongInput, match=r"can't be sent to other processes.*local"):
+        jobs.run(local, [1])
+    assert all_of(jobs.run(twice, [1]), int) == [2]

@@ -1,0 +1,113 @@
+"""`oncely run` on processes of this machine: a topic into a table, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+import pytest
+from confluent_kafka import Producer
+
+from oncely import artifacts
+from oncely.config import parse
+from oncely.core import events
+from oncely.errors import WrongInput
+from oncely.pipeline import Pipeline, planning
+from oncely.testing.servers.kafka import Broker
+from tests.conftest import produce
+from tests.sinktools import Place
+
+MakeTopic = Callable[..., str]
+PARTITIONS = 3
+ON_PROCESSES = {"runtime": "processes", "processes": 2}
+
+
+def value(number: int) -> bytes:
+    return json.dumps({"id": number}).encode()
+
+
+def pipeline_of(
+    broker: Broker,
+    topic: str,
+    place: Place,
+    top: Mapping[str, object] = ON_PROCESSES,
+    **source: object,
+) -> Pipeline:
+    return Pipeline(
+        parse(
+            {
+                "name": topic,
+                **top,
+                "source": {"brokers": broker.bootstrap, "topics": [topic], **source},
+                "decode": {"format": "json", "schema": "id BIGINT"},
+                "sink": {
+                    "kind": "sql",
+                    "url": place.url,
+                    "table": f"{place.schema}.rows" if place.schema else "rows",
+                    "max_rejects": "100%",
+                },
+                "spark": {"max_records_per_batch": 100, "trigger": "0 seconds"},
+            }
+        )
+    )
+
+
+def test_each_record_once(broker: Broker, make_topic: MakeTopic, place: Place) -> None:
+    """Several batches in two processes; one record is no JSON, and the log ends in a hole."""
+    given = [(number % PARTITIONS, None, value(number)) for number in range(400)]
+    topic = make_topic(partitions=PARTITIONS, records=[*given, (1, None, b"no JSON")])
+    producer = Producer({**broker.client_config(), "transactional.id": f"of-{topic}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, value(1_000), partition=2)
+    producer.abort_transaction(30)
+    told: list[events.Event] = []
+    pipeline = pipeline_of(broker, topic, place)
+    assert pipeline.run("latest", listener=told.append)
+    assert place.sql("SELECT count(*), count(DISTINCT id), min(id), max(id) FROM rows") == [
+        (400, 400, 0, 399)
+    ]
+    assert place.sql("SELECT count(*) FROM oncely_rejects") == [(1,)]
+    ends = sorted(at for at in pipeline.source.stable_end().values())
+    positions = place.sql('SELECT "position" FROM oncely_positions ORDER BY 1')
+    assert [at for (at,) in positions] == ends, "also over the hole"
+    batches = [one for one in told if isinstance(one, events.BatchCommitted)]
+    assert len(batches) > 3
+    produce(broker, topic, [(0, None, value(400))])
+    assert pipeline_of(broker, topic, place).run("latest")
+    assert place.sql("SELECT count(*), max(id) FROM rows") == [(401, 400)]
+
+
+def test_a_plan_needs_no_java(
+    broker: Broker, make_topic: MakeTopic, on_sqlite: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_java() -> str:
+        raise WrongInput("there is no Java")
+
+    monkeypatch.setattr(artifacts, "java", no_java)
+    monkeypatch.setattr(planning, "is_installed", lambda _: False)
+    plan = pipeline_of(broker, make_topic(), on_sqlite).plan()
+    assert not plan.problems
+    assert not [one for one in plan.notes if "park" in one]
+    assert plan.connections is not None
+    assert plan.connections.tasks == 2
+
+
+@pytest.mark.parametrize(
+    ("top", "problems"),
+    [({}, []), ({"delivery": "at_least_once"}, ["spark"])],
+    ids=["a worker can run it", "only a run"],
+)
+def test_a_plan_requires_java_where_only_spark_can_run(
+    broker: Broker, make_topic: MakeTopic, on_sqlite: Place, monkeypatch: pytest.MonkeyPatch,
+    top: Mapping[str, object], problems: list[str],
+) -> None:  # fmt: skip
+    def no_java() -> str:
+        raise WrongInput("there is no Java")
+
+    monkeypatch.setattr(artifacts, "java", no_java)
+    plan = pipeline_of(broker, make_topic(), on_sqlite, {**top, "runtime": "spark"}).plan()
+    assert [one.key for one in plan.problems] == problems
+    told = [one for one in plan.notes if "there is no Java" in one]
+    assert len(told) == (0 if problems else 1)
+    assert all("`oncely work`" in one for one in told)

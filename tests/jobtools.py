@@ -1,0 +1,109 @@
+"""Jobs and a source without servers, for tests of what tasks and the driver do."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
+from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, Task, answers
+
+
+@dataclass
+class InlineJobs:
+    """Runs the tasks of a job one after the other, in this thread.
+
+    Attributes:
+        sent: what a task gets and answers passes through pickle, as between processes.
+    """
+
+    sent: bool = False
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def enter(self, described: str) -> None:
+        """Nothing to do."""
+
+    def run(self, task: Task, shares: Sequence[object]) -> list[object]:
+        """The answers of all tasks."""
+        through = _pickled if self.sent else lambda one: one
+        return [
+            through(answer)
+            for share in shares
+            for answer in answers(through(task), through(share), Attempt(next(self.numbers)))
+        ]
+
+    def shuffled(
+        self, send: Task, shares: Sequence[object], stage: Task, buckets: int
+    ) -> list[object]:
+        """Packets are sorted by bucket."""
+        packets, passed = defaultdict(list), []
+        for one in self.run(send, shares):
+            if isinstance(one, ShuffleBlock):
+                packets[one.bucket].append(one.data)
+            else:
+                passed.append(one)
+        return passed + self.run(stage, [packets[bucket] for bucket in range(buckets)])
+
+    def require(self) -> None:
+        """Jobs can run."""
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+    def meaning(self, error: Exception) -> Exception:
+        """The error itself."""
+        return error
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def _pickled(one: Any) -> Any:
+    return pickle.loads(pickle.dumps(one))
+
+
+@dataclass
+class GivenRecords:
+    """A source that has these tables, whatever it is asked for.
+
+    Attributes:
+        tables: records, or what makes them.
+        fetched: the number of records that were read again for dead letters.
+    """
+
+    tables: Iterable[pa.Table] | Callable[[], Iterable[pa.Table]] = ()
+    fetched: int = 0
+
+    def read(
+        self, ranges: Mapping[TopicPartition, OffsetRange], needs: frozenset[str]
+    ) -> Iterator[pa.Table]:
+        """The tables."""
+        yield from self.tables() if callable(self.tables) else self.tables
+
+    def fetch(self, partition: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Any]:
+        """Nothing is there any more."""
+        self.fetched += len(offsets)
+        return {}
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def records(tp: TopicPartition, values: Sequence[bytes], first: int = 0) -> pa.Table:
+    """Records of a partition, as a source gives them."""
+    count = len(values)
+    return pa.table(
+        {
+            "topic": pa.array([tp.topic] * count, pa.string()).dictionary_encode(),
+            "partition": pa.array([tp.partition] * count, pa.int32()),
+            "offset": pa.array(range(first, first + count), pa.int64()),
+            "value": pa.array(values, pa.binary()),
+        }
+    )
