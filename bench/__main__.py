@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,15 +15,15 @@ from typing import TYPE_CHECKING
 import psycopg
 from rich.console import Console
 
-from bench import audit, contenders, latency, memory, worker
+from bench import audit, contenders, latency, memory, recorded, shapes, worker
 from bench.contenders import Contest
 from bench.files import match as files
 from bench.kafka import match
-from bench.measure import Goal, Series, fetch_settings, measured, ratio, show
+from bench.measure import IN_BULK, Goal, Series, fetch_settings, measured, show, told
 from bench.workload import TABLE, Workload, publish
-from oncely.artifacts import POSTGRES_JDBC, SPARK_AVRO, resolve
+from oncely import native
+from oncely.artifacts import POSTGRES_JDBC, resolve, spark_jars
 from oncely.runtimes.spark import session
-from oncely.runtimes.spark.options import IN_BULK
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
 
@@ -30,7 +31,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OUT = Path("build/bench/sql.json")
-ONLY = ("sql", "memory", "latency", "kafka", "files", "audit", "worker", "worker-memory")
+RESULTS = (OUT, match.OUT, files.OUT, audit.OUT, worker.OUT, shapes.OUT)
+"""The result files whose ratios are compared with the recorded ones."""
+
+SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
+ONLY = ("sql", "memory", "latency", "shapes", "kafka", "files", "audit", "worker", "worker-memory")
 GOALS: tuple[Goal, ...] = (
     ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.6),
     ("oncely / jdbc_rewrite + fetch", "oncely", "jdbc_rewrite + fetch", 1.5),
@@ -42,9 +47,12 @@ console = Console()
 
 
 def main() -> int:
-    """Measure everything; exit code 1 when a result was wrong."""
+    """Measure everything; exit code 1 when a result was wrong, or a ratio fell."""
     given = _options().parse_args()
-    jars = [*resolve(POSTGRES_JDBC), *resolve(SPARK_AVRO)]
+    began = time.time()
+    if slower := native.absence():
+        console.print(slower)
+    jars = [jar for one in (POSTGRES_JDBC, SPARK_AVRO, spark_jars().kafka) for jar in resolve(one)]
     with Broker(properties=match.BROKER) as broker, ExitStack() as left:
         bucket, settings = None, {}
         if given.s3:
@@ -57,6 +65,17 @@ def main() -> int:
         if given.only in (None, "sql", "memory", "latency"):
             with Postgres() as postgres:
                 _to_sql(given, spark, broker, postgres)
+        if given.only in (None, "shapes"):
+            with Postgres() as postgres:
+                shapes.measure(
+                    spark,
+                    broker,
+                    postgres.create_database("shapes"),
+                    (broker.pid, postgres.pid),
+                    console,
+                    records=given.records or 300_000,
+                    rounds=given.rounds or 2,
+                )
         if given.only in (None, "kafka"):
             match.measure(
                 spark,
@@ -84,7 +103,11 @@ def main() -> int:
             with Postgres() as postgres:
                 _worker(given, spark, broker, postgres)
         spark.stop()
-    return 0
+    results = [one for one in RESULTS if one.exists() and one.stat().st_mtime >= began]
+    if given.record:
+        recorded.record(results, console)
+        return 0
+    return recorded.compare(results, console)
 
 
 def _options() -> argparse.ArgumentParser:
@@ -92,14 +115,16 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument(
         "--records",
         type=int,
-        help="SQL, files: 3,000,000; Kafka: 1,000,000; audit: 10,000,000; worker: 2,000,000",
+        help="SQL, files: 3,000,000; Kafka: 1,000,000; audit: 10,000,000; worker: 2,000,000;"
+        " shapes: 300,000",
     )
-    options.add_argument("--rounds", type=int, help="SQL: 5; others: 3")
-    options.add_argument("--batch", type=int, default=3_000_000, help="records of a micro-batch")
+    options.add_argument("--rounds", type=int, help="SQL: 5; shapes: 2; others: 3")
+    options.add_argument("--batch", type=int, default=3_000_000, help="records of a batch")
     options.add_argument("--range", type=int, default=5_000_000, help="records of the memory test")
     options.add_argument("--only", choices=ONLY, default=None)
     options.add_argument("--minutes", type=float, default=30.0, help="of worker-memory")
     options.add_argument("--s3", action="store_true", help="files: into a local S3 server")
+    options.add_argument("--record", action="store_true", help="keep the ratios of this run")
     options.add_argument("--only-peers", action="store_true", help="Kafka: without Oncely")
     return options
 
@@ -183,12 +208,9 @@ def sql(contest: Contest, servers: tuple[int, int], rounds: int) -> dict[str, ob
             if number >= 0:
                 series[name].samples.append(one)
     show(console, "Kafka to PostgreSQL, records per second", series, GOALS)
-    console.print(fetch_settings(IN_BULK))
+    console.print(fetch_settings())
     return {
-        **{name: round(one.rate) for name, one in series.items()},
-        "ratios": {label: round(ratio(series[a], series[b]), 3) for label, a, b, _ in GOALS},
-        "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
-        "rounds": {name: [round(rate) for rate in one.rates] for name, one in series.items()},
+        **told(series, GOALS),
         "records": contest.workload.records,
         "records_per_batch": contest.batch,
         "fetch": dict(IN_BULK),

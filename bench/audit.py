@@ -19,7 +19,7 @@ import psycopg
 from rich.console import Console
 
 from bench.contenders import Contest, jdbc_options
-from bench.measure import Goal, Sample, Series, measured, ratio, show
+from bench.measure import Goal, Sample, Series, measured, show, told
 from bench.workload import PARTITIONS, SCHEMA
 from oncely.audit import Report, audit
 from oncely.audit.report import FindingKind
@@ -35,7 +35,7 @@ GOALS: Sequence[Goal] = (
 _TABLE = "audited"
 _DAMAGED = 10
 _KINDS: Sequence[FindingKind] = ("lost", "duplicated", "altered")
-BATCH = 500_000  # records of a micro-batch of the pipeline that fills the table
+BATCH = 500_000  # records of a batch of the pipeline that fills the table
 _READERS = 8  # connections of the join to the database, on two cores
 _FETCH = 10_000  # rows that the JDBC driver requests at once; it would keep all by default
 _IDS = "id = ANY(%s)"
@@ -202,11 +202,8 @@ def measure(contest: Contest, servers: Sequence[int], console: Console, rounds: 
                 series[name].samples.append(sample)
     show(console, "Audit of a table in PostgreSQL, records per second", series, GOALS)
     result = {
-        **{name: round(one.rate) for name, one in series.items()},
-        "ratios": {label: round(ratio(series[a], series[b]), 3) for label, a, b, _ in GOALS},
+        **told(series, GOALS),
         "goals": {label: goal for label, _, _, goal in GOALS},
-        "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
-        "rounds": {name: [round(rate) for rate in one.rates] for name, one in series.items()},
         "records": audited.records,
         "damaged": _DAMAGED,
     }

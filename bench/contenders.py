@@ -1,10 +1,9 @@
-"""The ways through the same topic, each as one streaming query that drains it.
+"""The ways through the same topic, each of which drains it once.
 
-Peers are what people have: Spark's defaults. What we set otherwise (how much the Kafka client
-fetches at once) is a part of ours, and of the limit, which is our plan; one row gives it to the
-faster peer.
+Peers are what people have: streaming queries with Spark's defaults; in one row the faster peer
+fetches as much at once as the Java client is made for. The limit is our plan.
 
-All read in the same micro-batches with the same Spark session, and all that write have the
+All read in batches of the same size with the same Spark session, and all that write have the
 same table without an index and the same durability (PostgreSQL's default: fsync, synchronous
 commit).
 """
@@ -13,8 +12,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
@@ -28,11 +29,12 @@ from oncely.config import parse
 from oncely.core.budget import Budget
 from oncely.core.claim import Fence
 from oncely.pipeline import Pipeline
+from oncely.runtimes.batches.plan import Ranges, plan_ranges, shares_of
+from oncely.runtimes.batches.reading import Reading
+from oncely.runtimes.batches.task import CommitPlan, commit_chunks
+from oncely.runtimes.jobs.base import all_of
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.spark.offset_log import batch_ranges
-from oncely.runtimes.spark.options import IN_BULK
-from oncely.runtimes.spark.reading import Reading
-from oncely.runtimes.spark.task import CommitPlan, collect_all, commit_chunks
+from oncely.runtimes.spark.jobs import SparkJobs
 from oncely.sinks.base import CommitsChunks
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Contest:
     url: str
     workload: Workload
     batch: int
+    schema: str = SCHEMA
 
     def pipeline(self, name: str, table: str) -> Pipeline:
         """Oncely's pipeline for the topic."""
@@ -57,8 +60,13 @@ class Contest:
                     "name": name,
                     "delivery": "exactly_once",
                     "source": {"brokers": self.brokers, "topics": [self.workload.topic]},
-                    "decode": {"format": "json", "schema": SCHEMA},
-                    "sink": {"kind": "sql", "url": self.url, "table": table},
+                    "decode": {"format": "json", "schema": self.schema},
+                    "sink": {
+                        "kind": "sql",
+                        "url": self.url,
+                        "table": table,
+                        "max_rejects": self.workload.records,
+                    },
                     "spark": {"max_records_per_batch": self.batch, "trigger": "0 seconds"},
                 }
             )
@@ -67,7 +75,7 @@ class Contest:
     def drain(
         self,
         columns: list[str],
-        on_batch: Callable[[DataFrame, int, Path], object],
+        on_batch: Callable[[DataFrame], object],
         more: Mapping[str, str] | None = None,
     ) -> None:
         """Run a query over the whole topic with a function for each batch.
@@ -87,7 +95,7 @@ class Contest:
                 .load()
                 .select(*columns)
                 .writeStream.option("checkpointLocation", checkpoint.as_uri())
-                .foreachBatch(lambda frame, number: on_batch(frame, number, checkpoint))
+                .foreachBatch(lambda frame, _: on_batch(frame))
                 .trigger(availableNow=True)
                 .start()
             )
@@ -114,8 +122,8 @@ def jdbc(
     if rewrite:
         options["url"] += "?reWriteBatchedInserts=true"
 
-    def write(frame: DataFrame, _: int, __: Path) -> None:
-        value = F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")
+    def write(frame: DataFrame) -> None:
+        value = F.from_json(F.col("value").cast("string"), contest.schema).alias("v")
         rows = frame.select(value).select("v.*")
         rows.write.format("jdbc").options(**options).mode("append").save()
 
@@ -136,30 +144,34 @@ def jdbc_options(url: str) -> dict[str, str]:
 def limit(contest: Contest) -> int:
     """Our own plan with only the commit replaced by counting; how many rows were counted."""
     pipeline = contest.pipeline("limit", "limit_")
+    jobs = SparkJobs(contest.session, "limit")
+    jobs.enter("bench: limit")
     counted = 0
-
-    def count(frame: DataFrame, number: int, checkpoint: Path) -> None:
-        nonlocal counted
-        beginning = {tp: 0 for tp in pipeline.source.partitions()}
-        ranges = batch_ranges(checkpoint, number, beginning)
-        starts = {tp: range_.start for tp, range_ in ranges.items()}
-        counting = CountingSink(f"{checkpoint.name}/{number}", starts)
-        delivery = Delivery(cast("CommitsChunks", counting), counting)
-        topic = contest.workload.topic
-        reading = Reading(pipeline.source, pipeline.decoder, Unchanged(), starts, topic)
-        plan = CommitPlan(delivery, Fence("limit", 1), Budget(), reading)
-        counted += sum(one.counts.rows for one in collect_all(frame, commit_chunks, plan, Outcome))
-
-    # The same plan, so it also reads as ours does.
-    contest.drain(["partition", "offset", "value"], count, more=IN_BULK)
+    with pipeline.source as source:
+        positions, ends = source.earliest(), source.stable_end()
+        while ranges := plan_ranges(positions, ends, contest.batch):
+            work = partial(commit_chunks, _counting(pipeline, ranges))
+            outcomes = all_of(jobs.run(work, shares_of(ranges)), Outcome)
+            counted += sum(one.counts.rows for one in outcomes)
+            positions |= {tp: range_.end for tp, range_ in ranges.items()}
     return counted
+
+
+def _counting(pipeline: Pipeline, ranges: Ranges) -> CommitPlan:
+    """The plan of a batch that is counted; its decoder needs the value alone."""
+    starts = {tp: range_.start for tp, range_ in ranges.items()}
+    counting = CountingSink(uuid.uuid4().hex, starts)
+    delivery = Delivery(cast("CommitsChunks", counting), counting)
+    needs = pipeline.decoder.needs | {"value"}
+    reading = Reading(pipeline.source, pipeline.decoder, Unchanged(), needs)
+    return CommitPlan(delivery, Fence("limit", 1), Budget(), reading)
 
 
 def jvm_read(contest: Contest) -> int:
     """Spark reads the topic and never leaves the JVM: how many records it has seen."""
     seen = 0
 
-    def look(frame: DataFrame, _: int, __: Path) -> None:
+    def look(frame: DataFrame) -> None:
         nonlocal seen
         counted, _length = frame.selectExpr("count(value)", "sum(length(value))").collect()[0]
         seen += counted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,9 +37,11 @@ class CountingSink:
         """Itself."""
         return self
 
-    def positions(self, fence: Fence, *, settled: bool = False) -> dict[TopicPartition, Entry]:
+    def positions(
+        self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
+    ) -> dict[TopicPartition, Entry]:
         """Where this worker has counted up to."""
-        del settled
+        del of, settled
         return {
             tp: Entry(_positions.get((self.batch, tp), at), fence.epoch)
             for tp, at in self.starts.items()

@@ -20,6 +20,20 @@ Goal = tuple[str, str, str, float]
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 """A Kafka reader as Spark's users have it."""
 
+IN_BULK: Mapping[str, str] = MappingProxyType(
+    {
+        # The Java client's defaults (500 records a poll, 1 MB a fetch) are for consumers with much
+        # work per record; Spark only copies it.
+        "kafka.max.poll.records": "10000",
+        "kafka.max.partition.fetch.bytes": str(4 << 20),
+        "kafka.receive.buffer.bytes": "-1",  # the system's own choice; the default is 64 KB at most
+        # At the end of a partition the client requests more, and the broker answers nothing else
+        # on that connection until this time is over: half a second by default.
+        "kafka.fetch.max.wait.ms": "10",
+    }
+)
+"""Fetch settings of peers in rows with "+ fetch": what an experienced user of Spark would set."""
+
 _WORKERS = {"pyspark.daemon", "pyspark.worker"}  # python -m ...; the JVM's words hold paths only
 
 
@@ -54,18 +68,32 @@ class Series:
         return statistics.median(s.cpu_seconds for s in self.samples) / self.records * 1e6
 
 
-def fetch_settings(ours: Mapping[str, str]) -> str:
-    """A line below a table: how our Kafka reader is set, which peers without "+ fetch" are not."""
-    shown = ", ".join(f"{key.removeprefix('kafka.')}={value}" for key, value in ours.items())
-    return (
-        f"Oncely reads Kafka with {shown}. Peers have Spark's defaults;"
-        " in rows with '+ fetch' they have the same settings."
-    )
+def fetch_settings() -> str:
+    """A line below a table: how the peers read Kafka."""
+    shown = ", ".join(f"{key.removeprefix('kafka.')}={value}" for key, value in IN_BULK.items())
+    return f"Peers read Kafka with Spark's defaults; in rows with '+ fetch' with {shown}."
+
+
+def ratios(ours: Series, theirs: Series) -> list[float]:
+    """How many times as fast in each round: both met the same noise."""
+    return [a / b for a, b in zip(ours.rates, theirs.rates, strict=True)]
 
 
 def ratio(ours: Series, theirs: Series) -> float:
-    """The median of the ratios round by round: both met the same noise."""
-    return statistics.median(a / b for a, b in zip(ours.rates, theirs.rates, strict=True))
+    """The median of the ratios round by round."""
+    return statistics.median(ratios(ours, theirs))
+
+
+def told(series: Mapping[str, Series], goals: Sequence[Goal]) -> dict[str, object]:
+    """Rates and ratios for a result file, see :mod:`bench.recorded`."""
+    rounds = {label: ratios(series[ours], series[theirs]) for label, ours, theirs, _ in goals}
+    return {
+        **{name: round(one.rate) for name, one in series.items()},
+        "ratios": {label: round(statistics.median(one), 3) for label, one in rounds.items()},
+        "ratio_rounds": {label: [round(x, 3) for x in one] for label, one in rounds.items()},
+        "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
+        "rounds": {name: [round(rate) for rate in one.rates] for name, one in series.items()},
+    }
 
 
 def show(console: Console, title: str, series: Mapping[str, Series], goals: Sequence[Goal]) -> None:
@@ -77,10 +105,15 @@ def show(console: Console, title: str, series: Mapping[str, Series], goals: Sequ
         rates = [f"{rate:,.0f}" for rate in (one.rate, min(one.rates), max(one.rates))]
         table.add_row(name, *rates, f"{one.cpu_per_million:.2f}")
     console.print(table)
+    show_goals(console, series, goals)
+
+
+def show_goals(console: Console, series: Mapping[str, Series], goals: Sequence[Goal]) -> None:
+    """Print the ratios, and whether the goals were reached."""
     for label, ours, theirs, goal in goals:
         found = ratio(series[ours], series[theirs])
         verdict = "[green]reached" if found >= goal else "[red]missed"
-        console.print(f"{label:30} {found:5.2f}   goal {goal:.2f}   {verdict}")
+        console.print(f"{label:52} {found:5.2f}   goal {goal:.2f}   {verdict}")
 
 
 @contextmanager

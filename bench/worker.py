@@ -26,7 +26,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from rich.console import Console
 
 from bench.contenders import Contest, jdbc
-from bench.measure import Goal, Series, measured, ratio, show
+from bench.measure import Goal, Series, measured, show, told
 from bench.workload import PARTITIONS, SCHEMA, TABLE, record
 from oncely.clients.kafka.librdkafka import MESSAGE, library
 from oncely.testing.processes import await_that, child
@@ -76,10 +76,7 @@ def measure(
     half = series["oncely"].rate / 2
     found = {rate: _latency(contest, broker, rate, console) for rate in (*_LOADS, half)}
     result = {
-        **{name: round(one.rate) for name, one in series.items()},
-        "ratios": {label: round(ratio(series[a], series[b]), 3) for label, a, b, _ in GOALS},
-        "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
-        "rounds": {name: [round(one) for one in s.rates] for name, s in series.items()},
+        **told(series, GOALS),
         "records": contest.workload.records,
         "latency_ms": found[half],
         "latency_load": round(half),

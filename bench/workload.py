@@ -78,6 +78,9 @@ def publish(
     records: int,
     partitions: int = PARTITIONS,
     key: Callable[[int], bytes] | None = None,
+    *,
+    of: Callable[[int], bytes] = record,
+    compression: str = "none",
 ) -> Workload:
     """Create the topic and fill it, evenly over the partitions; without a key by default."""
     broker.create_topic(topic, partitions)
@@ -89,13 +92,15 @@ def publish(
             "linger.ms": 50,
             "batch.num.messages": 10_000,
             "queue.buffering.max.messages": 200_000,
+            "compression.type": compression,
+            "message.max.bytes": 2_000_000,
         }
     )
     for i in range(records):
         while True:
             try:
                 producer.produce(
-                    topic, record(i), None if key is None else key(i), partition=i % partitions
+                    topic, of(i), None if key is None else key(i), partition=i % partitions
                 )
                 break
             except BufferError:

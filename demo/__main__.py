@@ -65,7 +65,11 @@ def main() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(BUILD / "lake", ignore_errors=True)
     began = time.monotonic()
-    for coordinate in (artifacts.KAFKA_BROKER, artifacts.SPARK_KAFKA, artifacts.POSTGRES_JDBC):
+    for coordinate in (
+        artifacts.KAFKA_BROKER,
+        artifacts.spark_jars().kafka,
+        artifacts.POSTGRES_JDBC,
+    ):
         artifacts.resolve(coordinate)
     with _progress() as progress, _servers(progress) as servers, _work_directory() as work:
         published, end, last_part = _publish(servers.broker, progress)

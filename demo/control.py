@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json, udf
 
-from oncely.artifacts import POSTGRES_JDBC, SPARK_KAFKA, resolve
+from oncely.artifacts import POSTGRES_JDBC, resolve, spark_jars
 
 TABLE = "flights"
 APPLICATION = "control"
@@ -80,7 +80,7 @@ def _is_late(delay: float | None) -> bool | None:
 
 
 def _session() -> SparkSession:
-    jars = [*resolve(SPARK_KAFKA), *resolve(POSTGRES_JDBC)]
+    jars = [*resolve(spark_jars().kafka), *resolve(POSTGRES_JDBC)]
     session: SparkSession = (
         SparkSession.builder.appName("control")
         .master("local[*,4]")

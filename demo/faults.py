@@ -98,9 +98,9 @@ def _kill_worker(_: Job, __: Servers, ___: Database, moment: Caught) -> tuple[st
 
 
 def workers(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Children of ``pyspark.daemon`` that stand still."""
+    """Children of Spark's daemon of Python workers that stand still."""
     standing = _standing(processes)
-    daemons = {p.pid for p in standing if "pyspark.daemon" in p.cmdline()}
+    daemons = {p.pid for p in standing if "pyspark.worker" in p.cmdline()}
     return [p for p in standing if p.ppid() in daemons]
 
 

@@ -36,7 +36,7 @@ class JobPlan:
         log: where its output goes.
         url: of its database, if it writes into one.
         applications: LIKE pattern of its sessions' application names.
-        statement: how the statement that writes rows begins.
+        statement: the first word of the statement that writes rows.
     """
 
     name: str

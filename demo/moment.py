@@ -26,11 +26,11 @@ _POLL = 0.003
 _TREE_AGE = 0.25  # seconds that a list of the job's processes is good for
 _SETTLE = 0.005  # a stopped thread may still be on its way out of the kernel
 _OPEN = """
-SELECT pid, application_name, split_part(ltrim(query), ' ', 1), state, client_port,
+SELECT pid, application_name, %s, state, client_port,
        EXTRACT(EPOCH FROM clock_timestamp() - xact_start) * 1000, xact_start::text
 FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE %s AND xact_start IS NOT NULL
-      AND ltrim(query) LIKE %s
+      AND position(%s in query) > 0
 ORDER BY xact_start
 """
 
@@ -50,7 +50,7 @@ class Transaction:
     Attributes:
         session: the server process's pid.
         application: the session's application_name.
-        statement: first word of its current or last statement.
+        statement: the first word of the one that writes rows, in its current or last message.
         state: ``active`` or ``idle in transaction``.
         client_port: the client's end of the TCP connection.
         open_ms: milliseconds since it began.
@@ -138,7 +138,7 @@ class Database:
 def open_transactions(database: Database, job: Job) -> list[Transaction]:
     """The job's transactions that are writing rows now, oldest first."""
     plan = job.plan
-    rows = database.query(_OPEN, plan.applications, f"{plan.statement}%") or []
+    rows = database.query(_OPEN, plan.statement, plan.applications, f"{plan.statement} ") or []
     return [Transaction(*row) for row in rows]
 
 

@@ -55,7 +55,7 @@ class Contest:
         session: Spark, already warm when it counts.
         brokers: ``host:port``.
         events: the topic.
-        batch: the most records of a micro-batch.
+        batch: the most records of a batch.
     """
 
     session: SparkSession

@@ -17,8 +17,17 @@ from rich.table import Table
 from bench.files.contenders import Contest, Rows, Target
 from bench.files.on_s3 import Bucket
 from bench.files.workload import Events, publish
-from bench.measure import Sample, Series, fetch_settings, measured, peak_worker_memory, ratio
-from oncely.runtimes.spark.options import IN_BULK
+from bench.measure import (
+    IN_BULK,
+    Goal,
+    Sample,
+    Series,
+    fetch_settings,
+    measured,
+    peak_worker_memory,
+    show_goals,
+    told,
+)
 from oncely.testing.servers.kafka import Broker
 
 if TYPE_CHECKING:
@@ -27,6 +36,10 @@ if TYPE_CHECKING:
 OUT = Path("build/bench/files.json")
 GOAL = 1.5
 PEERS = ("spark_avro", "spark_avro + repartition", "spark_avro + repartition + fetch")
+GOALS: tuple[Goal, ...] = (
+    *((f"oncely / {peer}", "oncely", peer, GOAL) for peer in PEERS),
+    ("oncely_clustered / " + PEERS[-1], "oncely_clustered", PEERS[-1], GOAL),
+)
 OPEN = 10_000
 LIMIT = 1_000  # MB (10^6 bytes) for a Python worker
 
@@ -70,19 +83,11 @@ def measure(
     out = OUT if bucket is None else OUT.with_name("files-s3.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     result = {
-        **{name: round(one.rate) for name, one in series.items()},
-        "ratios": {
-            f"oncely / {peer}": round(ratio(series["oncely"], series[peer]), 3) for peer in PEERS
-        },
-        "ratio_clustered": round(
-            ratio(series["oncely_clustered"], series["spark_avro + repartition + fetch"]), 3
-        ),
+        **told(series, GOALS),
         "target": where,
         "fetch": dict(IN_BULK),
         "worker_memory_mb": peak,
         "worker_memory_open_partitions": OPEN,
-        "cpu_seconds_per_million": {n: round(s.cpu_per_million, 2) for n, s in series.items()},
-        "rounds": {name: [round(rate) for rate in one.rates] for name, one in series.items()},
         "files": files,
         "records": records,
         "records_per_batch": batch,
@@ -153,8 +158,5 @@ def _show(console: Console, series: dict[str, Series], files: dict[str, int], wh
         rates = [f"{rate:,.0f}" for rate in (one.rate, min(one.rates), max(one.rates))]
         table.add_row(name, *rates, f"{one.cpu_per_million:.2f}", f"{files[name]:,}")
     console.print(table)
-    for peer in PEERS:
-        found = ratio(series["oncely"], series[peer])
-        verdict = "[green]reached" if found >= GOAL else "[red]missed"
-        console.print(f"oncely / {peer:34} {found:5.2f}   goal {GOAL:.2f}   {verdict}")
-    console.print(fetch_settings(IN_BULK))
+    show_goals(console, series, GOALS)
+    console.print(fetch_settings())

@@ -8,13 +8,13 @@ without transactions, to the millisecond, and nobody had to watch while the run 
 read from the broker's own files, because clients are not shown markers.
 
 *Begin.* The first stamp in the output would be wrong: who gathers much before he writes would
-have that time for nothing. So each contender tells when it was ready to consume: for the two on
-Spark the session's ``onQueryStarted`` (before the first batch is planned), for Oncely's worker the
-group's assignment (before its takeover and its first fetch), for quixstreams and Kafka Streams the
-moment at which the first record was in their hands. Starting a process,
-connecting, joining a group and taking over transactional ids are in front of it for everybody,
-Spark's planning and the start of its tasks are behind it. Both JVMs are warm: they live through
-all rounds, and the first round is not counted.
+have that time for nothing. So each contender tells when it was ready to consume: for Spark's sink
+the session's ``onQueryStarted``, for Oncely's run the takeover of its positions (both before the
+first batch is planned), for Oncely's worker the group's assignment (before its takeover and its
+first fetch), for quixstreams and Kafka Streams the moment at which the first record was in their
+hands. Starting a process, connecting, joining a group and taking over transactional ids are in
+front of it for everybody, the planning of batches and the start of Spark's tasks are behind it.
+Both JVMs are warm: they live through all rounds, and the first round is not counted.
 """
 
 from __future__ import annotations

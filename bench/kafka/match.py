@@ -24,10 +24,18 @@ from bench.kafka.child import Child, Children
 from bench.kafka.clock import appended
 from bench.kafka.on_spark import OnSpark
 from bench.kafka.workload import JOBS, Job, fill
-from bench.measure import Sample, Series, fetch_settings, measured, ratio
+from bench.measure import (
+    IN_BULK,
+    Goal,
+    Sample,
+    Series,
+    fetch_settings,
+    measured,
+    show_goals,
+    told,
+)
 from bench.workload import PARTITIONS
 from oncely.errors import Unavailable, WrongInput
-from oncely.runtimes.spark.options import IN_BULK
 from oncely.testing.servers.kafka import Broker
 
 if TYPE_CHECKING:
@@ -84,8 +92,6 @@ class Runs:
         return {
             "lowest": round(min(self.series.rates)),
             "highest": round(max(self.series.rates)),
-            "rounds": [round(rate) for rate in self.series.rates],
-            "cpu_seconds_per_million": round(self.series.cpu_per_million, 2),
             "ready_seconds": round(statistics.median(self.ready), 2),
             "first_record_seconds": round(statistics.median(self.first), 2),
         }
@@ -211,28 +217,26 @@ def _show(results: Results, console: Console) -> None:
             ready = f"{statistics.median(runs.ready):.1f}"
             table.add_row(f"{job}: {name}", *rates, f"{series.cpu_per_million:.2f}", ready)
     console.print(table)
-    for label, (found, goal) in _ratios(results).items():
-        verdict = "[green]reached" if found >= goal else "[red]missed"
-        console.print(f"{label:42} {found:5.2f}   goal {goal:.2f}   {verdict}")
-    console.print(fetch_settings(IN_BULK))
+    show_goals(console, *_all(results))
+    console.print(fetch_settings())
 
 
-def _ratios(results: Results) -> dict[str, tuple[float, float]]:
-    """Measured and expected values by label, if both exist."""
-    return {
-        f"{job}: {ours} / {peer}": (ratio(runs[ours].series, runs[peer].series), goal)
-        for job, ours, peer, goal in GOALS
-        if {ours, peer} <= (runs := results[job]).keys()
+def _all(results: Results) -> tuple[dict[str, Series], list[Goal]]:
+    """The series of both jobs by job and contender, and the goals whose contenders were there."""
+    series = {
+        f"{job}: {name}": one.series for job, runs in results.items() for name, one in runs.items()
     }
+    goals = [
+        (f"{job}: {ours} / {peer}", f"{job}: {ours}", f"{job}: {peer}", goal)
+        for job, ours, peer, goal in GOALS
+        if {ours, peer} <= results[job].keys()
+    ]
+    return series, goals
 
 
 def _told(results: Results, records: int, batch: int) -> dict[str, object]:
-    medians: dict[str, object] = {
-        job: {name: round(runs.series.rate) for name, runs in contenders.items()}
-        for job, contenders in results.items()
-    }
-    return medians | {
-        "ratios": {label: round(found, 3) for label, (found, _) in _ratios(results).items()},
+    return {
+        **told(*_all(results)),
         "detail": {
             job: {name: runs.detail() for name, runs in contenders.items()}
             for job, contenders in results.items()

@@ -33,7 +33,7 @@ class OnSpark:
         session: Spark, already warm when it counts.
         brokers: ``host:port``.
         source: the input topic.
-        batch: the most records of a micro-batch.
+        batch: the most records of a batch.
     """
 
     session: SparkSession
@@ -42,10 +42,15 @@ class OnSpark:
     batch: int
 
     def oncely(self, job: Job, target: str) -> float:
-        """Exactly once, as `oncely run --until latest` does it; when its query started."""
-        with _started(self.session) as started:
-            self._pipeline(job, target).run("latest", spark=self.session)
-        return started.at
+        """Exactly once, as `oncely run --until latest` does it; when it had its positions."""
+        opened: list[float] = []
+
+        def listen(event: events.Event) -> None:
+            if isinstance(event, events.PipelineOpened):
+                opened.append(time.time())
+
+        self._pipeline(job, target).run("latest", spark=self.session, listener=listen)
+        return opened[0]
 
     def worker(self, job: Job, target: str) -> float:
         """Exactly once, as one `oncely work --until latest`; when its partitions were assigned."""
