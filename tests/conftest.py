@@ -155,13 +155,22 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A process runs a file at a time; of :data:`_SPREAD` a test at a time."""
+    """A process runs a file at a time; of :data:`_SPREAD` a test at a time.
+
+    A process runs a test when it knows the next one, or that there is none. xdist gives the
+    successor of a crashed process one unit; if this is one test, both wait for ever.
+    """
     from xdist.scheduler.loadfile import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             return nodeid if Path(file).name in _SPREAD else file
+
+        def _reschedule(self, node: Any) -> None:
+            super()._reschedule(node)
+            while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
