@@ -2,7 +2,7 @@
 //!
 //! Each assigned partition has a queue of its own, which contains messages, ends and errors of the
 //! partition. The consumer's common queue, which calls the callbacks of confluent-kafka, is served
-//! by confluent-kafka's own `poll`.
+//! by confluent-kafka's own `poll`; what arrives in it ends a wait here.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -19,7 +19,7 @@ use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::capsules::{invalid, Columns};
-use crate::rdkafka::{api, c_string, Api, Arrival, Handle, Message, Queue};
+use crate::rdkafka::{api, c_string, Api, Arrival, Common, Handle, Message, Queue};
 
 /// The bytes of a header beside its name and its value.
 const HEADER: usize = 16;
@@ -215,6 +215,7 @@ struct Taken {
 #[pyclass(module = "oncely_native")]
 struct Gather {
     queues: Vec<Option<Queue>>, // dropped before the consumer
+    common: Option<Common>,     // the same
     first: usize,
     mean: usize,
     needs: HashSet<String>,
@@ -291,44 +292,62 @@ impl Gather {
         if client == 0 {
             return Err(PyValueError::new_err("the consumer is closed"));
         }
+        let (api, arrival) = (api(&library).map_err(PyValueError::new_err)?, Arc::default());
+        let common = unsafe { Common::open(api, client as Handle, &arrival) };
         Ok(Gather {
             queues: Vec::new(),
+            common: Some(common.ok_or_else(|| PyValueError::new_err("not a consumer"))?),
             first: 0,
             mean: 0,
             needs: HashSet::new(),
-            arrival: Arc::default(),
+            arrival,
             client,
-            api: api(&library).map_err(PyValueError::new_err)?,
+            api,
             _consumer: consumer,
         })
     }
 
-    /// Called before each assignment. What is left of the one before is dropped.
-    fn assign(&mut self, partitions: Vec<(String, i32)>, needs: HashSet<String>) -> PyResult<()> {
+    /// Leaves all partitions. `needs`: the columns of those that are entered next.
+    fn begin(&mut self, needs: HashSet<String>) {
         self.queues.clear();
-        self.arrival.forget();
         (self.first, self.needs) = (0, needs);
+    }
+
+    /// Called before a partition is assigned; the index by which `take` names it.
+    fn enter(&mut self, topic: &str, partition: i32) -> PyResult<usize> {
         if self.client == 0 {
             return Err(PyValueError::new_err("the consumer is closed"));
         }
-        for (topic, partition) in partitions {
-            let name: CString = c_string(&topic).map_err(PyValueError::new_err)?;
-            let client = self.client as Handle;
-            let queue = unsafe { Queue::open(self.api, client, &name, partition, &self.arrival) };
-            let refused = || PyValueError::new_err(format!("no queue of {topic}-{partition}"));
-            self.queues.push(Some(queue.ok_or_else(refused)?));
+        let name: CString = c_string(topic).map_err(PyValueError::new_err)?;
+        let client = self.client as Handle;
+        let queue = unsafe { Queue::open(self.api, client, &name, partition, &self.arrival) };
+        let refused = || PyValueError::new_err(format!("no queue of {topic}-{partition}"));
+        let queue = Some(queue.ok_or_else(refused)?);
+        let free = self.queues.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.queues.len());
+        match self.queues.get_mut(index) {
+            Some(place) => *place = queue,
+            None => self.queues.push(queue),
         }
-        Ok(())
+        Ok(index)
     }
 
-    /// Called when a partition is not assigned any more.
+    /// Called when a partition is not assigned any more; its index is given to another one.
     fn leave(&mut self, index: usize) {
         if let Some(queue) = self.queues.get_mut(index) {
             *queue = None;
         }
     }
 
-    /// All that has arrived, up to about so many rows and bytes; waits for it if there is nothing.
+    /// Called after a seek: drops what was taken out of librdkafka's queue before it.
+    fn clear(&mut self, index: usize) {
+        if let Some(Some(queue)) = self.queues.get_mut(index) {
+            queue.clear();
+        }
+    }
+
+    /// All that has arrived, up to about so many rows and bytes. Waits for it if there is nothing,
+    /// until something arrives in the consumer's common queue.
     ///
     /// Returns columns; the index of a partition and the number of its rows, in the rows' order; and
     /// errors and ends of partitions: index, code, offset, text.
@@ -352,7 +371,9 @@ impl Gather {
             if self.scan(&mut taken, &limits)? || left.is_zero() {
                 return Ok::<(), PyErr>(());
             }
-            self.arrival.await_for(left);
+            if self.arrival.await_for(left) {
+                return Ok(());
+            }
         })?;
         let columns = taken.rows.finish().map_err(invalid)?;
         Ok((columns.into(), taken.runs, taken.events))
@@ -361,6 +382,7 @@ impl Gather {
     /// Called before the consumer is closed: it does not end while messages of it exist.
     fn close(&mut self) {
         self.queues.clear();
+        self.common = None;
         self.client = 0;
     }
 }
@@ -433,6 +455,9 @@ mod tests {
     }
     unsafe extern "C" fn enable(_: Handle, _: Option<unsafe extern "C" fn(Handle, Handle)>, _: Handle) {}
     unsafe extern "C" fn nothing(_: Handle) {}
+    unsafe extern "C" fn common(_: Handle) -> Handle {
+        null_mut()
+    }
     unsafe extern "C" fn code() -> i32 {
         0
     }
@@ -456,6 +481,7 @@ mod tests {
         queue_cb_event_enable: enable,
         queue_destroy: nothing,
         queue_forward: forward,
+        queue_get_consumer: common,
         queue_get_partition: queue,
         topic_destroy: nothing,
         topic_new: no_topic,

@@ -56,6 +56,7 @@ functions! {
     queue_cb_event_enable: fn(Handle, Option<unsafe extern "C" fn(Handle, Handle)>, Handle);
     queue_destroy: fn(Handle);
     queue_forward: fn(Handle, Handle);
+    queue_get_consumer: fn(Handle) -> Handle;
     queue_get_partition: fn(Handle, *const c_char, i32) -> Handle;
     topic_destroy: fn(Handle);
     topic_new: fn(Handle, *const c_char, Handle) -> Handle;
@@ -158,37 +159,97 @@ unsafe fn bytes<'a>(start: *const u8, len: usize) -> Option<&'a [u8]> {
 /// Tells a thread that a queue is not empty any more.
 #[derive(Default)]
 pub struct Arrival {
-    told: Mutex<bool>,
+    told: Mutex<Told>,
     changed: Condvar,
 }
 
+/// The kinds of queues that something has arrived in.
+#[derive(Default)]
+struct Told {
+    partition: bool,
+    common: bool,
+}
+
 impl Arrival {
-    fn told(&self) -> MutexGuard<'_, bool> {
+    fn told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Called before the partitions' queues are looked at.
     pub fn forget(&self) {
-        *self.told() = false;
+        self.told().partition = false;
     }
 
-    pub fn await_for(&self, time: Duration) {
-        drop(self.changed.wait_timeout_while(self.told(), time, |told| !*told));
+    /// True if something has arrived in the common queue since this was last told.
+    pub fn await_for(&self, time: Duration) -> bool {
+        let none = |told: &mut Told| !told.partition && !told.common;
+        let waited = self.changed.wait_timeout_while(self.told(), time, none);
+        let mut told = waited.unwrap_or_else(PoisonError::into_inner).0;
+        std::mem::take(&mut told.common)
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut Told)) {
+        change(&mut self.told());
+        self.changed.notify_one();
     }
 
     /// Called by librdkafka's threads.
-    unsafe extern "C" fn tell(_client: Handle, arrival: Handle) {
-        let arrival = &*arrival.cast::<Arrival>();
-        *arrival.told() = true;
-        arrival.changed.notify_one();
+    unsafe extern "C" fn partition(_client: Handle, arrival: Handle) {
+        (*arrival.cast::<Arrival>()).tell(|told| told.partition = true);
+    }
+
+    /// Called by librdkafka's threads.
+    unsafe extern "C" fn common(_client: Handle, arrival: Handle) {
+        (*arrival.cast::<Arrival>()).tell(|told| told.common = true);
+    }
+}
+
+/// A queue of librdkafka that tells of arrivals while this value exists.
+struct Listened {
+    raw: NonNull<c_void>,
+    _arrival: Arc<Arrival>, // the callback's argument
+    api: &'static Api,
+}
+
+impl Listened {
+    unsafe fn new(
+        api: &'static Api,
+        raw: NonNull<c_void>,
+        arrival: &Arc<Arrival>,
+        tell: unsafe extern "C" fn(Handle, Handle),
+    ) -> Self {
+        (api.queue_cb_event_enable)(raw.as_ptr(), Some(tell), Arc::as_ptr(arrival).cast_mut().cast());
+        Listened { raw, _arrival: arrival.clone(), api }
+    }
+}
+
+impl Drop for Listened {
+    fn drop(&mut self) {
+        // No thread is inside of the callback when this returns: both have the queue's lock.
+        unsafe {
+            (self.api.queue_cb_event_enable)(self.raw.as_ptr(), None, null_mut());
+            (self.api.queue_destroy)(self.raw.as_ptr());
+        }
+    }
+}
+
+/// The consumer's common queue: what arrives there is served by confluent-kafka's `poll`.
+pub struct Common {
+    _queue: Listened,
+}
+
+impl Common {
+    /// Safety: the client is a consumer, and exists longer than this value.
+    pub unsafe fn open(api: &'static Api, client: Handle, arrival: &Arc<Arrival>) -> Option<Common> {
+        let raw = NonNull::new((api.queue_get_consumer)(client))?;
+        Some(Common { _queue: Listened::new(api, raw, arrival, Arrival::common) })
     }
 }
 
 /// The queue of one partition of a consumer: its messages do not reach the consumer's own queue.
 pub struct Queue {
-    raw: NonNull<c_void>,
-    taken: VecDeque<Message>,
-    _arrival: Arc<Arrival>, // the callback's argument
-    api: &'static Api,
+    taken: VecDeque<Message>, // dropped before the queue
+    queue: Listened,
 }
 
 const AT_ONCE: usize = 1024;
@@ -205,9 +266,8 @@ impl Queue {
         let raw = NonNull::new((api.queue_get_partition)(client, topic.as_ptr(), partition))?;
         // An assignment forwards a queue to the consumer's unless the application has set this.
         (api.queue_forward)(raw.as_ptr(), null_mut());
-        let told = Arc::as_ptr(arrival).cast_mut().cast();
-        (api.queue_cb_event_enable)(raw.as_ptr(), Some(Arrival::tell), told);
-        Some(Queue { raw, taken: VecDeque::new(), _arrival: arrival.clone(), api })
+        let queue = Listened::new(api, raw, arrival, Arrival::partition);
+        Some(Queue { taken: VecDeque::new(), queue })
     }
 
     /// The next message, which stays in the queue.
@@ -217,11 +277,11 @@ impl Queue {
         if self.taken.is_empty() {
             let mut raw = [null_mut(); AT_ONCE];
             let most = most.clamp(1, AT_ONCE);
-            let count = unsafe {
-                (self.api.consume_batch_queue)(self.raw.as_ptr(), 0, raw.as_mut_ptr(), most)
-            };
+            let Listened { raw: queue, api, .. } = self.queue;
+            let count =
+                unsafe { (api.consume_batch_queue)(queue.as_ptr(), 0, raw.as_mut_ptr(), most) };
             let count = usize::try_from(count).unwrap_or(0).min(most);
-            let own = |&one| NonNull::new(one).map(|raw| Message { raw, api: self.api });
+            let own = |&one| NonNull::new(one).map(|raw| Message { raw, api });
             self.taken.extend(raw[..count].iter().filter_map(own));
         }
         self.taken.front()
@@ -231,24 +291,18 @@ impl Queue {
     pub fn pop(&mut self) {
         self.taken.pop_front();
     }
-}
 
-impl Drop for Queue {
-    fn drop(&mut self) {
+    /// Destroy the messages that were taken out of librdkafka's queue.
+    pub fn clear(&mut self) {
         self.taken.clear();
-        // No thread is inside of the callback when this returns: both have the queue's lock.
-        unsafe {
-            (self.api.queue_cb_event_enable)(self.raw.as_ptr(), None, null_mut());
-            (self.api.queue_destroy)(self.raw.as_ptr());
-        }
     }
 }
 
 // Safety: librdkafka's functions may be called by any thread; whoever has the value calls them.
 unsafe impl Send for Message {}
 unsafe impl Sync for Message {}
-unsafe impl Send for Queue {}
-unsafe impl Sync for Queue {}
+unsafe impl Send for Listened {}
+unsafe impl Sync for Listened {}
 
 /// A name for C.
 pub fn c_string(text: &str) -> Result<CString, String> {

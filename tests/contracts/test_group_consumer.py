@@ -10,6 +10,7 @@ import pytest
 
 from oncely.clients.kafka import group_consumer
 from oncely.clients.kafka.group_consumer import WORKER, GroupConsumer, Membership, Protocols
+from oncely.clients.kafka.records import EVERY_COLUMN, offsets_of
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError
 from oncely.testing.processes import await_that
@@ -22,17 +23,24 @@ pytestmark = pytest.mark.timeout(120)
 class Reader:
     """A member that reads each partition from its beginning, and counts what has arrived."""
 
+    polled_bytes = 64 << 20
+
     def __init__(
         self, broker: Broker, topic: str, protocol: Protocols, client: str | None = None
     ) -> None:
         self.held: set[TopicPartition] = set()
         self.read: dict[TopicPartition, int] = {}
-        membership = Membership(f"{topic}-{protocol}", protocol, session_seconds=6.0, client=client)
-        self.group = GroupConsumer(broker.bootstrap, {}, [topic], membership, self)
+        self.next: dict[TopicPartition, int] = {}  # of partitions that are read without a gap
+        membership = Membership(
+            f"{topic}-{protocol}", protocol, session_seconds=6.0, client=client,
+            polled_bytes=self.polled_bytes,
+        )  # fmt: skip
+        self.group = GroupConsumer(broker.bootstrap, {}, [topic], membership, self, EVERY_COLUMN)
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> Mapping[TopicPartition, int]:
         self.held |= partitions
         self.read |= dict.fromkeys(partitions, 0)
+        self.next |= dict.fromkeys(partitions, 0)
         return dict.fromkeys(partitions, 0)
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
@@ -41,7 +49,14 @@ class Reader:
     def poll(self) -> Reader:
         for tp, messages in self.group.poll(0.05).messages.items():
             self.read[tp] += len(messages)
+            last = self.next[tp] + len(messages)
+            assert offsets_of(messages).tolist() == list(range(self.next[tp], last))
+            self.next[tp] = last
         return self
+
+    def seek(self, tp: TopicPartition, position: int) -> None:
+        self.group.seek(tp, position)
+        self.next[tp] = position
 
     def close(self) -> None:
         self.group.close()
@@ -60,6 +75,34 @@ def test_a_paused_partition_that_went_and_came_back_is_read(
             (gone,) = await_that(lambda: member.poll() and guest.poll().held - member.held, "gone")
         await_that(lambda: gone in member.poll().held, "it comes back")
         await_that(lambda: member.poll().read[gone] == 20, "its records, once more")
+
+
+@pytest.mark.parametrize("protocol", get_args(Protocols))
+def test_each_record_is_returned_once_beside_a_rebalance_a_seek_and_a_pause(
+    broker: Broker, make_topic: Any, monkeypatch: pytest.MonkeyPatch, protocol: Protocols
+) -> None:
+    """Records grow: more of them are taken out of librdkafka's queues than a call returns."""
+    for name in ("_ROWS", "_MANY"):
+        monkeypatch.setattr(group_consumer, name, 400)
+    monkeypatch.setattr(Reader, "polled_bytes", 100 << 10)
+    many = 1500
+    records = [(at % 2, b"key", b"v" * (at // 2)) for at in range(2 * many)]
+    topic = make_topic(partitions=2, records=records)
+    first = TopicPartition(topic, 0)
+    with closing(Reader(broker, topic, protocol)) as member:
+        await_that(lambda: min([0, *member.poll().next.values()][-2:]) > 500, "all are read")
+        member.seek(first, 10)
+        await_that(lambda: member.poll().next[first] > 500, "it goes on after the seek")
+        member.group.pause({first})
+        with closing(Reader(broker, topic, protocol)) as guest:
+            await_that(lambda: member.poll() and guest.poll().held, "the guest's share")
+            await_that(lambda: member.poll() and guest.poll().held.isdisjoint(member.held), "gone")
+            member.group.pause(set())
+            for tp in member.held | guest.held:
+                await_that(lambda tp=tp: many in (m.poll().next.get(tp) for m in (member, guest)),
+                           "every record")  # fmt: skip
+        await_that(lambda: len(member.poll().held) == 2, "it comes back")
+        await_that(lambda: set(member.poll().next.values()) == {many}, "every record")
 
 
 @pytest.mark.parametrize("protocol", get_args(Protocols))

@@ -101,7 +101,7 @@ def test_the_table_is_that_of_messages(
     ranges = {TopicPartition(topic, number): OffsetRange(1, 3) for number in range(3)}
     with closing(Reader(broker.bootstrap, {})) as reader:
         tables = list(reader.tables(ranges))
-    assert all(one.schema == table_of({}, EVERY_COLUMN).schema for one in tables)
+    assert all(one.schema == table_of([], EVERY_COLUMN).schema for one in tables)
     rows = sorted(pa.concat_tables(tables).select(["partition", "offset", "value"]).to_pylist(),
                   key=lambda row: (row["partition"], row["offset"]))  # fmt: skip
     assert [(one["partition"], one["offset"], one["value"]) for one in rows] == [

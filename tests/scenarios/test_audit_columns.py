@@ -75,7 +75,7 @@ class ColumnsWorld(AuditWorld):
 
     def chunk(self, tp: TopicPartition, at: int, records: Any) -> Chunk:
         again = Processing(self.piped.decoder.decode, self.piped.row_transform)
-        table = table_of({tp: [one.message for one in records]}, self.piped.decoder.needs)
+        table = table_of([(tp, [one.message for one in records])], self.piped.decoder.needs)
         (made,) = again.chunks({tp: at}, [table])
         return made
 

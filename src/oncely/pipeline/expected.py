@@ -86,7 +86,8 @@ class PipelineExpected:
 
     def refused(self, tp: TopicPartition, messages: Sequence[Any]) -> dict[int, Rejection]:
         """The rejections of some records."""
-        chunk = self._again.chunk(table_of({tp: messages}, self.pipeline.decoder.needs | {"value"}))
+        needs = self.pipeline.decoder.needs | {"value"}
+        chunk = self._again.chunk(table_of([(tp, messages)], needs))
         refused = self._made(chunk)[2]
         return {int(chunk.offset[one.record]): one for one in refused}
 

@@ -140,11 +140,15 @@ def _work(
         polled_bytes=given.buffer // 8, marks=not isinstance(run.sink, KafkaSink),
     )  # fmt: skip
     records = min(given.max_records, _AHEAD) if run.by_key else given.max_records
+    waits = _waits(pipeline.settings.filter)
+    needs = run.needs | ({"timestamp"} if waits else set())
     member = Member(
         run,
         lambda rebalances: _joined(
             run,
-            GroupConsumer(source.brokers, source.kafka, source.topics, membership, rebalances),
+            GroupConsumer(
+                source.brokers, source.kafka, source.topics, membership, rebalances, needs
+            ),
         ),
         # A second commit is decoded while one is in hand.
         limits=Limits(records, bytes=given.buffer // 8, buffered_bytes=given.buffer // 2),
@@ -153,7 +157,7 @@ def _work(
         patience=given.patience,
         stop=stop,
         listener=listener,
-        gates=Gates(_waits(pipeline.settings.filter)),
+        gates=Gates(waits),
     )
     try:
         if not _begun(run, stop):

@@ -37,7 +37,7 @@ def sample(source: KafkaSource, count: int) -> pa.Table:
             for tp, share in sorted(shares(marks, count).items())
             for records in _read(reader, tp, marks[tp], share)
         ]
-    return pa.concat_tables([table_of({}, EVERY_COLUMN), *found]).unify_dictionaries()
+    return pa.concat_tables([table_of([], EVERY_COLUMN), *found]).unify_dictionaries()
 
 
 def shares(marks: Mapping[TopicPartition, Watermarks], count: int) -> dict[TopicPartition, int]:

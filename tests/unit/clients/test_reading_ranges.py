@@ -128,8 +128,12 @@ class Gather:
         self.left: set[int] = set()
         self.closed = False
 
-    def assign(self, partitions: list[TopicPartition], needs: frozenset[str]) -> None:
-        self.assigned, self.left, self.needs = partitions, set(), needs
+    def begin(self, needs: frozenset[str]) -> None:
+        self.assigned, self.left, self.needs = [], set(), needs
+
+    def enter(self, topic: str, partition: int) -> int:
+        self.assigned.append(TopicPartition(topic, partition))
+        return len(self.assigned) - 1
 
     def leave(self, index: int) -> None:
         assert index not in self.left

@@ -23,7 +23,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka.client import ErrorState, KafkaAdmin, classify_error, make
 from oncely.clients.kafka.group_members import members
-from oncely.clients.kafka.inbox import MESSAGE, NOT_THERE, Inbox, Polled
+from oncely.clients.kafka.inbox import MESSAGE, NOT_THERE, Polled, inbox_of
+from oncely.clients.kafka.records import RecordColumns
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable
 
@@ -44,6 +45,7 @@ _OWN = {
     "topic.metadata.refresh.interval.ms": 30_000,  # partitions that are added
 }
 _MANY = 2_000  # messages that are taken at once; meanwhile no other thread runs Python
+_ROWS = 50_000  # the same of columns; meanwhile other threads run
 _ELSEWHERE = (  # the takeover of the partition finds the reason
     *NOT_THERE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -127,6 +129,7 @@ class GroupConsumer:
         topics: the topics of the subscription.
         membership: the group, and how to join it.
         rebalances: called at each change of the assignment.
+        needs: names of :data:`oncely.clients.kafka.records.RECORDS` that are read.
 
     Raises:
         ConfigError: librdkafka refuses a setting.
@@ -139,8 +142,10 @@ class GroupConsumer:
         topics: Collection[str],
         membership: Membership,
         rebalances: Rebalances,
+        needs: frozenset[str] = frozenset(),
     ) -> None:
         self._brokers, self._membership, self._rebalances = brokers, membership, rebalances
+        self._needs = needs
         self._error_state = ErrorState(brokers)
         self._admin = KafkaAdmin(brokers, kafka, timeout=10.0)
         self._refuse_others()
@@ -149,7 +154,9 @@ class GroupConsumer:
         least = max(1 << 20, membership.polled_bytes // 8)
         given = {"fetch.max.bytes": least, "fetch.wait.max.ms": 100, **kafka}
         self._consumer: Any = make(ck.Consumer, brokers, given, self._error_state, **own)
-        self._inbox = Inbox(self._consumer, _MANY, membership.polled_bytes, _ELSEWHERE)
+        self._inbox = inbox_of(
+            self._consumer, _MANY, membership.polled_bytes, _ELSEWHERE, rows=_ROWS
+        )
         self._begun: dict[TopicPartition, Position] = {}  # during the present call
         self._seeking: dict[TopicPartition, Position] = {}
         self._paused: set[TopicPartition] = set()  # in librdkafka
@@ -163,7 +170,7 @@ class GroupConsumer:
         )  # fmt: skip
 
     def poll(self, seconds: float) -> Polled:
-        """Messages, as many as have arrived; waits for the first one.
+        """Records, as many as have arrived; waits for the first one.
 
         Raises:
             ConfigError: the broker refuses the client.
@@ -176,6 +183,8 @@ class GroupConsumer:
         self._polling = True
         try:
             polled = self._inbox.poll(seconds)
+        except KafkaException as failure:
+            raise self._meaning(failure.args[0]) from failure
         finally:
             self._polling = False
         self._raise()
@@ -188,6 +197,9 @@ class GroupConsumer:
         for tp in self._begun.keys() | self._seeking.keys():
             polled.messages.pop(tp, None)
             polled.ends.pop(tp, None)
+        for tp, found in polled.messages.items():
+            if isinstance(found, RecordColumns):  # they are buffered, those of others perhaps not
+                polled.messages[tp] = found.alone()
         return polled
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
@@ -222,6 +234,7 @@ class GroupConsumer:
                 log.debug("%s: can't seek to %s of %s yet: %s", self._doing, position, tp, error)
             else:
                 del self._seeking[tp]
+                self._inbox.sought(tp)
 
     def mark(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Show positions as the group's offsets, in the background; failures are logged."""
@@ -289,7 +302,7 @@ class GroupConsumer:
 
     def close(self) -> None:
         """Return the partitions, and leave the group."""
-        self._consumer.close()
+        self._inbox.close()
         self._admin.close()
 
     # -- callbacks -------------------------------------------------------------------------
@@ -307,6 +320,7 @@ class GroupConsumer:
         # OFFSET_END is replaced before anything is read: these are paused until they are taken.
         at = [ck.TopicPartition(*tp, begins.get(tp, ck.OFFSET_END)) for tp in sorted(tps)]
         self.pause(self._paused - tps)  # a pause of an earlier assignment
+        self._inbox.enter(tps, self._needs)
         (consumer.incremental_assign if self._incremental else consumer.assign)(at)
         self.pause(self._paused | (tps - begins.keys()))
         self._begun |= begins
@@ -326,6 +340,7 @@ class GroupConsumer:
         for tp in tps:
             self._begun.pop(tp, None)
             self._seeking.pop(tp, None)
+        self._inbox.left(tps)
         if self._incremental:
             consumer.incremental_unassign([ck.TopicPartition(*tp) for tp in sorted(tps)])
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any
@@ -14,7 +14,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from oncely.clients.kafka import librdkafka
-from oncely.clients.kafka.records import Taken
+from oncely.clients.kafka.records import RecordColumns, Records
 from oncely.core.topics import Position, TopicPartition
 from oncely.garbage import no_gc
 
@@ -42,21 +42,25 @@ _FIRST = 50  # messages that the first call takes, which does not know their siz
 _key, _headers = methodcaller("key"), methodcaller("headers")
 
 
-def memory_of(messages: Sequence[Any]) -> int:
-    """The bytes of messages in memory: their keys, values and headers, and those beside these.
+def memory_of(records: Records) -> int:
+    """The bytes of records in memory: their keys, values and headers, and those beside these.
 
-    The headers are estimated by a sample: confluent-kafka converts a message's headers to Python
-    objects when they are first read, which takes longer than all else here, and twice their memory.
+    The headers of messages are estimated by a sample: confluent-kafka converts a message's headers
+    to Python objects when they are first read, which takes longer than all else here, and twice
+    their memory.
     """
-    sample = messages[::_SAMPLED]
+    if isinstance(records, RecordColumns):
+        size: int = records.own.nbytes
+        return size
+    sample = records[::_SAMPLED]
     headers = sum(
         _HEADER + len(name) + len(value or b"")
         for found in filter(None, map(_headers, sample))
         for name, value in found
     )
-    keys = sum(map(len, filter(None, map(_key, messages))))
-    values = sum(map(len, messages))
-    return MESSAGE * len(messages) + keys + values + headers * len(messages) // max(1, len(sample))
+    keys = sum(map(len, filter(None, map(_key, records))))
+    values = sum(map(len, records))
+    return MESSAGE * len(records) + keys + values + headers * len(records) // max(1, len(sample))
 
 
 @dataclass
@@ -64,14 +68,14 @@ class Polled:
     """The result of one call.
 
     Attributes:
-        messages: per partition, ascending; lists, or :class:`Taken` of a :class:`ColumnInbox`.
+        messages: per partition, ascending; columns of a :class:`ColumnInbox`.
         ends: partitions that were read up to their last stable offset, and that offset.
         failed: partitions whose position can't be read any more, and the reason.
         errors: other errors that do not pass.
         more: there were more messages than one call takes.
     """
 
-    messages: dict[TopicPartition, Any] = field(default_factory=dict)
+    messages: dict[TopicPartition, Records] = field(default_factory=dict)
     ends: dict[TopicPartition, Position] = field(default_factory=dict)
     failed: dict[TopicPartition, KafkaError] = field(default_factory=dict)
     errors: list[KafkaError] = field(default_factory=list)
@@ -105,6 +109,7 @@ class Inbox:
             # With a timeout consume() would wait for the full number.
             taken = [] if first is None else [first, *self.consumer.consume(self._many, 0)]
         polled = Polled(more=len(taken) > self._many)
+        messages: dict[TopicPartition, list[Any]] = {}
         # librdkafka fetches more while messages are taken. It bounds what is there at once, also
         # where a sample misses large ones.
         if sample := taken[::_SAMPLED]:
@@ -115,8 +120,24 @@ class Inbox:
                 for one in run:
                     self._event(one, polled)
             else:
-                polled.messages.setdefault(TopicPartition(topic, number), []).extend(run)
+                messages.setdefault(TopicPartition(topic, number), []).extend(run)
+        polled.messages.update(messages)
         return polled
+
+    def enter(self, partitions: Collection[TopicPartition], needs: frozenset[str]) -> None:
+        """Called before partitions are assigned to the consumer.
+
+        Args:
+            partitions: these.
+            needs: the names of :data:`oncely.clients.kafka.records.RECORDS` that are read; of all
+                partitions the same.
+        """
+
+    def left(self, partitions: Collection[TopicPartition]) -> None:
+        """Called when partitions are not assigned to the consumer any more."""
+
+    def sought(self, partition: TopicPartition) -> None:
+        """Called after a seek of the consumer."""
 
     def assign(self, partitions: list[ck.TopicPartition], needs: frozenset[str]) -> None:
         """Read these partitions, and no others.
@@ -170,56 +191,102 @@ class ColumnInbox(Inbox):
         gather: an ``oncely_native.Gather`` of the consumer.
     """
 
-    def __init__(self, consumer: Any, many: int, size: int, gather: Any) -> None:
-        super().__init__(consumer, many, size)
+    def __init__(
+        self,
+        consumer: Any,
+        many: int,
+        size: int,
+        gather: Any,
+        failing: Collection[int] = NOT_THERE,
+    ) -> None:
+        super().__init__(consumer, many, size, failing)
         self._gather = gather
-        self._partitions: list[TopicPartition] = []
+        self._index: dict[TopicPartition, int] = {}
+        self._needs: frozenset[str] = frozenset()
+        self._closing = False
 
     def poll(self, seconds: float) -> Polled:
-        """As of :class:`Inbox`; the messages are :class:`Taken`."""
+        """As of :class:`Inbox`; ends without records when a callback of the consumer is due."""
         columns, runs, events = self._gather.take(seconds, self._most, self._size)
-        polled, batch, row = Polled(), pa.record_batch(columns), 0
+        named = {at: tp for tp, at in self._index.items()}  # before callbacks change it
+        batch, row = pa.record_batch(columns), 0
+        polled = Polled(more=batch.num_rows >= self._most)
         for at, count in runs:
-            polled.messages[self._partitions[at]] = Taken(batch, range(row, row + count))
+            polled.messages[named[at]] = RecordColumns(batch, range(row, row + count))
             row += count
         for at, code, offset, text in events:
-            self._sort(KafkaError(code, text), self._partitions[at], offset, polled)
+            self._sort(KafkaError(code, text), named[at], offset, polled)
         while (message := self.consumer.poll(0)) is not None:
             if message.error() is None:  # of a partition's former incarnation
                 raise KafkaException(KafkaError(KafkaError._STATE, "a record in a wrong queue"))
             self._event(message, polled)
         return polled
 
+    def enter(self, partitions: Collection[TopicPartition], needs: frozenset[str]) -> None:
+        """Open their queues: librdkafka forwards those that are opened later to a common one."""
+        if needs != self._needs:
+            self._begin(needs)
+        self.left(self._index.keys() & set(partitions))
+        for tp in () if self._closing else sorted(partitions):  # a callback of `close`
+            self._index[tp] = self._gather.enter(*tp)
+
+    def left(self, partitions: Collection[TopicPartition]) -> None:
+        """Close their queues."""
+        for tp in partitions:
+            if (at := self._index.pop(tp, None)) is not None:
+                self._gather.leave(at)
+
+    def sought(self, partition: TopicPartition) -> None:
+        """Drop what was fetched before."""
+        if partition in self._index:
+            self._gather.clear(self._index[partition])
+
     def assign(self, partitions: list[ck.TopicPartition], needs: frozenset[str]) -> None:
         """Read these partitions, and no others."""
-        self._partitions = [TopicPartition(one.topic, one.partition) for one in partitions]
-        self._gather.assign(self._partitions, needs)
+        self._begin(needs)
+        self.enter([TopicPartition(one.topic, one.partition) for one in partitions], needs)
         super().assign(partitions, needs)
 
     def leave(self, partitions: list[ck.TopicPartition]) -> None:
         """Read some of the assigned partitions no more."""
-        for one in partitions:
-            self._gather.leave(self._partitions.index(TopicPartition(one.topic, one.partition)))
+        self.left([TopicPartition(one.topic, one.partition) for one in partitions])
         super().leave(partitions)
 
     def unassign(self) -> None:
         """Read nothing."""
         super().unassign()
-        self._gather.assign([], frozenset())
+        self._begin(self._needs)
 
     def close(self) -> None:
         """Close the consumer."""
+        self._closing = True
+        self._index.clear()
         self._gather.close()
         super().close()
 
+    def _begin(self, needs: frozenset[str]) -> None:
+        self._index, self._needs = {}, needs
+        self._gather.begin(needs)
 
-def inbox_of(consumer: Any, many: int, size: int) -> Inbox:
-    """An inbox that takes columns if it can; the arguments are those of :class:`Inbox`."""
+
+def inbox_of(
+    consumer: Any,
+    many: int,
+    size: int,
+    failing: Collection[int] = NOT_THERE,
+    *,
+    rows: int | None = None,
+) -> Inbox:
+    """An inbox that takes columns if it can; the arguments are those of :class:`Inbox`.
+
+    Args:
+        rows: taken at once as columns, instead of ``many``.
+    """
     native = librdkafka.native()
-    if native is None or not isinstance(consumer, ck.Consumer):
-        return Inbox(consumer, many, size)
+    if native is None or not isinstance(consumer, cimpl.Consumer):
+        return Inbox(consumer, many, size, failing)
     gather = native.Gather(cimpl.__file__, librdkafka.handle_of(consumer), consumer)
-    return ColumnInbox(consumer, many, size, gather)
+    return ColumnInbox(consumer, rows or many, size, gather, failing)
 
 
 def _kind(message: Any) -> tuple[bool, str, int]:

@@ -110,7 +110,10 @@ def handle_of(client: ck.Producer | ck.Consumer) -> int:
 
     Raises:
         KafkaException: the client is closed.
+        TypeError: it is another object.
     """
+    if not isinstance(client, cimpl.Producer | cimpl.Consumer):
+        raise TypeError(f"{type(client).__name__} is not a client of librdkafka")
     handle = ctypes.c_void_p.from_address(id(client) + _HANDLE).value
     if not handle:
         raise KafkaException(KafkaError(KafkaError._STATE, "the client is closed"))

@@ -188,7 +188,7 @@ class Reader:
                     tp: _below(ranges[tp].end, polled.messages.pop(tp, []))
                     for tp in sorted(polled.messages.keys() | polled.ends.keys())
                 }
-                records = table_of(found, needs)
+                records = table_of(found.items(), needs)
                 parts = [
                     _Part(tp, len(own), min(at[tp], ranges[tp].end), _epoch(own))
                     for tp, own in found.items()
@@ -232,7 +232,7 @@ class Reader:
         with closing(self._polls(at, needs, "read first records", silence, "first")) as polls:
             for polled in polls:
                 for tp, messages in polled.messages.items():
-                    found[tp] = table_of({tp: messages[:1]}, needs)
+                    found[tp] = table_of([(tp, messages[:1])], needs)
                 self._leave(at, polled.messages.keys() | polled.ends.keys())
         return found
 
@@ -247,7 +247,7 @@ class Reader:
         with closing(self._polls(dict(starts), needs, "follow", math.inf, "skip")) as polls:
             for polled in polls:
                 if polled.messages:
-                    yield table_of(polled.messages, needs)
+                    yield table_of(polled.messages.items(), needs)
 
     def refused(
         self, positions: Mapping[TopicPartition, tuple[Position, int]], silence: float

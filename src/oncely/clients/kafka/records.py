@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -65,7 +66,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Taken(Sequence[Row]):
+class RecordColumns(Sequence[Row]):
     """Consecutive records of a partition in columns; parts of it are not copied.
 
     Attributes:
@@ -82,50 +83,97 @@ class Taken(Sequence[Row]):
     @overload
     def __getitem__(self, at: int) -> Row: ...
     @overload
-    def __getitem__(self, at: slice) -> Taken: ...
-    def __getitem__(self, at: int | slice) -> Row | Taken:
+    def __getitem__(self, at: slice) -> RecordColumns: ...
+    def __getitem__(self, at: int | slice) -> Row | RecordColumns:
         found = self.rows[at]
-        return Taken(self.batch, found) if isinstance(found, range) else Row(self.batch, found)
+        if isinstance(found, range):
+            return RecordColumns(self.batch, found)
+        return Row(self.batch, found)
+
+    @property
+    def own(self) -> pa.RecordBatch:
+        """The rows of this partition, without a copy."""
+        return self.batch.slice(self.rows.start, len(self.rows))
+
+    def alone(self) -> RecordColumns:
+        """The records for a reader that keeps them: a copy if most of the memory is of others."""
+        if 2 * len(self) >= self.batch.num_rows:
+            return self
+        return _all_of(self.batch.take(pa.array(self.rows, pa.int64())))
 
 
-def table_of(
-    messages_of: Mapping[TopicPartition, Sequence[Any]], needs: frozenset[str]
-) -> pa.Table:
+def _all_of(batch: pa.RecordBatch) -> RecordColumns:
+    return RecordColumns(batch, range(batch.num_rows))
+
+
+Records = Sequence[Any]
+"""Consecutive records of a partition, without errors: messages of confluent-kafka, or
+:class:`RecordColumns`."""
+
+
+def offsets_of(records: Records) -> npt.NDArray[np.int64]:
+    """The offset of each record."""
+    if isinstance(records, RecordColumns):
+        offsets: npt.NDArray[np.int64] = records.own["offset"].to_numpy()
+        return offsets
+    return np.fromiter((one.offset() for one in records), np.int64, len(records))
+
+
+def timestamps_of(records: Records) -> list[int | None]:
+    """The timestamp of each record, in ms since 1970; None: it has none."""
+    if isinstance(records, RecordColumns):
+        micros = records.own["timestamp"].cast(pa.int64()).to_pylist()
+        return [None if one is None else one // 1000 for one in micros]
+    told = [one.timestamp() for one in records]
+    return [at if kind else None for kind, at in told]
+
+
+def without(records: Records, indices: Collection[int]) -> Records:
+    """The records but those at these indices."""
+    if isinstance(records, RecordColumns):
+        kept = np.ones(len(records), np.bool_)
+        kept[list(indices)] = False
+        return _all_of(records.own.filter(pa.array(kept)))
+    return [one for at, one in enumerate(records) if at not in indices]
+
+
+def table_of(runs: Iterable[tuple[TopicPartition, Records]], needs: frozenset[str]) -> pa.Table:
     """Records as a table with their origin and the columns that are needed.
 
     Args:
-        messages_of: per partition, ascending, without errors: messages of confluent-kafka, or
-            :class:`Taken` at once.
+        runs: records of a partition, or some of them; ascending in each partition, and all of one
+            kind.
         needs: names of :data:`RECORDS`.
 
     Returns:
         ``topic`` (a dictionary of strings), ``partition``, ``offset``, and ``needs``.
     """
-    counts = [len(some) for some in messages_of.values()]
-    topics = sorted({tp.topic for tp in messages_of})
-    topic = np.repeat(np.array([topics.index(tp.topic) for tp in messages_of], np.int32), counts)
-    number = np.repeat(np.array([tp.partition for tp in messages_of], np.int32), counts)
+    runs = list(runs)
+    counts = [len(some) for _, some in runs]
+    topics = sorted({tp.topic for tp, _ in runs})
+    topic = np.repeat(np.array([topics.index(tp.topic) for tp, _ in runs], np.int32), counts)
+    number = np.repeat(np.array([tp.partition for tp, _ in runs], np.int32), counts)
     columns: dict[str, Any] = {
         "topic": pa.DictionaryArray.from_arrays(topic, pa.array(topics, pa.string())),
         "partition": pa.array(number),
     }
     names = ["offset", *sorted(needs - _ORIGIN)]
-    if taken := [one for one in messages_of.values() if isinstance(one, Taken)]:
-        records = _joined(taken)
+    if found := [some for _, some in runs if isinstance(some, RecordColumns)]:
+        records = _joined(found)
         return pa.table(columns | {name: records[name] for name in names})
-    messages = [one for some in messages_of.values() for one in some]
+    messages = [one for _, some in runs for one in some]
     return pa.table(columns | {name: _COLUMNS[name](messages) for name in names})
 
 
-def _joined(taken: Sequence[Taken]) -> pa.Table:
-    """Records that were taken at once; those that are neighbours in memory stay together."""
-    runs: list[range] = []
-    for one in taken:
-        start, stop = one.rows.start, one.rows.stop
-        if runs and runs[-1].stop == start:
-            start = runs.pop().start
-        runs.append(range(start, stop))
-    return pa.Table.from_batches([taken[0].batch.slice(run.start, len(run)) for run in runs])
+def _joined(found: Sequence[RecordColumns]) -> pa.Table:
+    """The records of all; those that are neighbours in memory stay together."""
+    parts: list[RecordColumns] = []
+    for one in found:
+        rows = one.rows
+        if parts and parts[-1].batch is one.batch and parts[-1].rows.stop == rows.start:
+            rows = range(parts.pop().rows.start, rows.stop)
+        parts.append(RecordColumns(one.batch, rows))
+    return pa.Table.from_batches([one.own for one in parts])
 
 
 def each(records: pa.Table) -> Iterator[tuple[TopicPartition, int, KafkaRecord]]:
@@ -141,8 +189,7 @@ def each(records: pa.Table) -> Iterator[tuple[TopicPartition, int, KafkaRecord]]
 
 
 def _timestamps(messages: Sequence[Any]) -> pa.Array:
-    told = [one.timestamp() for one in messages]
-    values = pa.array([ms if kind else None for kind, ms in told], pa.int64())
+    values = pa.array(timestamps_of(messages), pa.int64())
     try:
         micros = pc.multiply_checked(values, 1000)
     except pa.ArrowInvalid:  # nanoseconds as milliseconds, for example

@@ -21,11 +21,13 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
-from operator import lt
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from oncely.clients.kafka.inbox import memory_of
+from oncely.clients.kafka.records import Records, offsets_of
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
@@ -86,19 +88,17 @@ class Fetched:
     holes: tuple[OffsetRange, ...] = ()
 
     @classmethod
-    def of(cls, messages: Sequence[Any]) -> Fetched:
-        """Messages of the consumer, with ascending offsets."""
-        first, last, epoch = (
-            messages[0].offset(),
-            messages[-1].offset(),
-            messages[-1].leader_epoch(),
-        )
+    def of(cls, records: Records) -> Fetched:
+        """Records of the consumer, with ascending offsets."""
+        offsets, epoch = offsets_of(records), records[-1].leader_epoch()
+        first, last = int(offsets[0]), int(offsets[-1])
         holes: tuple[OffsetRange, ...] = ()
-        if last - first + 1 > len(messages):
-            offsets = pairwise(one.offset() for one in messages)
-            holes = tuple(OffsetRange(a + 1, b) for a, b in offsets if b > a + 1)
-        size, epoch = memory_of(messages), -1 if epoch is None else epoch
-        return cls(first, last, len(messages), size, messages, epoch, holes)
+        if last - first + 1 > len(records):
+            before = np.flatnonzero(np.diff(offsets) > 1)
+            pairs = zip(offsets[before].tolist(), offsets[before + 1].tolist(), strict=True)
+            holes = tuple(OffsetRange(a + 1, b) for a, b in pairs)
+        size, epoch = memory_of(records), -1 if epoch is None else epoch
+        return cls(first, last, len(records), size, records, epoch, holes)
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Assignment:
 
     # -- records ---------------------------------------------------------------------------
 
-    def again(self, tp: TopicPartition, offsets: Sequence[int]) -> frozenset[int]:
+    def again(self, tp: TopicPartition, offsets: npt.ArrayLike) -> frozenset[int]:
         """The indices of the offsets that come again: they were taken before, or are before the
         position of the takeover. The client may return records twice when an assignment changes.
 
@@ -245,16 +245,18 @@ class Assignment:
         one = self._all.get(tp)
         if one is None or one.stage is not Stage.OWNED:
             return frozenset()
-        if offsets[0] >= one.next and all(map(lt, offsets, offsets[1:])):
+        given = np.asarray(offsets)
+        if given[0] >= one.next and bool((np.diff(given) > 0).all()):
             return frozenset()
+        came: list[int] = given.tolist()
         next_, found = one.next, set()
         forgotten = one.holes[0].start if len(one.holes) == _HOLES else 0
-        for index, offset in enumerate(offsets):
+        for index, offset in enumerate(came):
             if offset >= next_:
                 next_ = offset + 1
                 continue
             skipped = any(offset in hole for hole in one.holes) or offset < forgotten
-            taken = offset in offsets[:index] if offset >= one.next else not skipped
+            taken = offset in came[:index] if offset >= one.next else not skipped
             check(taken, f"{tp}: offset {offset} came after {next_ - 1}")
             found.add(index)
         return frozenset(found)

@@ -23,10 +23,11 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from oncely.clients.kafka.group_consumer import GroupConsumer, Rebalances
 from oncely.clients.kafka.inbox import Polled
+from oncely.clients.kafka.records import Records, offsets_of, timestamps_of, without
 from oncely.commit.backoff import Backoff
 from oncely.core import events
 from oncely.core.batch import Chunk
@@ -322,9 +323,9 @@ class Member(Rebalances):
 
     def _receive(self, polled: Polled) -> None:
         self._came |= polled.messages.keys() | polled.ends.keys()
-        for tp, messages in polled.messages.items():
+        for tp, records in polled.messages.items():
             if tp not in self._held:
-                self._admit(tp, messages)
+                self._admit(tp, records)
         for tp, end in polled.ends.items():
             if tp not in self._held:
                 self.assignment.ended(tp, end)
@@ -334,21 +335,20 @@ class Member(Rebalances):
             log.warning("%s: %s", tp, error.str())
             self._lost([tp], ask=False)
 
-    def _admit(self, tp: TopicPartition, messages: list[Any]) -> None:
+    def _admit(self, tp: TopicPartition, records: Records) -> None:
         """Buffer the records that need not wait; the others are fetched again when they may."""
-        if again := self.assignment.again(tp, [one.offset() for one in messages]):
+        if again := self.assignment.again(tp, offsets_of(records)):
             self._repeated += len(again)
-            messages = [one for at, one in enumerate(messages) if at not in again]
+            records = without(records, again)
             log.info("%s: passed over %d records that had come before", tp, len(again))
-        count, wait_ms = len(messages), 0
+        count, wait_ms = len(records), 0
         if self.gates.waits:
-            timestamps = [one.timestamp()[1] if one.timestamp()[0] else None for one in messages]
-            count, wait_ms = self.gates.admit(tp, timestamps, self.now())
+            count, wait_ms = self.gates.admit(tp, timestamps_of(records), self.now())
         most = self.limits.records  # of a piece, as a commit contains whole ones
         for at in range(0, count, most):
-            self.assignment.fetched(tp, Fetched.of(messages[at : min(at + most, count)]))
+            self.assignment.fetched(tp, Fetched.of(records[at : min(at + most, count)]))
         if wait_ms:
-            self._held[tp] = messages[count].offset(), self.clock() + wait_ms / 1000
+            self._held[tp] = records[count].offset(), self.clock() + wait_ms / 1000
 
     def _release(self) -> None:
         """Fetch records whose time has come."""

@@ -102,11 +102,8 @@ class WorkerRun(OpenRun[CommitsChunks, RowTransform]):
     @phase("decode")
     def chunk(self, work: Work) -> Chunk:
         """Decode and transform records."""
-        messages = {
-            tp: [one for piece in pieces for one in piece.payload]
-            for tp, pieces in work.pieces.items()
-        }
-        table = table_of(messages, self.needs)
+        runs = [(tp, piece.payload) for tp, pieces in work.pieces.items() for piece in pieces]
+        table = table_of(runs, self.needs)
         starts = {tp: range_.start for tp, range_ in work.ranges.items()}
         (chunk,) = Reading.of(self).processing().chunks(starts, [table])
         if self.by_key:
