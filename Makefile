@@ -11,8 +11,9 @@ SEEDS ?= 3000
 LONG := tests/scenarios tests/contracts tests/unit/decode
 # A cargo of rustup without a toolchain only prints how to get one.
 CARGO := cargo --version >/dev/null 2>&1
-NATIVE_TESTS := tests/properties/test_native_decoders.py tests/contracts/test_native_gather.py \
-	tests/contracts/test_kafka_columns.py tests/contracts/test_exact_ranges.py
+NATIVE_TESTS := tests/properties/test_native_decoders.py tests/properties/test_native_rows.py \
+	tests/contracts/test_native_gather.py tests/contracts/test_kafka_columns.py \
+	tests/contracts/test_exact_ranges.py tests/contracts/test_group_consumer.py
 LIBASAN = $(shell gcc -print-file-name=libasan.so)
 RUST_HOST = $(shell rustc +nightly -vV | sed -n 's/host: //p')
 # Compiled modules are kept: a run starts hundreds of Python processes, some images say otherwise.

@@ -5,8 +5,10 @@ use pyo3::prelude::*;
 mod avro;
 mod capsules;
 mod columns;
+mod digest;
 mod gather;
 mod json;
+mod json_lines;
 mod produce;
 mod rdkafka;
 mod times;
@@ -18,5 +20,7 @@ fn oncely_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     gather::register(module)?;
     produce::register(module)?;
     json::register(module)?;
+    json_lines::register(module)?;
+    digest::register(module)?;
     avro::register(module)
 }

@@ -9,7 +9,7 @@ from typing import Any
 SWITCH = "ONCELY_NATIVE"
 """The environment variable that turns the package off: ``off``."""
 
-NEEDED = "0.1.0"
+NEEDED = "0.2.0"
 """The version of the package that this version of Oncely can call."""
 
 

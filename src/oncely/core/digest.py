@@ -175,19 +175,24 @@ def row_digests(
         KeyError: a covered column is missing.
         pa.ArrowInvalid, pa.ArrowNotImplementedError: it has values that its kind can't hold.
     """
-    content = _contents(rows, recipe)
+    content = row_contents(rows, recipe)
     out = np.empty(len(content), np.uint64)
-    at = np.zeros(0, np.int64)
-    if recipe.offset:
-        if offsets is None:
-            raise ValueError("the recipe contains the offset")
-        at = offsets.astype(np.int64, copy=False)
+    at = offsets_of(offsets, recipe)
     for start in range(0, len(content), _BLOCK):
         part = slice(start, start + _BLOCK)
         a, b, c = _begin(_FOUR, content[part])
         a += _folded(at[part]) if recipe.offset else np.uint32(0)
         out[part] = _final(a, b, c)
     return out
+
+
+def offsets_of(offsets: npt.NDArray[np.integer[Any]] | None, recipe: Recipe) -> Int64:
+    """The offsets that a recipe contains; empty if it contains none."""
+    if not recipe.offset:
+        return np.zeros(0, np.int64)
+    if offsets is None:
+        raise ValueError("the recipe contains the offset")
+    return offsets.astype(np.int64, copy=False)
 
 
 class Digests(NamedTuple):
@@ -211,27 +216,31 @@ def digest_sums(digests: UInt64, group: npt.NDArray[np.integer[Any]], groups: in
     return [int(one) for one in sums]
 
 
-def _contents(rows: pa.Table, recipe: Recipe) -> UInt64:
-    """The content of each row: XOR of its values."""
+def row_contents(rows: pa.Table, recipe: Recipe) -> UInt64:
+    """The content of each row: XOR of its values. Raises the errors of :func:`row_digests`."""
     content = np.zeros(rows.num_rows, np.uint64)
-    columns = []
-    for name, kind in recipe.columns:
-        column, wanted = rows.column(name), KINDS[kind.name].arrow(kind.scale)
-        columns.append(column if column.type == wanted else column.cast(wanted))
-    if not columns:
+    if not recipe.columns:
         return content
-    at = 0
-    whole = pa.table(columns, names=[str(i) for i in range(len(columns))])
+    at, whole = 0, covered_columns(rows, recipe)
     constants = [column_constant(name) for name, _ in recipe.columns]
     kinds = [kind.name for _, kind in recipe.columns]
-    size = max(1, min(_BLOCK // len(columns), rows.num_rows))
-    space = np.empty((5, len(columns), size), np.uint32)
+    size = max(1, min(_BLOCK // len(kinds), rows.num_rows))
+    space = np.empty((5, len(kinds), size), np.uint32)
     for batch in whole.to_batches(max_chunksize=size):
         part = content[at : at + batch.num_rows]
         for hashed in _hash_columns(batch.columns, kinds, constants, space[..., : len(part)]):
             part ^= hashed
         at += batch.num_rows
     return content
+
+
+def covered_columns(rows: pa.Table, recipe: Recipe) -> pa.Table:
+    """The covered columns in the types of their kinds, named by their places in the recipe."""
+    columns = []
+    for name, kind in recipe.columns:
+        column, wanted = rows.column(name), KINDS[kind.name].arrow(kind.scale)
+        columns.append(column if column.type == wanted else column.cast(wanted))
+    return pa.table(columns, names=[str(at) for at in range(len(columns))])
 
 
 def _hash_columns(

@@ -85,9 +85,13 @@ class Producer(Handle):
             taken: int = self._call("produce_batch", topic, messages, *args, **more)
             return taken
         if self._direct and (native := librdkafka.native()):
-            client = librdkafka.handle_of(self._opened())
+            producer = self._opened()  # another thread may close this handle meanwhile
             errors = native.produce_batch(
-                cimpl.__file__, client, topic, messages.key, messages.value
+                cimpl.__file__,
+                librdkafka.handle_of(producer),
+                topic,
+                messages.key,
+                messages.value,
             )
             return _taken(np.frombuffer(errors, np.int32))
         if self._direct and (library := librdkafka.library()):

@@ -30,7 +30,7 @@ from oncely.clients.files.store import NoSuchFile
 from oncely.core.amendments import changed
 from oncely.core.batch import Chunk, Reject, Rejection, Staged
 from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
-from oncely.core.digest import digest_sum, row_digests
+from oncely.core.digest import digest_sum
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.core.rewrite import Rewrite, Rewritten
@@ -40,6 +40,7 @@ from oncely.ledgers.delta import State
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import CLEARED, DELETED, ORDER, accepted, newest, ordered
 from oncely.sinks.files.task import FilesTask
+from oncely.sinks.row_digests import row_digests
 from oncely.sinks.sql.target import SOURCE_COLUMNS
 
 _TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names

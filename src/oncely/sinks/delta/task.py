@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.core.batch import Chunk, IntArray, Rejection, Staged
-from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of, row_digests
+from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
 from oncely.core.topics import TopicPartition
 from oncely.extras import polars as pl
 from oncely.lake.conform import conform
@@ -21,6 +21,7 @@ from oncely.lake.partitions import parse_partition_by
 from oncely.lake.paths import NO_VALUE
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.files.task import FilesTask
+from oncely.sinks.row_digests import row_digests
 from oncely.sinks.sql.prepare import (
     refuse_missing_keys,
     rejections_of,

@@ -18,9 +18,10 @@ import pyarrow as pa
 from oncely.clients.kafka.producer import Columns, binaries, lengths
 from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, IntArray, Rejection
-from oncely.core.digest import Digests, Recipe, row_digests
+from oncely.core.digest import Digests, Recipe
 from oncely.core.topics import TopicPartition
 from oncely.sinks.kafka.record_format import SOURCE_HEADER, RecordFormat, header_lists
+from oncely.sinks.row_digests import row_digests
 
 T = TypeVar("T")
 

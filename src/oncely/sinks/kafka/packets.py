@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.core.batch import Chunk, Packet, Staged
-from oncely.core.digest import digest_sum, row_digests
+from oncely.core.digest import digest_sum
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.kafka.messages import Encoded, Limits, encode
 from oncely.sinks.kafka.record_format import RecordFormat
+from oncely.sinks.row_digests import row_digests
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(

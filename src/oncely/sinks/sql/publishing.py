@@ -14,9 +14,10 @@ import pyarrow as pa
 from oncely.clients.sql.connection import BadData, Connection, Dialect
 from oncely.core.batch import Batch, Packet, Staged
 from oncely.core.claim import Claim, Fence, PositionMoved, QueryBatch
-from oncely.core.digest import digest_sum, row_digests
+from oncely.core.digest import digest_sum
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
+from oncely.sinks.row_digests import row_digests
 from oncely.sinks.sql.cast import cast_rows
 from oncely.sinks.sql.target import Target, check_unaltered
 from oncely.sinks.sql.write import RowWriter

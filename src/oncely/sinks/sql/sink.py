@@ -14,11 +14,12 @@ from oncely.clients.sql.connection import Connect, Dialect, connect
 from oncely.clients.sql.session import brief_session
 from oncely.core.batch import Batch, Chunk, CommitBudget, Packet, Reject, Rejection
 from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, Takeover
-from oncely.core.digest import Digests, row_digests
+from oncely.core.digest import Digests
 from oncely.core.topics import TopicPartition
 from oncely.errors import GivenUp, check
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.ledgers.sql.takeover import require_ledger
+from oncely.sinks.row_digests import row_digests
 from oncely.sinks.sql import publishing
 from oncely.sinks.sql.prepare import Prepared, prepare
 from oncely.sinks.sql.target import Target, Wanted, create_tables, inspect
