@@ -28,6 +28,9 @@ K = TypeVar("K", bound=Hashable)
 _logger = logging.getLogger("oncely.sources.kafka")
 _GRACE = 2.0  # librdkafka ends a request by itself; this is for a request that it does not end
 _AGAIN = 0.1  # seconds
+# librdkafka opens its second connection, by the broker's own address, no sooner than half of this
+# after the first one. With its default of 100 each new client waits for 40 ms more.
+_RECONNECT_MS = 20
 _PATIENCE = 1.0  # seconds without an answer to the first request, before the server is looked at
 # A client caches leaders for minutes, and these errors do not make it refresh the cache.
 _LEADERLESS = (
@@ -275,6 +278,7 @@ def make(
     """
     config = {
         "socket.timeout.ms": 10_000,
+        "reconnect.backoff.ms": _RECONNECT_MS,
         **properties.librdkafka(kafka),
         **own,
         "bootstrap.servers": brokers,
