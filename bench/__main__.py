@@ -165,7 +165,7 @@ def _audit(
 def _worker(
     given: argparse.Namespace, spark: SparkSession, broker: Broker, postgres: Postgres
 ) -> None:
-    """The worker, against the consumer alone and Spark's JDBC sink; or its memory."""
+    """The worker, against `oncely run`, the consumer alone and Spark's JDBC sink; or its memory."""
     url = postgres.create_database("worker")
     if given.only == "worker-memory":
         contest = Contest(spark, broker.bootstrap, url, Workload(worker.TOPIC, 0), given.batch)

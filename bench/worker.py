@@ -2,8 +2,8 @@
 
 ``consume`` is what one process can take from the broker at most: ``consume()`` and ``value()`` of
 the same client, into nothing, with the worker's pause when its queue is full (librdkafka's default
-of a second makes it half as fast). ``jdbc_rewrite`` is Spark's JDBC sink with batched
-inserts into the same table, on all cores.
+of a second makes it half as fast). ``run`` is the same pipeline as `oncely run` on Spark.
+``jdbc_rewrite`` is Spark's JDBC sink with batched inserts into the same table, on all cores.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 from rich.console import Console
 
+from bench import contenders
 from bench.contenders import Contest, jdbc
 from bench.measure import Goal, Series, measured, show, told
 from bench.workload import PARTITIONS, SCHEMA, TABLE, record
@@ -37,6 +38,7 @@ OUT = Path("build/bench/worker.json")
 MEMORY = Path("build/bench/worker-memory.json")
 TOPIC = "worker-latency"
 GOALS: tuple[Goal, ...] = (
+    ("oncely / run", "oncely", "run", 0.9),
     ("oncely / consume", "oncely", "consume", 0.5),
     ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.5),
 )
@@ -92,6 +94,7 @@ def _rates(
 ) -> dict[str, Series]:
     runs: dict[str, Callable[[str], int | None]] = {
         "oncely": lambda table: _work(contest, table),
+        "run": lambda table: contenders.oncely(contest, table),
         "consume": lambda _: _consume(contest),
         "jdbc_rewrite": lambda table: jdbc(contest, table, rewrite=True),
     }
