@@ -63,13 +63,17 @@ class JsonDecoder(BytesDecoder):
         pieces: list[Piece] = []
         unsure = np.arange(len(values))
         for fast in self._fast:
+            if not len(unsure):
+                break
             chosen = values if len(unsure) == len(values) else values.take(pa.array(unsure))
             found, left = fast.decode(chosen)
             pieces += [(unsure[at], batch) for at, batch in found]
             unsure = unsure[left]
-        read = partial(read_record, schema=self._read, what=self.column, rules=self._rules)
-        rows, good, refused = read_each((values[at].as_py() for at in unsure.tolist()), read)
-        pieces.append((unsure[good], from_dicts(self._read, rows)))
+        refused: dict[int, str] = {}
+        if len(unsure):
+            read = partial(read_record, schema=self._read, what=self.column, rules=self._rules)
+            rows, good, refused = read_each((values[at].as_py() for at in unsure.tolist()), read)
+            pieces.append((unsure[good], from_dicts(self._read, rows)))
         if self.unwrap:
             pieces = [(at, self._unwrapped(batch)) for at, batch in pieces]
         return pieces, {int(unsure[at]): why for at, why in refused.items()}

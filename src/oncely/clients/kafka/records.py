@@ -166,14 +166,15 @@ def table_of(runs: Iterable[tuple[TopicPartition, Records]], needs: frozenset[st
 
 
 def _joined(found: Sequence[RecordColumns]) -> pa.Table:
-    """The records of all; those that are neighbours in memory stay together."""
+    """The records of all, as one chunk, as a decoder works by chunks; what is one part in memory
+    is not copied."""
     parts: list[RecordColumns] = []
     for one in found:
         rows = one.rows
         if parts and parts[-1].batch is one.batch and parts[-1].rows.stop == rows.start:
             rows = range(parts.pop().rows.start, rows.stop)
         parts.append(RecordColumns(one.batch, rows))
-    return pa.Table.from_batches([one.own for one in parts])
+    return pa.Table.from_batches([one.own for one in parts]).combine_chunks()
 
 
 def each(records: pa.Table) -> Iterator[tuple[TopicPartition, int, KafkaRecord]]:
