@@ -7,8 +7,10 @@ has opened. So epochs are compared by their positions, not by the order of their
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import OffsetRange
@@ -146,10 +148,16 @@ class Story:
 
     def around(self, at: int) -> tuple[str, ...]:
         """The lines around an index, and the lines of the same run before it."""
-        run = self.lines[at].event.run if at < len(self.lines) else ""
-        same = [i for i in range(at) if self.lines[i].event.run == run][-_AROUND:]
+        own = self._of_run[self.lines[at].event.run] if at < len(self.lines) else []
+        before = bisect_left(own, at)
+        same = own[max(0, before - _AROUND) : before]
         near = {*same, *range(max(0, at - 2), min(len(self.lines), at + _AROUND))}
         return of.shown(self.lines[i] for i in sorted(near))
+
+    @cached_property
+    def _of_run(self) -> Mapping[str, list[int]]:
+        """The indices of each run's lines."""
+        return grouped((line.event.run, at) for at, line in enumerate(self.lines))
 
 
 def story(log: Log, rules: Rules) -> Story:

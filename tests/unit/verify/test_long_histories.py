@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -73,7 +74,7 @@ def logged(number: int, how: str) -> tuple[Ledger, Log]:
 
     ``half untold``: each range is committed by a run of its own, and the first half of these has no
     event log; ``joined``: the ledger has joined pairs of ranges; ``found``: all ranges were found
-    by the next attempt.
+    by the next attempt; ``altered``: the ledger has other counts.
     """
     of = Simulated(Random(1))
     of.at, of.given = {T0: 0}, {T0: 0}
@@ -85,6 +86,8 @@ def logged(number: int, how: str) -> tuple[Ledger, Log]:
     if how == "joined":
         of.entries = [Entry(T0, at, at + 2, run.epoch, JOINED, Counts(2, 2, 0, 0))
                       for at in range(0, number, 2)]  # fmt: skip
+    if how == "altered":
+        of.entries = [replace(one, counts=Counts(1, 0, 1, 0)) for one in of.entries]
     return of.ledger, log_of(of.lines)
 
 
@@ -100,3 +103,10 @@ def test_the_work_is_not_quadratic_with_a_log(how: str) -> None:
     small, large = (logged(number, how) for number in (100, 800))
     assert not check(*small).broken, check(*small).as_json()
     assert steps(lambda: check(*large)) < 2 * 8 * steps(lambda: check(*small))
+
+
+def test_the_work_is_not_quadratic_with_many_findings() -> None:
+    """Each finding shows the lines around it, and those of its run before it."""
+    small, large = (logged(number, "altered") for number in (100, 800))
+    assert len(check(*small).broken) >= 100
+    assert steps(lambda: check(*large)) < 10 * steps(lambda: check(*small))
