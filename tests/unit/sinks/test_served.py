@@ -148,6 +148,9 @@ class Overdue:
     def abort_transaction(self, _: float) -> None:
         self.calls.append("abort_transaction")
 
+    def unanswered(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.calls.append("close")
 
@@ -165,3 +168,43 @@ def test_a_call_that_overstays_its_timeout_is_left_with_its_instance(
         assert "abort_transaction" not in instance.calls, "it would wait for the other call"
     finally:
         instance.end.set()
+
+
+class Fenced:
+    """A producer that was fenced; responses to two requests are under way."""
+
+    def __init__(self, unanswered: int = 2) -> None:
+        self.left, self.calls = unanswered, list[str]()
+
+    def unanswered(self) -> int:
+        return self.left
+
+    def purge(self, *, in_flight: bool, blocking: bool) -> None:
+        assert not in_flight, "their responses would arrive all the same"
+        assert not blocking
+
+    def flush(self, seconds: float) -> int:
+        assert 0 < seconds <= transaction._ANSWERS
+        self.left -= 1
+        self.calls.append("flush")
+        raise KafkaException(FENCED)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_an_instance_is_closed_when_what_it_has_sent_is_answered() -> None:
+    instance = Fenced()
+    with Transaction(instance, 1.0, "h:1", "t"):
+        pass
+    assert instance.calls == ["flush", "flush", "close"]
+
+
+def test_an_instance_without_answers_is_closed_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transaction, "_ANSWERS", 0.05)
+    instance = Fenced(1 << 60)
+    with Transaction(instance, 1.0, "h:1", "t"):
+        pass
+    assert instance.calls[-1] == "close"

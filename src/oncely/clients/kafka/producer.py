@@ -100,6 +100,10 @@ class Producer(Handle):
             return _taken(structs["err"])
         return self._one_by_one(topic, messages.dicts())
 
+    def unanswered(self) -> int:
+        """The number of messages that were given to the producer, and are not answered yet."""
+        return len(self._opened())
+
     def _one_by_one(self, topic: str, messages: list[dict[str, Any]]) -> int:
         try:
             self._call("produce_batch", topic, messages)

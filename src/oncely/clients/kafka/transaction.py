@@ -35,6 +35,7 @@ _AGAIN = 0.05  # seconds
 _GRACE = 2.0  # seconds; librdkafka ends a call by itself, this is for a call that it does not end
 _OFFSETS = "send_offsets_to_transaction"
 _ABORT = 5.0  # seconds; without an answer, the next instance fences this one anyway
+_ANSWERS = 2.0  # seconds
 
 
 class Transaction(Sender):
@@ -63,6 +64,24 @@ class Transaction(Sender):
         if self._open:
             self._abort()
         self.close()
+
+    def close(self) -> None:
+        """Close the instance; what is queued is dropped, and what was sent is answered first.
+
+        librdkafka 2.16 frees the state of transactions before the threads of its connections end. A
+        response that arrives in between and tells that the instance was fenced frees the text of an
+        earlier error again, and glibc ends the process (``rd_kafka_txns_term``).
+        """
+        if self._producer is not None:
+            self._await_answers()
+        super().close()
+
+    def _await_answers(self) -> None:
+        deadline = time.monotonic() + _ANSWERS
+        while self._producer.unanswered() and (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(KafkaException):  # told before, or of nobody's interest now
+                served(partial(self._producer.purge, in_flight=False, blocking=False))
+                served(partial(self._producer.flush, left))
 
     def init(self) -> Self:
         """Fence every earlier instance, end its open transaction, and wait for that.
