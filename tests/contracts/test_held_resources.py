@@ -38,7 +38,7 @@ def held() -> int:
     return len(os.listdir("/proc/self/task")) + len(os.listdir("/proc/self/fd"))
 
 
-@pytest.fixture(params=[*_KINDS, "handlers"])
+@pytest.fixture(params=[*_KINDS, pytest.param("handlers", marks=pytest.mark.servers)])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Any]]:
     """Sinks of one pipeline, each as a process of its own makes it."""
     if request.param in _KINDS:
