@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
-from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, Task, answers
+from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
 
 
 @dataclass
@@ -43,13 +42,8 @@ class InlineJobs:
         self, send: Task, shares: Sequence[object], stage: Task, buckets: int
     ) -> list[object]:
         """Packets are sorted by bucket."""
-        packets, passed = defaultdict(list), []
-        for one in self.run(send, shares):
-            if isinstance(one, ShuffleBlock):
-                packets[one.bucket].append(one.data)
-            else:
-                passed.append(one)
-        return passed + self.run(stage, [packets[bucket] for bucket in range(buckets)])
+        passed, packets = by_bucket(self.run(send, shares), buckets)
+        return passed + self.run(stage, packets)
 
     def require(self) -> None:
         """Jobs can run."""

@@ -79,7 +79,7 @@ class Transaction(Sender):
     def _await_answers(self) -> None:
         deadline = time.monotonic() + _ANSWERS
         while self._producer.unanswered() and (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(KafkaException):  # told before, or of nobody's interest now
+            with contextlib.suppress(KafkaException):  # reported before, or not needed any more
                 served(partial(self._producer.purge, in_flight=False, blocking=False))
                 served(partial(self._producer.flush, left))
 

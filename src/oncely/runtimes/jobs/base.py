@@ -132,3 +132,15 @@ def all_of(found: Iterable[object], kind: type[T]) -> list[T]:
     if error is not None:
         raise error
     return of_kind
+
+
+def by_bucket(found: Iterable[object], buckets: int) -> tuple[list[object], list[list[bytes]]]:
+    """The answers that are no packets, and the packets of each bucket in their order."""
+    passed: list[object] = []
+    packets: list[list[bytes]] = [[] for _ in range(buckets)]
+    for one in found:
+        if isinstance(one, ShuffleBlock):
+            packets[one.bucket].append(one.data)
+        else:
+            passed.append(one)
+    return passed, packets

@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +20,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
 from oncely.errors import Unavailable, WrongInput
-from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, Task, answers
+from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
 from oncely.secrets import carried
 
 _ATTEMPTS = 4  # of a task, as spark.task.maxFailures
@@ -143,14 +142,8 @@ class ProcessJobs:
         self, send: Task, shares: Sequence[object], stage: Task, buckets: int
     ) -> list[object]:
         """See :class:`~oncely.runtimes.jobs.base.Jobs`. All packets pass through this process."""
-        packets: defaultdict[int, list[bytes]] = defaultdict(list)
-        passed: list[object] = []
-        for one in self.run(send, shares):
-            if isinstance(one, ShuffleBlock):
-                packets[one.bucket].append(one.data)
-            else:
-                passed.append(one)
-        return passed + self.run(stage, [packets[bucket] for bucket in range(buckets)])
+        passed, packets = by_bucket(self.run(send, shares), buckets)
+        return passed + self.run(stage, packets)
 
     def require(self) -> None:
         """Nothing to do: processes that have died are replaced."""

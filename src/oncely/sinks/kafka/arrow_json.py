@@ -84,7 +84,7 @@ def _native(rows: pa.Table) -> list[pa.LargeBinaryArray] | None:
     if module is None or not len(rows.schema) or not all(_is(f.type, _SIMPLE) for f in rows.schema):
         return None
     texts = [
-        pa.chunked_array([temporal(part) for part in column.chunks], pa.string())
+        pa.chunked_array([_temporal(part) for part in column.chunks], pa.string())
         if _is(column.type, _TEMPORAL)
         else column
         for column in rows.columns
@@ -132,7 +132,7 @@ def values(array: Any) -> list[Any]:
     if pt.is_dictionary(type_):
         return values(array.dictionary_decode())
     if _is(type_, _TEMPORAL):
-        texts: list[Any] = temporal(array).to_pylist()
+        texts: list[Any] = _temporal(array).to_pylist()
         return texts
     if pt.is_floating(type_):
         return [_number(one) for one in array.to_pylist()] if _special(array) else array.to_pylist()
@@ -177,7 +177,7 @@ def _number(one: float | None) -> float | str | None:
     return _SPECIAL.get(one, "NaN")
 
 
-def temporal(array: Any) -> pa.StringArray:
+def _temporal(array: Any) -> pa.StringArray:
     """Dates, times and timestamps as texts in the form above."""
     type_ = array.type
     if pt.is_date(type_):
