@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from bench.contenders import Contest
 from bench.files import match as files
 from bench.kafka import match
 from bench.measure import IN_BULK, Goal, Series, fetch_settings, measured, show, told
-from bench.workload import TABLE, Workload, publish
+from bench.workload import TABLE, Workload, avro_record, publish
 from oncely import native
 from oncely.artifacts import POSTGRES_JDBC, resolve, spark_jars
 from oncely.runtimes.spark import session
@@ -42,6 +43,8 @@ GOALS: tuple[Goal, ...] = (
     ("oncely / jdbc", "oncely", "jdbc", 4.0),
     ("oncely / limit", "oncely", "limit", 0.75),
     ("limit / jvm_read", "limit", "jvm_read", 0.5),
+    ("oncely / copy", "oncely", "copy", 0.85),
+    ("oncely avro / oncely", "oncely avro", "oncely", 0.95),
 )
 console = Console()
 
@@ -139,8 +142,9 @@ def _to_sql(
         records = given.records or 3_000_000
         with console.status(f"publishing {records:,} records"):
             workload = publish(broker, "bench", records)
+            avro = publish(broker, "bench-avro", records, of=avro_record)
         contest = Contest(spark, broker.bootstrap, url, workload, given.batch)
-        result |= sql(contest, (broker.pid, postgres.pid), given.rounds or 5)
+        result |= sql(contest, avro, (broker.pid, postgres.pid), given.rounds or 5)
     if given.only in (None, "memory"):
         result |= memory.measure(spark, broker, url, given.range, console)
     if given.only in (None, "latency"):
@@ -178,8 +182,14 @@ def _worker(
     worker.measure(contest, broker, (broker.pid, postgres.pid), console, given.rounds or 3)
 
 
-def sql(contest: Contest, servers: tuple[int, int], rounds: int) -> dict[str, object]:
-    """Kafka to PostgreSQL: ours, the peers, and the limits, one after the other in each round."""
+def sql(
+    contest: Contest, avro: Workload, servers: tuple[int, int], rounds: int
+) -> dict[str, object]:
+    """Kafka to PostgreSQL: ours, the peers, and the limits, one after the other in each round.
+
+    ``avro``: the same records in another format.
+    """
+    messages = contenders.encoded(contest.workload.records)
     runs: dict[str, Callable[[str], int | None]] = {
         "oncely": lambda table: contenders.oncely(contest, table),
         "jdbc_rewrite": lambda table: contenders.jdbc(contest, table, rewrite=True),
@@ -189,6 +199,8 @@ def sql(contest: Contest, servers: tuple[int, int], rounds: int) -> dict[str, ob
         "limit": lambda _: contenders.limit(contest),
         "jdbc": lambda table: contenders.jdbc(contest, table, rewrite=False),
         "jvm_read": lambda _: contenders.jvm_read(contest),
+        "oncely avro": lambda table: contenders.oncely_avro(replace(contest, workload=avro), table),
+        "copy": lambda table: contenders.copy(contest, table, messages),
     }
     series = {name: Series(contest.workload.records) for name in runs}
     for number in range(-1, rounds):  # the first round warms the JVM and is not counted

@@ -10,6 +10,7 @@ commit).
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import uuid
@@ -20,9 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
+import pgpq
+import psycopg
+import pyarrow as pa
+
 from bench.counting import CountingSink
 from bench.measure import NO_OPTIONS
-from bench.workload import SCHEMA, Workload
+from bench.workload import AVRO, SCHEMA, Workload, row
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome
 from oncely.config import parse
@@ -40,6 +45,9 @@ from oncely.sinks.base import CommitsChunks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+ROWS_A_MESSAGE = 10_000
+"""Of COPY alone; a message of about 600 KB."""
+
 
 @dataclass(frozen=True)
 class Contest:
@@ -52,15 +60,15 @@ class Contest:
     batch: int
     schema: str = SCHEMA
 
-    def pipeline(self, name: str, table: str) -> Pipeline:
-        """Oncely's pipeline for the topic."""
+    def pipeline(self, name: str, table: str, decode: Mapping[str, str] = NO_OPTIONS) -> Pipeline:
+        """Oncely's pipeline for the topic; records are JSON unless ``decode`` says otherwise."""
         return Pipeline(
             parse(
                 {
                     "name": name,
                     "delivery": "exactly_once",
                     "source": {"brokers": self.brokers, "topics": [self.workload.topic]},
-                    "decode": {"format": "json", "schema": self.schema},
+                    "decode": dict(decode) or {"format": "json", "schema": self.schema},
                     "sink": {
                         "kind": "sql",
                         "url": self.url,
@@ -107,6 +115,35 @@ class Contest:
 def oncely(contest: Contest, table: str) -> None:
     """Exactly once, as `oncely run --until latest` does it."""
     contest.pipeline(table, table).run("latest", spark=contest.session)
+
+
+def oncely_avro(contest: Contest, table: str) -> None:
+    """The same with records of Avro, without a registry."""
+    with tempfile.NamedTemporaryFile("w", suffix=".avsc") as schema:
+        json.dump(AVRO, schema)
+        schema.flush()
+        decode = {"format": "avro", "schema_file": schema.name}
+        contest.pipeline(table, table, decode).run("latest", spark=contest.session)
+
+
+def encoded(records: int) -> list[bytes]:
+    """All rows as messages of a binary COPY."""
+    types = [pa.int64(), pa.string(), pa.int32(), pa.timestamp("us", "UTC"), pa.float64()]
+    schema = pa.schema(list(zip(row(0), types, strict=True)))
+    encoder = pgpq.ArrowToPostgresBinaryEncoder(schema)
+    messages = [encoder.write_header()]
+    for at in range(0, records, ROWS_A_MESSAGE):
+        some = [row(i) for i in range(at, min(at + ROWS_A_MESSAGE, records))]
+        messages.append(encoder.write_batch(pa.RecordBatch.from_pylist(some, schema=schema)))
+    return [*messages, encoder.finish()]
+
+
+def copy(contest: Contest, table: str, messages: list[bytes]) -> None:
+    """COPY alone: rows that are encoded already, in one session and one transaction."""
+    statement = f"COPY {table} FROM STDIN WITH (FORMAT binary)".encode()
+    with psycopg.connect(contest.url) as database, database.cursor().copy(statement) as rows:
+        for message in messages:
+            rows.write(message)
 
 
 def jdbc(

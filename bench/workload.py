@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+import fastavro
 import psycopg
 from confluent_kafka import Producer
 
@@ -16,6 +19,18 @@ TABLE = (
     "CREATE TABLE {} (id bigint, carrier text, flight integer,"
     " time_hour timestamptz, dep_delay double precision)"
 )
+AVRO = {
+    "type": "record",
+    "name": "Flight",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "carrier", "type": ["null", "string"]},
+        {"name": "flight", "type": ["null", "int"]},
+        {"name": "time_hour", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "dep_delay", "type": ["null", "double"]},
+    ],
+}
+_PARSED = fastavro.parse_schema(AVRO)
 _CARRIERS = ("UA", "AA", "B6", "DL", "EV", "MQ", "US", "WN")
 
 
@@ -63,13 +78,36 @@ def delay(i: int) -> float:
     return (i % 240) - 20.5
 
 
+def hour(i: int) -> datetime:
+    """The hour of record ``i``."""
+    return datetime(2013, i % 12 + 1, i % 28 + 1, i % 24, tzinfo=UTC)
+
+
 def record(i: int) -> bytes:
     """Record ``i``: 99 to 103 bytes of JSON."""
-    hour = f"2013-{i % 12 + 1:02}-{i % 28 + 1:02}T{i % 24:02}:00:00Z"
+    at = f"2013-{i % 12 + 1:02}-{i % 28 + 1:02}T{i % 24:02}:00:00Z"
     return (
         f'{{"id":{i},"carrier":"{_CARRIERS[i % 8]}","flight":{flight(i)},'
-        f'"time_hour":"{hour}","dep_delay":{delay(i)}}}'
+        f'"time_hour":"{at}","dep_delay":{delay(i)}}}'
     ).encode()
+
+
+def avro_record(i: int) -> bytes:
+    """Record ``i`` as an Avro datum of 27 to 29 bytes."""
+    datum, out = row(i), io.BytesIO()
+    fastavro.schemaless_writer(out, _PARSED, datum)
+    return out.getvalue()
+
+
+def row(i: int) -> dict[str, object]:
+    """The row of record ``i``."""
+    return {
+        "id": i,
+        "carrier": _CARRIERS[i % 8],
+        "flight": flight(i),
+        "time_hour": hour(i),
+        "dep_delay": delay(i),
+    }
 
 
 def publish(
