@@ -15,12 +15,15 @@ NATIVE_TESTS := tests/properties/test_native_decoders.py tests/properties/test_n
 	tests/contracts/test_native_gather.py tests/contracts/test_kafka_columns.py \
 	tests/contracts/test_exact_ranges.py tests/contracts/test_group_consumer.py
 LIBASAN = $(shell gcc -print-file-name=libasan.so)
+FUZZ = PYTHONPATH=. $(BIN)/python native/fuzz/corpus.py
+SECONDS ?= 1800
+PYTHON_LIBRARY = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')
 RUST_HOST = $(shell rustc +nightly -vV | sed -n 's/host: //p')
 # Compiled modules are kept: a run starts hundreds of Python processes, some images say otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo quick test proof long spark-versions models models-deep check bench audit-truth storm simulate docs native native-sanitized wheels format clean
+.PHONY: help setup demo quick test proof long spark-versions models models-deep check bench audit-truth storm simulate docs native native-sanitized native-fuzz wheels format clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 14
@@ -69,8 +72,8 @@ models-deep: $(READY) ## Check the models in larger sizes, which takes hours
 	@$(BIN)/python -m models.check --deep
 
 check: $(READY) ## Lint, format, types, import layers
-	@$(BIN)/ruff check src tests demo bench truth storm simulate models docs packaging
-	@$(BIN)/ruff format --check src tests demo bench truth storm simulate models docs packaging
+	@$(BIN)/ruff check src tests demo bench truth storm simulate models docs packaging native/fuzz
+	@$(BIN)/ruff format --check src tests demo bench truth storm simulate models docs packaging native/fuzz
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
@@ -117,9 +120,19 @@ native-sanitized: $(READY) ## Run the tests of oncely-native under AddressSaniti
 	@LD_PRELOAD=$(LIBASAN) ASAN_OPTIONS=detect_leaks=0:handle_segv=0 PYTHONMALLOC=malloc \
 		PYTHONPATH=build/sanitized $(BIN)/python -m pytest -s -p no:xdist --timeout=0 $(NATIVE_TESTS)
 
+native-fuzz: $(READY) ## Fuzz the decoders of oncely-native for SECONDS each, and compare the inputs with the references (needs cargo-fuzz)
+	@cargo +nightly fuzz --version >/dev/null 2>&1 \
+		|| { echo "There is no cargo-fuzz here (rustup toolchain install nightly; cargo install cargo-fuzz)"; exit 1; }
+	@$(FUZZ) prepare build/fuzz
+	@for target in json avro; do (cd native && ONCELY_GIVEN=../build/fuzz/$$target/given ASAN_OPTIONS=detect_leaks=0 \
+		LD_LIBRARY_PATH=$(PYTHON_LIBRARY) PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo +nightly fuzz run \
+		--target-dir ../build/fuzz/target $$target ../build/fuzz/$$target/inputs -- \
+		-max_total_time=$(SECONDS) -max_len=2048 -verbosity=0 -print_final_stats=1) || exit 1; done
+	@$(FUZZ) compare build/fuzz
+
 format: $(READY) ## Format the code
-	@$(BIN)/ruff check --fix-only --quiet src tests demo bench truth storm simulate models docs packaging
-	@$(BIN)/ruff format src tests demo bench truth storm simulate models docs packaging
+	@$(BIN)/ruff check --fix-only --quiet src tests demo bench truth storm simulate models docs packaging native/fuzz
+	@$(BIN)/ruff format src tests demo bench truth storm simulate models docs packaging native/fuzz
 
 clean: ## Remove what was built; downloads in the cache stay
 	rm -rf build dist native/target .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// How a writer's value is read.
-enum Plan {
+pub enum Plan {
     Null,
     Boolean,
     Int,
@@ -38,7 +38,7 @@ enum Plan {
 }
 
 impl Plan {
-    fn new(made: &Bound<'_, PyAny>) -> PyResult<Plan> {
+    pub fn new(made: &Bound<'_, PyAny>) -> PyResult<Plan> {
         let kind: String = made.get_item(0)?.extract()?;
         let given = |index: usize| made.get_item(index);
         let inner = || Ok::<_, PyErr>(Box::new(Plan::new(&given(1)?)?));
@@ -293,6 +293,13 @@ fn unscaled(bytes: &[u8]) -> Option<i128> {
     Some(i128::from_be_bytes(number))
 }
 
+/// Add the row of a datum; after `None`, parts of it are in the column.
+pub fn datum(data: &[u8], plan: &Plan, root: &mut Column) -> Option<()> {
+    let mut datum = Datum { data, at: 0 };
+    datum.read(plan, Some(root))?;
+    (datum.left() == 0).then_some(())
+}
+
 /// Decode the datums that follow `head`; returns rows and unsure positions.
 #[pyfunction]
 fn avro_rows<'py>(
@@ -307,9 +314,7 @@ fn avro_rows<'py>(
         values.each(&mut root, |value, root| {
             let data = value.strip_prefix(head.as_slice())?;
             (!value.is_empty()).then_some(())?;
-            let mut datum = Datum { data, at: 0 };
-            datum.read(&plan, Some(root))?;
-            (datum.left() == 0).then_some(())
+            datum(data, &plan, root)
         })
     });
     rows(py, root, &unsure)

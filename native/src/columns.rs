@@ -361,17 +361,23 @@ impl Values {
         };
         let mut unsure = vec![];
         for position in 0..self.len {
-            let rows = root.len();
-            if value(self.first + position)
-                .and_then(|value| read(value, root))
-                .is_none()
-            {
-                root.truncate(rows);
+            let found = value(self.first + position);
+            if !or_cut(root, |root| read(found?, root)) {
                 unsure.push(position as i64);
             }
         }
         unsure
     }
+}
+
+/// Read a row into `root`, and cut it back if that is unsure; true if the row is there.
+pub fn or_cut(root: &mut Column, read: impl FnOnce(&mut Column) -> Option<()>) -> bool {
+    let rows = root.len();
+    let sure = read(root).is_some();
+    if !sure {
+        root.truncate(rows);
+    }
+    sure
 }
 
 /// What a decoder returns to Python: the columns of `root`, and positions as bytes of int64.

@@ -16,9 +16,9 @@ const EXACT_POWERS: [f64; 23] = [
 ];
 
 #[derive(Clone, Copy)]
-struct Rules {
-    strict: bool,
-    rounding: bool,
+pub struct Rules {
+    pub strict: bool,
+    pub rounding: bool,
 }
 
 /// A number of JSON's grammar; `mantissa` has all of its digits if `exact`.
@@ -146,8 +146,7 @@ impl<'a> Parser<'a> {
                 let mut code = self.hex()?;
                 if (0xd800..0xdc00).contains(&code) {
                     self.literal(b"\\u")?;
-                    let low = self.hex()?;
-                    let low = (0xdc00..0xe000).contains(&low).then_some(low - 0xdc00)?;
+                    let low = self.hex()?.checked_sub(0xdc00).filter(|&low| low < 0x400)?;
                     code = 0x10000 + ((code - 0xd800) << 10) + low;
                 }
                 let mut utf8 = [0; 4];
@@ -463,7 +462,8 @@ fn plain_decimal(text: &[u8], scale: u32) -> Option<i128> {
     Some(if negative { -value } else { value })
 }
 
-fn record(data: &[u8], root: &mut Column, rules: Rules, scratch: &mut Vec<u8>) -> Option<()> {
+/// Add the row of a record; after `None`, parts of it are in the column.
+pub fn record(data: &[u8], root: &mut Column, rules: Rules, scratch: &mut Vec<u8>) -> Option<()> {
     std::str::from_utf8(data).ok()?;
     let mut parser = Parser { data, at: 0, rules };
     (parser.token()? == b'{').then_some(())?;

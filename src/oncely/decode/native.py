@@ -65,12 +65,16 @@ def read(
     Returns:
         Rows in at most one piece, and the positions of unsure records, ascending.
     """
-    layout = _layout("", pa.struct(list(schema)), nullable=False)
-    rows, columns, left = choose(native())(values, layout, *options)
+    rows, columns, left = choose(native())(values, layout_of(schema), *options)
     unsure = np.frombuffer(left, np.int64)
     arrays = [_array(field.type, *made) for field, made in zip(schema, columns, strict=True)]
     good = np.delete(np.arange(len(values)), unsure)
     return [(good, pa.RecordBatch.from_arrays(arrays, schema=schema))] if rows else [], unsure
+
+
+def layout_of(schema: pa.Schema) -> Any:
+    """The columns for the package."""
+    return _layout("", pa.struct(list(schema)), nullable=False)
 
 
 def _layout(name: str, arrow: pa.DataType, *, nullable: bool, json: bool = False) -> Any:
