@@ -52,7 +52,7 @@ def parts_of(message: Any) -> dict[str, Any]:
 
 @dataclass
 class AuditWorld:
-    """A topic, a place with the table ``rows`` and its ledger, and the pipeline between them."""
+    """A topic, a place with a table and its ledger, and the pipeline between them."""
 
     brokers: str
     place: Place
@@ -61,6 +61,7 @@ class AuditWorld:
     keep_source: bool = True
     expand: Callable[[dict[str, Any]], list[dict[str, Any]]] = lambda row: [row]
     pipeline: str = field(default_factory=lambda: f"p-{uuid.uuid4().hex[:8]}")
+    table: str = "rows"
 
     def tp(self, number: int = 0) -> TopicPartition:
         return TopicPartition(self.topic, number)
@@ -101,7 +102,9 @@ class AuditWorld:
 
     @property
     def sink(self) -> SqlSink:
-        return sink_to(self.place, pipeline=self.pipeline, keep_source=self.keep_source)
+        return sink_to(
+            self.place, table=self.table, pipeline=self.pipeline, keep_source=self.keep_source
+        )
 
     def open(self, start: Mapping[TopicPartition, int] | None = None) -> Fence:
         at = start or dict.fromkeys(self.ends(), 0)
@@ -141,7 +144,7 @@ class AuditWorld:
 
     def settings(self, **sections: Mapping[str, Any]) -> dict[str, Any]:
         schema = self.place.schema
-        table = f"{schema}.rows" if schema else "rows"
+        table = f"{schema}.{self.table}" if schema else self.table
         base: dict[str, Any] = {
             "name": self.pipeline,
             "delivery": "exactly_once",

@@ -219,6 +219,97 @@ def test_two_pipelines_divide_a_topic_between_them(
     assert content(one) == before
 
 
+def test_the_rows_of_another_table_are_told_apart(world: AuditWorld) -> None:
+    """Of the same place, with the same offsets."""
+    other = replace(world, pipeline=f"{world.pipeline}-b", table="other")
+    other.run()
+    publish(other, range(COUNT, COUNT + 5))
+    other.run()
+    before = content(world)
+    insert(world, COUNT + 1)
+    world.sql("UPDATE rows SET name = 'x' WHERE kafka_offset = 2")
+    assert found(world.audit()) == {"altered": [(0, 2)], "unexpected": [(0, COUNT + 1)]}
+    oncely_json("repair", world.file(), "--execute")
+    assert content(world)[0] == before[0]
+
+
+SAME_ROWS: dict[str, Sequence[str]] = {
+    "a view": ("CREATE VIEW other AS SELECT * FROM rows",),
+    "a partition": (
+        "ALTER TABLE rows RENAME TO old",
+        "CREATE TABLE rows (LIKE old) PARTITION BY RANGE (id)",
+        "CREATE TABLE other PARTITION OF rows FOR VALUES FROM (0) TO (1000)",
+        "INSERT INTO rows SELECT * FROM old",
+    ),
+    "a view of the parent": (
+        "ALTER TABLE rows RENAME TO old",
+        "CREATE TABLE parent (LIKE old) PARTITION BY RANGE (id)",
+        "CREATE TABLE rows PARTITION OF parent FOR VALUES FROM (0) TO (1000)",
+        "INSERT INTO rows SELECT * FROM old",
+        "CREATE VIEW other AS SELECT * FROM parent",
+    ),
+}
+
+
+@pytest.mark.parametrize("statements", SAME_ROWS.values(), ids=SAME_ROWS.keys())
+@pytest.mark.parametrize("turned", [False, True])
+def test_another_relation_with_the_same_rows(
+    broker: Broker,
+    make_topic: Callable[..., str],
+    on_postgres: Place,
+    tmp_path: Path,
+    statements: Sequence[str],
+    turned: bool,
+) -> None:
+    """The old pipeline writes to one of them, and the new one, which continues, to the other."""
+    first, second = ("other", "rows") if turned else ("rows", "other")
+    world = AuditWorld(broker.bootstrap, on_postgres, make_topic(), tmp_path, table=first)
+    world.sql(
+        "CREATE TABLE rows (id bigint, name text, kafka_topic text, kafka_partition int,"
+        " kafka_offset bigint)"
+    )
+    for one in statements:
+        world.sql(one)
+    publish(world, range(COUNT))
+    world.run()
+    new = replace(world, pipeline=f"{world.pipeline}-new", table=second)
+    new.open(new.ends())
+    publish(new, range(COUNT, COUNT + 10))
+    new.run()
+    before = content(world)
+    for each in (world, new):
+        assert (each.audit().found, each.audit().verdict) == ({}, "clean")
+        oncely_json("repair", each.file(), "--execute", "--max-removed", 1_000)
+    assert content(world) == before
+
+
+KEEPS = {
+    "postgresql": (
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        "CREATE TRIGGER keep BEFORE DELETE ON rows FOR EACH ROW EXECUTE FUNCTION keep()",
+    ),
+    "sqlite": ("CREATE TRIGGER keep BEFORE DELETE ON rows BEGIN SELECT RAISE(IGNORE); END",),
+}
+
+
+def test_a_table_that_keeps_deleted_rows(world: AuditWorld) -> None:
+    """Their replacement would be there beside them."""
+    world.sql("UPDATE rows SET name = 'x' WHERE kafka_offset = 2")
+    world.sql("DELETE FROM rows WHERE kafka_offset = 1")
+    before = content(world)
+    for one in KEEPS[world.place.kind]:
+        world.sql(one)
+    done = oncely_json("repair", world.file(), "--execute", expect=1)
+    assert done["offsets"] == {"lost": 1}
+    assert "keeps rows that were deleted" in done["impossible"][0]["reason"]
+    rows, letters = content(world)
+    assert ([one for one in rows if one[0] != 1], letters) == before
+    whole = f"{world.topic}:0:0-7"
+    refused = oncely("backfill", world.file(), "--offsets", whole, "--execute", expect=1)
+    assert "keeps rows that were deleted" in refused.stderr
+    assert content(world)[0] == rows
+
+
 # -- odd rows ------------------------------------------------------------------------------------
 
 
@@ -228,8 +319,10 @@ def test_odd_rows_are_named_and_all_else_is_repaired(world: AuditWorld) -> None:
         {"kafka_offset": -5}, {"kafka_offset": None}, {"kafka_partition": None},
         {"kafka_topic": None}, {"kafka_partition": None, "kafka_topic": None},
         {"kafka_topic": "elsewhere"}, {"kafka_partition": 7}, {"kafka_partition": -1},
-        {"kafka_offset": 1 << 62},
+        {"kafka_offset": 1 << 62}, {"kafka_partition": 3_000_000_000},
     )  # fmt: skip
+    if world.place.is_postgres:
+        world.sql("ALTER TABLE rows ALTER kafka_partition TYPE bigint")
     for one in odd:
         insert(world, 3, **one)
     world.sql("DELETE FROM rows WHERE kafka_offset = 1")

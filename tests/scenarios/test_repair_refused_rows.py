@@ -112,3 +112,19 @@ def test_a_table_that_accepts_no_row(world: AuditWorld) -> None:
     world.sql("ALTER TABLE rows ALTER COLUMN more SET DEFAULT 0")
     oncely_json("repair", file, "--execute")
     assert content(world) == before
+
+
+def test_a_row_that_other_rows_refer_to(world: AuditWorld) -> None:
+    """It can't be deleted; all else is repaired."""
+    before = content(world)
+    world.sql("ALTER TABLE rows ADD UNIQUE (id)")
+    world.sql("CREATE TABLE refs AS SELECT 6::bigint AS id")
+    world.sql("ALTER TABLE refs ADD FOREIGN KEY (id) REFERENCES rows (id)")
+    world.sql("UPDATE rows SET name = 'x' WHERE id IN (2, 6, 7)")
+    world.sql("DELETE FROM rows WHERE id IN (1, 16)")
+    done = oncely_json("repair", world.file(), "--execute", expect=1)
+    assert (done["offsets"], impossible(done).keys()) == ({"lost": 2, "altered": 2}, {6})
+    assert "foreign key" in impossible(done)[6]
+    world.sql("DROP TABLE refs")
+    oncely_json("repair", world.file(), "--execute")
+    assert content(world) == before

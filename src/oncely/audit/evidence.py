@@ -96,7 +96,7 @@ class Tally:
 
 
 PRESENT = pa.schema(
-    [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+    [("topic", pa.string()), ("partition", pa.int64()), ("offset", pa.int64()),
      ("rows", pa.int64()), ("digest", pa.uint64())]
 )  # fmt: skip
 """Rows by record: number and digest sum of the rows of each offset; ``digest`` may be null. An

@@ -25,6 +25,7 @@ _BEGIN = (
     "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
     "SET LOCAL statement_timeout = 0",
     "SET LOCAL idle_in_transaction_session_timeout = 0",
+    "SET LOCAL extra_float_digits = 1",
     f"SET LOCAL max_parallel_workers_per_gather = {_WORKERS}",
     "SET LOCAL parallel_tuple_cost = 0",
     # A policy that hides rows from this role raises an error.

@@ -95,7 +95,8 @@ def _repair_once(sink: RewritesRecords, damage: Damage, tell: Tell) -> Rewritten
             tell("repair", {tp: rewritten}, done)
     if beyond:
         more = sink.remove_beyond(tp, spans(beyond), expected)
-        tell("repair", {tp: spans(beyond)}, more)
+        if removed := spans(one for one in beyond if (tp, one) not in more.refused):
+            tell("repair", {tp: removed}, more)
         done = add_up(done, more)
     return done
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from oncely.errors import Stopped, check
@@ -104,3 +104,15 @@ def gaps(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
 def cut(ranges: Iterable[OffsetRange], end: int) -> list[OffsetRange]:
     """The offsets of ranges before ``end``."""
     return [OffsetRange(one.start, min(one.end, end)) for one in ranges if one.start < end]
+
+
+def halved(ranges: Sequence[OffsetRange]) -> list[Sequence[OffsetRange]]:
+    """Two halves of disjoint, ascending ranges that are not empty; one offset as it is."""
+    if len(ranges) > 1:
+        middle = len(ranges) // 2
+        return [ranges[:middle], ranges[middle:]]
+    one = ranges[0]
+    at = (one.start + one.end) // 2
+    return (
+        [ranges] if at == one.start else [[OffsetRange(one.start, at)], [OffsetRange(at, one.end)]]
+    )

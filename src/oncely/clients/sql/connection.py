@@ -61,6 +61,18 @@ class RowsDropped(Stopped):
         )
 
 
+class RowsKept(Stopped):
+    """Rows that were deleted are still there, and no error was raised; nothing was changed."""
+
+    def __init__(self, table: TableName) -> None:
+        super().__init__(
+            f"sink.table: {table} keeps rows that were deleted: their replacement would be there"
+            " beside them; nothing was changed",
+            way_out="look for a BEFORE DELETE trigger that returns NULL (or RAISE(IGNORE)), or a"
+            " rule ON DELETE; disable it for the repair",
+        )
+
+
 class TableAltered(TableMismatch):
     """The table has changed since the run has bound its rows to it; nothing was written."""
 

@@ -61,6 +61,7 @@ _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED;"
     f" SET LOCAL lock_timeout = '{LOCK_SECONDS}s';"
     " SET LOCAL idle_in_transaction_session_timeout = '60s';"
+    " SET LOCAL extra_float_digits = 1;"
     " SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
 )
 _CHECK_CONSTRAINTS = ("SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED")
@@ -362,6 +363,9 @@ class Postgres:
                 keepalives_count=3,
                 tcp_user_timeout=30_000,
             )
+            # A role, database or server may have another style, of which psycopg reads no time.
+            if not (session.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
+                session.execute("SET datestyle = 'ISO'")
         except psycopg.ProgrammingError as error:
             raise WrongInput(
                 f"sink.url: {self._secrets.redact(str(error))}",

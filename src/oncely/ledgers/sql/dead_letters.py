@@ -176,7 +176,12 @@ def _headers_text(headers: Sequence[tuple[str, bytes | None]]) -> str:
 
 
 def _headers(text: str) -> list[tuple[str, bytes | None]]:
-    return [(name, None if v is None else base64.b64decode(v)) for name, v in json.loads(text)]
+    """None if another program has changed the text; an audit compares it with the topic."""
+    try:
+        pairs = [(name, None if v is None else base64.b64decode(v)) for name, v in json.loads(text)]
+    except (TypeError, ValueError):
+        return []
+    return pairs if all(isinstance(name, str) for name, _ in pairs) else []
 
 
 def _printable(text: str, longest: int = 1000) -> str:

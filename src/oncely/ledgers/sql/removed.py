@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oncely.clients.sql.connection import Connection, Params, TableName
+from oncely.clients.sql.connection import Connection, Params, RowsKept, TableName
 from oncely.ledgers.sql.tables import LedgerTables
 
 _DDL = """CREATE TABLE IF NOT EXISTS {table} (
@@ -57,14 +57,32 @@ class Removed:
             table: the table.
             place: its columns of topic, partition and offset.
             where: the condition, with its parameters.
+
+        Raises:
+            RowsKept: rows of the table are still there.
         """
+        rows = f"FROM {self.tables.dialect.relation(connection, table).rows} WHERE {where[0]}"
+        gone = self._taken(connection, kind, table, place, (rows, where[1]))
+        # A replay may have stored a dead letter again. Nobody else writes rows of these records.
+        if kind == "row" and connection.query(f"SELECT 1 {rows} LIMIT 1", where[1]):
+            raise RowsKept(table)
+        return gone
+
+    def _taken(
+        self,
+        connection: Connection,
+        kind: str,
+        table: TableName,
+        place: Sequence[str],
+        rows: tuple[str, Params],
+    ) -> int:
         dialect, kept = self.tables.dialect, self.tables.beside.sibling("oncely_removed")
-        delete = f"DELETE FROM {dialect.relation(connection, table).rows} WHERE {where[0]}"
+        delete = f"DELETE {rows[0]}"
         if not self.keep:
-            return connection.execute(delete, where[1])
+            return connection.execute(delete, rows[1])
         names = [one.name for one in dialect.columns(connection, table)]
         returned = [*map(dialect.quote, place), *map(dialect.as_json, names)]
-        gone = connection.query(f"{delete} RETURNING {', '.join(returned)}", where[1])
+        gone = connection.query(f"{delete} RETURNING {', '.join(returned)}", rows[1])
         if gone:
             if not dialect.columns(connection, kept):
                 dialect.lock_for_setup(connection)

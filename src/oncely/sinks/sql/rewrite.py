@@ -20,15 +20,16 @@ no commit of the same offsets can come between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from oncely.clients.sql.connection import Connection, Params
+from oncely.clients.sql.connection import BadData, Connection, Params, RowsDropped, RowsKept
 from oncely.core.amendments import changed
 from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.rewrite import Rewrite, Rewritten
+from oncely.core.ranges import OffsetRange, halved
+from oncely.core.rewrite import Rewrite, Rewritten, add_up
 from oncely.core.topics import TopicPartition
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
 from oncely.ledgers.sql.removed import Removed
@@ -72,7 +73,8 @@ class SqlRewrites:
             raise WrongInput(
                 f"sink.table: rows of {', '.join(others)} refer to {table}, and would be deleted"
                 " or changed with its rows (ON DELETE)",
-                way_out="drop the foreign key, or declare it without an action, for the repair",
+                way_out="drop the foreign key for the repair; without an action, only records with"
+                " rows that others refer to are left as they are",
             )
 
     def lacks(self, kind: str) -> str:
@@ -108,8 +110,15 @@ class SqlRewrites:
 
         A row that the table refuses today becomes a dead letter. But a repair leaves what a record
         has produced as it is, if the ledger does not count it as a dead letter: it would remove
-        what it can't put back.
+        what it can't put back. It leaves records of which the table refuses a statement, too.
         """
+        if work.kind == "backfill":
+            return self._rewrite(work)
+        return _apart(
+            work.partition, work.offsets, lambda offsets: self._rewrite(work.only(offsets))
+        )
+
+    def _rewrite(self, work: Rewrite) -> Rewritten:
         if self.unfit and (records := {*work.chunk.row_record, *work.chunk.delete_record}):
             return self._leaving(work, {int(r): self.unfit.message for r in records})
         contents = Contents.of(work.chunk, self.sink.prepared(work.chunk))
@@ -127,7 +136,7 @@ class SqlRewrites:
         reasons = {(work.partition, int(offset[one])): why for one, why in refused.items()}
         without = [OffsetRange(at, at + 1) for _, at in reasons]
         left = [part for one in work.offsets for part in one.minus(without)]
-        done = self.rewrite(work.only(left)) if left else Rewritten(0, 0, NO_RECORDS)
+        done = self._rewrite(work.only(left)) if left else Rewritten(0, 0, NO_RECORDS)
         return done._replace(refused={**reasons, **done.refused})
 
     def _committed_rows(
@@ -180,6 +189,13 @@ class SqlRewrites:
         Raises:
             PositionMoved: nothing was deleted; the position is no longer that of ``expected``.
         """
+        return _apart(
+            partition, offsets, lambda some: self._remove_beyond(partition, some, expected)
+        )
+
+    def _remove_beyond(
+        self, partition: TopicPartition, offsets: Sequence[OffsetRange], expected: Entry
+    ) -> Rewritten:
         ledger = self.sink.ledger
         with ledger.transaction(self._fence(expected)) as ours:
             self.sink.dialect.lock_for_rewrite(ours, self.sink.pipeline)
@@ -291,3 +307,20 @@ class SqlRewrites:
         if self.sink.target is None:
             raise InvariantViolation("rewrite before bind")
         return self.sink.target
+
+
+def _apart(
+    partition: TopicPartition,
+    offsets: Sequence[OffsetRange],
+    repair: Callable[[Sequence[OffsetRange]], Rewritten],
+) -> Rewritten:
+    """Repair offsets apart from those for which the table refuses a statement: a foreign key may
+    refer to one of their rows, for example."""
+    try:
+        return repair(offsets)
+    except (BadData, RowsDropped, RowsKept) as error:
+        halves = halved(offsets)
+        if len(halves) == 1:
+            refused = {(partition, offsets[0].start): error.message}
+            return Rewritten(0, 0, NO_RECORDS, refused)
+    return reduce(add_up, (_apart(partition, half, repair) for half in halves))
