@@ -224,7 +224,8 @@ class ScriptedConsumer:
         logs, ends = self._coordinator.topic.logs, self._coordinator.topic.ends
         ready = sorted(self._next.keys() - self._paused)
         for tp in self._schedule.random.sample(ready, len(ready)):
-            at = ends[tp] if self._next[tp] == ck.OFFSET_END else self._next[tp]
+            logical = {ck.OFFSET_END: ends[tp], ck.OFFSET_BEGINNING: 0}
+            at = logical.get(self._next[tp], self._next[tp])
             more = [Message(tp, one) for one in logs[tp] if one >= at][: number - len(found)]
             self._next[tp] = more[-1].at + 1 if more else ends[tp]
             self._last |= {tp: more[-1].at} if more else {}
@@ -276,6 +277,8 @@ class ScriptedConsumer:
         tp = TopicPartition(one.topic, one.partition)
         if tp not in self._next or self._schedule.happens(0.2):
             raise KafkaException(KafkaError(KafkaError._STATE))
+        if self._next[tp] < 0 and self._schedule.random.random() < 0.3:
+            return  # the offset was asked for, and the answer that comes late replaces this one
         self._next[tp] = one.offset
         self._last.pop(tp, None)
         self._told.pop(tp, None)

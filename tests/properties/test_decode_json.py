@@ -246,3 +246,39 @@ def test_fast_and_reference_agree_on_every_oddity_in_every_column(name: str) -> 
     odd += [f'[{{"a":[{{"k": {t}}}]}}]' for t in tokens]
     texts = [f'{{"serial": {i}, {json.dumps(name)}: {t}}}' for i, t in enumerate(odd)]
     check_batch([text.encode("utf-8", "surrogatepass") for text in texts])
+
+
+@pytest.mark.parametrize("scale", [0, 3, 9, 18, 37, 38])
+def test_decimals_at_the_ends_of_their_range(scale: int) -> None:
+    """As texts, as numbers, in lists and in objects; of a required column also null."""
+    whole = 38 - scale
+    numbers = [
+        f"{sign}{lead}{digits}{tail}"
+        for sign in ("", "-")
+        for lead in ("", "00")
+        for digits in ("0", *(d * n for d in "19" for n in range(1, 37)), "1" + "0" * 30)
+        for tail in ("", ".5", "." + "0" * scale)
+        if (len(digits) - whole) in range(-1, 9) and len(digits + tail) < 37
+    ]
+    tokens = [*map(json.dumps, numbers), *(one for one in numbers if "00" not in one[:3]), "null"]
+    ddl = f"DECIMAL(38,{scale})"
+    schema = parse_schema(
+        f"a {ddl} NOT NULL, l ARRAY<{ddl}>, s STRUCT<d: {ddl} NOT NULL, e: INT>, o {ddl}"
+    )
+    batch: list[bytes | None] = [
+        f'{{"a": {a}, "l": {li}, "s": {s}, "o": {o}}}'.encode()
+        for t in tokens
+        for a, li, s, o in ((t, "[]", "null", "1e0"), ("0", f"[{t}]", "null", "null"),
+                            ("0", "null", f'{{"d": {t}}}', "0"), ('"0"', "null", "null", t))
+    ]  # fmt: skip
+    for several in (batch, [one for one in batch if b'"a": "' in (one or b"")]):
+        decoded = JsonDecoder(schema, "value").decode(pa.table({"value": pa.array(several)}))
+        good, bad = [], []
+        for index, data in enumerate(several):
+            try:
+                good.append((index, read_record(data, schema)))
+            except InvalidRecord as refused:
+                bad.append((index, str(refused)))
+        assert [(r.record, r.reason) for r in decoded.rejections] == bad
+        assert decoded.row_record.to_pylist() == [index for index, _ in good]
+        assert decoded.rows.to_pylist() == [row for _, row in good]

@@ -122,9 +122,13 @@ def returned(result: R) -> R:
 
 def said(error: BaseException) -> str:
     """The kind of an error of a user's function, and its text."""
+    try:
+        text = str(error)
+    except BaseException as broken:  # its __str__ is the user's, too
+        text = f"its text can't be read ({type(broken).__name__})"
     if isinstance(error, FunctionEnded):
-        return str(error)
-    return f"{type(error).__name__}: {error}".strip().removesuffix(":")
+        return text
+    return f"{type(error).__name__}: {text}".strip().removesuffix(":")
 
 
 def _may_be_a_signal() -> bool:

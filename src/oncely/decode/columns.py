@@ -100,7 +100,7 @@ class Columns:
             Misfits: some values do not fit; positions are rows.
         """
         columns = [
-            self._child(column.type, column_values, column.name)
+            self._child(column, column_values, column.name)
             for column, column_values in zip(schema, values, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -124,18 +124,25 @@ class Columns:
         except _REFUSALS as error:
             raise Misfits(leaf.refused(values, arrow), f": {error}") from None
 
-    def _child(self, arrow: pa.DataType, values: Values, step: str) -> pa.Array:
+    def _child(
+        self, child: pa.Field, values: Values, step: str, parents: Values | None = None
+    ) -> pa.Array:
         try:
-            return self.build(arrow, values)
+            made = self.build(child.type, values)
         except Misfits as misfits:
             raise misfits.of(None, step) from None
+        if made.null_count and not child.nullable:
+            nulls = [at for at, one in enumerate(values) if one is None]
+            if missing := [at for at in nulls if parents is None or parents[at] is not None]:
+                raise Misfits(np.array(missing), f"{step}: found null, but it is NOT NULL")
+        return made
 
     def _struct(self, arrow: pa.StructType, values: Values) -> pa.Array:
         children = []
         for index, child in enumerate(arrow):
             get = self.pick(index, child.name)
             members = [None if value is None else get(value) for value in values]
-            children.append(self._child(child.type, members, f".{child.name}"))
+            children.append(self._child(child, members, f".{child.name}", values))
         nulls = pa.array([value is None for value in values], pa.bool_())
         return pa.StructArray.from_arrays(children, fields=list(arrow), mask=nulls)
 

@@ -243,7 +243,10 @@ def _decimals(values: Values, arrow: pa.DataType) -> pa.Array:
         return pa.array(values, arrow)
     if kinds <= {str, type(None)}:
         texts = _texts(values)
-        if pc.all(_plain(texts)).as_py() is False:
+        # Arrow's cast doesn't notice digits before the point that the type has no room for.
+        whole = f"^[+-]?0*[0-9]{{0,{arrow.precision - arrow.scale}}}([.]|$)"
+        plain = pc.and_(_plain(texts), pc.match_substring_regex(texts, whole))
+        if pc.all(plain).as_py() is False:
             raise pa.ArrowInvalid("not a plain decimal")
         return pc.cast(texts, arrow)
     return pa.array([_of_text(v) if type(v) is str else v for v in values], arrow)

@@ -317,8 +317,11 @@ class GroupConsumer:
             self._calling(self._refuse_others)  # which may have joined at the same time
         found = self._calling(lambda: self._rebalances.assigned(tps)) if tps else {}
         begins: Mapping[TopicPartition, Position] = found or {}
-        # OFFSET_END is replaced before anything is read: these are paused until they are taken.
-        at = [ck.TopicPartition(*tp, begins.get(tp, ck.OFFSET_END)) for tp in sorted(tps)]
+        # Others are paused until they are taken, and a seek tells where they begin. librdkafka asks
+        # the broker for a logical offset, and an answer that comes after the seek replaces its
+        # position (2.16): records from the beginning are passed over, those before the end would
+        # be taken for a hole.
+        at = [ck.TopicPartition(*tp, begins.get(tp, ck.OFFSET_BEGINNING)) for tp in sorted(tps)]
         self.pause(self._paused - tps)  # a pause of an earlier assignment
         self._inbox.enter(tps, self._needs)
         (consumer.incremental_assign if self._incremental else consumer.assign)(at)
