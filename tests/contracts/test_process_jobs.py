@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,24 @@ def test_a_process_that_dies_between_two_jobs_is_replaced(jobs: ProcessJobs) -> 
     await_that(lambda: jobs._pool._broken, "a pool that takes nothing any more")
     for _ in range(2):
         assert all_of(jobs.run(twice, [3, 4, 5]), int) == [6, 8, 10]
+
+
+def test_the_process_that_starts_others_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is started again; a process that it was asked for meanwhile is not there."""
+    start, failures = ForkServerProcess._Popen, iter([EOFError(), ConnectionResetError()])
+
+    def fails(process: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return start(process)
+
+    monkeypatch.setattr(ForkServerProcess, "_Popen", staticmethod(fails))
+    with contextlib.closing(ProcessJobs(1)) as made:
+        assert made.run(twice, [4])[0] == 8
+
+    failures = itertools.repeat(EOFError())
+    with pytest.raises(Unavailable, match="can't be started"):
+        ProcessJobs(1)
 
 
 def test_an_error_of_oncely_is_an_answer(jobs: ProcessJobs) -> None:

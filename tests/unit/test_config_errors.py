@@ -91,6 +91,8 @@ WRONG = [
     ('["orders"]', '["a,b"]', "source.topics", "found 'a,b'"),
     ("[source]", '[source]\nstart = "newest"', "source.start", "earliest, latest"),
     ("[source]", "[source]\nstart = 12:00:00", "source.start", "ISO 8601"),
+    ("[source]", '[source]\nstart = "9999-12-31T23:59:59-23:59"', "source.start", "ISO 8601"),
+    ("[source]", '[source]\nstart = "0001-01-01T00:00+01:00"', "source.start", "ISO 8601"),
     ("[source]", '[source]\non_gap = "skip"', "source.on_gap", "allowed: fail, record"),
     ("[source]", "[source]\ngroup = true", "source.group", "or false"),
     ('format = "json"\nschema = "id BIGINT, ', 'format = "jsn"\nschema = "id BIGINT, ',
@@ -243,6 +245,8 @@ def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
     [
         (None, "can't read the pipeline file: No such file"),
         (b"name = ", "not TOML"),
+        (b"name = " + b"9" * 5_000, "not TOML"),
+        (b"name = " + b"[" * 5_000, "not TOML"),
         (b'name = "\xff"', "not UTF-8"),
         (b"[spark.conf]\nspark.speculation = true\nspark.speculation.interval = 1", "are quoted"),
     ],

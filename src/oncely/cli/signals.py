@@ -4,20 +4,27 @@ Python runs a signal handler only when its main thread gets back to Python code,
 be in a call to a hanging JVM. So a separate thread reads the signals' numbers from a pipe to which
 the C-level handler writes them (``signal.set_wakeup_fd``). The handlers themselves do nothing,
 except while there is no batch to finish: then they raise.
+
+A forked child, for example of a function of the user, has the same pipe. The numbers of its own
+signals are not written to it: SIGTERM ends the child, and SIGINT, which a terminal sends to it,
+too, does nothing there.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Self
 
 from oncely.errors import Interrupted
 
 _ASKED_BY = (signal.SIGINT, signal.SIGTERM)
+_entered: list[Signals] = []
 
 
 class Signals:
@@ -43,6 +50,7 @@ class Signals:
         self._writing.setblocking(False)
         self._fd_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.getsignal(number) for number in _ASKED_BY}
+        _entered.append(self)
         try:
             self.install()
             threading.Thread(target=self._listen, name="signals", daemon=True).start()
@@ -60,6 +68,7 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._fd_before)
+        _entered.remove(self)
         self._writing.close()  # ends the thread
 
     def _listen(self) -> None:
@@ -73,3 +82,21 @@ class Signals:
         if self.idle:
             self.idle = False  # once: the cleanup must not be interrupted
             raise Interrupted
+
+    def forked(self) -> None:
+        """Called in a forked child."""
+        self.idle = False
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, self._before[signal.SIGTERM])  # type: ignore[arg-type]
+        self._reading.close()
+        self._writing.close()
+
+
+def _forked() -> None:
+    for one in _entered:
+        with suppress(TypeError, ValueError, OSError):
+            one.forked()
+    _entered.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -120,7 +120,7 @@ def loads(data: bytes, *, base: Path, of: str) -> PipelineSettings:
         raw = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ConfigError(of, "not UTF-8 text", way_out="save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also long numbers, deep nesting
         raise ConfigError(
             of,
             f"not TOML: {error}",

@@ -90,6 +90,8 @@ def _prepare_to_die(seconds: float) -> None:
     The kernel's timer belongs to the child: it also ends a child whose parent was killed. Such a
     child would keep the parent's connections open, so their servers would not notice its death.
     """
+    for asked in (signal.SIGINT, signal.SIGTERM):  # to the parent's group: not the record's fault
+        signal.signal(asked, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -29,7 +29,7 @@ def parse_moment(value: str | date) -> Moment:
     """Parse an ISO 8601 date or time; without an offset it is UTC.
 
     Raises:
-        ValueError: neither a date nor a time.
+        ValueError: neither a date nor a time, or outside of the years 1 to 9999.
     """
     if isinstance(value, str):
         value = datetime.fromisoformat(value.strip())
@@ -37,6 +37,10 @@ def parse_moment(value: str | date) -> Moment:
         value = datetime.combine(value, time())
     if value.tzinfo is None:
         value = value.replace(tzinfo=UTC)
+    try:
+        value = value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("outside of the years 1 to 9999") from None
     # Whole milliseconds, rounded down: the start includes a record of the same millisecond.
     since = value - datetime(1970, 1, 1, tzinfo=UTC)
     return Moment((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000)

@@ -32,6 +32,27 @@ def test_every_signal_is_heard_and_the_old_handlers_come_back() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
+def test_a_signal_for_a_forked_child_is_its_own() -> None:
+    """As multiprocessing's pools end their processes."""
+    heard = threading.Semaphore(0)
+    with Signals(heard.release) as signals:
+        signals.idle = False
+        ready, written = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.write(written, b"x")
+            signal.pause()
+            os._exit(0)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGTERM
+        assert not heard.acquire(timeout=0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.acquire(timeout=60)
+
+
 def test_while_nothing_is_in_hand_a_signal_interrupts_once() -> None:
     heard = threading.Semaphore(0)
     with Signals(heard.release):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.clients.kafka.records import RECORDS
+from oncely.clients.per_process import said
 from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
@@ -243,3 +244,13 @@ def test_it_goes_to_other_processes() -> None:
 def test_what_is_no_condition_is_an_error(condition: str) -> None:
     with pytest.raises(ConfigError, match=r"filter\.drop"):
         Condition(condition).check()
+
+
+@pytest.mark.parametrize("broken", [IndexError("no text"), SystemExit(3)])
+def test_an_error_whose_text_cant_be_read(broken: BaseException) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise broken
+
+    reason = said(Mute())
+    assert reason == f"Mute: its text can't be read ({type(broken).__name__})"

@@ -314,6 +314,28 @@ def test_a_topic_that_is_made_again_in_a_batch_ends_the_run() -> None:
     assert batches.opened == 1
 
 
+def test_a_batch_is_told_though_the_broker_is_away_after_it() -> None:
+    """It is committed: it is not repeated, and nobody else would tell it."""
+
+    @dataclass
+    class AwayOnce(Source):
+        left: int = 1
+
+        def topic_ids(self) -> Mapping[str, str]:
+            if self.left:
+                self.left -= 1
+                raise Unavailable("away")
+            return super().topic_ids()
+
+    class Hurried(StopSignal):
+        def wait(self, seconds: float) -> bool:
+            return False
+
+    told = Told()
+    assert made(AwayOnce({T0: 50}), Batches(), stop=Hurried(), listener=told).run(until_latest=True)
+    assert told.names.count("BatchCommitted") == 1
+
+
 def test_the_first_request_to_stop_lets_the_batch_finish() -> None:
     stop, told = StopSignal(), Told()
     batches = Batches(meanwhile=stop.ask)

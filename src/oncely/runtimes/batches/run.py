@@ -290,9 +290,9 @@ class BatchRun:
         Raises:
             SourceMismatch: a topic was recreated while the batch ran.
         """
-        self.batches.same_topics(self.source.topic_ids())
         ends = {tp: range_.end for tp, range_ in ranges.items()}
         self._positions |= ends
         self._retries.reset()
         self.mirror.put(ends)
         tell_batch(self.listener, number, outcomes, ends, time.monotonic() - began, seconds)
+        self.batches.same_topics(self.source.topic_ids())

@@ -7,6 +7,7 @@ the pool: it is made anew, and the tasks without answers are repeated, as Spark 
 from __future__ import annotations
 
 import itertools
+import logging
 import multiprocessing
 import os
 import pickle
@@ -23,7 +24,10 @@ from oncely.errors import Unavailable, WrongInput
 from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
 from oncely.secrets import carried
 
+log = logging.getLogger(__name__)
+
 _ATTEMPTS = 4  # of a task, as spark.task.maxFailures
+_NOT_STARTED = (EOFError, OSError)  # the process that starts the others has died
 # Imported once for all processes, beside the start of the driver. A name that is not installed is
 # left out.
 _PRELOADED = [
@@ -117,6 +121,7 @@ class ProcessJobs:
         """Run the tasks without answers once; a failure, if there was one. A broken pool is
         replaced: one of its processes has died, in this job or since the last one."""
         failures: list[Exception] = []
+        has_started = self._has_started
         futures = {}
         try:
             for at in range(len(shares)):
@@ -125,6 +130,9 @@ class ProcessJobs:
                     futures[self._pool.submit(_listed, work, item)] = at
         except BrokenProcessPool as error:
             failures.append(error)
+        except _NOT_STARTED as error:
+            failures.append(BrokenProcessPool(repr(error)))
+            has_started = True
         for future in as_completed(futures):
             try:
                 found[futures[future]] = future.result()
@@ -132,7 +140,7 @@ class ProcessJobs:
             except Exception as error:
                 failures.append(error)
         if any(isinstance(one, BrokenProcessPool) for one in failures) and not self._cancelled:
-            if not (self._has_started or any(map(_is_done_well, self._first))):
+            if not (has_started or self._has_started or any(map(_is_done_well, self._first))):
                 raise WrongInput("no process of the pipeline has started", way_out=_GUARD)
             self._pool.shutdown()
             self._pool = self._new()
@@ -168,10 +176,15 @@ class ProcessJobs:
         self._pool.shutdown(cancel_futures=True)
 
     def _new(self) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(self._slots, prepare(), _begin)
-        # Started now, beside the preparation of the first batch.
-        self._first = [pool.submit(os.getpid) for _ in range(self._slots)]
-        return pool
+        for attempt in range(_ATTEMPTS):
+            pool = ProcessPoolExecutor(self._slots, prepare(), _begin)
+            try:
+                # Started now, beside the preparation of the first batch.
+                self._first = [pool.submit(os.getpid) for _ in range(self._slots)]
+                return pool
+            except _NOT_STARTED as error:
+                log.debug("attempt %d to start processes: %r", attempt, error)
+        raise Unavailable("the processes of the pipeline can't be started")
 
 
 def _is_done_well(future: Future[int]) -> bool:
