@@ -9,6 +9,9 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import confluent_kafka as ck
+
+from oncely.clients.kafka import group_consumer
 from oncely.clients.kafka.group_consumer import GroupConsumer
 from oncely.core import events, lanes
 from oncely.core.claim import Claim, Fence, Takeover
@@ -288,6 +291,11 @@ def _key_on_two_threads() -> AbstractContextManager[object]:
     return _patch(lanes, "lane_of", lambda _, number: next(calls) % number)
 
 
+def _at_the_end_until_taken() -> AbstractContextManager[object]:
+    """A partition that is taken later is assigned at its end, which is asked of the broker."""
+    return _patch(group_consumer, "UNTAKEN", ck.OFFSET_END)
+
+
 MISTAKES: Mapping[str, Mistake] = {
     "offset before data": _offset_before_data,
     "epoch not compared": epoch_not_compared,
@@ -299,6 +307,7 @@ MISTAKES: Mapping[str, Mistake] = {
     "all partitions taken over": _takes_all,
     "a run on Spark overlooked": _spark_overlooked,
     "no seek after a late takeover": _no_seek,
+    "assigned at the end until taken": _at_the_end_until_taken,
     "decoded ahead and kept over a revocation": _decoded_ahead_kept,
     "group offset marked before the commit": _marked_too_early,
     "messages from before an assignment kept": _earlier_messages_kept,

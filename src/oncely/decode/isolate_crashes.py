@@ -22,6 +22,7 @@ from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.collector import as_arrow
 from oncely.errors import InvariantViolation
+from oncely.garbage import no_gc
 
 CRASHES = "crashes the decoder"
 _SHORTEST_SECONDS = 5.0  # minimum for a small part: a slow machine is no crash
@@ -71,15 +72,18 @@ def _survives(decoder: Decoder, records: pa.Table, seconds: float) -> bool:
     A child that ends by an error counts as alive: the parent, decoding the same records, raises
     the same error with its traceback.
     """
-    child = os.fork()
-    if child == 0:
-        # Never returns: the child must not unwind the parent's stack, connections and exit
-        # handlers.
-        try:
-            _prepare_to_die(seconds)
-            decoder.decode(records)
-        finally:
-            os._exit(0)
+    # A collection in the child, also by a library that starts threads in each child, could destroy
+    # clients whose threads are the parent's: a crash that is no record's.
+    with no_gc():
+        child = os.fork()
+        if child == 0:
+            # Never returns: the child must not unwind the parent's stack, connections and exit
+            # handlers.
+            try:
+                _prepare_to_die(seconds)
+                decoder.decode(records)
+            finally:
+                os._exit(0)
     _, status = os.waitpid(child, 0)
     return not os.WIFSIGNALED(status)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -53,6 +54,20 @@ def segfault() -> None:
 
 def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_nothing_is_collected_in_a_child() -> None:
+    """A client whose threads are the parent's can't be destroyed there."""
+    parent = os.getpid()
+
+    def collected() -> None:
+        if os.getpid() != parent and gc.isenabled():
+            killed()
+
+    assert gc.isenabled()
+    decoded = isolate_crashes(Fragile(collected, b'{"n":1}'), table(b'{"n":1}'))
+    assert decoded.rows.num_rows == 1
+    assert gc.isenabled()
 
 
 PLACES: list[set[int]] = [{0}, {99}, {7, 8, 50}, {*range(40, 48)}]

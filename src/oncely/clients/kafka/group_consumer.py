@@ -44,6 +44,11 @@ _OWN = {
     "fetch.queue.backoff.ms": 5,
     "topic.metadata.refresh.interval.ms": 30_000,  # partitions that are added
 }
+UNTAKEN = ck.OFFSET_BEGINNING
+"""Where a partition is assigned that is paused until it is taken, and sought then. librdkafka asks
+the broker for a logical offset, and an answer that comes after the seek replaces its position
+(2.16): records from the beginning are passed over, those before the end would be taken for a hole.
+"""
 _MANY = 2_000  # messages that are taken at once; meanwhile no other thread runs Python
 _ROWS = 50_000  # the same of columns; meanwhile other threads run
 _ELSEWHERE = (  # the takeover of the partition finds the reason
@@ -317,11 +322,7 @@ class GroupConsumer:
             self._calling(self._refuse_others)  # which may have joined at the same time
         found = self._calling(lambda: self._rebalances.assigned(tps)) if tps else {}
         begins: Mapping[TopicPartition, Position] = found or {}
-        # Others are paused until they are taken, and a seek tells where they begin. librdkafka asks
-        # the broker for a logical offset, and an answer that comes after the seek replaces its
-        # position (2.16): records from the beginning are passed over, those before the end would
-        # be taken for a hole.
-        at = [ck.TopicPartition(*tp, begins.get(tp, ck.OFFSET_BEGINNING)) for tp in sorted(tps)]
+        at = [ck.TopicPartition(*tp, begins.get(tp, UNTAKEN)) for tp in sorted(tps)]
         self.pause(self._paused - tps)  # a pause of an earlier assignment
         self._inbox.enter(tps, self._needs)
         (consumer.incremental_assign if self._incremental else consumer.assign)(at)
