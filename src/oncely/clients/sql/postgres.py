@@ -355,6 +355,7 @@ class Postgres:
                 self.url,
                 autocommit=True,
                 application_name=application,
+                client_encoding="UTF8",  # of statements and rows, whatever the database's is
                 connect_timeout=self.connect_timeout_seconds,
                 prepare_threshold=None,  # prepared statements break behind PgBouncer
                 # A host that disappears without closing the connection is detected within a minute.
