@@ -12,8 +12,9 @@ import pytest
 
 from oncely.clients.sql.connection import BadData, Contention
 from oncely.clients.sql.session import close_all
-from oncely.commit.rewrite import Damage, repair
+from oncely.commit.rewrite import Damage, repair, rewrite
 from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange
 from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.pipeline.inspect import check_table
 from oncely.sinks.sql.rewrite import SqlRewrites
@@ -244,15 +245,19 @@ def test_what_a_trigger_raises_of_a_row_makes_its_record_a_dead_letter(
     assert all(reason for _, reason in letters)
 
 
-def test_what_a_trigger_raises_of_a_deletion_ends_a_repair(on_postgres: Place) -> None:
-    """No record is at fault: an error with a text, not of the driver's kind."""
+def test_what_a_trigger_raises_of_a_deletion_leaves_its_record(on_postgres: Place) -> None:
+    """It is named with the text; a backfill ends, by no error of the driver's kind."""
     sink, fence = ready(sink_to(on_postgres, keep_source=True))
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     raised = "RAISE 'no deletions' USING ERRCODE = 'U0001';"
     trigger(on_postgres, raised, "BEFORE DELETE ON rows")
     damage = Damage(T0, [1], set(), at_t0(1, numbered(1, 2)))
+    done = repair(SqlRewrites(sink), damage, impatient())
+    assert done.refused.keys() == {(T0, 1)}
+    assert "no deletions" in done.refused[T0, 1]
+    whole = [OffsetRange(0, 3)]
     with pytest.raises(Stopped, match="no deletions") as caught:
-        repair(SqlRewrites(sink), damage, impatient())
+        rewrite(SqlRewrites(sink), "backfill", T0, whole, at_t0(0, numbered(0, 3)), impatient())
     assert "trigger" in caught.value.way_out
     assert ids(on_postgres) == [0, 1, 2]
 
