@@ -136,6 +136,75 @@ def test_a_restore_that_takes_no_rows_back_is_no_matter(place: DeltaPlace) -> No
     assert place.ids() == [*range(5)]
 
 
+def test_a_restore_of_a_commit_without_rows_is_no_matter(place: DeltaPlace) -> None:
+    sink, fence = started(place)
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    version = place.table.version()
+    fence = open_sink(sink).fence
+    sink.inner.ledger.add_partitions(fence, {TopicPartition("t", 9): 0}, SOURCE)
+    place.table.restore(version)
+    commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+    assert place.ids() == [*range(5)]
+
+
+Steps = Sequence[tuple[str, int]]
+HISTORIES: Mapping[str, tuple[Steps, int | None]] = {
+    "undone": ([("to", -1), ("to", 0)], None),
+    "undone by way of another one": ([("to", -1), ("to", 0), ("to", -1), ("to", 2)], None),
+    "twice": ([("to", -1), ("to", -2)], 2),
+    "by way of another one": ([("to", -1), ("to", 0), ("to", 1)], 1),
+    "undone and done again": ([("to", -1), ("to", 0), ("to", -2)], 3),
+    "undone, with a takeover since": ([("to", -1), ("to", 0), ("open", 0), ("to", 2)], None),
+    "before a takeover since": ([("to", -1), ("to", 0), ("open", 0), ("to", 1)], 1),
+}
+
+
+@pytest.mark.parametrize(("steps", "refused"), HISTORIES.values(), ids=HISTORIES)
+def test_of_several_restores_the_newest_one_decides(
+    place: DeltaPlace, steps: Steps, refused: int | None
+) -> None:
+    """Each RESTORE is to a version that is counted from the newest one with rows."""
+    sink, fence = started(place)
+    for at in range(3):
+        commit_all(sink, at_t0(at, numbered(at, at + 1)), fence)
+    newest = place.table.version()
+    for what, to in steps:
+        if what == "to":
+            place.table.restore(newest + to)
+        else:
+            fence = open_sink(sink).fence
+    lacks = place.ids() != [0, 1, 2]
+    assert lacks == (refused is not None)
+    if refused is None:
+        commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+        assert place.ids() == [*range(5)]
+        return
+    with pytest.raises(Stopped, match=f"version {newest + refused} of the table"):
+        commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+
+
+def test_a_refusal_ends_for_the_restore_for_which_it_was_told(place: DeltaPlace) -> None:
+    """A RESTORE during the audit that found nothing lacking is another reason."""
+    sink, fence = started(place)
+    for at in range(3):
+        commit_all(sink, at_t0(at, numbered(at, at + 1)), fence)
+    ledger, version = sink.inner.ledger, place.table.version()
+    place.table.restore(version - 1)
+    told = ledger.taken_back(ledger.read())
+    place.table.restore(version - 2)
+    newest = place.table.version()
+    ledger.end_refusal(told.message)
+    assert place.table.version() == newest
+    told = ledger.taken_back(ledger.read())
+    assert f"version {newest} of" in told.message
+    ledger.end_refusal(told.message)
+    assert place.told()[0]["kind"] == "repair"
+    assert ledger.taken_back(ledger.read()) is None
+    ledger.end_refusal(told.message)
+    assert place.table.version() == newest + 1
+    commit_all(sink, at_t0(3, numbered(3, 5)), fence)
+
+
 @pytest.mark.parametrize("keys", [(), ("id",)])
 def test_a_stale_driver_is_refused_at_its_commit(place: DeltaPlace, keys: Sequence[str]) -> None:
     """It has loaded, compared and staged; another run takes over, and writes the same records."""

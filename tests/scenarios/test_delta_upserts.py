@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, write_deltalake
 
@@ -208,14 +209,44 @@ def test_a_killed_repair_is_repeated(world: UpsertWorld, zygote: Zygote, when: s
     assert_whole(world)
 
 
-@pytest.mark.parametrize("how", ["cut", "gone"])
-def test_a_file_that_nobody_can_read(world: UpsertWorld, how: str) -> None:
-    (largest,) = [
+def largest(world: UpsertWorld) -> Path:
+    (found,) = [
         Path(one["path"])
         for one in pa.table(world.table.get_add_actions(flatten=True)).to_pylist()
         if one["num_records"] == 9
     ]
-    path = Path(world.given["url"].removeprefix("file://")) / largest
+    return Path(world.given["url"].removeprefix("file://")) / found
+
+
+def test_a_file_that_was_rewritten_in_place(world: UpsertWorld) -> None:
+    """A merge reads all files by the sizes that the table names."""
+    path = largest(world)
+    rows = pq.ParquetFile(path).read()
+    rows = pa.concat_tables([rows.slice(1, 1), rows.slice(1)])
+    pq.write_table(rows, path, compression="none", write_page_index=True)
+    report = world.audit()
+    assert found(report).keys() == {"lost", "duplicated"}
+    assert repair(world, report).impossible == ()
+    assert_whole(world)
+
+
+def test_with_a_file_of_other_bytes_nothing_is_merged(world: UpsertWorld) -> None:
+    path = largest(world)
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + bytes(len(data) - 12) + data[-8:])
+    report, before = world.audit(), world.table.version()
+    done = repair(world, report)
+    assert len(done.impossible) == report.found["lost"] > 0
+    assert {path.name in one.reason for one in done.impossible} == {True}
+    assert world.table.version() == before
+    path.unlink()
+    assert repair(world, report).impossible == ()
+    assert_whole(world)
+
+
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_a_file_that_nobody_can_read(world: UpsertWorld, how: str) -> None:
+    path = largest(world)
     path.write_bytes(path.read_bytes()[:-40]) if how == "cut" else path.unlink()
     report = world.audit()
     assert found(report) == {"lost": [(0, at) for at in (0, 1, 2, 7, 8, 9, 12, 13, 14)]}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
@@ -22,7 +23,7 @@ from oncely.audit import Report, audit
 from oncely.cli.repair import _of_audit
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
-from oncely.errors import WrongInput
+from oncely.errors import Stopped, WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repaired import Repaired
 from oncely.sinks.delta.sink import DeltaSink
@@ -137,19 +138,88 @@ def test_a_file_that_nobody_can_read(world: SinkWorld, how: str) -> None:
     assert_whole(world)
 
 
-def test_a_file_with_other_bytes_stays(world: SinkWorld) -> None:
+def files(world: SinkWorld) -> list[Path]:
+    return sorted(Path(one.removeprefix("file://")) for one in table(world).file_uris())
+
+
+REWRITTEN: dict[str, Callable[[pa.Table], pa.Table]] = {
+    "more rows": lambda rows: pa.concat_tables([rows, rows]),
+    "fewer rows": lambda rows: rows.slice(1),
+    "null": lambda rows: rows.set_column(0, "id", pa.nulls(len(rows), pa.int64())),
+    "other column": lambda rows: rows.rename_columns(["x", *rows.column_names[1:]]),
+    "nothing else": lambda rows: rows,
+}
+
+
+@pytest.mark.parametrize("how", REWRITTEN)
+def test_a_file_that_was_rewritten_in_place_is_replaced_and_stops_nothing(
+    world: SinkWorld, how: str
+) -> None:
+    path, gone, *_ = files(world)
+    found = REWRITTEN[how](pq.ParquetFile(path).read())
+    pq.write_table(found, path, compression="none", write_page_index=True)
+    gone.unlink()
+    report = world.audit()
+    assert any(path.name in one for one in report.limits)
+    shown = oncely_json("repair", world.file(), expect=1)
+    assert sum(shown["offsets"].values()) == sum(report.found.values()) > 0
+    assert oncely_json("repair", world.file(), "--execute", expect=0)["impossible"] == []
+    assert_whole(world)
+    assert not any(path.name in one for one in world.audit().limits)
+
+
+def test_a_file_with_other_bytes_stays_and_stops_nothing_else(world: SinkWorld) -> None:
     """Nobody knows whether its rows are lost: only one that was cut is removed from the table."""
-    path = Path(table(world).file_uris()[0].removeprefix("file://"))
+    path, other, *_ = files(world)
+    write_deltalake(world.given["url"], pq.ParquetFile(other).read().slice(0, 2), mode="append")
     data = path.read_bytes()
     path.write_bytes(data[:4] + bytes(len(data) - 12) + data[-8:])
     report = world.audit()
-    assert report.found["lost"] > 0
-    with pytest.raises(WrongInput, match="can't be read") as caught:
-        repair(world, report)
-    assert "restore it from a backup" in str(caught.value.way_out)
+    assert report.found["duplicated"] == 2
+    assert repair(world, report, execute=False).offsets == report.found
+    done = repair(world, report)
+    assert done.offsets == {"duplicated": 2}
+    assert {one.found.kind for one in done.impossible} == {"lost"}
+    assert len(done.impossible) == report.found["lost"] > 0
+    (reason,) = {one.reason for one in done.impossible}
+    assert f"{path.name}, which can't be read" in reason
+    assert "restore it from a backup" in reason
+    assert set(world.audit().found) == {"lost"}
+    with pytest.raises(WrongInput, match="can't be read"):
+        world.pipeline.backfill({world.tp(0): OffsetRange(0, 20)}, execute=True)
     path.unlink()
     assert repair(world, report).impossible == ()
     assert_whole(world)
+
+
+def test_a_restore_that_lacks_nothing_is_refused_until_a_repair_has_seen_it(
+    world: SinkWorld,
+) -> None:
+    """Another program has written the rows again."""
+    every, version = rows(world), table(world).version()
+    table(world).restore(version - 1)
+    there = pa.array(rows(world)["id"].to_pylist())
+    lacking = every.filter(pc.invert(pc.is_in(every["id"], there)))
+    assert lacking.num_rows > 0
+    write_deltalake(world.given["url"], lacking, mode="append")
+    assert_whole(world)
+    told = f"version {version + 1} of the table at sink.url is a RESTORE"
+    shown = oncely_json("status", world.file(), expect=0)
+    assert shown["state"] == "WARN"
+    assert told in shown["reason"]
+    problems = oncely_json("plan", world.file(), expect=1)["problems"]
+    assert any(told in one["message"] for one in problems)
+    world.publish(range(300, 301))
+    with pytest.raises(Stopped, match="is a RESTORE"):
+        world.run()
+    oncely_json("repair", world.file(), expect=0)
+    assert oncely_json("status", world.file(), expect=0)["state"] == "WARN"
+    oncely_json("repair", world.file(), "--execute", expect=0)
+    assert oncely_json("status", world.file(), expect=0)["state"] == "OK"
+    assert oncely_json("plan", world.file(), expect=0)["problems"] == []
+    world.run()
+    assert ids(world) == [*IDS, 300]
+    assert world.audit().verdict == "clean"
 
 
 def test_another_commit_in_between(world: SinkWorld, monkeypatch: pytest.MonkeyPatch) -> None:

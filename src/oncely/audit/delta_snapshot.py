@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.dataset
 
 from oncely.audit.delta_history import TableHistory
 from oncely.audit.evidence import Committed, Span, moment
@@ -24,7 +23,7 @@ from oncely.audit.stored.delta_document import (
     read_letters,
 )
 from oncely.audit.stored.letter import Letter
-from oncely.clients.delta import DeltaConnect, connect
+from oncely.clients.delta import DeltaConnect, connect, named_sizes, of_content
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange
@@ -146,10 +145,8 @@ class DeltaSnapshot:
     def problems(self) -> dict[str, str]:
         """What is wrong with files of the table; those that can't be read are added as they are
         read."""
-        named = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
-        wanted = {unquote(row["path"]): row["size_bytes"] for row in named}
         found = dict.fromkeys(self.missing, "it is missing, and the table still names it")
-        for path, size in wanted.items():
+        for path, size in named_sizes(self.table).items():
             if self.sizes.get(path, size) != size:
                 found[path] = f"it has {self.sizes[path]:,} bytes, and the table names {size:,}"
         return found
@@ -182,15 +179,10 @@ class DeltaSnapshot:
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows of a file that has another size than the table names, by which delta-rs would
         read it; none if it can't be read."""
-        with suppress(Unreadable, NoSuchFile, pa.ArrowException):
-            rows = rows_of(self.store.read(fragment.path), "parquet")
-            known = pa.dataset.get_partition_keys(fragment.partition_expression)
-            found = {}
-            for name in columns:
-                other = pa.array([known.get(name)] * rows.num_rows)
-                column = rows.column(name) if name in rows.column_names else other
-                found[name] = column.cast(schema.field(name).type)
-            yield from ((fragment.path, one) for one in pa.table(found).to_batches())
+        with suppress(NoSuchFile, OSError, pa.ArrowException):
+            whole = of_content(fragment, self.store.read(fragment.path))
+            rows = whole.to_table(schema=schema, columns=list(columns))
+            yield from ((fragment.path, one) for one in rows.to_batches())
 
     def _damaged(self, path: str, error: Exception) -> None:
         """Note a file of which nothing can be read, if its bytes are the reason."""

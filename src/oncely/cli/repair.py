@@ -189,12 +189,21 @@ def _ranges_of(offsets: Sequence[str]) -> dict[TopicPartition, OffsetRange]:
 
 def _conclude(pipeline: Pipeline, done: Repaired, code: int, *, as_json: bool) -> int:
     """Print the effect, audit again after an execution, and return the exit code."""
-    after = audit(pipeline) if done.executed else None
+    after = _audit_again(pipeline) if done.executed else None
     if as_json:
         screen.show_json(done.as_json() | {"audit": after and after.as_json()})
     else:
         _show(done, after)
     return code if after is None else after.exit_code
+
+
+def _audit_again(pipeline: Pipeline) -> Report:
+    """Audit what was executed; a destination that lacks nothing is not refused any more."""
+    refused = pipeline.destination.look().refused
+    after = audit(pipeline)
+    if refused and after.verdict == "clean":
+        pipeline.end_refusal(refused)
+    return after
 
 
 def _show(done: Repaired, after: Report | None) -> None:

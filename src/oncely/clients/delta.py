@@ -189,6 +189,19 @@ class DeltaTables:
         return newest is not None and newest.version() > table.version()
 
 
+def named_sizes(table: Any) -> dict[str, int]:
+    """The files of a table, and their sizes in bytes as its log names them."""
+    named = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    return {unquote(row["path"]): row["size_bytes"] for row in named}
+
+
+def of_content(fragment: Any, data: bytes) -> Any:
+    """A file of the table's dataset, of its real content: delta-rs reads a file as if it had the
+    size that the log names."""
+    values = fragment.partition_expression
+    return fragment.format.make_fragment(pa.BufferReader(data), partition_expression=values)
+
+
 DeltaConnect = Callable[[str, S3Options | None], DeltaTables]
 
 

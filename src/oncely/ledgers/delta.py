@@ -54,6 +54,8 @@ _NUMBERS = dict[str, dict[int, int]]
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _AFTER_A_RESTORE = ("repair", "reset")
 """Kinds of commits that may follow a RESTORE."""
+_WITHOUT_ROWS = ("takeover", "partitions", "notes")
+"""Kinds of commits of which a RESTORE takes nothing back."""
 
 _LETTERS = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
@@ -187,8 +189,8 @@ class DeltaLedger:
                 "there is no Delta table at sink.url, which holds the positions",
                 way_out="run the pipeline once, or create the table",
             )
-        if metadata["kind"] not in _AFTER_A_RESTORE:
-            self._refuse_lost_rows(state)
+        if metadata["kind"] not in _AFTER_A_RESTORE and (refused := self.taken_back(state)):
+            raise refused
         version = _following(state.version)
         self._store.write(f"{self._folder}/{version}.json", msgspec.json.encode(document))
         self._store.durable()
@@ -197,38 +199,58 @@ class DeltaLedger:
         whole |= {"run": document.run, "positions": document.positions, "rejects": sorted(new)}
         self._tables.commit(state.table, Change(self.app_id, version, whole, **load))
 
-    def _refuse_lost_rows(self, state: State) -> None:
-        """Refuse a table that a RESTORE has taken back: it lacks rows, and the positions are behind
-        them."""
-        if state.version and (version := self._restored(state.table.version())) is not None:
-            raise Stopped(
-                f"version {version} of the table at sink.url is a RESTORE to a version before the"
-                f" newest commit of pipeline {self._pipeline!r}: it lacks rows of records that the"
-                " positions have passed",
-                way_out="`oncely repair FILE --execute` writes them again. To continue without"
-                " them: `oncely offsets reset FILE --shift-by 0 --execute`",
-            )
+    def taken_back(self, state: State) -> Stopped | None:
+        """The refusal of a table that a RESTORE has taken back: it lacks rows, and the positions
+        are behind them. None if it is not refused."""
+        version = self._restored(state.table.version()) if state.version else None
+        if version is None:
+            return None
+        return Stopped(
+            f"version {version} of the table at sink.url is a RESTORE to a version before the"
+            f" newest rows of pipeline {self._pipeline!r}, or to a time: it may lack rows of"
+            " records that the positions have passed",
+            way_out="`oncely repair FILE --execute` writes them again, or finds that none is"
+            " missing. To continue without them:"
+            " `oncely offsets reset FILE --shift-by 0 --execute`",
+        )
+
+    def end_refusal(self, refused: str) -> None:
+        """Commit a repair without rows, if the table is still refused for this reason: an audit
+        that began afterwards has found that it lacks nothing.
+
+        A RESTORE that came during the audit is another reason, since the text contains its version.
+        """
+
+        def same(state: State) -> Document | None:
+            now = self.taken_back(state)
+            return state.document if now is not None and now.message == refused else None
+
+        self._change("repair", same)
 
     def _restored(self, newest: int) -> int | None:
-        """The version of a RESTORE to a version before the newest commit of the pipeline; None if
-        there is none, or the log no longer contains it.
+        """The version of a RESTORE that has taken rows of the pipeline back; None if there is none,
+        or the log no longer contains it.
 
         delta-rs would keep all other threads of Python waiting while it reads the log.
         """
         restores: list[tuple[int, int]] = []
+        own: int | None = None  # its oldest commit that was read
         for version in range(newest, max(-1, newest - _LOG), -1):  # mostly the newest is ours
             try:
                 lines = self._log.read(f"{version:020}.json").splitlines()
             except NoSuchFile:
-                return None
+                break
             read = (msgspec.json.decode(line).get("commitInfo") for line in lines)
             info: dict[str, Any] = next((one for one in read if one), {})
-            if (info.get("oncely") or {}).get("pipeline") == self._pipeline:
-                return next((at for at, to in restores if to < version), None)
+            told = info.get("oncely") or {}
+            if told.get("pipeline") == self._pipeline:
+                own = version
+                if not restores or told.get("kind") not in _WITHOUT_ROWS:
+                    break
             if info.get("operation") == "RESTORE":
                 to = (info.get("operationParameters") or {}).get("version") or -1
                 restores.append((version, int(to)))
-        return None
+        return None if own is None else _taken_before(own, restores, newest)
 
     def claimed(
         self, document: Document, claim: Claim, counts: Mapping[TopicPartition, Counts]
@@ -262,12 +284,15 @@ class DeltaLedger:
             totals[tp] = totals[tp].plus(change)
         return msgspec.structs.replace(document, totals=by_topic(totals))
 
-    def _change(self, kind: str, change: Callable[[State], Document]) -> None:
-        """Commit a document only; decided again if others commit in between."""
+    def _change(self, kind: str, change: Callable[[State], Document | None]) -> None:
+        """Commit a document only, unless it is None; decided again if others commit in between."""
         for _ in range(_TRIES):
             state = self.read()
+            document = change(state)
+            if document is None:
+                return None
             try:
-                return self.commit(state, change(state), {"kind": kind})
+                return self.commit(state, document, {"kind": kind})
             except PositionMoved:
                 continue
         raise Unavailable(f"pipeline {self._pipeline!r}: other writers commit all the time")
@@ -421,6 +446,26 @@ def _started(document: Document, added: Positions, moved: Positions | None = Non
     known = from_tree(document.started)
     back = {tp: min(at, known[tp]) for tp, at in (moved or {}).items() if tp in known}
     return msgspec.structs.replace(document, started=by_topic({**known, **added, **back}))
+
+
+def _taken_before(own: int, restores: Sequence[tuple[int, int]], version: int) -> int | None:
+    """The RESTORE to a version before ``own`` that determines the rows of a version; None if there
+    is none.
+
+    The rows are those of the version that the newest RESTORE names, which an earlier RESTORE may
+    have made in turn. A RESTORE that a later one has undone determines nothing.
+
+    Args:
+        own: a version.
+        restores: versions of RESTOREs and the versions that they name, the newest first.
+        version: the version whose rows are asked for.
+    """
+    for at, to in restores:
+        if own < at <= version:
+            if to < own:
+                return at
+            version = to
+    return None
 
 
 def _following(version: int) -> int:

@@ -77,7 +77,9 @@ class DeltaDestination:
 
     def look(self) -> LedgerState:
         """Read the ledger; empty for a table that was never created."""
-        now = self.bare_sink.ledger.read().document
+        ledger = self.bare_sink.ledger
+        state = ledger.read()
+        now, refused = state.document, ledger.taken_back(state)
         return LedgerState(
             now.epoch,
             now.cluster_id or None,
@@ -85,6 +87,7 @@ class DeltaDestination:
             now.topic_ids,
             sum(count for _, count in now.rejects),
             from_tree(now.leader_epochs),
+            refused="" if refused is None else refused.message,
         )
 
     def wrote(self) -> str:
@@ -141,6 +144,10 @@ class DeltaDestination:
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect root, columns and table."""
         facts = None
+        with inspection.about("sink.url"):
+            ledger = self.bare_sink.ledger
+            if refused := ledger.taken_back(ledger.read()):
+                raise refused
         with inspection.about("sink.url"):
             sink = self.bare_sink if schema is None else self.sink(schema)
             table = sink.tables.load()

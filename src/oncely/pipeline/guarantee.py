@@ -200,7 +200,7 @@ _DELTA_ENDS = (
     "it covers versions of the table: a listing of its folder also shows files of no version, "
     "which the table's VACUUM removes",
     "positions are in _oncely/ below the table's root, which must not be removed; after a RESTORE"
-    " to a version before the newest commit a run is refused until `oncely repair`",
+    " to a version before the newest rows a run is refused until `oncely repair`",
 )
 _ENDS = {"sql": _SQL_ENDS, "kafka": _KAFKA_ENDS, "files": _FILES_ENDS, "delta": _DELTA_ENDS,
          "handlers": _HANDLERS_ENDS}  # fmt: skip

@@ -663,6 +663,20 @@ class Pipeline:
         )
 
     @_hiding
+    def end_refusal(self, refused: str) -> None:
+        """Accept a destination that the next start would refuse, and to which a repair had nothing
+        to write.
+
+        Args:
+            refused: the reason, read before an audit that is clean.
+        """
+        from oncely.sinks.base import EndsRefusal
+
+        with self.destination.rewriting(self.row_schema()) as rewrites:
+            if isinstance(rewrites, EndsRefusal):
+                rewrites.end_refusal(refused)
+
+    @_hiding
     def backfill(
         self,
         ranges: Mapping[TopicPartition, OffsetRange],

@@ -16,8 +16,8 @@ NO_OFFSET = "the audit does not know the offset: the rows do not contain it (sin
 NO_RECORD = "no record has this place: delete the row by hand, or correct its columns"
 NOT_OURS = "the ledger's history does not contain this offset: it was never read, or was changed"
 REFUSED = (
-    "the table refuses its row now, and what is there was left as it is: {}; correct the table or"
-    " the transform, and repair again"
+    "not written now, and what is there was left as it is: {}; correct the table or the transform,"
+    " and repair again"
 )
 LOST_FOR_GOOD = "lost for good: the topic no longer has the record"
 

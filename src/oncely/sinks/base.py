@@ -362,6 +362,21 @@ class RewritesRecords(Protocol):
 
 
 @runtime_checkable
+class EndsRefusal(Protocol):
+    """Rewrites of a destination that may be refused though it lacks nothing."""
+
+    def end_refusal(self, refused: str) -> None:
+        """Accept the destination, if it is still refused for this reason.
+
+        Args:
+            refused: the reason, read before an audit that has found nothing lacking.
+
+        Raises:
+            Unavailable: the outcome is unknown; repeat.
+        """
+
+
+@runtime_checkable
 class RewritesTogether(Protocol):
     """As :class:`RewritesRecords`, where rows do not contain the offsets of their records.
 

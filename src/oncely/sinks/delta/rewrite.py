@@ -10,14 +10,14 @@ In an upsert the rows of these offsets are deleted, and those of the rewritten r
 key that has a newer row keeps it.
 
 A file that the table names and the store does not have, or that was cut, is removed from the table,
-too.
+too. One that has another size than the table names is replaced: readers read it by the named size.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.delta import Merge
+from oncely.clients.delta import Merge, named_sizes, of_content
 from oncely.clients.files.store import NoSuchFile
 from oncely.core.amendments import changed
 from oncely.core.batch import Chunk, Reject, Rejection, Staged
@@ -46,6 +46,9 @@ from oncely.sinks.sql.target import SOURCE_COLUMNS
 _TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names
 _UNIQUE = 96
 _PARQUET = b"PAR1"  # at both ends of a file
+_READABLE = (
+    "restore it from a backup; or remove it from the store, and a repair writes its records again"
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ class DeltaRewrites:
         state = self._compared(work.partition, work.expected, work.upto)
         self.sink.begin_batch()
         found = self._found(state, work.partition, work.offsets)
+        if found.unreadable and (left := self._left(work, found)):
+            return self._leaving(work, left, found)
         if self._upserts:
             return self._merge(state, work, found)
         staged, letters, counts = self._stage(state, work, found)
@@ -131,12 +136,17 @@ class DeltaRewrites:
         self.sink.begin_batch()
         found = self._found(state, partition, offsets)
         if self._upserts:
+            found.require_readable()
             self._drop(state, found)
             load, _ = self._merging(found, Chunk.of_nothing({partition: OffsetRange(0, 0)}))
         else:
-            load = {**self.sink.load(self._kept(state, found)), "gone": found.files}
+            load = {**self.sink.load(self._kept(state, found.others())), "gone": found.files}
         self._commit(state, "repair", found, load, [], NO_RECORDS)
         return Rewritten(found.rows.num_rows, len(found.letters), NO_RECORDS)
+
+    def end_refusal(self, refused: str) -> None:
+        """Accept a table that a RESTORE has taken back, and that lacks nothing."""
+        self.sink.ledger.end_refusal(refused)
 
     # -- what is there -----------------------------------------------------------------------
 
@@ -156,25 +166,23 @@ class DeltaRewrites:
     def _found(
         self, state: State, partition: TopicPartition, offsets: Sequence[OffsetRange]
     ) -> _Found:
-        condition = _condition(partition, offsets)
-        first, end = offsets[0].start, offsets[-1].end
-        between = (pc.field(_OFFSET) >= first) & (pc.field(_OFFSET) < end)
-        near_by = None if self._upserts else between  # a merge needs all files readable
-        there = {one.path for one in self.sink.store.list()}
+        sizes = {one.path: one.bytes for one in self.sink.store.list()}
+        resized = {p for p, size in named_sizes(state.table).items() if sizes.get(p, size) != size}
         found = _Found(partition, offsets, state.table.to_pyarrow_dataset().schema)
         for fragment in state.table.to_pyarrow_dataset().get_fragments():
             path = fragment.path
-            if path not in there and "://" not in path:
+            if path not in sizes and "://" not in path:
                 found.gone.append(path)
                 continue
             try:
-                # By the offset alone: other writers may have stored texts as a type of their own.
-                near = fragment.to_table(found.schema, list(SOURCE_COLUMNS.names), near_by)
-                if near.filter(condition).num_rows:
-                    found.take(path, fragment.to_table(found.schema), condition)
-            except (pa.ArrowException, OSError) as error:
-                self._require_cut(path, error)
+                self._take(found, fragment, path in resized)
+            except NoSuchFile:
                 found.gone.append(path)
+            except (pa.ArrowException, OSError) as error:
+                if self._was_cut(path):
+                    found.gone.append(path)
+                else:
+                    found.unreadable[path] = " ".join(str(error).split())[:300]
         for path, _ in state.document.rejects:
             own = self.sink.ledger.letters(path)
             hit = [one for one in own if found.contains(one)]
@@ -184,22 +192,52 @@ class DeltaRewrites:
                 found.other_letters += [one for one in own if not found.contains(one)]
         return found
 
-    def _require_cut(self, path: str, error: Exception) -> None:
-        """Refuse to remove a file from the table that was not cut: its rows may be readable.
+    def _take(self, found: _Found, fragment: Any, resized: bool) -> None:
+        """Read a file, if it contains rows of the offsets, or has another size than the table
+        names."""
+        condition = _condition(found.partition, found.offsets)
+        if resized:
+            whole = of_content(fragment, self.sink.store.read(fragment.path))
+            rows = found.resized[fragment.path] = whole.to_table(found.schema)
+            found.take(fragment.path, rows, condition)
+            return
+        first, end = found.offsets[0].start, found.offsets[-1].end
+        between = (pc.field(_OFFSET) >= first) & (pc.field(_OFFSET) < end)
+        near_by = None if self._upserts else between  # a merge needs all files readable
+        # By the offset alone: other writers may have stored texts as a type of their own.
+        near = fragment.to_table(found.schema, list(SOURCE_COLUMNS.names), near_by)
+        if near.filter(condition).num_rows:
+            found.take(fragment.path, fragment.to_table(found.schema), condition)
 
-        Raises:
-            WrongInput: it begins and ends as Parquet.
-        """
+    def _was_cut(self, path: str) -> bool:
+        """True if a file does not begin and end as Parquet; otherwise its rows may be readable."""
         try:
             data = self.sink.store.read(path)
         except NoSuchFile:
-            return
-        if data[:4] == data[-4:] == _PARQUET:
-            raise WrongInput(
-                f"sink.url: {path} can't be read: {' '.join(str(error).split())[:300]}",
-                way_out="restore it from a backup; or remove it from the store, and a repair writes"
-                " its records again",
-            )
+            return True
+        return not data[:4] == data[-4:] == _PARQUET
+
+    def _left(self, work: Rewrite, found: _Found) -> list[int]:
+        """The offsets that are not rewritten: their rows may be in a file that can't be read. A
+        merge reads all files.
+
+        Raises:
+            WrongInput: a backfill would leave older rows there.
+        """
+        if work.kind == "backfill":
+            found.require_readable()
+        known = set() if self._upserts else found.known
+        return [at for one in work.offsets for at in range(one.start, one.end) if at not in known]
+
+    def _leaving(self, work: Rewrite, left: Sequence[int], found: _Found) -> Rewritten:
+        """Rewrite all but some offsets."""
+        without = [OffsetRange(at, at + 1) for at in left]
+        others = [part for one in work.offsets for part in one.minus(without)]
+        done = self.rewrite(work.only(others)) if others else Rewritten(0, 0, NO_RECORDS)
+        path, why = next(iter(found.unreadable.items()))
+        reason = f"its row may be in {path}, which can't be read: {why}: {_READABLE}"
+        reasons = {(work.partition, at): reason for at in left}
+        return done._replace(refused={**reasons, **done.refused})
 
     def _there(self, found: _Found, counts: Counts) -> Counts:
         """What the table contains of the offsets."""
@@ -215,14 +253,12 @@ class DeltaRewrites:
 
     # -- writing -----------------------------------------------------------------------------
 
-    def _kept(self, state: State, found: _Found) -> list[Staged]:
+    def _kept(self, state: State, others: Iterable[pa.Table]) -> list[Staged]:
         """The other rows of the files that are replaced, with all columns of the table."""
-        sink, staged = self.sink, []
-        for rows in found.others():
+        store, form, staged = self._plain.store, self._plain.form.staged, []
+        for rows in others:
             unique = uuid.uuid4().int >> _UNIQUE
-            task = FilesTask(
-                sink.store, sink.form.staged, {(): rows.schema}, self._fence(state), 0, unique
-            )
+            task = FilesTask(store, form, {(): rows.schema}, self._fence(state), 0, unique)
             task.add_rows(rows)
             staged.append(task.finish())
         return staged
@@ -235,7 +271,7 @@ class DeltaRewrites:
         done = task.finish()
         letters, counts = _outcome(work, refused)
         counts = done.of_range(work.partition, counts)
-        return [done, *self._kept(state, found)], letters, counts
+        return [done, *self._kept(state, found.others())], letters, counts
 
     def _commit(
         self,
@@ -275,15 +311,23 @@ class DeltaRewrites:
         self._commit(state, work.kind, found, load, letters, NO_RECORDS)
         return Rewritten(found.rows.num_rows, len(found.letters), counts)
 
+    @property
+    def _plain(self) -> DeltaSink:
+        """The sink of files that are added as they are, not merged."""
+        return replace(self.sink, form=replace(self.sink.form, keys=(), version=None))
+
     def _drop(self, state: State, found: _Found) -> None:
-        """Remove unreadable files by a commit of its own: a merge reads all files.
+        """Remove missing and cut files, and replace those of another size, by a commit of its own:
+        a merge reads all files.
 
         Raises:
             PositionMoved: there were some; decide again.
         """
-        if found.gone:
+        if gone := [*found.gone, *found.resized]:
             only = _Found(found.partition, found.offsets, found.schema)
-            self._commit(state, "repair", only, {"gone": found.gone}, [], NO_RECORDS)
+            rows = [one for one in found.resized.values() if one.num_rows]
+            whole = self._plain.load(self._kept(state, rows))
+            self._commit(state, "repair", only, {**whole, "gone": gone}, [], NO_RECORDS)
             raise PositionMoved(str(found.partition))
 
     def _merging(self, found: _Found, chunk: Chunk) -> tuple[dict[str, Any], list[Rejection]]:
@@ -308,6 +352,8 @@ class _Found:
         partition, offsets: the offsets.
         schema: the columns of the table.
         gone: files that the table names, and that the store does not have or that were cut.
+        resized: files that have another size than the table names, with all their rows.
+        unreadable: the other files that can't be read, and the reason.
         letters: the dead letters of the offsets.
         files_of_letters, other_letters: their files, and the other dead letters in these.
     """
@@ -316,6 +362,8 @@ class _Found:
     offsets: Sequence[OffsetRange]
     schema: pa.Schema
     gone: list[str] = field(default_factory=list)
+    resized: dict[str, pa.Table] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
     letters: list[Reject] = field(default_factory=list)
     files_of_letters: list[str] = field(default_factory=list)
     other_letters: list[Reject] = field(default_factory=list)
@@ -331,6 +379,20 @@ class _Found:
     def rows(self) -> pa.Table:
         """The rows of the offsets."""
         return pa.concat_tables([self.schema.empty_table(), *self._hit])
+
+    @property
+    def known(self) -> set[int]:
+        """The offsets that have rows or dead letters."""
+        return {*self.rows[_OFFSET].to_pylist(), *(one.offset for one in self.letters)}
+
+    def require_readable(self) -> None:
+        """Refuse a file that can't be read.
+
+        Raises:
+            WrongInput: there is one.
+        """
+        for path, reason in self.unreadable.items():
+            raise WrongInput(f"sink.url: {path} can't be read: {reason}", way_out=_READABLE)
 
     @property
     def files(self) -> list[str]:
