@@ -1,21 +1,24 @@
-"""What a record is made of: key, value, topic, headers; and what is too large for its topic."""
+"""What a record is made of: key, value, topic, headers; and what its topic does not accept."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import time
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pytest
 
+from oncely.core.batch import Chunk
 from oncely.core.claim import Counts
-from oncely.errors import TableMismatch
+from oncely.errors import ConfigError, Stopped, TableMismatch
 from oncely.sinks.kafka.avro_value import AvroValue
 from oncely.sinks.kafka.record_format import RawValue, RecordFormat
 from oncely.testing.servers.kafka import Broker
-from tests.kafkatools import Topics, make_topics, ready
+from tests.kafkatools import Topics, make_topics, ready, set_config
 from tests.sinktools import T0, Rec, at_t0, commit_all, rec
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
@@ -110,8 +113,6 @@ def test_what_is_too_large_is_a_reject_and_what_just_fits_is_written(broker: Bro
 def test_a_letter_that_is_too_large_for_the_rejects_says_so(broker: Broker) -> None:
     topics = make_topics(broker)
     small = broker.create_topic(f"small-{topics.rejects}", 1, {"max.message.bytes": "1000"})
-    import dataclasses
-
     topics = dataclasses.replace(topics, rejects=small)
     huge = Rec(0, bad="no JSON", key=b"k", value=b"v" * 2000, headers=[("h", b"1")])
     hugest = Rec(1, bad="no JSON", key=b"k" * 2000, value=b"v" * 2000)
@@ -197,3 +198,82 @@ def test_forms_that_are_refused(topics: Topics, form: RecordFormat, match: str) 
 
 def reason(letter: Any) -> str:
     return dict(letter.headers())["oncely.reason"].decode()
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_a_compacted_topic_takes_no_record_without_a_key(broker: Broker, policy: str) -> None:
+    topics = make_topics(broker, config={"cleanup.policy": policy})
+    form = RecordFormat(SCHEMA, RawValue("raw"), topics.output, key="name")
+    records = [rec(n, id=n, name=name, raw=b"x") for n, name in enumerate(["a", None, ""])]
+    gone = Rec(3, deletes={"name": "a"})
+    assert write(topics, form, *records, gone, keys=["name"])[T0].rejects == 1
+    assert [m.key() for m in topics.records(topics.output)] == [b"a", b"", b"a"]
+    (letter,) = topics.records(topics.rejects)
+    assert "no key, and topic" in reason(letter)
+    assert "cleanup.policy" in reason(letter)
+
+
+def test_a_topic_of_a_column_that_is_compacted(topics: Topics, broker: Broker) -> None:
+    compacted = broker.create_topic(f"compacted-{topics.output}", 1, {"cleanup.policy": "compact"})
+    form = RecordFormat(SCHEMA, RawValue("raw"), topic_column="name")
+    written = write(
+        topics, form, rec(0, id=0, name=topics.output, raw=b"0"), rec(1, id=1, name=compacted)
+    )
+    assert written == {T0: Counts(2, 1, 1, 0)}
+
+
+def test_a_compacted_topic_is_refused_for_records_without_keys(broker: Broker) -> None:
+    topics = make_topics(broker, config={"cleanup.policy": "compact"})
+    with pytest.raises(ConfigError, match=r"sink\.key: .*compacted") as caught:
+        topics.sink(RecordFormat(SCHEMA, topic=topics.output)).bind()
+    assert "cleanup.policy" in caught.value.way_out
+
+
+HOUR = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("config", "accepted"),
+    [
+        ({}, [0, -1000 * HOUR]),  # the broker's default is an hour ahead
+        ({"message.timestamp.before.max.ms": str(HOUR)}, [0]),
+        ({"message.timestamp.after.max.ms": str(4 * HOUR)}, [0, 3 * HOUR, -1000 * HOUR]),
+        ({"message.timestamp.type": "LogAppendTime"}, [0, 3 * HOUR, -1000 * HOUR]),
+    ],
+)
+def test_a_timestamp_beyond_the_bounds_of_its_topic_is_a_reject(
+    broker: Broker, config: dict[str, str], accepted: list[int]
+) -> None:
+    topics, now = make_topics(broker, config=config), int(time.time() * 1000)
+    form = RecordFormat(SCHEMA, topic=topics.output, source_timestamp=True)
+    distances = [0, 3 * HOUR, -1000 * HOUR]
+    sink, fence = ready(topics.sink(form))
+    commit_all(sink, timed([now + one for one in distances]), fence)
+    assert [distances[one] for one in topics.ids()] == accepted
+    reasons = [reason(letter) for letter in topics.records(topics.rejects)]
+    assert len(reasons) == len(distances) - len(accepted)
+    assert all("message.timestamp." in one and topics.output in one for one in reasons)
+
+
+@pytest.mark.parametrize("changed", ["cleanup.policy", "message.timestamp.after.max.ms"])
+@pytest.mark.parametrize("transaction", [True, False])
+def test_a_record_that_only_the_broker_refuses_stops_the_run(
+    broker: Broker, changed: str, transaction: bool
+) -> None:
+    """The topic's settings were read before they were changed."""
+    topics, now = make_topics(broker), int(time.time() * 1000)
+    form = RecordFormat(SCHEMA, topic=topics.output, source_timestamp=True)
+    sink, fence = ready(topics.sink(form))
+    set_config(broker, topics.output, {changed: "compact" if changed[0] == "c" else "1000"})
+    what = timed([now + HOUR // 2])
+    with pytest.raises(Stopped, match=topics.output if transaction else "produce") as caught:
+        commit_all(sink, what, fence) if transaction else sink.commit(what, fence, None)
+    assert changed in caught.value.way_out
+    assert topics.ids() == []
+
+
+def timed(timestamps: list[int]) -> Chunk:
+    """A chunk of records with these timestamps, in ms."""
+    what = at_t0(0, [rec(n, id=n) for n in range(len(timestamps))], SCHEMA)
+    times = pa.chunked_array([pa.array(timestamps, pa.timestamp("ms", "UTC"))])
+    return dataclasses.replace(what, timestamps=times)

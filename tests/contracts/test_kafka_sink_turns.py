@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from oncely.clients.kafka.topics import TopicLimits
 from oncely.core.claim import Claim, PositionMoved, Takeover
 from oncely.core.topics import TopicPartition
 from oncely.errors import Fenced
@@ -173,7 +174,7 @@ def test_an_instance_for_other_topics_is_not_used(topics: Topics) -> None:
     sink, fence = ready(topics.sink())
     write(sink, fence, 0)
     settle(sink)
-    sink._limits[topics.rejects] = 2_000_000
+    sink._limits[topics.rejects] = TopicLimits(2_000_000)
     commit_all(sink, at_t0(3, [*numbered(3, 5), Rec(5, bad="no JSON")]), fence)
     write(sink, fence, 6)
     assert topics.ids() == [*range(5), *range(6, 9)]

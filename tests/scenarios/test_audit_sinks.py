@@ -32,6 +32,7 @@ from oncely.testing.servers.kafka import Broker
 from tests import s3tools
 from tests.audittools import BAD, found, parts_of, value
 from tests.filestools import publish_all
+from tests.kafkatools import set_config
 from tests.scenarios.commands import oncely_json
 from tests.scenarios.world import produce, toml
 from tests.sinktools import Rec, chunk, commit_all, open_sink, together
@@ -226,6 +227,21 @@ def test_a_destination_is_clean_until_it_is_damaged(
     report = world.audit()
     assert (report.verdict, found(report)) == ("damaged", wanted)
     assert report.accounted == report.records - len(wanted["lost"])
+
+
+def test_the_clock_of_an_audit_is_not_that_of_the_write(
+    world_of: Callable[[str], SinkWorld], broker: Broker
+) -> None:
+    """Timestamps that their topic accepted are too old for it by now."""
+    world = world_of("kafka")
+    wanted = damage(world)
+    settings = world.settings
+    settings["decode"]["metadata"] = {"timestamp": "at"}
+    settings["transform"] = {"sql": "SELECT id, name FROM input"}
+    settings["sink"]["timestamp"] = "source"
+    set_config(broker, settings["sink"]["topic"], {"message.timestamp.before.max.ms": "1"})
+    report = audit(Pipeline(parse(settings)))
+    assert (report.verdict, found(report)) == ("damaged", wanted)
 
 
 def test_the_command(world_of: Callable[[str], SinkWorld]) -> None:

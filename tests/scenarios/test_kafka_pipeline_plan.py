@@ -123,6 +123,14 @@ def test_topics_that_may_not_be_created(world: TopicWorld, broker: Broker) -> No
     assert planned(world, sink={"create": False}) == {}
 
 
+def test_a_compacted_topic_needs_a_key(world: TopicWorld, broker: Broker) -> None:
+    broker.create_topic(world.output, 1, {"cleanup.policy": "compact,delete"})
+    assert planned(world) == {}  # the key is a column
+    (told,) = planned(world, sink={"key": None}).items()
+    assert told[0] == "sink.key"
+    assert world.output in told[1]
+
+
 def test_a_ledger_topic_that_forgets_is_refused(world: TopicWorld, broker: Broker) -> None:
     broker.create_topic(world.ledger, 1)
     found = planned(world)

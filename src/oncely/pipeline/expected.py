@@ -193,7 +193,9 @@ class PipelineExpected:
             return made.rows, made.row_record, made.rejections
         if self._messages is None:
             return chunk.rows, chunk.row_record, chunk.rejections
-        encoded = encode(chunk, self._messages.form, self._messages.largest)
+        # What a timestamp's distance from the clock was at the time of the write is not known.
+        form = replace(self._messages.form, source_timestamp=False)
+        encoded = encode(chunk, form, self._messages.limits)
         written = ~np.isin(encoded.record, [one.record for one in encoded.rejections])
         rows = pa.table({"key": encoded.key, "value": encoded.value}).filter(pa.array(written))
         return rows, encoded.record[written], encoded.rejections

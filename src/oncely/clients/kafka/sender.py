@@ -32,6 +32,7 @@ _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
+_INVALID = (KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP)
 _CLEARED = "without setting an exception"  # Python's words for a C function that failed silently
 _SLICE = 10_000  # messages queued at once, so that the queue is served in between
 
@@ -159,6 +160,14 @@ class Sender:
                 "sink.transaction_timeout",
                 f"{self._brokers} refuses it: {error.str()}",
                 way_out="stay below the broker's transaction.max.timeout.ms",
+            )
+        if code in _INVALID:
+            return Stopped(
+                f"{self._brokers} refuses a record: {text}",
+                way_out="compare cleanup.policy (a compacted topic takes no record without a key)"
+                " and message.timestamp.before.max.ms and message.timestamp.after.max.ms of the"
+                " topic with the records, and the clocks of broker and client; then start again: a"
+                " start reads these settings, and what they exclude becomes a dead letter",
             )
         if error.txn_requires_abort() or error.retriable() or code in _LOST_STATE:
             return Unavailable(f"{self._brokers}: {text}")

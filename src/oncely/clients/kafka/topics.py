@@ -39,6 +39,7 @@ _COMPACT = "compact"
 _AGAIN = 0.02  # seconds
 _LEADER_SECONDS = 15.0
 _LARGEST = "max.message.bytes"
+_ANY_AGE = 2**63 - 1  # ms; the broker's value for no bound
 _MIN_INSYNC = "min.insync.replicas"
 
 
@@ -140,9 +141,42 @@ def compacted(admin: KafkaAdmin, names: Iterable[str]) -> list[str]:
     return [name for name in sorted(found) if _COMPACT in found[name]["cleanup.policy"]]
 
 
+class TopicLimits(NamedTuple):
+    """The records that the broker accepts in a topic.
+
+    Attributes:
+        size: ``max.message.bytes``: the limit of a batch, and so of a record.
+        keyed: True for a compacted topic: each record needs a key.
+        past, future: ``message.timestamp.before.max.ms`` and ``message.timestamp.after.max.ms``:
+            the distance of a record's timestamp from the broker's clock.
+    """
+
+    size: int
+    keyed: bool = False
+    past: int = _ANY_AGE
+    future: int = _ANY_AGE
+
+
+def topic_limits(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, TopicLimits]:
+    """The limits of topics that exist."""
+    return {name: _limits(config) for name, config in configured(admin, names).items()}
+
+
+def _limits(config: Mapping[str, str]) -> TopicLimits:
+    size, keyed = int(config[_LARGEST]), _COMPACT in config["cleanup.policy"]
+    if config["message.timestamp.type"] == "LogAppendTime":
+        return TopicLimits(size, keyed)
+    # Brokers before Kafka 4 have one bound for both, which one of the other two replaces.
+    both = int(config.get("message.timestamp.difference.max.ms", _ANY_AGE))
+    bounds = (
+        int(config.get(f"message.timestamp.{one}.max.ms", both)) for one in ("before", "after")
+    )
+    return TopicLimits(size, keyed, *(both if one == _ANY_AGE else one for one in bounds))
+
+
 def largest_batch(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, int]:
-    """``max.message.bytes`` of each topic: the limit of a batch, and so of a record."""
-    return {name: int(config[_LARGEST]) for name, config in configured(admin, names).items()}
+    """``max.message.bytes`` of each topic."""
+    return {name: one.size for name, one in topic_limits(admin, names).items()}
 
 
 def missing(admin: KafkaAdmin, names: Iterable[str]) -> list[str]:

@@ -1,4 +1,5 @@
-"""A chunk as Kafka records: encoded once, split by topic-partition, too large records rejected.
+"""A chunk as Kafka records: encoded once, split by topic-partition; what the broker would not
+accept is rejected.
 
 The broker compares ``max.message.bytes`` with a whole batch, and the smallest possible batch
 contains a single record. So a record's size is that of its batch (KIP-98, message format 2) before
@@ -8,7 +9,8 @@ compression: it fits with any codec.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from time import time
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.clients.kafka.producer import Columns, binaries, lengths
+from oncely.clients.kafka.topics import TopicLimits
 from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import Digests, Recipe
@@ -29,8 +32,10 @@ _NONE = pa.nulls(0, pa.large_binary())
 _BATCH = 61  # bytes before the records of a batch
 _FIXED = 3  # attributes, timestamp delta and offset delta of its first record
 _MOST = 64  # upper bound of all varints of a record without headers
-Limits = Callable[[Sequence[str]], Mapping[str, int]]
-"""Names of topics to ``max.message.bytes``; missing topics are left out."""
+# A timestamp so close to its bound may be beyond it by the broker's clock, or on arrival.
+_ROOM_MS = 10_000
+Limits = Callable[[Sequence[str]], Mapping[str, TopicLimits]]
+"""Names of topics to their limits; missing topics are left out."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Encoded:
     value: pa.LargeBinaryArray
     headers: Sequence[Sequence[tuple[str, bytes | None]]] | None
     rejections: tuple[Rejection, ...] = ()
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     only: str | None = None
     timestamps: Sequence[int | None] | None = None
 
@@ -149,13 +154,10 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
         headers = _with_origin(headers, chunk, record)
     named = {form.topic} if form.topic is not None else set(topics)
     known = limits(sorted(topic for topic in named if topic is not None))
-    found = Encoded(record, topics, keys, rows, headers, (), known, form.topic)
+    times = _times(chunk, form, record)
+    found = Encoded(record, topics, keys, rows, headers, (), known, form.topic, times)
     refused = {one.record: one for one in (*chunk.rejections, *bad, *_unwritable(found))}
-    return Encoded(
-        record, topics, keys, rows, headers,
-        tuple(refused[at] for at in sorted(refused)), known, form.topic,
-        _times(chunk, form, record),
-    )  # fmt: skip
+    return replace(found, rejections=tuple(refused[at] for at in sorted(refused)))
 
 
 def _times(chunk: Chunk, form: RecordFormat, record: IntArray) -> list[int | None] | None:
@@ -202,29 +204,58 @@ def _values(chunk: Chunk, form: RecordFormat) -> tuple[pa.LargeBinaryArray, list
 
 
 def _unwritable(found: Encoded) -> list[Rejection]:
-    """Records whose topic is missing, or whose size exceeds its limit."""
-    if found.only is not None and found.only in found.limits and found.headers is None:
-        largest = int(lengths(found.key).max() + lengths(found.value).max())
-        if _BATCH + _MOST + largest <= found.limits[found.only]:
-            return []
+    """Records whose topic is missing, or does not accept them."""
+    now = int(time() * 1000)
+    sole = found.limits.get(found.only or "")
+    if sole is not None and _all_accepted(found, sole, now):
+        return []
     bad = []
-    smallest = min(found.limits.values(), default=0)
-    plain = found.headers is None
-    keys, values = binaries(found.key), binaries(found.value)
-    for at, topic in enumerate(found.topic):
-        limit = found.limits.get(topic or "")
-        if limit is None:
+    for at, message in enumerate(found.messages(np.arange(len(found.record)))):
+        topic = found.topic[at]
+        limits = found.limits.get(topic or "")
+        if limits is None:
             reason = "sink.topic_column is null" if topic is None else f"no such topic: {topic!r}"
-            bad.append(Rejection(int(found.record[at]), "write", reason))
-            continue
-        key, value = keys[at], values[at]
-        if plain and _BATCH + _MOST + len(key or b"") + len(value or b"") <= smallest:
-            continue
-        size = batch_size(Message(value, key, found.headers[at] if found.headers else ()))
-        if size > limit:
-            reason = f"{size} bytes are too large for topic {topic!r}, which takes {limit}"
+        else:
+            reason = _refusal(message, topic, limits, now)
+        if reason:
             bad.append(Rejection(int(found.record[at]), "write", reason))
     return bad
+
+
+def _all_accepted(found: Encoded, limits: TopicLimits, now: int) -> bool:
+    """True if the only topic surely accepts all messages: none of them need be looked at."""
+    if found.headers is not None or (limits.keyed and found.key.null_count):
+        return False
+    times = [one for one in found.timestamps or () if one is not None]
+    if times and (_untimely(min(times), limits, now) or _untimely(max(times), limits, now)):
+        return False
+    largest = int(lengths(found.key).max() + lengths(found.value).max())
+    return _BATCH + _MOST + largest <= limits.size
+
+
+def _refusal(message: Message, topic: str | None, limits: TopicLimits, now: int) -> str:
+    """The reason for which the broker would not accept a message; empty if it would."""
+    if limits.keyed and message.key is None:
+        return f"no key, and topic {topic!r} is compacted (cleanup.policy)"
+    if message.timestamp is not None and (bound := _untimely(message.timestamp, limits, now)):
+        return f"timestamp {message.timestamp} is out of the bounds of topic {topic!r}: {bound}"
+    if not message.headers:
+        plain = len(message.key or b"") + len(message.value or b"")
+        if _BATCH + _MOST + plain <= limits.size:
+            return ""
+    size = batch_size(message)
+    if size <= limits.size:
+        return ""
+    return f"{size} bytes are too large for topic {topic!r}, which takes {limits.size}"
+
+
+def _untimely(timestamp: int, limits: TopicLimits, now: int) -> str:
+    """The setting that excludes a timestamp at this time, in ms; empty if none does."""
+    distances = ("before", now - timestamp, limits.past), ("after", timestamp - now, limits.future)
+    for side, distance, bound in distances:
+        if distance > bound - min(_ROOM_MS, bound // 10):
+            return f"message.timestamp.{side}.max.ms is {bound}"
+    return ""
 
 
 def batch_size(message: Message) -> int:

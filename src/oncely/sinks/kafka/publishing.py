@@ -11,7 +11,7 @@ are made before it begins, and the duration of the tasks does not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -27,12 +27,14 @@ from oncely.errors import Unavailable, check
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import moving, write_positions
 from oncely.sinks.kafka.dead_letter_messages import dead_letters
-from oncely.sinks.kafka.messages import Limits
 from oncely.sinks.kafka.record_format import header_lists
 
 # Upper bound of a publication's memory in librdkafka, for any size.
 _QUEUE = {"queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 65_536}
 
+
+Sizes = Callable[[Sequence[str]], Mapping[str, int]]
+"""Names of topics to ``max.message.bytes``."""
 
 InTime = Callable[[], float]
 """The remaining seconds of the transaction.
@@ -119,7 +121,7 @@ class Publisher:
     cluster: Cluster
     load: Load
     rejects_topic: str
-    largest: Limits
+    largest: Sizes
 
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
         """Publish in one transaction; without a claim without a transaction, and without positions.

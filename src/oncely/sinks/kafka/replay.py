@@ -245,11 +245,11 @@ def replay_into_topics(sink: KafkaSink) -> TopicReplay:
 def _encoded(sink: KafkaSink, judged: Judged) -> Passed:
     """Judged rows as messages."""
 
-    def limits(names: Sequence[str]) -> dict[str, int]:
+    def limits(names: Sequence[str]) -> dict[str, topics.TopicLimits]:
         """The limits of existing topics that may receive old records."""
         there = topics.described(sink.cluster.admin, names)
         refuse_compacted(sink, there)
-        return topics.largest_batch(sink.cluster.admin, there)
+        return topics.topic_limits(sink.cluster.admin, there)
 
     chunk = judged.chunk
     refused = chunk.rejections

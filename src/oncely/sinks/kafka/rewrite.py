@@ -247,7 +247,7 @@ class KafkaRewrites:
     def _encoded(self, work: Rewrite, lost: Collection[int]) -> _Sent:
         ranges = normalize(OffsetRange(at, at + 1) for at in lost)
         chunk = work.chunk.keep({work.partition: ranges})
-        encoded = encode(chunk, self.sink.form, self.sink.largest)
+        encoded = encode(chunk, self.sink.form, self.sink.limits)
         rejects = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
         return _Sent(encoded, rejects, chunk)
 

@@ -15,7 +15,7 @@ from oncely.clients.kafka.sender import Sender
 from oncely.core.batch import Batch, Chunk, CommitBudget, IntArray, Packet, Reject
 from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
 from oncely.core.topics import TopicPartition
-from oncely.errors import check
+from oncely.errors import ConfigError, check
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.compare_and_set import moving, run_concurrently, write_positions
 from oncely.ledgers.topic.ledger import TopicLedger
@@ -61,7 +61,9 @@ class KafkaSink:
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     partitions: int | None = None
     source_topics: Sequence[str] = ()
-    _limits: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _limits: dict[str, topics.TopicLimits] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def ledger(self) -> TopicLedger:
@@ -101,7 +103,8 @@ class KafkaSink:
         """Check the present columns, settings and topics; nothing is created.
 
         Raises:
-            ConfigError: a property would weaken the producer; the error names it.
+            ConfigError: a property would weaken the producer, or the output topic needs keys; the
+                error names the setting.
             TableMismatch: the rows cannot be encoded, or a topic is missing that may not be
                 created.
         """
@@ -109,6 +112,7 @@ class KafkaSink:
         self.form.bind()
         if not self.create:
             topics.require_topics(self.cluster.admin, self.named_topics)
+        self._refuse_unkeyed()
 
     def prepare(self) -> None:
         """Create missing topics, if permitted."""
@@ -122,7 +126,7 @@ class KafkaSink:
         self.check()
         self._refuse_deleted()
         self._require_topics()
-        self._limits = topics.largest_batch(self.cluster.admin, self.named_topics)
+        self._limits = topics.topic_limits(self.cluster.admin, self.named_topics)
         return self
 
     def open(self, takeover: Takeover) -> Opened:
@@ -166,7 +170,7 @@ class KafkaSink:
         check(not self.by_batch, "a run of batch commit writes records by publishing them")
         # Created before a transaction begins: its time is limited, and dead letters are fetched
         # from the broker.
-        encoded = encode(chunk, self.form, self.largest)
+        encoded = encode(chunk, self.form, self.limits)
         CommitBudget(max_rejects, "decode, transform or topics").spend(encoded.rejections)
         found = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
         check(len(found) == len(encoded.rejections), "a rejection has no dead letter")
@@ -185,7 +189,7 @@ class KafkaSink:
 
     def pack(self, rows: pa.Table) -> list[Packet]:
         """Encode rows of a Spark transform; in an executor."""
-        return packets(rows, self.form, self.largest)
+        return packets(rows, self.form, self.limits)
 
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
         """Publish rows, rejects and every position in one transaction; in the driver."""
@@ -201,6 +205,19 @@ class KafkaSink:
         """The id of the topic of all records."""
         named = [self.form.topic] if self.form.topic else []
         return {name: id_ for name, id_ in topics.ids(self.cluster.admin, named).items() if id_}
+
+    def _refuse_unkeyed(self) -> None:
+        """Refuse a compacted output topic for records without keys."""
+        topic = self.form.topic
+        if topic is None or self.form.key is not None:
+            return
+        if topics.compacted(self.cluster.admin, topics.described(self.cluster.admin, [topic])):
+            raise ConfigError(
+                "sink.key",
+                f"is missing: topic {topic!r} is compacted (cleanup.policy), and takes no record"
+                " without a key",
+                way_out="name the column of the key; or set the topic's cleanup.policy to delete",
+            )
 
     def _refuse_deleted(self) -> None:
         """Refuse to recreate a deleted output topic, which is permitted in a reset.
@@ -218,12 +235,15 @@ class KafkaSink:
             same_outputs(known, {topic: None}, self.pipeline_topics.pipeline)
 
     def largest(self, names: Sequence[str]) -> dict[str, int]:
-        """``max.message.bytes`` of topics, requested once in a process; missing topics are left
-        out."""
+        """``max.message.bytes`` of topics."""
+        return {name: one.size for name, one in self.limits(names).items()}
+
+    def limits(self, names: Sequence[str]) -> dict[str, topics.TopicLimits]:
+        """The limits of topics, requested once in a process; missing topics are left out."""
         if unknown := [name for name in names if name not in self._limits]:
             admin = self.cluster.admin
             there = topics.described(admin, unknown)
-            self._limits |= topics.largest_batch(admin, there)
+            self._limits |= topics.topic_limits(admin, there)
         return {name: self._limits[name] for name in names if name in self._limits}
 
 
