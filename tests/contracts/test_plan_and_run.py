@@ -75,6 +75,25 @@ def fine(settings: Settings) -> None:
     assert Pipeline(parse(settings)).plan(use_spark=False).problems == ()
 
 
+def test_a_property_that_only_a_consumer_refuses(
+    settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    given = settings("id INT", kind="sql", url=f"sqlite:///{tmp_path}/rows.db", table="one")
+    given["source"]["kafka"] = {"fetch.max.bytes": 0}
+    (problem,) = Pipeline(parse(given)).plan(use_spark=False).problems
+    assert problem.key == "source.kafka.fetch.max.bytes"
+    with pytest.raises(WrongInput, match=r"fetch\.max\.bytes"):
+        Pipeline(parse(given)).preflight()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "_oncely_a"])
+def test_a_name_that_no_column_may_have(
+    settings: Callable[..., Settings], tmp_path: Path, name: str
+) -> None:
+    sql = {"kind": "sql", "url": f"sqlite:///{tmp_path}/rows.db", "table": "one"}
+    refused(settings(f"`{name}` INT", **sql), "sink.table", repr(name))
+
+
 def test_another_table(settings: Callable[..., Settings], tmp_path: Path) -> None:
     sql = {"kind": "sql", "url": f"sqlite:///{tmp_path}/rows.db"}
     fine(settings("id INT", **sql, table="one"))

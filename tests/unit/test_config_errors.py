@@ -115,6 +115,7 @@ WRONG = [
     ('table = "orders"', 'table = ""', "sink.table", "schema.table"),
     ('table = "orders"', "table = '\"\"'", "sink.table", "schema.table"),
     ('table = "orders"', 'table = "public.Orders"', "sink.table", "reads Orders as orders"),
+    ('table = "orders"', 'table = "public.oncely_positions"', "sink.table", "Oncely's ledger"),
     ('table = "orders"', f'table = "{"x" * 64}"', "sink.table", "63 bytes"),
     ('"upsert"', '"merge"', "sink.mode", "found 'merge'; allowed: append, upsert"),
     ('"upsert"', '"upsrt"', "sink.mode", "did you mean upsert?"),
@@ -213,6 +214,12 @@ def test_several_mistakes_are_told_together() -> None:
     for key in ("source.foo:", "source.kafka.group.id:", "source.kafka.acks:", "sink.mode:",
                 "spark.trigger:"):  # fmt: skip
         assert key in error
+
+
+@pytest.mark.parametrize("name", ["sqlite_master", "SQLite_x", "Oncely_Rejects"])
+def test_names_that_are_not_free_in_sqlite(name: str) -> None:
+    text = RIGHT.replace("postgresql://127.0.0.1/shop", "sqlite:///shop.db")
+    assert refused(text.replace('"orders"\nmode', f'"{name}"\nmode')).key == "sink.table"
 
 
 def test_tables_where_values_belong_and_the_other_way_round() -> None:

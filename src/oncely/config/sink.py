@@ -20,6 +20,7 @@ from oncely.config.values import (
     parse_seconds,
     quoted,
 )
+from oncely.ledgers.sql.tables import TABLES
 
 _LONGEST_NAME = 63  # bytes: PostgreSQL truncates a longer identifier without an error
 
@@ -106,6 +107,11 @@ def _table_problems(sink: SqlSinkSettings) -> list[Problem]:
         found.append(Problem("table", f"PostgreSQL truncates {shown(long[0])} to {_LONGEST_NAME} "
         "bytes",
                              "use a shorter name"))  # fmt: skip
+    name = sink.table.name.lower() if sink.dialect == "sqlite" else sink.table.name
+    if name in TABLES or (sink.dialect == "sqlite" and name.startswith("sqlite_")):
+        owner = "Oncely's ledger" if name in TABLES else "SQLite"
+        found.append(Problem("table", f"{shown(name)} is a table of {owner} itself",
+                             "use another name"))  # fmt: skip
     return found
 
 

@@ -68,11 +68,13 @@ def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
         sink: without columns only the checks that need none are returned.
         connection: None if the database is a file that does not exist yet.
     """
-    if connection is None:
-        if isinstance(sink.dialect, Sqlite):
-            yield "sink.url", sink.dialect.require_creatable
-        return
     tables, wanted, dialect = sink.ledger.tables, sink.wanted, sink.dialect
+    if connection is None:
+        if isinstance(dialect, Sqlite):
+            yield "sink.url", dialect.require_creatable
+        if len(wanted.schema):
+            yield "sink.table", lambda: create_statement(dialect, wanted)
+        return
     if not sink.create:
         yield "sink.create", lambda: require_ledger(connection, tables)
     yield "sink.table", lambda: check_known_table(connection, tables)

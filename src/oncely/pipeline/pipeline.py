@@ -413,6 +413,7 @@ class Pipeline:
             Unavailable: a server does not answer.
         """
         self.require_packages()
+        self.source.check_properties()
         self.source.identity()
         if self.spark_transform is None:
             self.destination.check(self.row_schema())

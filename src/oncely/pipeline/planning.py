@@ -155,6 +155,7 @@ class _Planner:
         """Check brokers, topics, permissions, and that the ledger's positions are in the log."""
         pipeline, facts = self.pipeline, None
         with self.inspection.about("source.brokers"):
+            pipeline.source.check_properties()
             identity = pipeline.source.identity()
             for one in missing_permissions(pipeline.source, self.settings.shown_group):
                 if "lag tools" in one:

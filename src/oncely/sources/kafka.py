@@ -95,6 +95,15 @@ class KafkaSource:
                 client.close()
         self._reader = self._committed = self._admin = None
 
+    def check_properties(self) -> None:
+        """Refuse properties of which librdkafka refuses a consumer, but not another client.
+
+        Raises:
+            ConfigError: the error names the property.
+        """
+        with closing(Reader(self.brokers, self.kafka)) as reader:
+            reader.check()
+
     def identity(self) -> SourceIdentity:
         """Cluster id and topic ids (KIP-78, KIP-516), read from the cluster now.
 

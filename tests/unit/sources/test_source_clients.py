@@ -64,6 +64,22 @@ def test_a_value_that_librdkafka_refuses(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "least"),
+    [
+        ("fetch.max.bytes", 0, 1_000_000),
+        ("receive.message.max.bytes", 1000, (16 << 20) + 512),
+        ("receive.message.max.bytes", 2_000_000, (16 << 20) + 512),
+    ],
+)
+def test_a_value_that_only_a_consumer_refuses(key: str, value: int, least: int) -> None:
+    with pytest.raises(ConfigError, match=f"{key}. must be >= ") as caught:
+        KafkaSource("127.0.0.1:1", ["t"], {key: value}).check_properties()
+    assert caught.value.key == f"source.kafka.{key}"
+    assert str(least) in caught.value.way_out
+    KafkaSource("127.0.0.1:1", ["t"], {key: least}).check_properties()
+
+
 @dataclass
 class Metadata:
     orig_broker_id: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, wait
@@ -31,6 +32,9 @@ _AGAIN = 0.1  # seconds
 # librdkafka opens its second connection, by the broker's own address, no sooner than half of this
 # after the first one. With its default of 100 each new client waits for 40 ms more.
 _RECONNECT_MS = 20
+_CREATING = re.compile(r"^Failed to create [\w ]+: ")
+_AT_LEAST = re.compile(r"`(\S+)` must be >= `(\S+)`(?: \+ (\d+))?")
+_MESSAGE = 1_000_000  # bytes, librdkafka's default of message.max.bytes
 _PATIENCE = 1.0  # seconds without an answer to the first request, before the server is looked at
 # A client caches leaders for minutes, and these errors do not make it refresh the cache.
 _LEADERLESS = (
@@ -274,7 +278,8 @@ def make(
     """Create a client of librdkafka, with its log lines and errors routed.
 
     Raises:
-        ConfigError: librdkafka does not accept a value; the error names ``source.kafka``.
+        ConfigError: librdkafka does not accept a value; the error names ``source.kafka``, or the
+            key in it.
     """
     config = {
         "socket.timeout.ms": 10_000,
@@ -288,12 +293,7 @@ def make(
     try:
         return kind(config, logger=LogRoute(error_state.secrets))
     except KafkaException as error:
-        text = error_state.secrets.redact(error.args[0].str()).partition(" client: ")
-        raise ConfigError(
-            "source.kafka",
-            f"librdkafka refuses it: {text[2] or text[0]}",
-            way_out=_refused_way_out(error.args[0].str()),
-        ) from None
+        raise _refused(error_state.secrets.redact(error.args[0].str()), config) from None
 
 
 def refuse_strangers(brokers: str, kafka: Mapping[str, object]) -> None:
@@ -348,13 +348,19 @@ def _passes_soon(error: Exception) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in _PASSING
 
 
-def _refused_way_out(text: str) -> str:
+def _refused(text: str, config: Mapping[str, Any]) -> ConfigError:
+    key, way_out = "", "correct the value; librdkafka's CONFIGURATION.md lists the allowed values"
     if "GSSAPI" in text:
-        return (
+        way_out = (
             "the wheel of confluent-kafka comes without Kerberos: install librdkafka with "
             "libsasl2, then pip install --no-binary confluent-kafka confluent-kafka"
         )
-    return "correct the value; librdkafka's CONFIGURATION.md lists the allowed values"
+    elif bound := _AT_LEAST.search(text):
+        key = f".{bound[1]}"
+        least = int(config.get(bound[2], _MESSAGE)) + int(bound[3] or 0)
+        way_out = f"set {bound[1]} to {least} or more, or remove it"
+    reason = _CREATING.sub("", text)
+    return ConfigError(f"source.kafka{key}", f"librdkafka refuses it: {reason}", way_out=way_out)
 
 
 def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:

@@ -121,6 +121,14 @@ class Reader:
         self._error_state = ErrorState(brokers)
         self._inbox: Any = None
 
+    def check(self) -> None:
+        """Refuse properties that librdkafka does not accept; no answer is waited for.
+
+        Raises:
+            ConfigError: the error names the property.
+        """
+        self._opened()
+
     def close(self) -> None:
         """Close the connections; the next call opens new ones."""
         inbox, self._inbox = self._inbox, None

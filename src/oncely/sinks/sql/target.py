@@ -97,7 +97,12 @@ class Target:
 
 
 def create_statement(dialect: Dialect, wanted: Wanted) -> str:
-    """The DDL of a table that accepts the rows."""
+    """The DDL of a table that accepts the rows.
+
+    Raises:
+        TableMismatch: a name is not allowed.
+    """
+    _refuse_names(wanted)
     lines = [
         f"    {dialect.quote(field.name)} {_column_type(dialect, field)}"
         + (" NOT NULL" if field.name in wanted.keys or not field.nullable else "")
@@ -107,6 +112,17 @@ def create_statement(dialect: Dialect, wanted: Wanted) -> str:
         lines.append(f"    PRIMARY KEY ({', '.join(dialect.quote(k) for k in wanted.keys)})")
     name = ".".join(dialect.quote(part) for part in wanted.table if part)
     return dialect.translate(f"CREATE TABLE IF NOT EXISTS {name} (\n" + ",\n".join(lines) + "\n)")
+
+
+def _refuse_names(wanted: Wanted) -> None:
+    for name in (wanted.table.name, *wanted.schema.names):
+        reserved = name.startswith(RESERVED)
+        if reserved or "\0" in name:
+            reason = f"names that begin with {RESERVED} are Oncely's own"
+            raise TableMismatch(
+                f"sink.table: {name!r}: {reason if reserved else 'no name contains a NUL'}",
+                way_out="rename it, in decode.schema or a transform, or in sink.table",
+            )
 
 
 def _column_type(dialect: Dialect, field: pa.Field) -> str:
@@ -136,6 +152,7 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     Raises:
         TableMismatch: the error names every column that does not fit, and the way out.
     """
+    _refuse_names(wanted)
     require_durable(dialect, connection, wanted.table)
     columns = dialect.columns(connection, wanted.table)
     if not columns:
@@ -151,11 +168,6 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
         if c.required and c.name not in wanted.schema.names
     ]
     problems += _key_problems(dialect, connection, wanted)
-    problems += [
-        f"{name!r}: names that begin with {RESERVED} are Oncely's own"
-        for name in (wanted.table.name, *wanted.schema.names)
-        if name.startswith(RESERVED)
-    ]
     found = [problem for problem in problems if problem]
     if found:
         raise TableMismatch(
