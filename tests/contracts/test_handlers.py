@@ -27,8 +27,9 @@ from oncely.core.batch import BudgetSpent, Chunk
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence
 from oncely.core.lanes import lane_of
 from oncely.core.ranges import OffsetRange
-from oncely.errors import Fenced, Interrupted, Stopped, TooManyRejects, WrongInput
+from oncely.errors import Fenced, GivenUp, Interrupted, Stopped, TooManyRejects, WrongInput
 from oncely.ledgers.sql.ledger import SqlLedger
+from oncely.sinks.handlers import sink as handlers_sink
 from oncely.sinks.handlers.batch import Batch, Record
 from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
 from tests.contracts.looking import history, ids, positions, rejected
@@ -48,8 +49,8 @@ from tests.sinktools import (
     together,
 )
 
-SWIFT = OnError(retries=1, pause=lambda _: None)
-STOPS = OnError(retries=1, reject=False, pause=lambda _: None)
+SWIFT = OnError(retries=1, pause=0)
+STOPS = OnError(retries=1, reject=False, pause=0)
 
 
 @pytest.fixture
@@ -330,13 +331,17 @@ def test_beyond_the_budget_nothing_is_committed(rows: Place) -> None:
 def test_errors_stop_by_choice_after_the_retries(rows: Place) -> None:
     pauses: list[float] = []
 
+    def given_up(seconds: float) -> bool:
+        pauses.extend([seconds] if seconds else [])
+        return False
+
     def handler(batch: Batch, tx: psycopg.Connection) -> None:
         inserting(rows)(batch, tx)
         raise KeyError("user")
 
-    sink, fence = handled(rows, handler, OnError(3, reject=False, pause=pauses.append))
+    sink, fence = handled(rows, handler, OnError(3, reject=False))
     with pytest.raises(Stopped, match=r"handler .*handler: t-0, offsets 0 to 2: KeyError: 'user'"):
-        commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+        commit_all(sink, at_t0(0, numbered(0, 3)).until(given_up), fence)
     assert pauses == [0.2, 0.4, 0.8]
     assert ids(rows) == []
     assert positions(rows) == [(0, 0), (1, 0)]
@@ -351,7 +356,7 @@ def test_the_whole_batch_is_retried_first(rows: Place) -> None:
         if errors:
             raise errors.pop()
 
-    sink, fence = handled(rows, handler, OnError(2, pause=lambda _: None))
+    sink, fence = handled(rows, handler, OnError(2, pause=0))
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     assert calls == [3, 3, 3, 3]
     assert ids(rows) == [0, 1, 2]
@@ -511,11 +516,39 @@ def test_whatever_the_sql_of_a_record_raises_is_a_dead_letter(rows: Place, quiet
 
 def test_a_retry_is_logged_with_its_cause(rows: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Once: it is retried for as long as the pauses last."""
-    sink, fence = handled(rows, inserting(rows, 1), OnError(3, pause=lambda _: None))
+    sink, fence = handled(rows, inserting(rows, 1), OnError(3, pause=0))
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     (line,) = [one.getMessage() for one in caplog.records if "duplicate key" in one.getMessage()]
     assert "handler" in line
     assert "t-0, offsets 0 to 2" in line
+
+
+@pytest.mark.parametrize("retries", [30, 0], ids=["retries", "isolation"])
+def test_what_nobody_waits_for_any_more_ends(
+    rows: Place, retries: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Retries in their pause, isolation between two calls. Until then the log tells of them."""
+    monkeypatch.setattr(handlers_sink, "_SECONDS_A_LINE", 0.0)
+    monkeypatch.setattr(handlers_sink, "_LONGEST_PAUSE", 100.0)
+    given_up, calls = threading.Event(), []
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        calls.append(batch.offsets)
+        if retries:
+            threading.Timer(0.1, given_up.set).start()
+        elif len(calls) == 3:
+            given_up.set()
+        raise ValueError("away")
+
+    sink, fence = handled(rows, handler, OnError(retries, pause=100))
+    began = time.monotonic()
+    with pytest.raises(GivenUp):
+        commit_all(sink, at_t0(0, numbered(0, 64)).until(given_up.wait), fence)
+    assert len(calls) == (1 if retries else 3)
+    assert time.monotonic() - began < 90
+    told = "away (test_handlers.py" if retries else "at t-0, offset 0; 0 refused"
+    assert any(told in one.getMessage() for one in caplog.records)
+    assert positions(rows) == [(0, 0), (1, 0)]
 
 
 def copying(tx: psycopg.Connection, keep: list[Any], *, whole: bool) -> None:

@@ -132,7 +132,7 @@ def test_isolation_that_nobody_waits_for_any_more_ends(place: Place) -> None:
     sink, fence = ready(sink_to(place))
     asked: list[int] = []
 
-    def given_up() -> bool:
+    def given_up(_: float) -> bool:
         asked.append(1)
         return len(asked) > 2
 

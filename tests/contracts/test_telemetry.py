@@ -166,7 +166,7 @@ def test_an_error_beside_a_batch_is_not_its_own(recorded: Recorded) -> None:
 
 def handled(place: Place, handler: Handler) -> HandlersSink:
     ledger = SqlLedger("p", place.dialect, place.table("oncely_positions"))
-    return HandlersSink(ledger, {"t": handler}, OnError(0, True, lambda _: None))
+    return HandlersSink(ledger, {"t": handler}, OnError(0))
 
 
 def test_the_span_of_a_handler_links_to_the_producer(

@@ -60,5 +60,8 @@ def _opened(file: Path) -> Pipeline:
 
 def _force() -> None:
     """End at once, even if a thread hangs. Safe: uncommitted records are read again."""
-    screen.err.print("error: a server did not answer in time; committed records are kept")
+    screen.err.print(
+        "error: a server did not answer, or a function did not return, in time; committed records"
+        " are kept"
+    )
     screen.leave_now(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
@@ -76,6 +77,11 @@ class Reject:
         return RejectSample(*self.partition, self.offset, self.stage, self.reason, value)
 
 
+def _never(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
 @dataclass(frozen=True)
 class Chunk:
     """The content of one transaction: offset ranges, and the rows, deletes and rejections of their
@@ -102,7 +108,8 @@ class Chunk:
         timestamps: per record, Kafka's timestamp in the form of Spark's source; None if nothing
             requests it.
         keys: per record, its key; None if the records are not divided by key.
-        given_up: true if nobody waits for its commit any more: the isolation of rows then ends.
+        given_up: waits some seconds; true as soon as nobody waits for its commit any more: the
+            isolation of rows, and calls of handlers, then end.
         prepared: what a sink has computed from the chunk before its commit. A copy of the chunk,
             which may hold other records, begins without it.
     """
@@ -120,7 +127,7 @@ class Chunk:
     headers: pa.ChunkedArray | None = None
     timestamps: pa.ChunkedArray | None = None
     keys: pa.ChunkedArray | None = None
-    given_up: Callable[[], bool] = lambda: False
+    given_up: Callable[[float], bool] = _never
     prepared: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -132,7 +139,7 @@ class Chunk:
             lambda _: [],
         )  # fmt: skip
 
-    def until(self, given_up: Callable[[], bool]) -> Chunk:
+    def until(self, given_up: Callable[[float], bool]) -> Chunk:
         """The same chunk, with what was prepared."""
         found = replace(self, given_up=given_up)
         found.prepared.update(self.prepared)

@@ -98,7 +98,7 @@ class PipelinedCommit:
         limit = self._budget.left(self._records, self._rejects)
 
         self._given_up = threading.Event()
-        chunk = chunk.until(self._given_up.is_set)
+        chunk = chunk.until(self._given_up.wait)
         if chunk.keys is not None:
             self._by_key = ByKey(delivery, chunk, fence, limit, patience=self._backoff)  # type: ignore[arg-type]
         by_key = self._by_key
@@ -132,7 +132,7 @@ class PipelinedCommit:
         """Wait for the end of the running work; False if it has not ended in time.
 
         Then threads that have divided it by key begin nothing more of it, and an isolation of rows
-        ends.
+        ends, and so do calls and retries of handlers.
         """
         if self._running is not None:
             with suppress(Exception):  # finish raises it

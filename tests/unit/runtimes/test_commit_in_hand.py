@@ -216,10 +216,10 @@ def test_a_commit_that_is_not_waited_for_is_told_so() -> None:
     sink.go_on = threading.Semaphore(0)
 
     def commit(chunk: Chunk, *_: Any) -> Any:
-        asked.append(chunk.given_up())
+        asked.append(chunk.given_up(0))
         sink.begun.release()
         assert sink.go_on.acquire(timeout=60)
-        asked.append(chunk.given_up())
+        asked.append(chunk.given_up(0))
         raise GivenUp("nobody waits")
 
     sink.commit = commit  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ from oncely.context import TRACE, using
 from oncely.core.batch import Chunk, CommitBudget, IntArray, Rejection
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, PositionMoved, Takeover
 from oncely.core.topics import TopicPartition
-from oncely.errors import OncelyError, Stopped, Unavailable, WrongInput
+from oncely.errors import GivenUp, OncelyError, Stopped, Unavailable, WrongInput
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.sinks.handlers.batch import Batch
 from oncely.sinks.sql.sink import Refused, letters_of
@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Batch, Any], object]
 """Called with a batch and the open transaction; with single records if ``one_by_one`` is true."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0  # seconds; doubled after each failure
+_LONGEST_PAUSE = 10.0  # seconds
+_SECONDS_A_LINE = 30.0  # between lines of the log
 
 
 class HandlerFailed(Exception):
@@ -53,12 +54,12 @@ class OnError:
     Attributes:
         retries: how often the transaction is repeated first.
         reject: then reject the records at fault; otherwise stop.
-        pause: waits some seconds before a repetition.
+        pause: seconds before the first repetition; doubled after each failure.
     """
 
     retries: int = 3
     reject: bool = True
-    pause: Callable[[float], None] = time.sleep
+    pause: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,9 @@ class HandlersSink:
         budget = CommitBudget(max_rejects, "decode, transform or handler")
         budget.spend(chunk.rejections)
         refused, letters = list(chunk.rejections), letters_of(chunk, chunk.rejections)
-        failures, told = 0, ""
+        failures, told, turn = 0, "", _Turn(chunk.given_up)
         while True:
-            attempt = _Attempt(self, chunk, fence, claim, refused, max_rejects)
+            attempt = _Attempt(self, chunk, fence, claim, refused, max_rejects, turn)
             attempt.isolates = failures > self.on_error.retries
             try:
                 return attempt.commit(letters)
@@ -136,11 +137,11 @@ class HandlersSink:
                 letters += letters_of(chunk, error.rejections)
             except HandlerFailed as error:
                 failures += 1
-                if error.reason != told:
-                    log.warning("%s", self._about(error))
+                if turn.to_tell() or error.reason != told:
+                    log.warning("%s (attempt %d)", self._about(error), failures)
                     told = error.reason
                 if failures <= self.on_error.retries:
-                    self.on_error.pause(min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE))
+                    turn.wait(min(self.on_error.pause * 2 ** (failures - 1), _LONGEST_PAUSE))
                 elif not self.on_error.reject:
                     self._stop(error)
 
@@ -158,11 +159,37 @@ class HandlersSink:
 
 
 @dataclass
+class _Turn:
+    """The time of a commit, over all of its attempts.
+
+    Attributes:
+        given_up: of the chunk.
+        told: when a line of its progress was due last.
+    """
+
+    given_up: Callable[[float], bool]
+    told: float = field(default_factory=time.monotonic)
+
+    def wait(self, seconds: float) -> None:
+        """Raises GivenUp as soon as nobody waits for the commit any more."""
+        if self.given_up(seconds):
+            raise GivenUp("calls of handlers were ended: nobody waits for their commit any more")
+
+    def to_tell(self) -> bool:
+        """True once in a while."""
+        now = time.monotonic()
+        due = now - self.told >= _SECONDS_A_LINE
+        self.told = now if due else self.told
+        return due
+
+
+@dataclass
 class _Attempt:
     """One transaction.
 
     Attributes:
         refused: the records that are not handled.
+        turn: the time of the commit.
         isolates: find the records at fault of an error.
     """
 
@@ -172,6 +199,7 @@ class _Attempt:
     claim: Claim | None
     refused: Collection[Rejection]
     max_rejects: int | None
+    turn: _Turn
     isolates: bool = False
 
     def commit(self, letters: Any) -> Mapping[TopicPartition, Sequence[Finished]]:
@@ -208,6 +236,11 @@ class _Attempt:
 
     def _handle(self, ours: Connection, batch: Batch, found: list[Rejection]) -> None:
         """Handle a batch; with ``isolates`` halve it until the records at fault are found."""
+        self.turn.wait(0)
+        if self.isolates and self.turn.to_tell():
+            at, refused = batch.offsets[0], len(self.refused) + len(found)
+            text = "isolating records on which handlers fail: at %s-%d, offset %d; %d refused"
+            log.warning(text, batch.topic, batch.partition, at, refused)
         try:
             self._call(ours, batch)
             found += batch.rejections
