@@ -7,10 +7,12 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from oncely.clients.sql import session as sessions
 from oncely.clients.sql.connection import Connection
-from oncely.clients.sql.session import application_name
+from oncely.clients.sql.session import application_name, close_all
 from oncely.core.claim import Opened, Takeover
 from oncely.core.topics import TopicPartition
+from oncely.testing.processes import await_that
 from tests.sinktools import SOURCE, T0, T1, Place, open_sink, postgres_place, sink_to
 
 
@@ -82,6 +84,23 @@ def test_a_session_of_several_partitions_is_ended_with_the_first_of_them(
     with working(on_postgres, 1, partition=1) as losing:
         take(on_postgres, T0)
         assert not is_alive(losing)
+
+
+def test_an_idle_session_that_was_ended_with_one_of_its_partitions_is_replaced(
+    database: str,
+) -> None:
+    """A run that goes on with its others finds no failure."""
+    close_all()
+    place = postgres_place(database)
+    fence, ledger = take(place, T0, T1).fence, sink_to(place).ledger
+    assert ledger.positions(fence).keys() == {T0, T1}
+    [[(_, kept)]] = sessions._kept.values()
+    assert not kept.is_ended()
+    newer = take(place, T0).fence
+    await_that(kept.is_ended, "the end of the session", 20)
+    found = {tp: one.epoch for tp, one in ledger.positions(fence).items()}
+    assert found == {T0: newer.epoch, T1: fence.epoch}
+    assert not is_alive(kept)
 
 
 def take(place: Place, *partitions: TopicPartition) -> Opened:

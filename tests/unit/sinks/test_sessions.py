@@ -27,6 +27,10 @@ class Fake:
         self.name = name
         self.calls: list[str] = []
         self.raises: dict[str, Exception] = {}
+        self.ended = False
+
+    def is_ended(self) -> bool:
+        return self.ended
 
     def __getattr__(self, name: str) -> Any:
         def call() -> None:
@@ -59,6 +63,19 @@ def test_a_session_is_kept(made: list[Fake]) -> None:
             pass
     assert len(made) == 1
     assert made[0].calls == []
+
+
+def test_one_that_was_ended_is_replaced(made: list[Fake]) -> None:
+    with (
+        session(DIALECT, "p", 1, connecting(made), several=True),
+        session(DIALECT, "p", 1, connecting(made), several=True),
+    ):
+        pass
+    for one in made:
+        one.ended = True
+    with session(DIALECT, "p", 1, connecting(made), several=True):
+        pass
+    assert [one.calls for one in made] == [["close"], ["close"], []]
 
 
 def test_after_a_failure_it_is_thrown_away(made: list[Fake]) -> None:

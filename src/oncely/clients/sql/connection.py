@@ -244,6 +244,9 @@ class Connection(Protocol):
             BadData: a deferred constraint is violated.
         """
 
+    def is_ended(self) -> bool:
+        """True if the server has ended the session while it was idle; sends nothing."""
+
     def close(self) -> None:
         """End the session; never raises."""
 

@@ -237,6 +237,15 @@ class PostgresConnection:
         """Check deferred constraints now, then let later statements defer again."""
         self._send(*(Sent(one.encode(), of_rows=True) for one in _CHECK_CONSTRAINTS))
 
+    def is_ended(self) -> bool:
+        """True if the server has ended the session while it was idle; sends nothing."""
+        try:
+            for _ in range(2):  # its last message, and the end behind it
+                self._session.pgconn.consume_input()
+        except psycopg.OperationalError:
+            return True
+        return False
+
     def close(self) -> None:
         """End the session; never raises."""
         with suppress(psycopg.Error):

@@ -3,7 +3,8 @@ each thread that commits.
 
 A new session costs more than a small commit, so it is kept; after any failure it is discarded,
 which also undoes a transaction of unknown state: the server rolls back the open transaction of a
-closed connection.
+closed connection. One that was ended while it was idle is replaced: a takeover of some partitions
+ends the sessions of a run that goes on with its others. What the new session finds decides.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def session(
 
 
 def _reused(key: tuple[Dialect, str], name: str) -> Connection | None:
-    """A kept session of this name, which is then this thread's; others of the key are closed."""
+    """A kept session of this name, which is then this thread's; others of the key are closed, and
+    so is one that has ended."""
     with _lock:
         idle = _kept.pop(key, [])
         found = idle.pop() if idle and idle[-1][0] == name else None
@@ -85,7 +87,12 @@ def _reused(key: tuple[Dialect, str], name: str) -> Connection | None:
             _kept[key], idle = idle, []
     for _, other in idle:
         other.close()
-    return None if found is None else found[1]
+    if found is None:
+        return None
+    if found[1].is_ended():
+        found[1].close()
+        return _reused(key, name)
+    return found[1]
 
 
 def _close_beyond(most: int, dialect: Dialect, prefix: str) -> None:

@@ -162,6 +162,10 @@ class SqliteConnection:
         """Does nothing: all constraints except DEFERRED foreign keys are checked by row; see
         commit."""
 
+    def is_ended(self) -> bool:
+        """False: there is no server."""
+        return False
+
     def close(self) -> None:
         """End the session, undoing an open transaction; never raises."""
         with suppress(sqlite3.Error):

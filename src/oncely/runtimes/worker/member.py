@@ -21,7 +21,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -384,7 +384,9 @@ class Member(Rebalances):
         fences = self.assignment.fences
         fence = max(fences, key=lambda one: one.epoch, default=self.run.fence)
         self._in_hand = _InHand(fence, {}, self.clock(), {})
-        self._hand.begin_work(partial(self.run.watch, fence if fences else None))
+        # Partitions of the fence that were returned may be others' by now.
+        owned = replace(fence, partitions=self.assignment.of(fence)) if fences else None
+        self._hand.begin_work(partial(self.run.watch, owned))
 
     def _decoded(self, work: Work | None) -> _Ready | None:
         """Work with its chunk; None if there is none, or it can't be decoded now. The broker is

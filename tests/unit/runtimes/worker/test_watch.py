@@ -99,6 +99,15 @@ def test_another_member_has_taken_a_partition_over() -> None:
         assert member.assignment.positions == {}
 
 
+def test_a_partition_that_was_returned_may_be_taken_over() -> None:
+    taken = OURS | {P1: Entry(7, 2, run="theirs")}
+    with idle(Run(taken, {"t": "1"})) as (member, heard):
+        member.revoked(frozenset({P1}), lost=False)
+        watched(member)
+        assert [one for one in heard if isinstance(one, events.FencedOut)] == []
+        assert member.assignment.positions == {P0: 5}
+
+
 def test_a_member_without_partitions_tells_once_that_it_has_joined() -> None:
     joined = events.PartitionsChanged("assigned", frozenset())
     with idle(Run(OURS, {"t": "1"}), owns=False) as (member, heard):
