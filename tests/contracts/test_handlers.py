@@ -179,6 +179,72 @@ def test_a_server_that_does_not_report_the_end_is_asked(
     assert positions(rows) == [(0, 2), (1, 0)]
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        "RESET ALL",
+        "SET default_transaction_read_only = off",
+        "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE",
+    ],
+)
+def test_a_setting_that_the_server_reports_is_no_end(rows: Place, how: str) -> None:
+    """The server is asked; and the settings of the loan are made again."""
+    endings: list[str] = []
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        inserting(rows)(batch, tx)
+        tx.execute(how.encode())
+        assert tx.execute("SHOW statement_timeout").fetchone() == ("1min",)
+        for ending in endings:
+            tx.execute(ending.encode())
+            tx.execute("SELECT 1")
+
+    sink, fence = handled(rows, handler, STOPS)
+    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    assert ids(rows) == [0, 1, 2]
+    endings.append("ROLLBACK; BEGIN; SAVEPOINT oncely_lent")
+    with pytest.raises(Stopped, match="has ended its transaction"):
+        commit_all(sink, at_t0(3, numbered(3, 4)), fence)
+    assert positions(rows) == [(0, 3), (1, 0)]
+
+
+@pytest.mark.parametrize("caught", [False, True])
+@pytest.mark.parametrize("how", ["SET CONSTRAINTS ALL IMMEDIATE", "DISCARD TEMP"])
+def test_a_statement_that_is_not_supported_stops_and_is_named(
+    rows: Place, how: str, caught: bool
+) -> None:
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        inserting(rows)(batch, tx)
+        with suppress(*[psycopg.Error] if caught else []), tx.transaction():
+            tx.execute(how.encode())
+
+    sink, fence = handled(rows, handler, OnError(0))
+    with pytest.raises(Stopped, match=rf"{how} .* is not supported"):
+        commit_all(sink, at_t0(0, numbered(0, 3)), fence)
+    assert positions(rows) == [(0, 0), (1, 0)]
+
+
+def test_several_calls_of_a_transaction_use_the_same_names(rows: Place) -> None:
+    """Of temporary tables and cursors, as each is the first call."""
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        tx.execute("CREATE TEMP TABLE staging (id bigint PRIMARY KEY, name text) ON COMMIT DROP")
+        tx.execute("CREATE TEMP TABLE parts (id bigint) PARTITION BY LIST (id)")
+        tx.execute("CREATE TEMP TABLE part PARTITION OF parts DEFAULT")
+        tx.execute("CREATE TEMP VIEW staged AS SELECT * FROM staging")
+        with tx.cursor().copy("COPY staging FROM STDIN") as copy:
+            for record in batch:
+                copy.write_row((record["id"], record["name"]))
+        tx.execute("DECLARE held CURSOR WITH HOLD FOR SELECT * FROM staged")
+        tx.cursor("named").execute("SELECT * FROM staged").fetchone()
+        tx.execute(f"INSERT INTO {rows.schema}.rows SELECT * FROM staged")
+
+    sink, fence = handled(rows, handler, OnError(0))
+    commit_all(sink, chunk({T0: (0, numbered(0, 3)), T1: (0, numbered(10, 12))}), fence)
+    assert ids(rows) == [0, 1, 2, 10, 11]
+    assert rejected(rows) == []
+
+
 METHODS: dict[str, Callable[[psycopg.Connection], object]] = {
     "commit": lambda tx: tx.commit(),
     "rollback": lambda tx: tx.rollback(),

@@ -9,9 +9,12 @@ and must not end it:
   table with a deferred UNIQUE constraint, which are deleted at the end of the loan.
 - ROLLBACK as SQL is noticed: the object sends nothing outside of the transaction, also after
   ``ROLLBACK; BEGIN``. The server reports a setting that was changed for this transaction alone,
-  and that has no effect in it (PostgreSQL 14 and later). And the savepoint of the loan is gone.
+  and that has no effect in it (PostgreSQL 14 and later). If the function has changed that setting,
+  the server is asked for the two rows. And the savepoint of the loan is gone.
 
-Everything that the function does is in a savepoint. After an error the transaction is as before.
+Everything that the function does is in a savepoint. After an error the transaction is as before. At
+its end cursors are closed, and temporary tables that it has created are dropped: the next call of
+the same transaction may use their names.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.abc import PQGen
 
-from oncely.clients.sql.connection import Contention, LoanBroken
+from oncely.clients.sql.connection import Contention, LoanBroken, Row
 from oncely.clients.sql.postgres_errors import sort_lent
 from oncely.clients.sql.postgres_session import LOCK_SECONDS, WatchedSession
 from oncely.errors import Unavailable
@@ -41,18 +44,38 @@ _ENDED = (
     "it has ended its transaction (COMMIT is refused by the database; after a ROLLBACK, what the"
     " same string of statements did may have taken effect, without the positions)"
 )
-_BEGIN = (
-    "SAVEPOINT oncely_lent; SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {lock};"
+_GUARD = "oncely_lent_is_not_yours_to_commit"
+# Statements that meet the table which refuses COMMIT, by the SQLSTATE of their errors.
+_UNSUPPORTED = {
+    "23505": "SET CONSTRAINTS ALL IMMEDIATE (name the constraints; the end of a call checks all)",
+    "55006": "DISCARD TEMP (temporary tables of a call are dropped at its end)",
+}
+_SETTINGS = (
+    "SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {lock};"
     " SET LOCAL idle_in_transaction_session_timeout = {idle};"
     " SET LOCAL default_transaction_read_only = on;"
-    " CREATE TEMP TABLE IF NOT EXISTS oncely_lent (n int, CONSTRAINT oncely_lent_is_not_yours_to"
-    "_commit UNIQUE (n) DEFERRABLE INITIALLY DEFERRED) ON COMMIT DELETE ROWS;"
+)
+# Relations of the function: each loan leaves none.
+_CREATED = (
+    "FROM pg_depend WHERE refclassid = CAST('pg_namespace' AS regclass)"
+    " AND refobjid = pg_my_temp_schema() AND classid = CAST('pg_class' AS regclass)"
+    " AND objid <> CAST('pg_temp.oncely_lent' AS regclass)"
+)
+_CREATED_TABLES = (
+    "SELECT string_agg(CAST(CAST(oid AS regclass) AS text), ', ') FROM pg_class"
+    f" WHERE relkind IN ('r', 'p') AND oid IN (SELECT objid {_CREATED})"
+)
+_BEGIN = (
+    f"SAVEPOINT oncely_lent; {_SETTINGS}"
+    " CREATE TEMP TABLE IF NOT EXISTS oncely_lent (n int, "
+    f"CONSTRAINT {_GUARD} UNIQUE (n) DEFERRABLE INITIALLY DEFERRED) ON COMMIT DELETE ROWS;"
     " INSERT INTO pg_temp.oncely_lent VALUES (1), (1);"
     " SELECT current_setting('search_path'), current_setting('role'), pg_backend_pid()"
 )
 _END = (
-    "SELECT set_config('search_path', {path}, false), set_config('role', {role}, false);"
-    " SET TRANSACTION READ WRITE;"  # refused if the function has made it read-only
+    "SELECT set_config('search_path', {path}, false), set_config('role', {role}, false),"
+    f" EXISTS(SELECT {_CREATED});"
+    " CLOSE ALL; SET TRANSACTION READ WRITE;"  # refused if the function has made it read-only
     " SET LOCAL statement_timeout = DEFAULT;"
     f" SET LOCAL lock_timeout = '{LOCK_SECONDS}s';"
     " DELETE FROM pg_temp.oncely_lent; SET CONSTRAINTS ALL IMMEDIATE;"
@@ -68,7 +91,9 @@ class LentTransaction(WatchedSession):
         lost: the session has ended in a statement.
     """
 
-    def __init__(self, owner: WatchedSession, seconds: float, backend: int) -> None:
+    def __init__(
+        self, owner: WatchedSession, seconds: float, backend: int, settings: bytes
+    ) -> None:
         handlers = owner.pgconn.notice_handler, owner.pgconn.notify_handler
         super().__init__(owner.pgconn)
         owner.pgconn.notice_handler, owner.pgconn.notify_handler = handlers
@@ -79,8 +104,10 @@ class LentTransaction(WatchedSession):
         self.failure: psycopg.Error | None = None
         self._seconds, self._backend, now = seconds, backend, time.monotonic()
         self._until, self._next_look = now + seconds, now + seconds / _LOOKS
-        self._was_locked_out = False
+        self._owner, self._settings = owner, settings
+        self._was_locked_out = self._has_ended = False
         self._returned = self.lost = False
+        self._unsupported = ""
         self._reports = self.pgconn.parameter_status(_REPORTED) == b"on"
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
@@ -97,6 +124,8 @@ class LentTransaction(WatchedSession):
             self.lost = self.closed
             if not isinstance(error, psycopg.errors.InFailedSqlTransaction):
                 self.failure = error
+            if error.diag.constraint_name == _GUARD or '"oncely_lent"' in str(error):
+                self._unsupported = _UNSUPPORTED.get(error.sqlstate or "", "")
             raise
 
     @property
@@ -104,8 +133,23 @@ class LentTransaction(WatchedSession):
         """True if the session is known to be outside of the transaction, or in another one."""
         status = self.pgconn.transaction_status
         if status != pq.TransactionStatus.INTRANS:  # after an error, settings are reverted, too
-            return status == pq.TransactionStatus.IDLE
-        return self._reports and self.pgconn.parameter_status(_REPORTED) != b"on"
+            return self._has_ended or status == pq.TransactionStatus.IDLE
+        if self._reports and self.pgconn.parameter_status(_REPORTED) != b"on":
+            self._has_ended = self._has_ended or not self._is_lent()
+        return self._has_ended
+
+    def _is_lent(self) -> bool:
+        """Ask the server for the rows of the loan; settings that were put back are made again."""
+        if self.pgconn.pipeline_status == pq.PipelineStatus.OFF:
+            with suppress(psycopg.Error):
+                ask = b"SELECT count(*) FROM pg_temp.oncely_lent"
+                return _last(self._owner.execute(self._settings + ask)).fetchone() == (2,)
+        return False
+
+    def refuse_unsupported(self) -> None:
+        """Raises LoanBroken after a statement that meets the table which refuses COMMIT."""
+        if self._unsupported and not self.is_ended:
+            raise LoanBroken(f"{self._unsupported} is not supported inside of its transaction")
 
     def require_open(self) -> None:
         """Raises LoanBroken if the session has ended while no statement was executed."""
@@ -195,13 +239,18 @@ def lent(session: WatchedSession, seconds: float) -> Iterator[LentTransaction]:
         LoanBroken: the transaction was ended by the block, or a statement of it is not finished.
         psycopg.Error: a statement has failed, also one whose error the block has caught.
     """
-    path, role, backend = _begin(session, seconds)
-    tx = LentTransaction(session, seconds, backend)
+    limit, idle = int(seconds * 1000), int((seconds + _IDLE_SECONDS) * 1000)
+    # Below half the limit, so that the server itself tells a wait for a lock.
+    settings = {"limit": limit, "idle": idle, "lock": min(LOCK_SECONDS * 1000, limit // 2)}
+    begun = session.execute(_BEGIN.format(**settings).encode())
+    path, role, backend = _last(begun).fetchone() or ("", "", 0)
+    tx = LentTransaction(session, seconds, backend, _SETTINGS.format(**settings).encode())
     try:
         try:
             yield tx
         finally:
             tx.require_open()
+            tx.refuse_unsupported()
         tx.refuse_late()
         _require_usable(tx)
         if tx.is_ended:
@@ -217,15 +266,11 @@ def lent(session: WatchedSession, seconds: float) -> Iterator[LentTransaction]:
         tx.give_back()
 
 
-def _begin(session: WatchedSession, seconds: float) -> tuple[str, str, int]:
-    limit, idle = int(seconds * 1000), int((seconds + _IDLE_SECONDS) * 1000)
-    # Below half the limit, so that the server itself tells a wait for a lock.
-    lock = min(LOCK_SECONDS * 1000, limit // 2)
-    cursor = session.execute(_BEGIN.format(limit=limit, lock=lock, idle=idle).encode())
+def _last(cursor: psycopg.Cursor[Row]) -> psycopg.Cursor[Row]:
+    """At the answer to the last statement."""
     while cursor.nextset():
         pass
-    path, role, backend = cursor.fetchone() or ("", "", 0)
-    return path, role, backend
+    return cursor
 
 
 def _require_usable(tx: LentTransaction) -> None:
@@ -241,7 +286,8 @@ def _require_usable(tx: LentTransaction) -> None:
 
 
 def _end(session: WatchedSession, path: str, role: str) -> None:
-    """Check deferred constraints and the loan, and put the session's settings back."""
+    """Check deferred constraints and the loan, put the session's settings back, and drop temporary
+    tables."""
     _require_finished(session)
     end = sql.SQL(_END).format(path=sql.Literal(path), role=sql.Literal(role))
     try:
@@ -250,10 +296,15 @@ def _end(session: WatchedSession, path: str, role: str) -> None:
         if "oncely_lent" not in str(error):  # of a deferred trigger
             raise
         raise LoanBroken(_ENDED) from None
+    *_, created = cursor.fetchone() or (False,)
     while cursor.nextset() and not (cursor.statusmessage or "").startswith("DELETE"):
         pass
     if cursor.rowcount != 2:
         raise LoanBroken(_ENDED)
+    if created:
+        (tables,) = session.execute(_CREATED_TABLES.encode()).fetchone() or (None,)
+        if tables:
+            session.execute(f"DROP TABLE {tables} CASCADE".encode(session.info.encoding))
 
 
 def _require_finished(session: WatchedSession) -> None:
