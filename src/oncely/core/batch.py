@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
@@ -77,11 +76,6 @@ class Reject:
         return RejectSample(*self.partition, self.offset, self.stage, self.reason, value)
 
 
-def _never(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
-
-
 @dataclass(frozen=True)
 class Chunk:
     """The content of one transaction: offset ranges, and the rows, deletes and rejections of their
@@ -109,7 +103,7 @@ class Chunk:
             requests it.
         keys: per record, its key; None if the records are not divided by key.
         given_up: waits some seconds; true as soon as nobody waits for its commit any more: the
-            isolation of rows, and calls of handlers, then end.
+            isolation of rows, and calls of handlers, then end. None: somebody always does.
         prepared: what a sink has computed from the chunk before its commit. A copy of the chunk,
             which may hold other records, begins without it.
     """
@@ -127,7 +121,7 @@ class Chunk:
     headers: pa.ChunkedArray | None = None
     timestamps: pa.ChunkedArray | None = None
     keys: pa.ChunkedArray | None = None
-    given_up: Callable[[float], bool] = _never
+    given_up: Callable[[float], bool] | None = None
     prepared: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod

@@ -167,12 +167,14 @@ class _Turn:
         told: when a line of its progress was due last.
     """
 
-    given_up: Callable[[float], bool]
+    given_up: Callable[[float], bool] | None
     told: float = field(default_factory=time.monotonic)
 
     def wait(self, seconds: float) -> None:
         """Raises GivenUp as soon as nobody waits for the commit any more."""
-        if self.given_up(seconds):
+        if self.given_up is None:
+            time.sleep(seconds)
+        elif self.given_up(seconds):
             raise GivenUp("calls of handlers were ended: nobody waits for their commit any more")
 
     def to_tell(self) -> bool:

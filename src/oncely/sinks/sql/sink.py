@@ -127,7 +127,7 @@ class SqlSink:
         with self.ledger.transaction(fence) as ours:
 
             def still_ours() -> None:
-                if chunk.given_up(0):
+                if chunk.given_up is not None and chunk.given_up(0):
                     raise GivenUp("refused rows were isolated: nobody waits for them any more")
                 if claim is not None and self.ledger.has_moved(ours, claim):
                     raise PositionMoved("written by another attempt")
