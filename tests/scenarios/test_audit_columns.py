@@ -134,6 +134,75 @@ def test_an_altered_value_of_each_column_is_named(make: MakeWorld, upsert: bool)
         assert world.audit().verdict == "clean"
 
 
+class UuidWorld(ColumnsWorld):
+    """An upsert by a key that the server casts."""
+
+    def settings(self, **sections: Mapping[str, Any]) -> dict[str, Any]:
+        decode = {"schema": "v BIGINT", "key": {"format": "string", "column": "u"}}
+        sink = {"mode": "upsert", "keys": ["u"], "version": "v"}
+        return super().settings(**{"decode": decode, "sink": sink, **sections})
+
+
+def test_one_key_in_several_forms_is_one_key(
+    broker: Broker, make_topic: Callable[..., str], on_postgres: Place, tmp_path: Path
+) -> None:
+    world = UuidWorld(broker.bootstrap, on_postgres, make_topic(partitions=1), tmp_path)
+    world.sql(
+        "CREATE TABLE rows (u uuid PRIMARY KEY, v bigint, kafka_topic text, kafka_partition int,"
+        " kafka_offset bigint)"
+    )
+    first, second, third = (str(UUID(int=(0xABC << 100) + n)).encode() for n in range(3))
+    world.produce([(0, first.upper(), b'{"v": 1}'), (0, first, b'{"v": 2}')])
+    world.produce([(0, second.upper(), b'{"v": 1}'), (0, second, None), (0, third, b'{"v": 1}')])
+    world.run(size=2)
+    rows = "SELECT u::text, kafka_offset FROM rows ORDER BY 2"
+    whole = [(first.decode(), 1), (third.decode(), 4)]
+    assert world.sql(rows) == whole
+    report = world.audit()
+    assert (report.verdict, report.found, report.undecided) == ("clean", {}, []), report.as_json()
+    again = [Found(world.tp(), at, "lost") for at in (0, 2)]
+    world.piped.repair(again, execute=True)
+    assert world.sql(rows) == whole  # what is deleted stays so
+
+
+class VersionWorld(ColumnsWorld):
+    """An upsert whose versions the server casts or rounds."""
+
+    type = ""
+
+    def settings(self, **sections: Mapping[str, Any]) -> dict[str, Any]:
+        key = {"format": "string", "column": "id"}
+        sink = {"mode": "upsert", "keys": ["id"], "version": "v", "rounding": "allow"}
+        decode = {"schema": f"v {self.type}", "key": key}
+        return super().settings(**{"decode": decode, "sink": sink, **sections})
+
+
+@pytest.mark.parametrize(
+    ("given", "column", "versions", "newest"),
+    [
+        ("DECIMAL(12, 4)", "numeric(12, 2)", ("1.0040", "1.0010"), 1),
+        ("TIMESTAMP", "timestamptz(0)", ("2026-01-01T00:00:00.4Z", "2026-01-01T00:00:00.1Z"), 1),
+        ("STRING", "uuid", (str(UUID(int=0xABC)).upper(), str(UUID(int=0xABB))), 0),
+        ("STRING", "uuid", (str(UUID(int=0xABC)), str(UUID(int=0xABD)).upper()), 1),
+    ],
+)
+def test_versions_are_compared_as_they_are_stored(
+    broker: Broker, make_topic: Callable[..., str], on_postgres: Place, tmp_path: Path,
+    given: str, column: str, versions: tuple[str, str], newest: int,
+) -> None:  # fmt: skip
+    world = VersionWorld(broker.bootstrap, on_postgres, make_topic(partitions=1), tmp_path)
+    world.type = given
+    world.sql(
+        f"CREATE TABLE rows (id text PRIMARY KEY, v {column}, kafka_topic text,"
+        " kafka_partition int, kafka_offset bigint)"
+    )
+    world.produce([(0, b"a", json.dumps({"v": one}).encode()) for one in versions])
+    world.run(size=1)
+    assert world.sql("SELECT kafka_offset FROM rows") == [(newest,)]
+    report = world.audit()
+    assert (report.verdict, report.found) == ("clean", {}), report.as_json()
+
+
 def test_values_of_records_that_are_gone_are_not_proved(make: MakeWorld, broker: Broker) -> None:
     world = make()
     broker.delete_records(world.topic, {0: 10})

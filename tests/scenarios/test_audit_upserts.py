@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from oncely.config import parse
 from oncely.core.batch import Chunk
+from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
+from oncely.pipeline import Pipeline
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import BAD, AuditWorld, found, parts_of
+from tests.scenarios.commands import oncely_json
 from tests.sinktools import Place, Rec, chunk, rec, sink_to
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("name", pa.string())])
@@ -162,6 +166,121 @@ def test_a_key_of_two_partitions(world: UpsertWorld) -> None:
     report = world.audit()
     assert report.verdict == "unknown"
     assert "several partitions" in report.undecided[0].reason
+
+
+@pytest.fixture
+def alone(
+    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path
+) -> UpsertWorld:
+    """Keys 0 to 6 with a version of 100."""
+    world = UpsertWorld(broker.bootstrap, place, make_topic(), tmp_path, version="v")
+    world.put(*((key, 100) for key in range(7)))
+    world.run()
+    return world
+
+
+ROWS = "SELECT id, v FROM rows ORDER BY id"
+LATER = (1, 50), (2, 200), (3, None), (10, 1)
+AFTER_THEM = [(0, 100), (1, 100), (2, 200), (4, 100), (5, 100), (6, 100), (10, 1)]
+
+
+def test_another_pipeline_of_the_same_topic(alone: UpsertWorld) -> None:
+    """It was renamed, and began at the end: each is audited beside the rows of the other."""
+    renamed = replace(alone, pipeline=f"{alone.pipeline}-new")
+    renamed.open(renamed.ends())
+    renamed.put(*LATER)
+    renamed.run()
+    assert alone.sql(ROWS) == AFTER_THEM
+    report = renamed.audit()
+    assert (report.verdict, report.undecided) == ("clean", []), report.as_json()
+    report = alone.audit()
+    assert (report.verdict, report.found) == ("unknown", {}), report.as_json()
+    assert [one.range for one in report.undecided] == [OffsetRange(3, 4)]
+    assert "another pipeline" in report.undecided[0].reason
+    shown = oncely_json("repair", alone.file(), "--execute", expect=4)
+    assert shown["impossible"] == []
+    assert alone.sql(ROWS) == AFTER_THEM
+    Pipeline(parse(alone.settings())).backfill({alone.tp(): OffsetRange(1, 4)}, execute=True)
+    assert alone.sql(ROWS) == sorted([*AFTER_THEM, (3, 100)])  # the way back
+    alone.sql("DELETE FROM rows WHERE id IN (0, 3, 10)")
+    assert found(renamed.audit()) == {"lost": [(0, 10)]}  # nothing later may have deleted it
+    report = alone.audit()
+    assert [one.range for one in report.undecided] == [OffsetRange(0, 4)]
+
+
+def test_another_pipeline_without_versions(
+    broker: Broker, make_topic: Callable[..., str], on_sqlite: Place, tmp_path: Path
+) -> None:
+    """Of one partition the later record is the newer one."""
+    first = UpsertWorld(broker.bootstrap, on_sqlite, make_topic(), tmp_path)
+    first.put((1, 1), (2, 1), (3, 1))
+    first.run()
+    second = replace(first, pipeline=f"{first.pipeline}-new")
+    second.open(second.ends())
+    second.put((1, 0), (2, None))
+    second.run()
+    third = replace(first, pipeline=f"{first.pipeline}-3", topic=make_topic())
+    third.put((3, 5))
+    third.run()
+    assert second.audit().verdict == "clean"
+    report = first.audit()
+    assert (report.verdict, report.found) == ("unknown", {}), report.as_json()
+    places = [(one.range, "deleted them" in one.reason) for one in report.undecided]
+    assert places == [(OffsetRange(1, 2), True), (OffsetRange(2, 3), False)]
+
+
+def test_another_pipeline_of_another_topic(
+    alone: UpsertWorld, make_topic: Callable[..., str]
+) -> None:
+    other = replace(alone, pipeline=f"{alone.pipeline}-2", topic=make_topic())
+    other.put(*LATER, (4, None), (4, 60), (5, 100))
+    other.run()
+    alone.put((4, 55), (4, None), (4, 10))
+    alone.run()
+    for world in (alone, other):
+        report = world.audit()
+        assert not report.found, report.as_json()
+    report = alone.audit()
+    assert [one.range for one in report.undecided] == [OffsetRange(3, 4), OffsetRange(5, 6)]
+    assert "nothing tells" in report.undecided[1].reason
+
+
+def test_a_row_of_a_lower_version_after_a_deletion_of_another_pipeline(
+    alone: UpsertWorld, make_topic: Callable[..., str]
+) -> None:
+    other = replace(alone, pipeline=f"{alone.pipeline}-2", topic=make_topic())
+    other.put((1, None))
+    other.run()
+    alone.put((1, 50))
+    alone.run()
+    report = alone.audit()
+    assert (report.verdict, report.found) == ("unknown", {}), report.as_json()
+
+
+def test_rows_beside_a_history_without_its_beginning(alone: UpsertWorld) -> None:
+    alone.put(*LATER)
+    alone.run()
+    alone.sql("DELETE FROM oncely_ranges WHERE range_start = 0")
+    report = alone.audit()
+    assert (report.verdict, report.found) == ("unknown", {}), report.as_json()
+    alone.sql("DELETE FROM rows WHERE id = 10")
+    assert found(alone.audit()) == {"lost": [(0, 10)]}
+
+
+def test_a_row_that_was_there_before(alone: UpsertWorld) -> None:
+    """It names no record, and a record of a lower version has rightly not replaced it."""
+    alone.sql("INSERT INTO rows VALUES (20, 9, 'loaded', NULL, NULL, NULL)")
+    alone.put((20, 5))
+    alone.run()
+    assert found(alone.audit()) == {"unexpected": [(-1, None)]}
+
+
+def test_rows_beyond_a_position_that_went_back(alone: UpsertWorld) -> None:
+    alone.put(*LATER)
+    alone.run()
+    alone.sql('UPDATE oncely_positions SET "position" = 7')
+    report = alone.audit()
+    assert (report.verdict, report.found) == ("unknown", {}), report.as_json()
 
 
 def test_deleted_records(world: UpsertWorld, broker: Broker) -> None:

@@ -35,7 +35,7 @@ from tests.scenarios.commands import oncely_json
 from tests.scenarios.test_audit_sinks import SinkWorld
 from tests.scenarios.world import produce
 from tests.scenarios.zygote import Zygote
-from tests.sinktools import Rec, chunk, rec
+from tests.sinktools import Rec, chunk, open_sink, rec
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("name", pa.string())])
 
@@ -288,6 +288,28 @@ def test_a_replayed_dead_letter_may_restore_a_deleted_key(world: UpsertWorld) ->
     report = world.audit()
     assert (report.verdict, report.found) == ("unknown", {})
     assert "replayed dead letters" in report.undecided[0].reason
+
+
+def test_another_pipeline_of_the_same_topic(world: UpsertWorld) -> None:
+    """Each is audited, and repaired, beside the rows of the other."""
+    other = UpsertWorld(world.brokers, world.topic, world.given, world.folder)
+    open_sink(other.sink, other.ends(), other.pipeline.source.identity())
+    world.put((1, 0), (2, 9), (8, None), (50, 1))  # offsets 17 to 20
+    other.run()
+    after = sorted([*(one for one in WHOLE if one[0] not in (2, 8)), (2, 9, 18), (50, 1, 20)])
+    assert other.rows() == after
+    report = other.audit()
+    assert (report.verdict, report.undecided) == ("clean", []), report.as_json()
+    report = world.audit()
+    assert (report.verdict, report.found) == ("unknown", {}), report.as_json()
+    assert [one.range for one in report.undecided] == [OffsetRange(8, 9)]
+    assert "may have deleted them" in report.undecided[0].reason
+    world.table.delete("id = 50")
+    report = other.audit()
+    assert found(report) == {"lost": [(0, 20)]}  # nothing later may have deleted it
+    repair(other, report)
+    assert other.rows() == after
+    other.sink.close()
 
 
 def test_a_backfill(world: UpsertWorld) -> None:

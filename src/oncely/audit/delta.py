@@ -22,6 +22,7 @@ from oncely.audit.delta_snapshot import DeltaSnapshot, snapshot_of
 from oncely.audit.digests import digests_of, recipe_of
 from oncely.audit.evidence import Committed, OfLedger, Span
 from oncely.audit.grouping import Component, Node, components
+from oncely.audit.holders import Holder, Keys, among
 from oncely.audit.report import Finding, Proof, Undecided
 from oncely.audit.scan import Scanned, ScannedRows
 from oncely.clients.delta import DeltaConnect, connect
@@ -225,6 +226,15 @@ class DeltaOffsets(ScannedRows, _OfTable):
             start = range_.start if self.snapshot.history.is_whole else 0
             outside = (one.offsets < start) | (one.offsets >= range_.end)
             yield from one.only(outside & ~claimed(claims, one.partition, one.offsets))
+
+    def holders(self, keys: Keys) -> Iterator[Holder]:
+        """The rows that have one of some keys."""
+        recipe, version = Recipe.parse(keys.recipe), keys.version
+        names = {*SOURCE, *(name for name, _ in recipe.columns), *([version] if version else ())}
+        for _, batch in self.snapshot.batches(sorted(names)):
+            rows = pa.table(batch)
+            versions = rows.column(version) if version else pa.nulls(rows.num_rows)
+            yield from among(keys, row_digests(rows, None, recipe), rows.select(SOURCE), versions)
 
     def letters(self) -> Collection[tuple[TopicPartition, int]]:
         """The dead letters that wait."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from oncely.audit.claims import Claims
+from oncely.audit.holders import Holder, Keys
 from oncely.audit.report import Proof, Undecided
 from oncely.audit.stored.letter import Letter
 from oncely.core.claim import SKIPPED, Counts
@@ -215,6 +216,17 @@ class Evidence(Snapshot, Protocol):
 
     def rejects(self, spans: Sequence[Span]) -> Iterable[tuple[TopicPartition, int]]:
         """The dead letters of these spans."""
+
+
+class KeyedEvidence(Evidence, Protocol):
+    """A destination in which rows are replaced by their keys."""
+
+    def holders(self, keys: Keys) -> Iterable[Holder]:
+        """The rows that have one of some keys. The digests of the keys can be computed.
+
+        Raises:
+            Unavailable: no answer.
+        """
 
 
 class Bounds(NamedTuple):

@@ -137,6 +137,17 @@ class Settled:
         ).sort("at")
         return Newest(own["at"].to_numpy(), own["digest"].to_numpy())
 
+    def keys(self, places: Iterable[tuple[TopicPartition, int]]) -> pl.DataFrame:
+        """The keys whose newest rows are of some records, ascending, with these (partition, at) and
+        the versions."""
+        number = {tp: at for at, tp in enumerate(self.partitions)}
+        wanted = [(number[tp], offset) for tp, offset in places if tp in number]
+        schema = {"partition": pl.Int32, "at": pl.Int64}
+        asked = pl.DataFrame(wanted, schema, orient="row")
+        if self.lines is None:
+            return asked.clear()
+        return self.lines.join(asked, on=["partition", "at"], how="semi").sort("key")
+
     def fate(self, key: int) -> Fate | None:
         """What should have become of a key; None if no record has it."""
         if self.lines is None:

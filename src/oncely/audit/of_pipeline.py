@@ -16,7 +16,7 @@ from oncely.audit.files import FilesEvidence, open_files
 from oncely.audit.group_audit import ByGroup
 from oncely.audit.kafka import KafkaGroup, open_kafka
 from oncely.audit.report import Report
-from oncely.audit.sql import open_evidence
+from oncely.audit.sql import SqlEvidence, open_evidence
 from oncely.audit.sql_content import SqlContent
 from oncely.audit.topic import KafkaLog
 from oncely.audit.upserts import Upsert
@@ -121,11 +121,10 @@ def _audited(
             rules = Rules(several=transforms, filters=transforms or settings.filter.drops)
             return ByGroup(settings.name, evidence, log, expected, limit, rules).run(until)
         sink = settings.sink
+        comparison = ByOffset(settings.name, evidence, log, expected, limit)
         if isinstance(sink, SqlSinkSettings | DeltaSinkSettings) and sink.mode == "upsert":
-            versioned = sink.version is not None
-            comparison: ByOffset = Upsert(settings.name, evidence, log, expected, limit, versioned)
-        else:
-            comparison = ByOffset(settings.name, evidence, log, expected, limit)
+            assert isinstance(evidence, SqlEvidence | DeltaOffsets)  # noqa: S101 - for mypy
+            comparison = Upsert(settings.name, evidence, log, expected, limit, sink.version)
         if expected is not None and expected.unfit:
             unfit = f"no record was decoded, as the table does not accept its row: {expected.unfit}"
             comparison.notes.append(unfit)

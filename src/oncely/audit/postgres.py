@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from oncely.audit.evidence import Cell, Tally
+from oncely.audit.holders import Holder, Keys
 from oncely.audit.stored.sql_ledger import REJECTS
 from oncely.audit.tables import OF_REJECTS, OF_ROWS, OFFSET, Tables, present
 from oncely.audit.tally import MODULUS, by_partition
@@ -124,6 +125,25 @@ class PostgresReader:
         while some := run.query(f"FETCH {_AT_ONCE} FROM rows"):
             yield np.array(some, dtype=np.int64).reshape(-1).view(np.uint64)
         run.execute("CLOSE rows")
+
+    def holders(self, keys: Keys) -> Iterator[Holder]:
+        """The rows that have one of some keys; the server compares versions."""
+        digest, _ = self._digest(keys.recipe)
+        given, newer, asked = _given(OF_ROWS, digest), "FALSE", ""
+        params: list[object] = [keys.digest.view(np.int64).tolist()]
+        if keys.version is not None and keys.versions is not None:
+            given += f", {self.tables.dialect.quote(keys.version)} AS version"
+            newer = "COALESCE(given.version > asked.version, FALSE)"
+            asked = f", %s::{self._types[keys.version]}[]"
+            params.append(keys.versions.to_pylist())
+        names = "content, version" if asked else "content"
+        for content, *rest in self.tables.session.query(
+            f"SELECT content, t, p, at, {newer}"
+            f" FROM (SELECT {given} FROM {self.tables.rows}) AS given"
+            f" JOIN unnest(%s::bigint[]{asked}) AS asked ({names}) USING (content)",
+            params,
+        ):
+            yield Holder(content % MODULUS, *rest)
 
     def _sums(
         self,

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from oncely.audit import postgres, sqlite
 from oncely.audit.evidence import Cell, Span, Tally
+from oncely.audit.holders import Holder, Keys
 from oncely.audit.report import Proof
 from oncely.audit.sql_content import OfTable, SqlContent, TableReader
 from oncely.audit.tables import OFFSET, PARTITION, TOPIC, Tables, present
@@ -54,6 +55,10 @@ class SqlEvidence(OfTable):
     def rows(self, cells: Sequence[Cell]) -> Iterable[pa.RecordBatch]:
         """Rows by offset."""
         return self.reader.rows(cells)
+
+    def holders(self, keys: Keys) -> Iterable[Holder]:
+        """By the digests of the keys of all rows."""
+        return self.reader.holders(keys)
 
 
 def open_evidence(
@@ -120,3 +125,6 @@ class Reader(TableReader, Protocol):
 
     def rows(self, cells: Sequence[Cell]) -> Iterable[pa.RecordBatch]:
         """Rows by offset, of these cells."""
+
+    def holders(self, keys: Keys) -> Iterable[Holder]:
+        """The rows that have one of some keys."""

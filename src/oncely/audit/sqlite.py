@@ -10,12 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from oncely.audit.evidence import Cell, IntArray, Tally
+from oncely.audit.holders import Holder, Keys, among
 from oncely.audit.layout import adjacent
 from oncely.audit.scan import Scanned
 from oncely.audit.stored.sql_ledger import REJECTS
-from oncely.audit.tables import OFFSET, PARTITION, TOPIC, Tables
+from oncely.audit.tables import OF_ROWS, OFFSET, PARTITION, TOPIC, Tables
 from oncely.audit.tally import Tallies, added
-from oncely.core.digest import KINDS, Kind, Recipe, row_digests
+from oncely.core.digest import KINDS, Kind, Recipe, kind_of, row_digests
 from oncely.core.topics import TopicPartition
 
 _Rows = tuple[IntArray, npt.NDArray[np.uint64] | None]
@@ -76,6 +77,21 @@ class SqliteReader:
         _, digests = self._rows("0", recipe, "", ())
         if digests is not None:
             yield digests
+
+    def holders(self, keys: Keys) -> Iterator[Holder]:
+        """The rows that have one of some keys."""
+        recipe, version = Recipe.parse(keys.recipe), keys.version
+        kinds = dict(recipe.columns)
+        if version is not None and keys.versions is not None:
+            kinds[version] = kind_of(keys.versions.type) or Kind("text")
+        names = [*OF_ROWS, *map(self.tables.dialect.quote, kinds)]
+        rows = self.tables.session.query(f"SELECT {', '.join(names)} FROM {self.tables.rows}")
+        topic, number, at, *values = zip(*rows, strict=True) if rows else [()] * len(names)
+        arrays = [as_written(v, kind) for v, kind in zip(values, kinds.values(), strict=True)]
+        table = pa.table(arrays, names=list(kinds))
+        places = pa.table({"topic": topic, "partition": number, "offset": at})
+        versions = table.column(version) if version in kinds else pa.nulls(len(rows))
+        yield from among(keys, row_digests(table, None, recipe), places, versions)
 
     def _read(self, tp: TopicPartition, start: int, end: int, recipe: str) -> _Rows:
         """The offsets of rows, and their digests."""

@@ -23,6 +23,7 @@ from oncely.audit.evidence import (
     Expected,
     ExpectedRecords,
     IntArray,
+    KeyedEvidence,
     Readable,
     Span,
     Tally,
@@ -31,6 +32,7 @@ from oncely.audit.evidence import (
 )
 from oncely.audit.layout import ENTRIES, by_partition, parts
 from oncely.audit.newest import Newest, NewestRows, Settled
+from oncely.audit.others import DELETED, OtherWriters
 from oncely.audit.ranges import stored_by_cell
 from oncely.audit.report import Finding, FindingKind, Report, Undecided
 from oncely.audit.tally import added, offset_digests
@@ -60,10 +62,11 @@ class Upsert(ByOffset):
     """Compares a table of an upsert.
 
     Attributes:
-        versioned: the table has a version column.
+        version: the name of the version column; None if there is none.
     """
 
-    versioned: bool
+    snapshot: KeyedEvidence
+    version: str | None
     _bad: dict[TopicPartition, set[int]] = field(default_factory=dict, init=False)
     _doubts: dict[tuple[TopicPartition, str], list[int]] = field(default_factory=dict, init=False)
     _altered: list[Finding] = field(default_factory=list, init=False)
@@ -94,7 +97,8 @@ class Upsert(ByOffset):
             for cell, tally in zip(cells, self.snapshot.tallies(cells), strict=True)
             if not _matches(cell, tally, finals, rejects) or _some(unsure, cell)
         ]
-        comparison = _Cells(self, newest, finals, rejects, ends)
+        others = OtherWriters(self.snapshot, self.expected, newest, ends, self.version)
+        comparison = _Cells(self, newest, finals, rejects, ends, others)
         for at in range(0, len(differing), _DIFFERING_AT_ONCE):
             some = differing[at : at + _DIFFERING_AT_ONCE]
             comparison.compare(some, self.expected)
@@ -121,7 +125,7 @@ class Upsert(ByOffset):
     ) -> Settled:
         """Recompute all records; note their number, and records that are neither."""
         rows, committed = (
-            NewestRows(versioned=self.versioned),
+            NewestRows(versioned=self.version is not None),
             by_partition(self.snapshot.committed),
         )
         for tp, range_ in whole.items():
@@ -216,6 +220,7 @@ class _Cells:
     finals: Mapping[TopicPartition, Newest]
     rejects: Mapping[TopicPartition, IntArray]
     ends: Ends
+    others: OtherWriters
     _missing: dict[tuple[TopicPartition, int], str] = field(default_factory=dict)
     _stale: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
 
@@ -301,9 +306,16 @@ class _Cells:
 
     def conclude(self) -> None:
         """Report rows that are missing, and older rows in their place."""
-        for (tp, offset), detail in self._missing.items():
-            if (tp, offset) not in self._stale:
+        missing = {place: why for place, why in self._missing.items() if place not in self._stale}
+        explained = self.others.explain(missing) if missing else {}
+        for (tp, offset), detail in missing.items():
+            if (tp, offset) not in explained:
                 self.audit.damage("lost", tp, offset, f"the newest record of its key: {detail}")
+            elif reason := explained[tp, offset]:
+                self.audit.doubt(tp, offset, reason)
         for (tp, offset), older in self._stale.items():
+            if older > offset and self.others.may_delete(tp, offset):
+                self.audit.doubt(tp, offset, DELETED)  # a row of a lower version came after that
+                continue
             detail = f"the table has the row of an older record of the key, offset {older}"
             self.audit.damage("altered", tp, offset, detail)

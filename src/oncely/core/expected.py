@@ -79,6 +79,10 @@ class Expected(Protocol):
         """The recipe of the columns that digests in a ledger do not cover; empty if there are
         none. An audit compares them by the server's texts."""
 
+    @property
+    def keys(self) -> str:
+        """The recipe of the keys of an upsert; empty if a part of them has no digest."""
+
     def of(self, span: Span, recipe: str) -> Iterable[ExpectedRecords]:
         """The readable records of a span, in ascending order of offset, in batches.
 

@@ -72,6 +72,24 @@ class PipelineExpected:
         return str(replace(every, columns=columns)) if every and columns else ""
 
     @property
+    def keys(self) -> str:
+        """The recipe of the keys of an upsert; empty if a part of them has no digest."""
+        names = self._delta.keys if self._table is None else self._table.wanted.keys
+        recipe = self._recipe_of_keys
+        return str(recipe) if len(recipe.columns) == len(names) else ""
+
+    @property
+    def _recipe_of_keys(self) -> Recipe:
+        """The recipe of the columns of an upsert's keys that have a digest."""
+        if self._table is None:
+            form = self._delta
+            kinds = {name: kind_of(form.schema.field(name).type) for name in form.keys}
+            return Recipe.of(kinds, offset=False)
+        target = self._table.target
+        every = target.recipe_of_rows(False, Kind(STORED)).columns if target else ()
+        return Recipe(tuple(one for one in every if one[0] in self._table.wanted.keys), False)
+
+    @property
     def _all_columns(self) -> Recipe | None:
         """All columns of a table that are written."""
         if self._table is None or self._table.target is None:
@@ -105,16 +123,18 @@ class PipelineExpected:
             target = self._table.target
             made = prepare(chunk, target, self._table.keep_source)
             deleted = made.rows.column(DELETED).to_numpy() == 1 if len(made.row_record) else _NONE
-            content, _ = self._as_stored(made.rows, recipe)
-            of = _Upserted(made.rows, content, made.row_record, deleted, made.rejections)
-            return _changes(chunk, of, target.keys, target.version, recipe)
+            content, _ = self._as_stored(made.rows, target.recipe_of_rows(False, Kind(STORED)))
+            keys = _keys(content, target.keys, self._recipe_of_keys)
+            of = _Upserted(made.rows, content, keys, made.row_record, deleted, made.rejections)
+            return _changes(chunk, of, target.version, recipe)
         form = self._delta
         rows, record, deleted, refused = accepted(form, chunk)
         good = ~np.isin(record, [one.record for one in refused])
         every = [*chunk.rejections, *refused]
         rows = rows.filter(pa.array(good))
-        of = _Upserted(rows, rows, record[good], deleted[good], every)
-        return _changes(chunk, of, form.keys, form.version, recipe)
+        keys = _keys(rows, form.keys, self._recipe_of_keys)
+        of = _Upserted(rows, rows, keys, record[good], deleted[good], every)
+        return _changes(chunk, of, form.version, recipe)
 
     def _chunks(self, span: Span) -> Iterator[Chunk]:
         tp, range_ = span
@@ -170,7 +190,7 @@ class PipelineExpected:
 
     def _as_stored(self, rows: pa.Table, recipe: Recipe | None) -> tuple[pa.Table, list[int]]:
         """Rows with the server's texts of the columns of kind :data:`STORED`, and the rows with a
-        value that it does not take."""
+        value that it does not take, which stays as it is sent."""
         unknown: list[int] = []
         stored = [name for name, kind in recipe.columns if kind.name == STORED] if recipe else []
         if not stored or not rows.num_rows or self._table is None or self._table.target is None:
@@ -182,8 +202,9 @@ class PipelineExpected:
                 texts = as_stored(look, types[name], sent)
                 unknown += [at for at, (a, b) in enumerate(zip(sent, texts, strict=True))
                             if b is None and a is not None]  # fmt: skip
+                known = [a if b is None else b for a, b in zip(sent, texts, strict=True)]
                 at = rows.schema.get_field_index(name)
-                rows = rows.set_column(at, name, pa.array(texts, pa.string()))
+                rows = rows.set_column(at, name, pa.array(known, pa.string()))
         return rows, unknown
 
     def _made(self, chunk: Chunk) -> tuple[pa.Table, IntArray, Sequence[Rejection]]:
@@ -236,44 +257,55 @@ def _records(
 
 
 class _Upserted(NamedTuple):
-    """Rows and tombstones, as they are sent and as they are stored, the record of each, and the
-    rejected records."""
+    """Rows and tombstones, as they are sent and as they are stored, the digest of each one's key,
+    the record of each, and the rejected records."""
 
     rows: pa.Table
     content: pa.Table
+    keys: UInt64
     record: IntArray
     deleted: npt.NDArray[np.bool_]
     rejections: Sequence[Rejection]
 
 
-def _changes(
-    chunk: Chunk, made: _Upserted, keys: Sequence[str], version: str | None, recipe: Recipe
-) -> Changes:
-    """Rows and tombstones in the order of their records, with the digests of their keys."""
+def _changes(chunk: Chunk, made: _Upserted, version: str | None, recipe: Recipe) -> Changes:
+    """Rows and tombstones in the order of their records."""
     rejected = sorted({one.record for one in made.rejections})
-    rows, record = made.rows, made.record
-    offset = chunk.offset[record].astype(np.int64)
+    offset = chunk.offset[made.record].astype(np.int64)
     none = np.zeros(0, dtype=np.uint64)
-    nothing = not len(record)
+    nothing = not len(made.record)
     return Changes(
         chunk.offset.astype(np.int64),
         chunk.offset[np.array(rejected, dtype=np.int64)].astype(np.int64),
         offset,
-        none if nothing else _keys(rows, keys),
+        made.keys,
         made.deleted,
-        None if nothing or version is None else rows.column(version),
+        None if nothing or version is None else _version(made, version),
         none if nothing else row_digests(made.content, offset if recipe.offset else None, recipe),
     )
 
 
-def _keys(rows: pa.Table, keys: Sequence[str]) -> UInt64:
-    """A digest of each key; values without a kind by their text."""
+def _version(made: _Upserted, name: str) -> pa.ChunkedArray:
+    """The versions as they are stored, which are compared: they may have been rounded. In the type
+    in which they are sent, as texts have another order."""
+    sent, stored = made.rows.column(name), made.content.column(name)
+    try:
+        return stored if stored.type == sent.type else stored.cast(sent.type)
+    except pa.ArrowInvalid:  # such as infinity
+        return sent
+
+
+def _keys(rows: pa.Table, names: Sequence[str], recipe: Recipe) -> UInt64:
+    """The digest of each key; values without a kind by their text. The rows are as they are stored:
+    one key may be sent in several forms."""
+    if not rows.num_rows:
+        return np.zeros(0, dtype=np.uint64)
+    known = dict(recipe.columns)
     columns = {
-        name: rows.column(name) if kind_of(rows.column(name).type) else _text(rows.column(name))
-        for name in keys
+        name: rows.column(name) if name in known else _text(rows.column(name)) for name in names
     }
-    recipe = Recipe.of({name: kind_of(one.type) for name, one in columns.items()}, offset=False)
-    return row_digests(pa.table(columns), None, recipe)
+    whole = Recipe.of({name: known.get(name, Kind("text")) for name in names}, offset=False)
+    return row_digests(pa.table(columns), None, whole)
 
 
 def _text(column: pa.ChunkedArray) -> pa.Array:
