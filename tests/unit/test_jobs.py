@@ -97,7 +97,7 @@ def test_each_job_is_a_call_of_its_own(billing: Any) -> None:
     for number in range(3):
         billing.send_invoice.enqueue(number)
     sink: Any = HandlersSink(Any, {topic.name: topic.handler})  # type: ignore[arg-type]
-    attempt = _Attempt(sink, topic.chunk(), Any, None, (), None)  # type: ignore[arg-type]
+    attempt = _Attempt(sink, topic.chunk(), Any, None, (), None, Any)  # type: ignore[arg-type]
     assert [batch.offsets for batch in attempt._batches({1})] == [(0, 0), (2, 2)]
 
 

@@ -110,7 +110,7 @@ def test_a_handler_runs_in_the_context_of_its_batch() -> None:
     sink: Any = HandlersSink(Any, {"t": lambda *_: seen.append(context.current())}, context=names)  # type: ignore[arg-type]
     ours: Any = SimpleNamespace(lend=nullcontext)
     chunk = batch({"user": b"1", "traceparent": TRACE.encode()})._chunk
-    attempt = _Attempt(sink, chunk, Any, None, (), None)  # type: ignore[arg-type]
+    attempt = _Attempt(sink, chunk, Any, None, (), None, Any)  # type: ignore[arg-type]
     for made in attempt._batches(()):
         attempt._call(ours, made)
     assert seen == [{"user": "1", "traceparent": TRACE}]
