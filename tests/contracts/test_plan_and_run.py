@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from oncely.clients.kafka.client import KafkaAdmin
 from oncely.config import parse
 from oncely.core.claim import Takeover
 from oncely.errors import WrongInput
 from oncely.lake.records import encode, schema_key
+from oncely.ledgers.topic import cluster
 from oncely.pipeline import Pipeline
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
@@ -191,3 +193,35 @@ def test_a_delta_table_that_lets_positions_expire(
 @pytest.mark.parametrize("column", ["at", "at.place", "date(at)"])
 def test_a_partition_column_that_is_nested(settings: Callable[..., Settings], column: str) -> None:
     refused(settings(kind="files", partition_by=[column]), "sink.partition_by", "'at")
+
+
+DEAD = "127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("section", "sink", "key"),
+    [
+        ("sink", {"kind": "kafka", "topic": "out", "brokers": DEAD}, "sink.brokers"),
+        ("source", {"kind": "kafka", "topic": "out"}, "source.brokers"),
+        ("source", {"kind": "files", "format": "avro"}, "source.brokers"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_one_problem(
+    settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    section: str,
+    sink: Settings,
+    key: str,
+) -> None:
+    def impatient(brokers: str, kafka: Any, _: float) -> KafkaAdmin:
+        return KafkaAdmin(brokers, kafka, 1.0)
+
+    monkeypatch.setattr(cluster, "KafkaAdmin", impatient)
+    given = settings("id INT", **sink)
+    given[section]["brokers"] = DEAD
+    pipeline = Pipeline(parse(given))
+    pipeline.source.timeout = 3.0
+    found = pipeline.plan(use_spark=False)
+    (problem,) = found.problems
+    assert (problem.key, found.exit_code) == (key, 1)
+    assert key in problem.way_out

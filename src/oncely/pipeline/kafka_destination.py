@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -20,7 +20,6 @@ from oncely.sinks.kafka.record_format import RawValue, RecordFormat
 from oncely.sinks.kafka.replay import TopicReplay, refuse_compacted, replay_into_topics
 from oncely.sinks.kafka.rewrite import KafkaRewrites
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sources.kafka import KafkaSource
 
 _NO_LATE_DELETES = (
     "a tombstone written late could delete newer records, for readers that keep the last record"
@@ -155,12 +154,14 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         if self.given.brokers is None:
             return
         here = self.source.identity().cluster_id
+        source = replace(self.source, brokers=self.given.brokers, topics=())
         try:
-            there = KafkaSource(self.given.brokers, (), self.source.kafka).identity().cluster_id
-        except ConfigError as error:
-            raise ConfigError("sink.brokers", error.message, way_out=error.way_out) from None
+            there = source.identity().cluster_id
         except OncelyError as error:
-            raise type(error)(f"sink.brokers: {error.message}", way_out=error.way_out) from None
+            way_out = error.way_out.replace("source.brokers", "sink.brokers")
+            if isinstance(error, ConfigError):
+                raise ConfigError("sink.brokers", error.message, way_out=way_out) from None
+            raise type(error)(f"sink.brokers: {error.message}", way_out=way_out) from None
         if here != there:
             raise ConfigError(
                 "sink.brokers",

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from oncely.pipeline.trial import Trial
 
 
+_IN_KAFKA = ("kafka", "files")
+"""The kinds of sinks whose ledger is on the cluster of the source."""
+
+
 @dataclass(frozen=True)
 class SourceFacts:
     """The present state of the topics."""
@@ -106,9 +110,10 @@ class _Planner:
         with self.inspection.about(self._sink_key):
             try:
                 self.known = self.pipeline.destination.look()
-            except (Unavailable, ConfigError):
-                # A database would not answer the next questions, too, and each takes its timeout.
-                self.unanswered = self.settings.sink.kind in ("sql", "handlers")
+            except (Unavailable, ConfigError) as error:
+                # The server would not answer the next questions, too, and each takes its timeout.
+                kinds = ("sql", "handlers", *_IN_KAFKA * isinstance(error, Unavailable))
+                self.unanswered = self.settings.sink.kind in kinds
                 raise
         if self.known is not None:
             with self.inspection.about("source.start"):
@@ -117,7 +122,7 @@ class _Planner:
             self._requirements_of_spark()
         if slower := native.absence():
             self.inspection.notes.append(slower)
-        source = self._source()
+        source = None if self._source_is_silent else self._source()
         schema = self._schema()
         slots = self.inspection.slots
         sink = SinkPlan()
@@ -146,8 +151,17 @@ class _Planner:
 
     @property
     def _sink_key(self) -> str:
-        """The key of the pipeline file for the location of the sink."""
-        return "sink.brokers" if self.settings.sink.kind == "kafka" else "sink.url"
+        """The key of the pipeline file for the server of the sink's ledger."""
+        sink = self.settings.sink
+        if sink.kind == "kafka" and sink.brokers is not None:
+            return "sink.brokers"
+        return "source.brokers" if sink.kind in _IN_KAFKA else "sink.url"
+
+    @property
+    def _source_is_silent(self) -> bool:
+        """True if the brokers of the source were asked for the ledger, and did not answer."""
+        ledger = self.settings.offsets.store == "ledger"
+        return self.unanswered and ledger and self._sink_key == "source.brokers"
 
     # -- source ----------------------------------------------------------------------------
 
