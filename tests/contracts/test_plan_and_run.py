@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 from deltalake import DeltaTable
 
 from oncely.clients.kafka.client import KafkaAdmin
@@ -18,7 +26,8 @@ from oncely.errors import WrongInput
 from oncely.lake.records import encode, schema_key
 from oncely.ledgers.topic import cluster
 from oncely.pipeline import Pipeline
-from oncely.testing.servers.kafka import Broker
+from oncely.testing.processes import await_that
+from oncely.testing.servers.kafka import Broker, Scram
 from tests.conftest import produce
 from tests.laketools import scope_schema
 
@@ -225,3 +234,40 @@ def test_a_cluster_that_does_not_answer_is_one_problem(
     (problem,) = found.problems
     assert (problem.key, found.exit_code) == (key, 1)
     assert key in problem.way_out
+
+
+def test_the_permissions_that_it_prints_suffice() -> None:
+    authorizer = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:ann",
+    }
+    with Broker(security=Scram({"ann": "a", "bob": "b"}), properties=authorizer) as broker:
+        for topic in ("in", "out", "out.rejects"):
+            broker.create_topic(topic, 1)
+        broker.create_topic("oncely.ledger", 16, {"cleanup.policy": "compact"})
+        kafka = broker.client_config("bob")
+        given = {
+            "name": "p",
+            "source": {"brokers": kafka.pop("bootstrap.servers"), "topics": ["in"], "kafka": kafka},
+            "decode": {"format": "json", "schema": "id INT"},
+            "sink": {"kind": "kafka", "topic": "out"},
+        }
+        for command in Pipeline(parse(given)).plan(use_spark=False).acls:
+            permit(broker, "bob", command)
+        await_that(lambda: Pipeline(parse(given)).plan(use_spark=False).problems == (), "the ACLs")
+
+
+def permit(broker: Broker, user: str, command: str) -> None:
+    """Do what a ``kafka-acls`` command does."""
+    option, name = re.findall(r"--(topic|group|transactional-id) (\S+)", command)[0]
+    kind = ResourceType[option.replace("-", "_").upper()]
+    pattern = ResourcePatternType["PREFIXED" if "prefixed" in command else "LITERAL"]
+    operations = [
+        AclOperation[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one).upper()]
+        for one in re.findall(r"--operation (\w+)", command)
+    ]
+    allow = AclPermissionType.ALLOW
+    wanted = [AclBinding(kind, name, pattern, f"User:{user}", "*", o, allow) for o in operations]
+    admin = broker.admin()
+    for done in admin.create_acls(wanted).values():
+        done.result(60)

@@ -151,14 +151,14 @@ class TopicLedger:
         head = f"kafka-acls --bootstrap-server {pipeline_topics.brokers} --add"
         head += f" --allow-principal User:{user}"
         ids = f"--transactional-id oncely/{pipeline_topics.pipeline}/"
-        found = [f"{head} --operation Write --operation Describe --topic {one}" for one in written]
+        described = "--operation Describe --operation DescribeConfigs --topic"
+        found = [f"{head} --operation Write {described} {one}" for one in written]
         if not transactions:
             return found
         found += [f"{head} --operation Read --topic {one}" for one in read]
         return [
             *found,
-            f"{head} --operation Read --operation Write --operation Describe --topic"
-            f" {pipeline_topics.ledger_topic}",
+            f"{head} --operation Read --operation Write {described} {pipeline_topics.ledger_topic}",
             f"{head} --operation Read --group {replaying(pipeline_topics).group}",
             f"{head} --operation Write --operation Describe {ids} --resource-pattern-type prefixed",
         ]

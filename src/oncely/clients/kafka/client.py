@@ -382,7 +382,8 @@ def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
         return ConfigError(
             "source.topics",
             f"{doing}: {brokers} denies it: {error.str()}",
-            way_out="grant this user Describe and Read on the topics",
+            way_out="grant this user Describe and Read on the topics of the source, and on those of"
+            " the sink what the kafka-acls commands of `oncely plan` grant",
         )
     return Unavailable(f"{doing}: {brokers}: {error.str()}")
 
