@@ -307,6 +307,7 @@ def test_what_a_handler_changes_of_its_connection_is_not_the_ledgers(rows: Place
     def handler(batch: Batch, tx: psycopg.Connection) -> None:
         tx.row_factory = dict_row  # type: ignore[assignment]
         tx.execute("SET search_path = pg_catalog")
+        tx.execute("SET client_encoding = 'SQL_ASCII'")
         inserting(rows)(batch, tx)
         tx.execute(f"CREATE ROLE {role}")
         tx.execute(f"SET ROLE {role}")

@@ -74,7 +74,7 @@ _BEGIN = (
 )
 _END = (
     "SELECT set_config('search_path', {path}, false), set_config('role', {role}, false),"
-    f" EXISTS(SELECT {_CREATED});"
+    f" set_config('client_encoding', 'UTF8', false), EXISTS(SELECT {_CREATED});"
     " CLOSE ALL; SET TRANSACTION READ WRITE;"  # refused if the function has made it read-only
     " SET LOCAL statement_timeout = DEFAULT;"
     f" SET LOCAL lock_timeout = '{LOCK_SECONDS}s';"
