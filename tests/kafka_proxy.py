@@ -112,7 +112,11 @@ class KafkaProxy:
                 if self._away:
                     _cut(client)
                     continue
-                upstream = socket.create_connection((HOST, self._upstream))
+                try:
+                    upstream = socket.create_connection((HOST, self._upstream))
+                except OSError:  # a stray client of this port, before the broker listens
+                    _cut(client)
+                    continue
                 with self._lock:
                     self._open += [client, upstream]
                 _Connection(self, client, upstream).start()
