@@ -113,6 +113,6 @@ def halved(ranges: Sequence[OffsetRange]) -> list[Sequence[OffsetRange]]:
         return [ranges[:middle], ranges[middle:]]
     one = ranges[0]
     at = (one.start + one.end) // 2
-    return (
-        [ranges] if at == one.start else [[OffsetRange(one.start, at)], [OffsetRange(at, one.end)]]
-    )
+    if at == one.start:
+        return [ranges]
+    return [[OffsetRange(one.start, at)], [OffsetRange(at, one.end)]]

@@ -59,6 +59,12 @@ class Rewrite:
         chunk = self.chunk.keep({self.partition: offsets})
         return replace(self, offsets=offsets, chunk=chunk)
 
+    def without(self, left: Collection[int]) -> Rewrite | None:
+        """The rewrite of all but some offsets; None if there are no others."""
+        ranges = [OffsetRange(at, at + 1) for at in left]
+        others = [part for one in self.offsets for part in one.minus(ranges)]
+        return self.only(others) if others else None
+
 
 class Rewritten(NamedTuple):
     """The effect of a rewrite.

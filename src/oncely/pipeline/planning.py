@@ -112,8 +112,8 @@ class _Planner:
                 self.known = self.pipeline.destination.look()
             except (Unavailable, ConfigError) as error:
                 # The server would not answer the next questions, too, and each takes its timeout.
-                kinds = ("sql", "handlers", *_IN_KAFKA * isinstance(error, Unavailable))
-                self.unanswered = self.settings.sink.kind in kinds
+                kind, silent = self.settings.sink.kind, isinstance(error, Unavailable)
+                self.unanswered = kind in ("sql", "handlers") or (silent and kind in _IN_KAFKA)
                 raise
         if self.known is not None:
             with self.inspection.about("source.start"):

@@ -133,6 +133,13 @@ class Cancelling(InlineJobs):
         self.cancelled.set()
 
 
+class Hurried(StopSignal):
+    """Waits for nothing."""
+
+    def wait(self, seconds: float) -> bool:
+        return False
+
+
 @dataclass
 class Told:
     """The names of the events of a run."""
@@ -179,10 +186,6 @@ def test_a_retry_has_the_same_goal() -> None:
         if failures:
             raise failures.pop()
 
-    class Hurried(StopSignal):
-        def wait(self, seconds: float) -> bool:
-            return False
-
     batches = Batches(meanwhile=fail_once)
     assert made(Source({T0: 0}, grow), batches, stop=Hurried()).run(until_latest=True)
     assert batches.opened == 2
@@ -201,10 +204,6 @@ def test_a_run_that_has_opened_expects_its_epoch_though_a_check_after_it_has_fai
                 self.left -= 1
                 raise Unavailable("away")
             return super().leader_epochs()
-
-    class Hurried(StopSignal):
-        def wait(self, seconds: float) -> bool:
-            return False
 
     batches = Batches()
     assert made(AwayOnce({T0: 10}), batches, stop=Hurried()).run(until_latest=True)
@@ -326,10 +325,6 @@ def test_a_batch_is_told_though_the_broker_is_away_after_it() -> None:
                 self.left -= 1
                 raise Unavailable("away")
             return super().topic_ids()
-
-    class Hurried(StopSignal):
-        def wait(self, seconds: float) -> bool:
-            return False
 
     told = Told()
     assert made(AwayOnce({T0: 50}), Batches(), stop=Hurried(), listener=told).run(until_latest=True)

@@ -68,7 +68,7 @@ def claims(
 def _known(connection: Connection, pipelines: str, pipeline: str) -> str:
     """The condition that their table has rows of ours, by its identity.
 
-    SQLite has no identities, and its names ignore case.
+    Without one, as in SQLite, it is the name of the table, in which case is ignored.
     """
     rows = connection.query(
         f"SELECT target_identity FROM {pipelines} WHERE pipeline = %s", (pipeline,)

@@ -62,13 +62,16 @@ class Removed:
             RowsKept: rows of the table are still there.
         """
         rows = f"FROM {self.tables.dialect.relation(connection, table).rows} WHERE {where[0]}"
-        gone = self._taken(connection, kind, table, place, (rows, where[1]))
+        if self.keep:
+            gone = self._move(connection, kind, table, place, (rows, where[1]))
+        else:
+            gone = connection.execute(f"DELETE {rows}", where[1])
         # A replay may have stored a dead letter again. Nobody else writes rows of these records.
         if kind == "row" and connection.query(f"SELECT 1 {rows} LIMIT 1", where[1]):
             raise RowsKept(table)
         return gone
 
-    def _taken(
+    def _move(
         self,
         connection: Connection,
         kind: str,
@@ -76,13 +79,11 @@ class Removed:
         place: Sequence[str],
         rows: tuple[str, Params],
     ) -> int:
+        """Move rows, given by FROM and WHERE, to the table of what was removed."""
         dialect, kept = self.tables.dialect, self.tables.beside.sibling("oncely_removed")
-        delete = f"DELETE {rows[0]}"
-        if not self.keep:
-            return connection.execute(delete, rows[1])
         names = [one.name for one in dialect.columns(connection, table)]
         returned = [*map(dialect.quote, place), *map(dialect.as_json, names)]
-        gone = connection.query(f"{delete} RETURNING {', '.join(returned)}", rows[1])
+        gone = connection.query(f"DELETE {rows[0]} RETURNING {', '.join(returned)}", rows[1])
         if gone:
             if not dialect.columns(connection, kept):
                 dialect.lock_for_setup(connection)

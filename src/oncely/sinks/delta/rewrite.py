@@ -231,9 +231,8 @@ class DeltaRewrites:
 
     def _leaving(self, work: Rewrite, left: Sequence[int], found: _Found) -> Rewritten:
         """Rewrite all but some offsets."""
-        without = [OffsetRange(at, at + 1) for at in left]
-        others = [part for one in work.offsets for part in one.minus(without)]
-        done = self.rewrite(work.only(others)) if others else Rewritten(0, 0, NO_RECORDS)
+        others = work.without(left)
+        done = self.rewrite(others) if others else Rewritten(0, 0, NO_RECORDS)
         path, why = next(iter(found.unreadable.items()))
         reason = f"its row may be in {path}, which can't be read: {why}: {_READABLE}"
         reasons = {(work.partition, at): reason for at in left}

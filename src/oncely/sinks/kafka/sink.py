@@ -211,7 +211,8 @@ class KafkaSink:
         topic = self.form.topic
         if topic is None or self.form.key is not None:
             return
-        if topics.compacted(self.cluster.admin, topics.described(self.cluster.admin, [topic])):
+        limits = self.limits([topic]).get(topic)
+        if limits is not None and limits.keyed:
             raise ConfigError(
                 "sink.key",
                 f"is missing: topic {topic!r} is compacted (cleanup.policy), and takes no record"

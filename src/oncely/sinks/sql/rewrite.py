@@ -134,9 +134,8 @@ class SqlRewrites:
         """Rewrite all but some refused records."""
         offset = work.chunk.offset
         reasons = {(work.partition, int(offset[one])): why for one, why in refused.items()}
-        without = [OffsetRange(at, at + 1) for _, at in reasons]
-        left = [part for one in work.offsets for part in one.minus(without)]
-        done = self._rewrite(work.only(left)) if left else Rewritten(0, 0, NO_RECORDS)
+        others = work.without([at for _, at in reasons])
+        done = self._rewrite(others) if others else Rewritten(0, 0, NO_RECORDS)
         return done._replace(refused={**reasons, **done.refused})
 
     def _committed_rows(
