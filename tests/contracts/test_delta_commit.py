@@ -399,6 +399,15 @@ def test_an_upsert_by_partition(place: DeltaPlace) -> None:
     assert done == {1: ("b", None), 2: ("b", None)}, "moved, and no empty text"
 
 
+@pytest.mark.parametrize(("key", "version"), [("index", "v"), ("id", "index")])
+def test_a_key_or_a_version_may_be_called_index(place: DeltaPlace, key: str, version: str) -> None:
+    schema = pa.schema([(key, pa.int64()), (version, pa.int64())])
+    sink, fence = started(place, schema, keys=[key], version=version)
+    records = [rec(at, **{key: 1, version: number}) for at, number in enumerate([5, 7, 6])]
+    commit_all(sink, chunk({T0: (0, records)}, schema, [key]), fence)
+    assert place.rows() == [{key: 1, version: 7}]
+
+
 def test_keys_across_tasks_and_names_that_need_quotes(place: DeltaPlace) -> None:
     schema = pa.schema([('K "1"', pa.string()), ("Select", pa.int64()), ("a.b", pa.string())])
     sink, fence = started(place, schema, keys=['K "1"', "a.b"])

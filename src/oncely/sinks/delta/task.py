@@ -203,7 +203,7 @@ def newest(rows: pa.Table, keys: Sequence[str], version: str | None) -> pa.Table
     by = [*keys, *([version] if version else []), TOPIC, PARTITION, OFFSET, DELETED]
     frame = pl.DataFrame(pl.from_arrow(rows.select(dict.fromkeys(by))))
     frame = frame.with_row_index("_oncely_row").sort(TOPIC, PARTITION, OFFSET, maintain_order=True)
-    frame = frame.drop("index", strict=False).with_row_index("_oncely_at")
+    frame = frame.with_row_index("_oncely_at")
     at = pl.col("_oncely_at").cast(pl.Int64)
     gone = pl.when(pl.col(DELETED)).then(at).otherwise(-1).max().over(list(keys))
     live = frame.with_columns(gone.alias("_oncely_gone")).filter(at >= pl.col("_oncely_gone"))
