@@ -23,6 +23,7 @@ from oncely.errors import SourceMismatch
 from oncely.pipeline import Pipeline
 from oncely.runtimes.batches import run
 from oncely.sources.kafka import KafkaSource
+from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World
@@ -48,6 +49,12 @@ def come_back(broker: Broker, *empty: str) -> None:
     broker.start()
 
 
+def await_a_later_epoch(source: KafkaSource, tp: TopicPartition, epoch: int) -> None:
+    """Records that are written before the controller has elected the leader again have the epoch of
+    those that were lost."""
+    await_that(lambda: source.leader_epochs().get(tp, -1) > epoch, "a later leader epoch")
+
+
 def test_where_a_log_was_cut_is_told_by_the_leader_epoch(own: Broker, topic: str) -> None:
     tp = TopicPartition(topic, 0)
     world = World(own.bootstrap, "", topic, Path())
@@ -64,6 +71,7 @@ def test_where_a_log_was_cut_is_told_by_the_leader_epoch(own: Broker, topic: str
             assert source.truncated({tp: (at, epoch)}) == {}
         epoch = source.leader_epochs()[tp]
         come_back(own, topic)
+        await_a_later_epoch(source, tp, epoch)
         world.publish(60, partitions=1)
         assert source.truncated({tp: (0, epoch)}) == {}
         for at in (1, 40, 60):
@@ -106,7 +114,11 @@ def test_a_topic_that_went_back_and_grew_again_is_refused(
     table.publish(20, partitions=1, first=20)
     run_all()
     assert seen() == (40, 40)
-    come_back(own, topic)
+    with KafkaSource(own.bootstrap, [topic]) as source:
+        tp = TopicPartition(topic, 0)
+        epoch = source.leader_epochs()[tp]
+        come_back(own, topic)
+        await_a_later_epoch(source, tp, epoch)
     table.publish(60, partitions=1, first=1_000)
     for one in [*pipelines, *pipelines]:
         with pytest.raises(SourceMismatch, match=f"{topic}-0: the topic has gone back"):

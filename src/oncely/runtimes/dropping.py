@@ -94,16 +94,27 @@ class Functions:
     def apply(self, records: pa.Table) -> tuple[IntArray, list[Rejection]]:
         """The indices of the records that are kept, and of those for which a function fails."""
         kept, refused = list[int](), list[Rejection]()
-        for number, row in enumerate(records.to_pylist()):
-            drops = self.by_topic.get(row["topic"])
+        row_of = _rows(records)
+        for number, topic in enumerate(records.column("topic").to_pylist()):
+            drops = self.by_topic.get(topic)
             try:
                 with users_function():
-                    dropped = drops is not None and bool(returned(drops(_raw(number, row))))
+                    dropped = drops is not None and bool(
+                        returned(drops(_raw(number, row_of(number))))
+                    )
                 if not dropped:
                     kept.append(number)
             except Exception as error:  # the user's own code: it may raise any exception
                 refused.append(Rejection(number, "decode", f"the filter fails: {said(error)}"))
         return np.array(kept, dtype=np.int64), refused
+
+
+def _rows(records: pa.Table) -> Callable[[int], Mapping[str, Any]]:
+    """A row by its number. One whose time Python can't hold raises, and no other."""
+    try:
+        return records.to_pylist().__getitem__
+    except (OverflowError, ValueError):
+        return lambda number: records.slice(number, 1).to_pylist()[0]
 
 
 def _raw(number: int, row: Mapping[str, Any]) -> Record:

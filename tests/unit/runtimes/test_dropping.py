@@ -132,6 +132,14 @@ def test_a_record_on_which_a_function_fails_is_refused() -> None:
     assert (done.row_record.to_pylist(), done.dropped) == ([0, 4], 1)
 
 
+def test_a_time_that_python_cant_hold_refuses_its_record_alone() -> None:
+    given = records(b'{"id":0}', b'{"id":1}', b'{"id":2}', timestamp=[0, 2**60, 10**15])
+    done = DroppingDecoder(PLAIN, Functions({"t": lambda _: False})).decode(given)
+    assert [one.record for one in done.rejections] == [1]
+    assert done.rejections[0].reason.startswith("the filter fails: OverflowError: ")
+    assert done.row_record.to_pylist() == [0, 2]
+
+
 class Leaves(BaseException):
     """A library's way to leave."""
 
