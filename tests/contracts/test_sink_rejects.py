@@ -71,9 +71,8 @@ def test_a_dead_letter_that_another_attempt_stores_meanwhile(on_postgres: Place)
     sink, fence = ready(sink_to(on_postgres))
     stored: list[str] = []
     other = (
-        'INSERT INTO oncely_rejects (pipeline, topic, "partition", "offset", headers, stage,'
-        " reason, epoch) SELECT pipeline, 't', 0, 1, '[]', 'decode', 'older', 1"
-        " FROM oncely_pipelines"
+        'INSERT INTO oncely_rejects (pipeline, topic, "partition", "offset", headers, stage, reason,'
+        " epoch) SELECT pipeline, 't', 0, 1, '[]', 'decode', 'older', 1 FROM oncely_pipelines"
     )
 
     def meanwhile(name: str, go: Callable[[], Any]) -> Any:
