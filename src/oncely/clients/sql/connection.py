@@ -49,10 +49,6 @@ class BadData(Stopped):
         super().__init__(reason, way_out="correct the trigger or function that raised it")
 
 
-class KeyTaken(BadData):
-    """A unique index has a row with the same key."""
-
-
 class RowsDropped(Stopped):
     """The table has fewer new rows than were sent, and no error was raised."""
 
@@ -208,8 +204,7 @@ class Connection(Protocol):
             The answers to ``then``, values as texts if the database sends texts.
 
         Raises:
-            BadData: with the index of the refused row if the database reports it; a unique index
-                raises KeyTaken.
+            BadData: with the index of the refused row if the database reports it.
             RowsDropped: a trigger has dropped rows.
         """
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import psycopg
 
-from oncely.clients.sql.connection import BadData, Contention, KeyTaken, TableAltered
+from oncely.clients.sql.connection import BadData, Contention, TableAltered
 from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.secrets import redact
 
@@ -94,8 +94,7 @@ def sort_error(
     if kind is BadData:
         detail = redact(error.diag.message_detail or "")
         reason = f"{text} ({detail})" if detail else text
-        of = KeyTaken if state == "23505" else BadData
-        return of(reason, _line(error.diag.context, copied))
+        return BadData(reason, _line(error.diag.context, copied))
     return kind(f"PostgreSQL: {text}" if text else "PostgreSQL ended the session", way_out=way_out)
 
 
