@@ -112,9 +112,10 @@ class Functions:
 def _rows(records: pa.Table) -> Callable[[int], Mapping[str, Any]]:
     """A row by its number. One whose time Python can't hold raises, and no other."""
     try:
-        return records.to_pylist().__getitem__
+        rows: list[Mapping[str, Any]] = records.to_pylist()
     except (OverflowError, ValueError):
-        return lambda number: records.slice(number, 1).to_pylist()[0]
+        return lambda number: dict(records.slice(number, 1).to_pylist()[0])
+    return rows.__getitem__
 
 
 def _raw(number: int, row: Mapping[str, Any]) -> Record:
