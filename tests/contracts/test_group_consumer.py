@@ -10,6 +10,7 @@ import pytest
 
 from oncely.clients.kafka import group_consumer
 from oncely.clients.kafka.group_consumer import WORKER, GroupConsumer, Membership, Protocols
+from oncely.clients.kafka.group_members import members_of
 from oncely.clients.kafka.records import EVERY_COLUMN, offsets_of
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError
@@ -146,6 +147,8 @@ def test_two_pipelines_in_one_group_are_refused(
         closing(Reader(broker, topic, protocol, f"{WORKER}two")) as two,
     ):
         await_that(lambda: one.poll() and two.poll() and False, "an end", 180)
+    group = one.group._membership.group  # who left while joining stays for a session
+    await_that(lambda: members_of(broker.bootstrap, {}, group) == 0, "both have left")
     with closing(Reader(broker, topic, protocol, f"{WORKER}one")) as one:
         await_that(lambda: len(one.poll().held) == 2, "alone")
         with closing(Reader(broker, topic, protocol, f"{WORKER}one")) as same:

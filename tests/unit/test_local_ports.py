@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from oncely.testing.servers import ports as local_ports
 from oncely.testing.servers.ports import HOST, free_port, is_free
 
 
 def test_ports_differ_although_nobody_listens_yet() -> None:
     ports = [free_port() for _ in range(300)]
     assert len(set(ports)) == len(ports)
+
+
+def test_ports_of_two_processes_differ_although_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 20 ports, another process has 15."""
+    lowest = next(at for at in range(16_000, 30_000, 20) if all(map(is_free, range(at, at + 20))))
+    script = (
+        "from oncely.testing.servers import ports\n"
+        f"ports._LOWEST, ports._HIGHEST = {lowest}, {lowest + 19}\n"
+        "print(*[ports.free_port() for _ in range(15)], flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin and other.stdout
+        theirs = {int(port) for port in other.stdout.readline().split()}
+        monkeypatch.setattr(local_ports, "_LOWEST", lowest)
+        monkeypatch.setattr(local_ports, "_HIGHEST", lowest + 19)
+        monkeypatch.setattr(local_ports, "_given", set())
+        ours = {free_port() for _ in range(4)}
+        other.stdin.write("\n")
+    assert len(theirs) == 15 and not ours & theirs
 
 
 def test_a_client_can_not_be_given_a_servers_port() -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import os
 import random
 import socket
+import tempfile
 from pathlib import Path
 
 HOST = "127.0.0.1"
 _LOWEST, _HIGHEST = 15_000, 32_000
 _TRIES = 200
 _CHANCE = random.SystemRandom()  # with equal seeds, two processes would draw the same ports
-_given: set[int] = set()  # reserved, not listened on yet
+_given: set[int] = set()  # a process can lock a byte twice
 
 
 def free_port() -> int:
     """Return a port without a listener, below the range that the system assigns to clients.
+
+    It is reserved until this process ends, also among processes: a server that starts for seconds
+    or is stopped does not listen.
 
     A server that is restarted needs its port again. A port from the clients' (ephemeral) range
     might be used by another outgoing connection meanwhile; worse, a client that keeps trying to
@@ -23,10 +30,27 @@ def free_port() -> int:
     highest = min(_HIGHEST, max(_first_ephemeral() - 1, _LOWEST + 1000))
     for _ in range(_TRIES):
         port = _CHANCE.randint(_LOWEST, highest)
-        if port not in _given and is_free(port):
+        if port not in _given and _reserve(port):
             _given.add(port)
-            return port
+            if is_free(port):
+                return port
     raise OSError(f"no free port between {_LOWEST} and {highest}")
+
+
+def _reserve(port: int) -> bool:
+    """Lock the port's byte in a file that all processes of the user share."""
+    try:
+        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@functools.cache
+def _reservations() -> int:
+    """The file stays open: closing it releases the locks, which a forked child does not own."""
+    path = Path(tempfile.gettempdir()) / f"oncely-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def is_free(port: int) -> bool:
