@@ -127,7 +127,7 @@ def test_a_lost_commit_answer(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", ["connect", "query", "begin", "copy", "execute_many", "execute_all", "commit"]
+    "call", ["connect", "query", "begin", "copy", "execute", "execute_all", "commit"]
 )
 def test_a_failure_before_the_commit_is_tried_again(place: Place, call: str) -> None:
     sink, fence = ready(sink_to(place))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.session import brief_session
+from oncely.clients.sql.session import brief_session, close_all
 from oncely.core.batch import Reject
 from oncely.errors import Stopped, TooManyRejects
 from tests.contracts.looking import create, ids, rejected
@@ -23,6 +26,7 @@ from tests.sinktools import (
     rec,
     sink_to,
     through,
+    with_faults,
 )
 
 
@@ -60,6 +64,30 @@ def test_a_reason_of_any_bytes_is_kept(place: Place) -> None:
     kept = rejected(place)[0][1]
     assert len(kept) == 1000
     assert kept.startswith("lone \\ud800 and NUL \\x00")
+
+
+def test_a_dead_letter_that_another_attempt_stores_meanwhile(on_postgres: Place) -> None:
+    """The unique index refuses it; the next attempt replaces it."""
+    sink, fence = ready(sink_to(on_postgres))
+    stored: list[str] = []
+    other = (
+        'INSERT INTO oncely_rejects (pipeline, topic, "partition", "offset", headers, stage,'
+        " reason, epoch) SELECT pipeline, 't', 0, 1, '[]', 'decode', 'older', 1"
+        " FROM oncely_pipelines"
+    )
+
+    def meanwhile(name: str, go: Callable[[], Any]) -> Any:
+        if name == "copy" and not stored:
+            stored.append(name)
+            on_postgres.sql(other)
+        return go()
+
+    close_all()
+    records = [Rec(0, bad="no JSON"), Rec(1, bad="newer"), Rec(2, bad="no JSON")]
+    outcomes = commit_all(with_faults(sink, meanwhile), at_t0(0, records), fence)
+    assert stored
+    assert [one.replayed for one in outcomes] == [False]
+    assert rejected(on_postgres) == [(0, "no JSON"), (1, "newer"), (2, "no JSON")]
 
 
 NOTHING = "CHECK (1 = 1)"

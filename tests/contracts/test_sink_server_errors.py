@@ -23,6 +23,7 @@ from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (
     T0,
     Place,
+    Rec,
     at_t0,
     commit_all,
     commit_on,
@@ -66,6 +67,7 @@ def test_each_sqlstate_means_one_thing(on_postgres: Place, kind: type[Exception]
 BY_NO_ROW = {
     "positions": "BEFORE UPDATE ON oncely_positions",
     "history": "BEFORE INSERT ON oncely_ranges",
+    "dead letters": "BEFORE INSERT ON oncely_rejects",
 }
 
 
@@ -78,12 +80,12 @@ def test_an_error_of_the_server_in_a_statement_of_the_ledger_is_tried_again(
     sink, fence = ready(sink_to(on_postgres))
     raised = f"RAISE 'because' USING ERRCODE = '{state}';"
     fails = trigger(on_postgres, raised, BY_NO_ROW[statement])
-    chunk = at_t0(0, numbered(0, 3))
+    chunk = at_t0(0, [*numbered(0, 3), Rec(3, bad="no JSON")])
     with pytest.raises(Unavailable, match="because"):
         commit_on(sink, chunk, {T0: Entry(0, fence.epoch, run=fence.run)}, fence)
     on_postgres.sql(f"DROP FUNCTION {fails} CASCADE")
     commit_all(sink, chunk, fence)
-    assert (ids(on_postgres), rejected(on_postgres)) == ([0, 1, 2], [])
+    assert (ids(on_postgres), rejected(on_postgres)) == ([0, 1, 2], [(3, "no JSON")])
 
 
 def test_a_file_that_the_server_lacks_makes_no_dead_letters(on_postgres: Place) -> None:

@@ -95,9 +95,9 @@ class LosesAnswers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def copy(self, table: TableName, *rest: Any) -> Any:
+    def copy(self, table: TableName, *rest: Any, **options: Any) -> Any:
         self._publishing |= table.name == "rows"
-        return self._inner.copy(table, *rest)
+        return self._inner.copy(table, *rest, **options)
 
     def commit(self) -> None:
         self._inner.commit()

@@ -31,14 +31,16 @@ def test_ports_of_two_processes_differ_although_nobody_listens(
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
-        assert other.stdin and other.stdout
+        assert other.stdin
+        assert other.stdout
         theirs = {int(port) for port in other.stdout.readline().split()}
         monkeypatch.setattr(local_ports, "_LOWEST", lowest)
         monkeypatch.setattr(local_ports, "_HIGHEST", lowest + 19)
         monkeypatch.setattr(local_ports, "_given", set())
         ours = {free_port() for _ in range(4)}
         other.stdin.write("\n")
-    assert len(theirs) == 15 and not ours & theirs
+    assert len(theirs) == 15
+    assert not ours & theirs
 
 
 def test_a_client_can_not_be_given_a_servers_port() -> None:

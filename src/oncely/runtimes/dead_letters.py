@@ -1,8 +1,8 @@
 """Creation of dead letters from rejected records.
 
-The transfer from the JVM to Python costs time for each column, so key, headers and timestamp are
-included only if the decoder needs them. For the few records that are rejected they are read from
-Kafka again, by offset.
+Each column of the records costs time, so key, headers and timestamp are read only if the decoder
+or the sink needs them. For the few records that are rejected they are read from Kafka again, by
+offset.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from oncely.core.batch import Record, RecordFetcher, Reject, Rejection
 from oncely.core.topics import TopicPartition
 from oncely.runtimes.chunks import Origin
 
-_AT_ONCE = 200
-
 
 def dead_letters(
     source: RecordFetcher,
@@ -25,25 +23,16 @@ def dead_letters(
     origins: Sequence[Origin],
     why: Sequence[Rejection],
 ) -> list[Reject]:
-    """A reject for each origin: the value from Spark, the rest from the broker."""
+    """A reject for each origin: the value from its columns, the rest from the broker."""
     wanted: dict[TopicPartition, list[int]] = {}
     for tp, offset in origins:
         wanted.setdefault(tp, []).append(offset)
-    found = {tp: _fetch(source, tp, sorted(offsets)) for tp, offsets in wanted.items()}
+    found = {tp: source.fetch(tp, sorted(offsets)) for tp, offsets in wanted.items()}
     values: list[Any] = records["value"].to_pylist()
     return [
         _reject(tp, offset, value, found[tp].get(offset), one)
         for (tp, offset), value, one in zip(origins, values, why, strict=True)
     ]
-
-
-def _fetch(source: RecordFetcher, tp: TopicPartition, offsets: list[int]) -> dict[int, Record]:
-    """Fetch a few at a time: a call's time is bounded, and scattered records take milliseconds
-    each."""
-    found: dict[int, Record] = {}
-    for at in range(0, len(offsets), _AT_ONCE):
-        found.update(source.fetch(tp, offsets[at : at + _AT_ONCE]))
-    return found
 
 
 def _reject(

@@ -26,6 +26,8 @@ from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError, TopicMissing, Unavailable
 from oncely.sources.start import Moment, Start
 
+_FEW = 100  # single records
+_NEAR = 100  # mean distance of offsets
 _NO_SUCH_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
 
 
@@ -76,11 +78,12 @@ class KafkaSource:
     kafka: Mapping[str, object] = field(default_factory=dict, repr=False)
     timeout: float = 10.0
     _admin: KafkaAdmin | None = field(default=None, init=False, repr=False, compare=False)
-    _reader: Reader | None = field(default=None, init=False, repr=False, compare=False)
-    _committed: Reader | None = field(default=None, init=False, repr=False, compare=False)
+    _readers: dict[tuple[bool, bool], Reader] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_admin": None, "_reader": None, "_committed": None}
+        return self.__dict__ | {"_admin": None, "_readers": {}}
 
     def __enter__(self) -> Self:
         return self
@@ -90,10 +93,12 @@ class KafkaSource:
 
     def close(self) -> None:
         """Close the clients; the next call creates new ones."""
-        for client in (self._reader, self._committed, self._admin):
-            if client is not None:
-                client.close()
-        self._reader = self._committed = self._admin = None
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+        if self._admin is not None:
+            self._admin.close()
+        self._admin = None
 
     def check_properties(self) -> None:
         """Refuse properties of which librdkafka refuses a consumer, but not another client.
@@ -280,17 +285,23 @@ class KafkaSource:
             ConfigError: the broker refuses the client.
             Unavailable: no message arrived for ``timeout`` seconds.
         """
-        if self._reader is None:
-            self._reader = Reader(self.brokers, self.kafka, committed=False, sparse=True)
-        return self._reader.at(partition, offsets, timeout)
+        return self._single(offsets, committed=False).at(partition, offsets, timeout)
 
     def fetch_committed(
         self, partition: TopicPartition, offsets: Sequence[int]
     ) -> dict[int, KafkaRecord]:
         """Like :meth:`fetch`, without records of aborted transactions."""
-        if self._committed is None:
-            self._committed = Reader(self.brokers, self.kafka, sparse=True)
-        return self._committed.at(partition, offsets)
+        return self._single(offsets, committed=True).at(partition, offsets)
+
+    def _single(self, offsets: Sequence[int], *, committed: bool) -> Reader:
+        """A reader of single records; it reads ahead where they are close to each other."""
+        spread = max(offsets, default=0) - min(offsets, default=0)
+        sparse = spread > _NEAR * len(offsets) or len(offsets) < _FEW
+        if (committed, sparse) not in self._readers:
+            self._readers[committed, sparse] = Reader(
+                self.brokers, self.kafka, committed=committed, sparse=sparse
+            )
+        return self._readers[committed, sparse]
 
     def compacted(self) -> list[str]:
         """The topics that are compacted. Raises the errors of :meth:`identity`."""

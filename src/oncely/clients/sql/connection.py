@@ -170,7 +170,8 @@ class Connection(Protocol):
 
         Args:
             of_rows: it processes values of records: an internal error of the server belongs to
-                one of these, and is BadData.
+                one of these, and is BadData. Otherwise it is Unavailable, and a refusal by a
+                unique index is Contention: another attempt has stored the same row.
         """
 
     def execute(self, sql: str, params: Params = (), *, of_rows: bool = False) -> int:
@@ -191,7 +192,14 @@ class Connection(Protocol):
             the ``otherwise`` of a statement that has changed no row.
         """
 
-    def copy(self, table: TableName, rows: pa.Table, then: Sequence[str] = ()) -> Sequence[Answer]:
+    def copy(
+        self,
+        table: TableName,
+        rows: pa.Table,
+        then: Sequence[str] = (),
+        *,
+        of_rows: bool = True,
+    ) -> Sequence[Answer]:
         """Append ``rows`` by the bulk path; they have the table's types.
 
         Args:
@@ -199,6 +207,7 @@ class Connection(Protocol):
             rows: the rows.
             then: statements that process these rows, without parameters. They are run after the
                 rows, in the round trip of their end.
+            of_rows: as of :meth:`query`; False for tables of the ledger.
 
         Returns:
             The answers to ``then``, values as texts if the database sends texts.

@@ -151,7 +151,14 @@ class PostgresConnection:
             )
         )
 
-    def copy(self, table: TableName, rows: pa.Table, then: Sequence[str] = ()) -> Sequence[Answer]:
+    def copy(
+        self,
+        table: TableName,
+        rows: pa.Table,
+        then: Sequence[str] = (),
+        *,
+        of_rows: bool = True,
+    ) -> Sequence[Answer]:
         """Append ``rows`` by binary COPY: one round trip to its begin, and one to its end.
 
         Raises:
@@ -162,7 +169,7 @@ class PostgresConnection:
         columns = ", ".join(_quoted(name) for name in rows.column_names)
         statement = f"COPY {_regclass(table)} ({columns}) FROM STDIN WITH (FORMAT binary)"
         after = [Sent(self._written(sql), of_rows=True) for sql in then]
-        message = self._message(Sent(statement.encode(), of_rows=True), *after)
+        message = self._message(Sent(statement.encode(), of_rows=of_rows), *after)
         taken, *answers = message.copy(self._encoded(rows), table.name)[-1 - len(after) :]
         if taken.command_tuples != rows.num_rows:
             raise RowsDropped(table, rows.num_rows, taken.command_tuples or 0)

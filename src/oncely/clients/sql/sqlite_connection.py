@@ -95,7 +95,9 @@ class SqliteConnection:
             if self.execute(sql, params) == 0 and otherwise is not None:
                 raise otherwise
 
-    def copy(self, table: TableName, rows: pa.Table, then: Sequence[str] = ()) -> Sequence[Answer]:
+    def copy(
+        self, table: TableName, rows: pa.Table, then: Sequence[str] = (), **_: bool
+    ) -> Sequence[Answer]:
         """Append ``rows`` by one prepared INSERT.
 
         ``OR ABORT`` overrides an ``ON CONFLICT IGNORE`` or ``ROLLBACK`` in the table's own

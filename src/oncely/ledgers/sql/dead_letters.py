@@ -10,6 +10,8 @@ import base64
 import json
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from oncely.clients.sql.connection import Connection, Params
 from oncely.core.batch import DISCARDED, Reject
 from oncely.core.ranges import OffsetRange
@@ -17,6 +19,23 @@ from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.sql.removed import Removed
 from oncely.ledgers.sql.statements import within
 from oncely.ledgers.sql.tables import LedgerTables
+
+_AT_ONCE = 10_000  # offsets in a statement
+_COLUMNS = pa.schema(
+    [
+        ("pipeline", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int64()),
+        ("offset", pa.int64()),
+        ("timestamp_ms", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.string()),
+        ("stage", pa.string()),
+        ("reason", pa.string()),
+        ("epoch", pa.int64()),
+    ]
+)
 
 
 class DeadLetters:
@@ -26,19 +45,38 @@ class DeadLetters:
         self._tables = tables
 
     def add(self, connection: Connection, rejects: Sequence[Reject], epoch: int) -> None:
-        """Store dead letters; one that occurs again after a reset replaces the older one."""
+        """Store dead letters; one that occurs again after a reset replaces the older one.
+
+        Raises:
+            Contention: another attempt has stored some of them meanwhile.
+        """
         if not rejects:
             return
-        kept = ("timestamp_ms", '"key"', '"value"', "headers", "stage", "reason", "epoch")
-        connection.execute_many(
+        of: dict[TopicPartition, list[int]] = {}
+        for one in rejects:
+            of.setdefault(one.partition, []).append(one.offset)
+        for tp, offsets in of.items():
+            for at in range(0, len(offsets), _AT_ONCE):
+                self._make_room(connection, tp, offsets[at : at + _AT_ONCE])
+        rows = [(*self._key(r), *_contents(r), epoch) for r in rejects]
+        columns = [
+            pa.array(values, one.type)
+            for values, one in zip(zip(*rows, strict=True), _COLUMNS, strict=True)
+        ]
+        table = self._tables.beside.sibling("oncely_rejects")
+        connection.copy(table, pa.table(columns, schema=_COLUMNS), of_rows=False)
+
+    def _make_room(
+        self, connection: Connection, tp: TopicPartition, offsets: Sequence[int]
+    ) -> None:
+        """Delete dead letters. The offsets are written into the statement: no database limits their
+        number there."""
+        connection.execute(
             self._tables.sql(
-                'INSERT INTO {oncely_rejects} (pipeline, topic, "partition", "offset", '
-                + ", ".join(kept)
-                + ") VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-                ' ON CONFLICT (pipeline, topic, "partition", "offset") DO UPDATE SET '
-                + ", ".join(f"{one} = excluded.{one}" for one in kept)
+                "DELETE FROM {oncely_rejects} WHERE pipeline = %s AND topic = %s"
+                f' AND "partition" = %s AND "offset" IN ({", ".join(map(str, offsets))})'
             ),
-            [(*self._key(r), *_contents(r), epoch) for r in rejects],
+            (self._tables.pipeline, *tp),
         )
 
     def count(self, connection: Connection, *, discarded: bool = False) -> int:
@@ -87,18 +125,17 @@ class DeadLetters:
             for topic, partition, offset, timestamp, key, value, headers, stage, reason in rows
         ]
 
-    def discard(self, connection: Connection, discarded: Sequence[Reject]) -> None:
-        """Replace dead letters, which the caller has locked, by what remains of them."""
+    def change(
+        self, connection: Connection, changed: Sequence[Reject], epoch: int | None = None
+    ) -> None:
+        """Store newer contents of dead letters that the caller has locked, and the epoch."""
         connection.execute_many(
             self._tables.sql(
-                'UPDATE {oncely_rejects} SET "key" = NULL, "value" = NULL, headers = %s,'
-                " stage = %s, reason = %s WHERE pipeline = %s AND topic = %s"
-                ' AND "partition" = %s AND "offset" = %s'
+                'UPDATE {oncely_rejects} SET timestamp_ms = %s, "key" = %s, "value" = %s,'
+                " headers = %s, stage = %s, reason = %s, epoch = COALESCE(%s, epoch)"
+                ' WHERE pipeline = %s AND topic = %s AND "partition" = %s AND "offset" = %s'
             ),
-            [
-                (_headers_text(r.headers), r.stage, _printable(r.reason), *self._key(r))
-                for r in discarded
-            ],
+            [(*_contents(r), epoch, *self._key(r)) for r in changed],
         )
 
     def _key(self, r: Reject) -> tuple[object, ...]:

@@ -43,7 +43,7 @@ class SqlDiscards:
                 chosen = [one.discarded for one in found if which(one)]
                 reasons.update(one.reason for one in chosen)
                 if execute:
-                    letters.discard(ours, chosen)
+                    letters.change(ours, chosen)
         return reasons
 
     def _pending(self, ours: Connection, *, lock: bool) -> Iterator[list[Reject]]:

@@ -116,7 +116,7 @@ class SqlReplay:
         for index, one in enumerate(rejects):
             if index not in failed and not letters.remove(ours, one.partition, one.offset):
                 raise InvariantViolation(f"{one.partition}: reject {one.offset} was locked by us")
-        letters.add(ours, again, epoch)
+        letters.change(ours, again, epoch)
 
 
 def _none_refused(refused: Sequence[Rejection]) -> None:

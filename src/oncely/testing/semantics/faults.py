@@ -131,13 +131,20 @@ class _Session:
         self._records = self._position = False
         self._inner.begin()
 
-    def copy(self, table: TableName, rows: pa.Table, then: Sequence[str] = ()) -> Sequence[Answer]:
+    def copy(
+        self,
+        table: TableName,
+        rows: pa.Table,
+        then: Sequence[str] = (),
+        *,
+        of_rows: bool = True,
+    ) -> Sequence[Answer]:
         if not self._killer.position_first:
             self._killer.at(BEFORE)
         if self._killer.wants(INSIDE):
             self._inner.copy(table, rows.slice(0, rows.num_rows // 2))
             self._killer.end()
-        answers = self._inner.copy(table, rows, then)
+        answers = self._inner.copy(table, rows, then, of_rows=of_rows)
         self._records = True
         if self._killer.together:
             self._killer.at(RECORDS)
