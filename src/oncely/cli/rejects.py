@@ -61,7 +61,7 @@ def reject_filter(which: WhichRejects) -> RejectFilter:
     """The filter of the options.
 
     Raises:
-        WrongInput: ``since`` or ``before`` is no time.
+        WrongInput: ``since`` or ``before`` is no time, or ``partition`` has another form.
     """
     return filter_of(which.reason, which.partition, which.since, which.before)
 

@@ -13,6 +13,8 @@ from oncely.core.batch import Reject
 from oncely.errors import WrongInput
 from oncely.sources.start import parse_moment
 
+_PARTITIONS = r"[\w.-]+(:\s*\d+\s*(,\s*\d+\s*)*)?"
+
 
 @dataclass(frozen=True)
 class RejectFilter:
@@ -66,8 +68,14 @@ def filter_of(
         dashes: precede the names of options in errors.
 
     Raises:
-        WrongInput: ``since`` or ``before`` is no time.
+        WrongInput: ``since`` or ``before`` is no time, or ``partition`` has another form.
     """
+    for text in partition or ():
+        if not re.fullmatch(_PARTITIONS, text, re.ASCII):
+            raise WrongInput(
+                f"{dashes}partition: {text!r} names no partitions",
+                way_out="write TOPIC or TOPIC:0,1",
+            )
     times = _moment(f"{dashes}since", since), _moment(f"{dashes}before", before)
     return RejectFilter(reason or "", tuple(partition or ()), *times)
 

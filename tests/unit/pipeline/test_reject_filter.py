@@ -64,6 +64,14 @@ def test_options_become_a_filter() -> None:
         reject_filter(WhichRejects(before="90x"))
 
 
+@pytest.mark.parametrize("text", ["t:", "t:x", "t:0-3", "t:0,", "t[0]", "t:0:1", "", ":0", "t:-1"])
+def test_partitions_of_another_form_are_refused(text: str) -> None:
+    with pytest.raises(WrongInput, match=r"--partition: .* names no partitions"):
+        reject_filter(WhichRejects(partition=["t:0", text]))
+    which = reject_filter(WhichRejects(partition=["t", "a.b_c-d: 0, 12"]))
+    assert which.partitions == ("t", "a.b_c-d: 0, 12")
+
+
 def test_an_age_is_before_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncely.pipeline.reject_filter.time.time", lambda: NOON / 1000)
     day = 86_400_000

@@ -117,6 +117,17 @@ def test_event_times_of_all_kinds(when: datetime, form: str) -> None:
     assert found.times[1] == NO_TIME
 
 
+def test_nanoseconds_before_1970_are_before_it() -> None:
+    column = pa.array([-1, 0, None, -(2**63)], pa.timestamp("ns"))
+    found = split(pa.table({"ts": column}), BY_HOUR)
+    assert found.times is not None
+    assert found.times.tolist() == [-1, 0, NO_TIME, -(2**63) // 1000]
+    assert [found.groups[code] for code in found.codes[:2]] == [
+        ("1969-12-31", "23"),
+        ("1970-01-01", "00"),
+    ]
+
+
 def test_event_times_that_are_none() -> None:
     texts = pa.array(["2026-11-21T07", "yesterday", None, "2026-02-30", "2026-11-21"])
     found = split(pa.table({"ts": texts}), BY_HOUR)
