@@ -29,7 +29,8 @@ NO_TIME = np.iinfo(np.int64).min
 """The value for a row without an event time."""
 
 _TYPE = pa.timestamp("us", "UTC")
-_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 1}
+_UNITS = {"s": (1_000_000, 1), "ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}
+"""Factor and divisor of a unit's numbers, in microseconds."""
 _DAY = 86_400_000_000
 
 
@@ -170,23 +171,16 @@ def _of_texts(column: pa.Array, name: str, rejected: dict[int, str]) -> pa.Array
         texts = pc.if_else(pa.array(mask), pa.scalar(None, pa.string()), texts)
 
 
-def _in_micros(column: pa.Array) -> pa.Array:
-    """Nanoseconds cut to microseconds. Arrow's cast would take those before 1970 for later ones."""
-    if column.type.unit != "ns":
-        return column
-    micros = pc.fill_null(column.view(pa.int64()), 0).to_numpy(zero_copy_only=False) // 1000
-    return pa.array(
-        micros, pa.timestamp("us"), mask=pc.is_null(column).to_numpy(zero_copy_only=False)
-    )
-
-
 def _of_numbers(column: pa.Array, name: str, rejected: dict[int, str]) -> Micros:
-    factor = 1000  # a whole number is in milliseconds
+    factor, divisor = 1000, 1  # a whole number is in milliseconds
     if pa.types.is_timestamp(column.type):
-        factor, column = _UNITS[column.type.unit], _in_micros(column).view(pa.int64())
+        factor, divisor = _UNITS[column.type.unit]
+        column = column.view(pa.int64())
     elif pa.types.is_date32(column.type):
         factor, column = _DAY, column.view(pa.int32())
     filled = pc.fill_null(pc.cast(column, pa.int64()), 0).to_numpy(zero_copy_only=False)
+    if divisor > 1:
+        filled = filled // divisor  # Arrow's cast would cut times before 1970 to 1970
     first, last = -(-FIRST_MICROS // factor), LAST_MICROS // factor
     wrong = (filled < first) | (filled > last)
     out = np.where(wrong, 0, filled) * factor

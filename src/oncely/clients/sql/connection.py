@@ -170,8 +170,7 @@ class Connection(Protocol):
 
         Args:
             of_rows: it processes values of records: an internal error of the server belongs to
-                one of these, and is BadData. Otherwise it is Unavailable, and a refusal by a
-                unique index is Contention: another attempt has stored the same row.
+                one of these, and is BadData.
         """
 
     def execute(self, sql: str, params: Params = (), *, of_rows: bool = False) -> int:
@@ -193,12 +192,7 @@ class Connection(Protocol):
         """
 
     def copy(
-        self,
-        table: TableName,
-        rows: pa.Table,
-        then: Sequence[str] = (),
-        *,
-        of_rows: bool = True,
+        self, table: TableName, rows: pa.Table, then: Sequence[str] = (), *, of_rows: bool = True
     ) -> Sequence[Answer]:
         """Append ``rows`` by the bulk path; they have the table's types.
 
@@ -207,7 +201,8 @@ class Connection(Protocol):
             rows: the rows.
             then: statements that process these rows, without parameters. They are run after the
                 rows, in the round trip of their end.
-            of_rows: as of :meth:`query`; False for tables of the ledger.
+            of_rows: as of :meth:`query`. False for tables of the ledger: a refusal by a unique
+                index is then Contention, because another attempt has stored the same row.
 
         Returns:
             The answers to ``then``, values as texts if the database sends texts.

@@ -152,12 +152,7 @@ class PostgresConnection:
         )
 
     def copy(
-        self,
-        table: TableName,
-        rows: pa.Table,
-        then: Sequence[str] = (),
-        *,
-        of_rows: bool = True,
+        self, table: TableName, rows: pa.Table, then: Sequence[str] = (), *, of_rows: bool = True
     ) -> Sequence[Answer]:
         """Append ``rows`` by binary COPY: one round trip to its begin, and one to its end.
 

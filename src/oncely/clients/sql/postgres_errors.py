@@ -27,8 +27,8 @@ _END_IT = "wait for the end of its transaction, or end it: SELECT pg_terminate_b
 _POLICY = "if row-level security refuses the rows, use a role with BYPASSRLS or change the policy"
 _LEDGER_HOLDS = "the pipeline continues from its ledger"
 _OF_THE_ROW = (BadData, "")
-# In a statement of the ledger: an internal error, and a row that another attempt stores meanwhile.
-_NOT_OF_THE_ROW: dict[str, type[OncelyError]] = {"XX": Unavailable, "23505": Contention}
+_INTERNAL = "XX"
+_KEY_TAKEN = "23505"
 _CONSEQUENCES: dict[tuple[type[OncelyError], str], str] = {
     # 54000 and 54001 are a text too long for its index, and JSON too deep for the stack.
     _OF_THE_ROW: "54000 54001",
@@ -90,8 +90,10 @@ def sort_error(
     kind, way_out = _MEANINGS.get(state) or _MEANINGS.get(state[:2]) or _OF_THE_ROW
     if not state and not isinstance(error, psycopg.ProgrammingError | psycopg.DataError):
         kind = Unavailable  # the connection's; those two are psycopg's own, and nothing was sent
-    if kind is BadData and not of_rows:
-        kind = _NOT_OF_THE_ROW.get(state) or _NOT_OF_THE_ROW.get(state[:2]) or BadData
+    if kind is BadData and not of_rows and state[:2] == _INTERNAL:
+        kind = Unavailable
+    if kind is BadData and not of_rows and copied and state == _KEY_TAKEN:
+        kind = Contention  # another attempt has stored the row meanwhile
     if kind is BadData:
         detail = redact(error.diag.message_detail or "")
         reason = f"{text} ({detail})" if detail else text

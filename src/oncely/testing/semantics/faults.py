@@ -132,12 +132,7 @@ class _Session:
         self._inner.begin()
 
     def copy(
-        self,
-        table: TableName,
-        rows: pa.Table,
-        then: Sequence[str] = (),
-        *,
-        of_rows: bool = True,
+        self, table: TableName, rows: pa.Table, then: Sequence[str] = (), *, of_rows: bool = True
     ) -> Sequence[Answer]:
         if not self._killer.position_first:
             self._killer.at(BEFORE)
