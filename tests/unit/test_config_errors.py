@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from oncely.config import load, parse
+from oncely.config.problems import GONE, known_keys
+from oncely.decode import merging
 from oncely.errors import ConfigError
+
+CAPS = {name: getattr(merging.CAPS, name) for name in ("fields", "depth", "name")}
 
 RIGHT = """
 name = "orders"
@@ -203,6 +207,29 @@ def test_avro_needs_one_schema() -> None:
         assert error.key == key
         assert word in str(error)
         assert "opensesame" not in str(error)
+
+
+@pytest.mark.parametrize("key", ["sink.staging", *(f"decode.max_{one}" for one in CAPS)])
+def test_a_key_that_is_gone_is_refused_with_the_way_out(key: str) -> None:
+    table, _, name = key.partition(".")
+    error = refused(RIGHT.replace(f"[{table}]", f"[{table}]\n{name} = 5", 1))
+    assert error.key == key
+    assert str(error).startswith(f"{key}: is gone")
+    assert error.way_out.startswith("remove the line: ")
+    assert "did you mean" not in str(error)
+
+
+def test_no_key_of_the_file_is_gone() -> None:
+    assert GONE
+    for key in GONE:
+        table, _, name = key.rpartition(".")
+        assert (known := known_keys(table))
+        assert name not in known
+
+
+def test_the_ways_out_of_the_caps_name_the_caps() -> None:
+    for name, most in CAPS.items():
+        assert f"{most:,} " in GONE[f"decode.max_{name}"]
 
 
 def test_several_mistakes_are_told_together() -> None:
