@@ -34,6 +34,7 @@ GONE: Mapping[str, str] = {
     "decode.max_fields": "remove the line: an inferred schema has up to 2,000 fields",
     "decode.max_depth": "remove the line: an inferred schema has up to 32 levels",
     "decode.max_name": "remove the line: names of an inferred schema have up to 255 characters",
+    "sink.s3.path_style": "remove the line: objects are addressed as endpoint/bucket/key",
     "sink.staging": "remove the line: nothing is staged in a folder",
 }
 """Keys that earlier versions had: by dotted name, the way out of a file that has them."""
