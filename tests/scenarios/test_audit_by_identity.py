@@ -21,7 +21,7 @@ from oncely.audit.of_pipeline import log_of
 from oncely.audit.report import Report
 from oncely.cli.identity import views_of
 from oncely.config import parse
-from oncely.errors import ConfigError
+from oncely.errors import ConfigError, OncelyError
 from oncely.pipeline import Pipeline
 from tests.scenarios.commands import oncely
 from tests.scenarios.delta_world import DeltaWorld
@@ -206,7 +206,7 @@ def test_the_password_of_the_database_is_in_no_text(
     assert password
     assert password not in json.dumps(audit().as_json())
     world.sql("DROP TABLE rows CASCADE")
-    with pytest.raises(Exception) as refused:  # noqa: PT011
+    with pytest.raises(OncelyError, match="there is no table rows") as refused:
         audit()
     assert password not in str(refused.value)
 

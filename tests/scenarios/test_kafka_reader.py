@@ -50,6 +50,7 @@ class Reader(threading.Thread):
     def end(self) -> None:
         self._ending = True
         self.join(180)
+        assert not self.is_alive()
 
 
 @pytest.mark.timeout(300)

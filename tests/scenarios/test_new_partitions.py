@@ -42,5 +42,6 @@ def test_added_while_running(make_world: Any, runtime: Any, broker: Broker) -> N
     await_that(lambda: world.count() == 400, "rows of the new partitions")
     stop.ask()
     run.join(180)
+    assert not run.is_alive()
     assert sum(isinstance(event, PartitionAdded) for event in events) == 2
     assert_exactly_once(world)

@@ -69,6 +69,7 @@ def running(world: World, runtime: Any, http: Http) -> Iterator[list[events.Even
         thread.join(180)
         stop.ask()
         thread.join(180)
+        assert not thread.is_alive()
         assert not failed
 
 

@@ -116,6 +116,7 @@ def test_a_worker_stands_by_while_a_replica_is_there(make_world: Callable[..., W
         assert world.count() == 10  # in the time in which another worker has started
         stop.ask()
         replica.join(180)
+        assert not replica.is_alive()
         await_that(lambda: world.count() == 20, "records from before and after")
         for one in (worker, late):
             one.process.send_signal(signal.SIGTERM)
