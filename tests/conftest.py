@@ -26,7 +26,7 @@ from oncely.ledgers.stores.base import OffsetStore
 from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
-from tests import class_archives, s3tools, sharing, storetools
+from tests import class_archives, durations, s3tools, sharing, storetools
 from tests.nativetools import need_native
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 
@@ -125,6 +125,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="processes",
         help="where tests that can run on both run their tasks: `make proof` chooses Spark",
     )
+    parser.addoption(
+        "--record-durations", action="store_true", help=f"write {durations.RECORD.name} anew"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -139,6 +142,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "randomly_reset_seed"):
         config.option.randomly_reset_seed = False
     config.stash[_KEEPER] = sharing.Keeper(SHARED)
+    config.pluginmanager.register(durations.Recorder(config), "durations")
     if config.getoption("--no-servers"):
         ChildServer.start = _refuse_a_server  # type: ignore[method-assign]
 
