@@ -21,6 +21,8 @@ PYTHON_LIBRARY = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get
 RUST_HOST = $(shell rustc +nightly -vV | sed -n 's/host: //p')
 # Compiled modules are kept: a run starts hundreds of Python processes, some images say otherwise.
 unexport PYTHONDONTWRITEBYTECODE
+# What tests need beside the packages, made once.
+PREPARE = $(BIN)/python -m tests.class_archives & $(BIN)/python -m tests.s3tools; wait
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo quick test proof long spark-versions models models-deep check bench audit-truth storm simulate docs native native-sanitized native-fuzz wheels format clean
@@ -49,13 +51,13 @@ quick: $(READY) ## Run the tests that need no server: unit, properties, contract
 	@$(PYTEST) --no-servers tests/unit tests/properties tests/contracts
 
 test: $(READY) ## Run the tests against real servers, in half an hour (make proof: those that need longer)
-	@$(BIN)/python -m tests.class_archives
+	@$(PREPARE)
 	@$(PYTEST)
 
 proof: JOBS = 4
 proof: export ONCELY_NATIVE = off
 proof: $(READY) ## Run without oncely-native the long tests (every crash point, the servers), and on Spark what `test` runs on processes
-	@$(BIN)/python -m tests.class_archives
+	@$(PREPARE)
 	@$(PYTEST) -m "(long or both) and not deep" --runtime spark $(LONG)
 
 long: proof ## Run the long tests, those at every step, too, and let hypothesis search for new examples
@@ -71,11 +73,12 @@ models: $(READY) ## Check the TLA+ models of the protocols, and that each mistak
 models-deep: $(READY) ## Check the models in larger sizes, which takes hours
 	@$(BIN)/python -m models.check --deep
 
-check: $(READY) ## Lint, format, types, import layers
+check: $(READY) ## Lint, format, types, import layers, and the size of the code
 	@$(BIN)/ruff check src tests demo bench truth storm simulate models docs packaging native/fuzz
 	@$(BIN)/ruff format --check src tests demo bench truth storm simulate models docs packaging native/fuzz
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.size
 
 bench: $(READY) ## Measure against Spark's sinks and joins, quixstreams and Kafka Streams (30 minutes)
 	@$(BIN)/python -m bench
@@ -130,9 +133,10 @@ native-fuzz: $(READY) ## Fuzz the decoders of oncely-native for SECONDS each, an
 		-max_total_time=$(SECONDS) -max_len=2048 -verbosity=0 -print_final_stats=1) || exit 1; done
 	@$(FUZZ) compare build/fuzz
 
-format: $(READY) ## Format the code
+format: $(READY) ## Format the code, and record a smaller size of it
 	@$(BIN)/ruff check --fix-only --quiet src tests demo bench truth storm simulate models docs packaging native/fuzz
 	@$(BIN)/ruff format src tests demo bench truth storm simulate models docs packaging native/fuzz
+	@$(BIN)/python -m tests.size --record
 
 clean: ## Remove what was built; downloads in the cache stay
 	rm -rf build dist native/target .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
