@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oncely import artifacts
+from oncely.clients.sql.session import close_all
 from oncely.runtimes.spark import session
 from oncely.testing.servers.kafka import Broker
+from tests.audittools import Parts
 from tests.scenarios import runtimes
 from tests.scenarios.delta_world import DeltaWorld
 from tests.scenarios.files_world import FilesWorld
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World
 from tests.scenarios.zygote import Zygote
+from tests.sinktools import KINDS, postgres_place, sqlite_place
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +70,28 @@ def zygote() -> Iterator[Zygote]:
     """Starts processes that may be killed, each in milliseconds."""
     with Zygote() as running:
         yield running
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def parts(
+    request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Parts]]:
+    """``parts(partitions=1)``, on each kind of database: a world's that tests of a module share."""
+    topics: list[str] = []
+    with ExitStack() as left:
+
+        def make(partitions: int = 1) -> Parts:
+            if request.param == "sqlite":
+                place = left.enter_context(sqlite_place())
+            else:
+                place = postgres_place(request.getfixturevalue("shared_database"))
+            topics.append(broker.create_topic(f"topic-{uuid.uuid4().hex[:12]}", partitions))
+            return broker.bootstrap, place, topics[-1], tmp_path_factory.mktemp("world")
+
+        yield make
+        close_all()
+    for topic in topics:
+        broker.delete_topic(topic)
 
 
 @pytest.fixture
