@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import hypothesis
@@ -207,18 +208,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
-    """The names that xdist sends to its scheduler tell which tests are on Spark.
+    """The names that xdist's workers send to the scheduler tell which tests are on Spark.
 
     Tests and modules live to the end: full collections of garbage would traverse them all.
     """
-    on_spark = [one for one in session.items if _is_on_spark(one)]
-    if not hasattr(session.config, "workerinput"):
-        on_spark = []
-    for item in on_spark:
-        item._nodeid += _ON_SPARK
+    items = session.items
+    if hasattr(session.config, "workerinput"):
+        sent = [one.nodeid + (_ON_SPARK if _is_on_spark(one) else "") for one in items]
+        session.items = [SimpleNamespace(nodeid=one) for one in sent]  # type: ignore[misc]
     yield
-    for item in on_spark:
-        item._nodeid = item._nodeid.removesuffix(_ON_SPARK)
+    session.items = items
     gc.freeze()
 
 
