@@ -56,12 +56,14 @@ test: $(READY) ## Run the tests against real servers, in half an hour (make proo
 
 proof: JOBS = 4
 proof: export ONCELY_NATIVE = off
-proof: $(READY) ## Run without oncely-native the long tests (every crash point, the servers), and on Spark what `test` runs on processes
+proof: $(READY) ## Run without oncely-native the long tests (every crash point, servers that have changed), and a run, a kill and a transform a kind on Spark
 	@$(PREPARE)
-	@$(PYTEST) -m "(long or both) and not deep" --runtime spark $(LONG)
+	@unchanged="$$($(BIN)/python -m tests.embedded_servers)" && \
+		$(PYTEST) -m "(long or both) and not deep $$unchanged" --runtime spark $(LONG)
+	@$(BIN)/python -m tests.embedded_servers --record
 
-long: proof ## Run the long tests, those at every step, too, and let hypothesis search for new examples
-	@$(PYTEST) -m deep $(LONG)
+long: proof ## Run the long tests, those of the servers and at every step, too, and let hypothesis search for new examples
+	@$(PYTEST) -m "deep or embedded" $(LONG)
 	@$(PYTEST) --hypothesis-profile search tests/properties tests/unit
 
 spark-versions: $(READY) ## Run the main scenarios on the oldest and on the newest supported Spark (20 minutes)

@@ -1,4 +1,4 @@
-"""Fixtures of the scenarios: one Spark for all that need not kill it, and a world for each."""
+"""Fixtures of the scenarios: where their runs execute tasks, and a world for each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncely import artifacts
 from oncely.clients.sql.session import close_all
-from oncely.runtimes.spark import session
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import Parts
 from tests.scenarios import runtimes
@@ -24,45 +22,16 @@ from tests.scenarios.zygote import Zygote
 from tests.sinktools import KINDS, postgres_place, sqlite_place
 
 
-@pytest.fixture(scope="session")
-def spark(spark_jars: str) -> Iterator[object]:
-    """A Spark session that lives as long as the tests do."""
-    drivers = ",".join(map(str, artifacts.resolve(artifacts.POSTGRES_JDBC)))
-    # The connector is for `write_stream`, and for comparisons with Spark's own reader.
-    conf = {
-        "spark.driver.memory": "1g",
-        "spark.jars": f"{spark_jars},{drivers}",
-        "spark.sql.shuffle.partitions": "2",
-    }
-    running = session.start("tests", "local[2,4]", conf)
-    yield running
-    gateway = running.sparkContext._gateway
-    running.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()  # the JVM ends with its standard input
-    gateway.proc.wait(180)
-
-
 @pytest.fixture
 def runtime(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """For tests of what both runtimes promise: pass it on to ``run`` as the Spark session.
+    """Where the runs of a test have their tasks: pass it on to ``run`` as the Spark session.
 
-    ``--runtime`` chooses: on Spark it is the session, on processes None, and the pipeline files of
-    worlds say so.
+    None: on processes, and the pipeline files of worlds say so. Of tests that are marked `both` it
+    is the session if ``--runtime`` is Spark.
     """
-    name = request.config.getoption("--runtime")
-    with runtimes.chosen(name):
-        yield request.getfixturevalue("spark") if name == "spark" else None
-
-
-@pytest.fixture
-def any_runtime() -> Iterator[None]:
-    """For tests of commands and stores, which need a run before them: it is on processes.
-
-    Pass it on as ``runtime``. ``make proof`` does not repeat these tests on Spark.
-    """
-    with runtimes.chosen("processes"):
-        yield None
+    on_spark = "spark" in request.fixturenames
+    with runtimes.chosen("spark" if on_spark else "processes"):
+        yield request.getfixturevalue("spark") if on_spark else None
 
 
 @pytest.fixture(scope="session")

@@ -163,10 +163,10 @@ def test_a_pipeline_of_the_first_wave_goes_on(
     restored: Restored,
     tmp_path: Path,
     broker: Broker,
-    any_runtime: Any,
+    runtime: Any,
     request: pytest.FixtureRequest,
 ) -> None:
-    session = request.getfixturevalue("spark") if case.transform else any_runtime
+    session = request.getfixturevalue("spark") if case.transform else runtime
     reader = reader_of(case, restored, tmp_path)
     narrow, wide = (today(case, restored, wide=wide) for wide in (False, True))
     every = [*FIRST, *SECOND, *THIRD]

@@ -217,6 +217,7 @@ def test_another_pipeline_hides_the_end_of_the_ledger(world: TopicWorld, runtime
     assert assert_exactly_once(world) == 2_000
 
 
+@pytest.mark.both
 def test_rejects_and_order_over_several_runs(make_topic_world: Any, runtime: Any) -> None:
     world: TopicWorld = make_topic_world(4)
     world.make_output()
