@@ -5,13 +5,17 @@ from __future__ import annotations
 import base64
 import io
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import fastavro
+
+from oncely.testing.servers.certificates import make_certificates
 
 Schemas = dict[int, dict[str, Any]]
 
@@ -30,10 +34,16 @@ class FakeRegistry(ThreadingHTTPServer):
         self.status = 200
         self.hang = threading.Event()
         self.hang.set()
+        self.url = f"http://127.0.0.1:{self.server_port}"
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+    def use_tls(self, folder: Path) -> Path:
+        """Speak TLS from now on; returns the PEM file of the authority that signed for it."""
+        made = make_certificates(folder)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(made.server, made.server_key)
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.url = f"https://127.0.0.1:{self.server_port}"
+        return made.ca
 
     def add(self, schema: Any, *subjects: str, **more: Any) -> int:
         schema_id = 7 + 300 * len(self.ids)

@@ -25,7 +25,7 @@ from oncely.ledgers.stores.ledger import StoreLedger
 from oncely.ledgers.stores.redis import RedisStore
 from oncely.pipeline import Pipeline
 from oncely.pipeline.event_log import has_opened
-from oncely.sources.reset import ToEarliest
+from oncely.sources.reset import Verb
 from tests.deliverytools import opened, ready, run_of
 from tests.scenarios.commands import run
 from tests.scenarios.world import toml
@@ -168,8 +168,8 @@ def refused(pipeline: Pipeline, evidence: str) -> None:
     assert status.judgement.state == "WARN"
     assert evidence in status.judgement.reason
     with pytest.raises(ConfigError, match="is empty"):  # the others would begin at `latest`
-        pipeline.reset(ToEarliest(), [f"{pipeline.settings.source.topics[0]}:0"])
-    pipeline.reset(ToEarliest(), execute=True)
+        pipeline.reset(Verb("to-earliest", 0), [f"{pipeline.settings.source.topics[0]}:0"])
+    pipeline.reset(Verb("to-earliest", 0), execute=True)
     ready_to_run(pipeline)
     assert [one.position for one in pipeline.status().partitions] == [0]
 
@@ -254,6 +254,6 @@ def test_beside_an_event_log_with_a_run(world: World) -> None:
     file.write_text(toml(world.weaker(world.table(), group=False)))
     said = run("run", file, "--until", "latest", "--events", log)
     assert (said.returncode, "is empty, and the event log" in said.stderr) == (2, True)
-    pipeline.reset(ToEarliest(), execute=True, events=log)
+    pipeline.reset(Verb("to-earliest", 0), execute=True, events=log)
     assert has_opened(log)
     assert [one.position for one in pipeline.status().partitions] == [0]

@@ -11,7 +11,7 @@ import pytest
 from oncely.config import parse
 from oncely.errors import ConfigError, TableMismatch
 from oncely.pipeline import Pipeline
-from oncely.sources.reset import ToEarliest
+from oncely.sources.reset import Verb
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.commands import oncely
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once
@@ -94,7 +94,7 @@ def test_a_reset_reads_again(make_files_world: Make, runtime: Any) -> None:
     world.publish(100)
     first = pipeline(world)
     first.run("latest", spark=runtime)
-    done = first.reset(ToEarliest(), execute=True)
+    done = first.reset(Verb("to-earliest", 0), execute=True)
     assert done.epoch == 3
     first.run("latest", spark=runtime)
     rows = [row["id"] for row in world.rows()]

@@ -24,7 +24,7 @@ from oncely.core import events
 from oncely.files import table_of
 from oncely.files.verify import verify
 from oncely.ledgers.sql.tables import VERSION
-from oncely.sources.reset import ToEarliest
+from oncely.sources.reset import Verb
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
 from tests.conftest import produce
@@ -206,7 +206,7 @@ def test_a_pipeline_of_the_first_wave_goes_on(
         assert verify(table_of(wide)).problems == ()
 
     # A reset reads from the beginning.
-    wide.reset(ToEarliest(), execute=True)
+    wide.reset(Verb("to-earliest", 0), execute=True)
     assert reader.standing().positions == dict.fromkeys(range(of), 0)
     assert listed(wide) == []
     if "keys" in case.sink:

@@ -230,7 +230,7 @@ def test_rejects_and_order_over_several_runs(make_topic_world: Any, runtime: Any
 def test_the_rows_of_a_spark_transform_go_to_their_topics(
     world: TopicWorld, spark: Any, broker: Broker
 ) -> None:
-    """Each batch in one transaction, with rejects and positions; sink.staging is accepted."""
+    """Each batch in one transaction, with rejects and positions."""
     topics = {broker.create_topic(name): first for first, name in enumerate(("even", "odd"))}
     world.publish(1_000, partitions=1, bad_every=100)
     heard: list[events.Event] = []
@@ -238,12 +238,11 @@ def test_the_rows_of_a_spark_transform_go_to_their_topics(
         "transform": {"spark": "tests.scenarios.transforms:by_parity"},
         "sink": {
             "topic": None, "topic_column": "goes", "rejects_topic": world.rejects,
-            "max_rejects": "100%", "staging": "/never/made",
+            "max_rejects": "100%",
         },
         "spark": {"max_records_per_batch": 400},
     }  # fmt: skip
     pipeline = Pipeline(parse(world.settings(**sections)))
-    assert any("sink.staging is not used" in one for one in pipeline.plan(use_spark=False).notes)
     pipeline.run("latest", spark=spark, listener=heard.append)
     bad = {origin(one)[1] for one in world.records(world.rejects)}
     assert len(bad) == 10

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from oncely.config import parse
 from oncely.errors import Stopped, TableMismatch
 from oncely.pipeline import Pipeline
-from oncely.sources.reset import ToOffset
+from oncely.sources.reset import Verb
 from tests.kafkatools import partition_in
 from tests.scenarios.commands import oncely_json, reset_fences_a_run
 from tests.scenarios.topic_world import TopicWorld
@@ -125,7 +125,9 @@ def test_a_position_that_neither_knows_is_refused(world: TopicWorld, runtime: An
     # The way out that it names.
     to = ("--to-offset", "50", "--execute")
     with pytest.raises(Stopped, match=f"lost for {world.topic}-1: .* nothing was changed"):
-        Pipeline(parse(world.settings())).reset(ToOffset(50), [f"{world.topic}:0"], execute=True)
+        Pipeline(parse(world.settings())).reset(
+            Verb("to-offset", 50), [f"{world.topic}:0"], execute=True
+        )
     oncely_json("offsets", "reset", world.file(), "--topic", f"{world.topic}:1", *to)
     world.publish(20, partitions=2, first=100)
     run(world, runtime)

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from oncely.config import parse
 from oncely.ledgers.topic.records import OffsetMetadata, stamp
 from oncely.pipeline import Pipeline
-from oncely.sources.reset import ToEarliest
+from oncely.sources.reset import Verb
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
@@ -188,7 +188,7 @@ def test_a_longer_timeout_than_the_broker_allows(world: TopicWorld, elsewhere: B
 def test_an_output_topic_that_was_deleted(world: TopicWorld, broker: Broker) -> None:
     """`run` would not make it again, and `plan` says so before."""
     world.make_output()
-    Pipeline(parse(world.settings())).reset(ToEarliest(), execute=True)
+    Pipeline(parse(world.settings())).reset(Verb("to-earliest", 0), execute=True)
     assert planned(world) == {}
     broker.delete_topic(world.output)
     found = planned(world)

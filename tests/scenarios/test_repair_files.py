@@ -30,7 +30,7 @@ from oncely.lake.records import read_receipt
 from oncely.lake.replacing import Replacing
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repaired import LOST_FOR_GOOD, Repaired
-from oncely.sources.reset import ToEarliest
+from oncely.sources.reset import Verb
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios import repair_jobs
 from tests.scenarios.commands import oncely, oncely_json
@@ -200,7 +200,7 @@ def _again(world: SinkWorld) -> None:
 
 def _reset(world: SinkWorld) -> None:
     """All is read again; the files from before are void."""
-    world.pipeline.reset(ToEarliest(), execute=True)
+    world.pipeline.reset(Verb("to-earliest", 0), execute=True)
     del world.fence
     del world.sink
     world.run()

@@ -160,6 +160,6 @@ def problems(pipeline: Pipeline) -> dict[str, str]:
 
 
 def reset_to(pipeline: Pipeline, offset: int) -> None:
-    from oncely.sources.reset import ToOffset
+    from oncely.sources.reset import Verb
 
-    assert pipeline.reset(ToOffset(offset), execute=True).epoch
+    assert pipeline.reset(Verb("to-offset", offset), execute=True).epoch

@@ -13,7 +13,7 @@ from oncely.core import events
 from oncely.errors import Fenced, SourceMismatch
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
-from oncely.sources.reset import ToOffset
+from oncely.sources.reset import Verb
 from oncely.testing.processes import await_that
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
@@ -148,7 +148,9 @@ def test_the_older_of_two_runs_is_stopped(
     thread.start()
     try:
         assert done.wait(180)
-        pipeline(world, delivery, offsets).reset(ToOffset(30), execute=True)  # a newer epoch
+        pipeline(world, delivery, offsets).reset(
+            Verb("to-offset", 30), execute=True
+        )  # a newer epoch
         thread.join(180)
         assert caught
         assert caught[0].exit_code == 3

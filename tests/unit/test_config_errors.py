@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from oncely.config import load, parse
+from oncely.config.problems import GONE, known_keys
+from oncely.decode import merging
 from oncely.errors import ConfigError
+
+CAPS = {name: getattr(merging.CAPS, name) for name in ("fields", "depth", "name")}
 
 RIGHT = """
 name = "orders"
@@ -33,6 +37,16 @@ keys = ["id"]
 [spark.conf]
 """
 
+FILES = """
+name = "events"
+source = { brokers = "127.0.0.1:9092", topics = ["events"] }
+decode = { format = "json", schema = "infer" }
+[sink]
+kind = "files"
+url = "s3://lake/events"
+manifest_topic = "events.manifest"
+"""
+
 
 def refused(text: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
@@ -44,6 +58,7 @@ def refused(text: str) -> ConfigError:
 
 def test_the_file_that_the_others_are_made_of_is_right() -> None:
     parse(tomllib.loads(RIGHT))
+    parse(tomllib.loads(FILES))
 
 
 # One edit of the file: what is replaced, by what, the key that is named, and a word of the text.
@@ -203,6 +218,29 @@ def test_avro_needs_one_schema() -> None:
         assert error.key == key
         assert word in str(error)
         assert "opensesame" not in str(error)
+
+
+@pytest.mark.parametrize("key", GONE)
+def test_a_key_that_is_gone_is_refused_with_the_way_out(key: str) -> None:
+    table, _, name = key.partition(".")
+    base = FILES if key.startswith("sink.s3.") else RIGHT
+    error = refused(base.replace(f"[{table}]", f"[{table}]\n{name} = 5", 1))
+    assert error.key == key
+    assert str(error).startswith(f"{key}: is gone")
+    assert error.way_out.startswith("remove the line: ")
+    assert "did you mean" not in str(error)
+
+
+@pytest.mark.parametrize("key", GONE)
+def test_a_key_that_is_gone_is_no_key(key: str) -> None:
+    table, _, name = key.rpartition(".")
+    assert (known := known_keys(table))
+    assert name not in known
+
+
+def test_the_ways_out_of_the_caps_name_the_caps() -> None:
+    for name, most in CAPS.items():
+        assert f"{most:,} " in GONE[f"decode.max_{name}"]
 
 
 def test_several_mistakes_are_told_together() -> None:

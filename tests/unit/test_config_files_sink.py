@@ -91,8 +91,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"sink": SQL}, "decode.schema", "infer is for files"),
     ({"transform": {"sql": "SELECT * FROM input"}}, "transform", "works on columns"),
     ({"decode": {"key": {"format": "string", "column": "k"}}}, "decode.key", "has no meaning"),
-    ({"decode": {"max_depth": 99}}, "decode.max_depth", "32 or less"),
-    ({"decode": {"schema": "id BIGINT", "max_fields": 3}}, "decode.max_fields", 'schema = "infer"'),
 ]
 
 

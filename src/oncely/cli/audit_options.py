@@ -64,7 +64,6 @@ class Asked:
         ),
     ] = False
     html: Annotated[Path | None, option("PATH", "Write the report as a page.")] = None
-    junit: Annotated[Path | None, option("PATH", "Write the report as JUnit XML.")] = None
     watch: Annotated[
         bool,
         flag(

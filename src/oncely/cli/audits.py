@@ -16,7 +16,6 @@ from oncely.audit.by_identity import audit_by_id
 from oncely.audit.datasets import audit_pair, spark_conf
 from oncely.audit.evidence import Log
 from oncely.audit.gauge import Gauges
-from oncely.audit.junit import junit
 from oncely.audit.of_pipeline import audit, log_of
 from oncely.audit.page import page
 from oncely.audit.report import Report
@@ -193,10 +192,8 @@ def _show(asked: Asked, report: Report) -> None:
 
 
 def _write(asked: Asked, report: Report) -> None:
-    shown = redacted(report, screen.redact)
-    for path, made in ((asked.html, page), (asked.junit, junit)):
-        if path is not None:
-            replaced(path, made(shown))
+    if asked.html is not None:
+        replaced(asked.html, page(redacted(report, screen.redact)))
 
 
 def replaced(path: Path, text: str) -> None:

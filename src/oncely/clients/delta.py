@@ -153,8 +153,9 @@ class DeltaTables:
             "AWS_SECRET_ACCESS_KEY": s3.secret_key,
             "AWS_SESSION_TOKEN": s3.session_token,
             "AWS_ALLOW_HTTP": str(s3.scheme == "http").lower(),
-            "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": str(not s3.path_style).lower(),
-            "AWS_S3_ALLOW_UNSAFE_RENAME": "false",  # overrides the environment
+            # These two override the environment.
+            "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false",
+            "AWS_S3_ALLOW_UNSAFE_RENAME": "false",
             "aws_conditional_put": "etag",
             "connect_timeout": f"{s3.connect_timeout:g}s",
             "timeout": f"{s3.request_timeout:g}s",

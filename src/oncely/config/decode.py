@@ -249,11 +249,6 @@ class JsonDecode(Section):
             schemas of Kafka Connect.
         key: the decoding of the record's key, whose columns come after those of the value.
         metadata: parts of the record that become columns.
-        max_fields: fields of an inferred schema, at all levels; a record that would exceed them is
-            rejected.
-        max_depth: levels of an inferred schema; a record that would exceed them is rejected.
-        max_name: characters of a field's name in an inferred schema; a record that would exceed
-            them is rejected.
     """
 
     format: Literal["json"]
@@ -262,15 +257,9 @@ class JsonDecode(Section):
     unwrap: Unwrap = None
     key: KeySettings | None = None
     metadata: MetadataSettings | None = None
-    max_fields: Annotated[int, Field(ge=1, le=20_000)] = 2_000
-    max_depth: Annotated[int, Field(ge=1, le=32)] = 32
-    max_name: Annotated[int, Field(ge=1, le=1_000)] = 255
 
     @model_validator(mode="after")
-    def _caps(self) -> Self:
-        given = sorted({"max_fields", "max_depth", "max_name"} & self.model_fields_set)
-        if given and not self.inferred:
-            raise invalid('has no meaning unless schema = "infer"', "remove it", below=given[0])
+    def _inferable(self) -> Self:
         if self.inferred and "strict" in self.model_fields_set:
             raise invalid('has no meaning with schema = "infer"', "remove it", below="strict")
         if self.inferred and self.unwrap is not None:

@@ -63,7 +63,6 @@ EXAMPLES: Mapping[str, str] = {
     "sink.rejects_topic": 'rejects_topic = "flights.rejects"',
     "sink.schema_topic": 'schema_topic = "events.schema"',
     "sink.manifest_topic": 'manifest_topic = "events.manifest"',
-    "sink.staging": 'staging = "s3://bucket/staging"',
     "sink.partitions": "partitions = 12",
     "sink.brokers": 'brokers = "127.0.0.1:9092"',
     "sink.kafka": 'kafka = { "compression.type" = "zstd" }',

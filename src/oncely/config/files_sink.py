@@ -55,7 +55,6 @@ class S3Settings(Section):
         access_key: the access key; never shown. Both keys or none.
         secret_key: the secret key; never shown.
         session_token: the token of temporary keys; never shown.
-        path_style: address objects as ``endpoint/bucket/key``, and not as ``bucket.endpoint/key``.
         connect_timeout: the time to wait for a connection.
         request_timeout: the time to wait for an answer.
         retries: retries of a call after a transient error.
@@ -66,7 +65,6 @@ class S3Settings(Section):
     access_key: SecretStr | None = None
     secret_key: SecretStr | None = None
     session_token: SecretStr | None = None
-    path_style: bool = True
     connect_timeout: Annotated[float, BeforeValidator(parse_seconds)] = 5.0
     request_timeout: Annotated[float, BeforeValidator(parse_seconds)] = 30.0
     retries: Annotated[int, Field(ge=0, le=20)] = 5

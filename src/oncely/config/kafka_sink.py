@@ -14,7 +14,7 @@ from pydantic import (
 from oncely.clients.kafka.producer_settings import checked
 from oncely.config.base import Section, plain_table
 from oncely.config.decode import FileName
-from oncely.config.errors import Problem, all_invalid, invalid, shown
+from oncely.config.errors import Problem, all_invalid
 from oncely.config.source import broker_list, topic_name
 from oncely.config.values import Budget, Rounding, between, parse_budget, parse_seconds
 from oncely.config.written import PROPERTIES, written
@@ -34,15 +34,6 @@ def producer_keys(value: object) -> dict[str, str]:
     if problems:
         raise all_invalid(problems)
     return found
-
-
-def _staging(value: str) -> str:
-    if "://" not in value and not value.startswith("/"):
-        raise invalid(
-            f"found {shown(value)}; allowed: a URL, or an absolute path",
-            'write "s3://bucket/staging" or "/shared/staging"',
-        )
-    return value
 
 
 transaction_seconds = between(
@@ -83,8 +74,6 @@ class KafkaSinkSettings(Section):
         max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
             ``"100%"`` never stops it.
         transaction_timeout: the time after which the broker aborts a transaction.
-        staging: not used; earlier versions kept records of Spark transforms there. It is accepted,
-            so that pipeline files of theirs stay valid.
         brokers: the sink's cluster, if you want to name it; any other than the source's is refused.
         kafka: more properties of the producer, with librdkafka's names.
     """
@@ -107,7 +96,6 @@ class KafkaSinkSettings(Section):
     rounding: Rounding = "refuse"
     max_rejects: Budget = parse_budget("1%")
     transaction_timeout: Annotated[float, BeforeValidator(transaction_seconds)] = 60.0
-    staging: Annotated[str, AfterValidator(_staging)] | None = None
     brokers: Annotated[str, AfterValidator(broker_list)] | None = None
     kafka: Annotated[dict[str, str], BeforeValidator(producer_keys)] = Field(default_factory=dict)
 

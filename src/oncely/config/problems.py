@@ -30,6 +30,15 @@ _EXPECTED: Mapping[str, str] = {
     "string_too_short": "a text that is not empty",
 }
 
+GONE: Mapping[str, str] = {
+    "decode.max_fields": "remove the line: an inferred schema has up to 2,000 fields",
+    "decode.max_depth": "remove the line: an inferred schema has up to 32 levels",
+    "decode.max_name": "remove the line: names of an inferred schema have up to 255 characters",
+    "sink.s3.path_style": "remove the line: objects are addressed as endpoint/bucket/key",
+    "sink.staging": "remove the line: nothing is staged in a folder",
+}
+"""Keys that earlier versions had: by dotted name, the way out of a file that has them."""
+
 
 def is_secret_field(key: str) -> bool:
     """True if the whole value of a dotted key is secret; of a URL only a part is secret."""
@@ -161,6 +170,8 @@ def _type_shown(key: str, value: object) -> str:
 def _unknown(steps: Sequence[str], raw: Mapping[str, Any]) -> ConfigError:
     *above, name = steps
     table, key = ".".join(above), ".".join(steps)
+    if key in GONE:
+        return ConfigError(key, "is gone: there is no such setting any more", way_out=GONE[key])
     chosen = _at(above, raw).get(_tag(table))
     known = known_keys(table, chosen)
     near = difflib.get_close_matches(name, known, 1, 0.6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from oncely.core.batch import Rejection
 from oncely.decode.base import InvalidRecord
 from oncely.decode.collector import Slice, readable, slices
 from oncely.decode.columns import Positions, from_dicts
-from oncely.decode.merging import Caps, Grown, grow, widen
+from oncely.decode.merging import CAPS, Caps, Grown, grow, widen
 from oncely.decode.plans import CELLS, Plan, Plans
 from oncely.decode.schema_tree import NOTHING
 from oncely.decode.scopes import Scope, ScopeReader
@@ -96,7 +96,7 @@ class InferringJson:
     """
 
     scope_columns: tuple[str, ...] = ()
-    caps: Caps = field(default_factory=Caps)
+    caps: Caps = CAPS
     judge: Judge | None = None
 
     def infer(self, values: pa.ChunkedArray, known: Mapping[Scope, pa.Schema]) -> Inferred:

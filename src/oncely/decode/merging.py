@@ -57,7 +57,7 @@ from oncely.decode.schema_tree import (
     settled,
     tree_of,
 )
-from oncely.errors import ConfigError, InvariantViolation, check
+from oncely.errors import InvariantViolation, check
 
 _NUMBERS = {INT, BIGINT, LARGE, FLOAT, DOUBLE}
 _INFERRED = (STRING, BOOLEAN, BIGINT, LARGE, DOUBLE)
@@ -97,22 +97,12 @@ class Caps:
         name: number of characters of a field's name.
         text: approximate number of characters of the Avro schema, which must fit into a Kafka
             message.
-
-    Raises:
-        ConfigError: a cap below 1, or a depth beyond 32; keys are ``decode.max_...``.
     """
 
     fields: int = 2_000
     depth: int = DEEPEST
     name: int = 255
     text: int = 700_000
-
-    def __post_init__(self) -> None:
-        for key, value in vars(self).items():
-            if value < 1:
-                raise ConfigError(f"decode.max_{key}", f"{value} is less than 1")
-        if self.depth > DEEPEST:
-            raise ConfigError("decode.max_depth", f"{self.depth} is more than {DEEPEST}")
 
     def settle(self, grown: Struct, known: Struct) -> Struct:
         """The tree that extends ``known``, without unknown types, if the caps allow it.
@@ -141,6 +131,9 @@ class Caps:
                 raise TooMuch(f"the schema would have {words.format(size)}; it may have {most}")
         return columns
 
+
+CAPS = Caps()
+"""For the records of a pipeline."""
 
 NO_CAPS = Caps(fields=1 << 62, name=1 << 62, text=1 << 62)
 """For schemas that were checked against the caps before, such as ``known``."""

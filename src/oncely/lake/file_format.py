@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from oncely.decode.infer import InferringJson
-from oncely.decode.merging import Caps
+from oncely.decode.merging import CAPS
 from oncely.lake.event_time import EventTime
 from oncely.lake.partitions import PartitionColumn
 from oncely.lake.records import Format
@@ -25,14 +25,12 @@ class FileFormat:
         columns: the columns that determine a row's directory.
         schema: the schema of every row; None: inferred by scope.
         target_bytes: the target size of a file, in bytes.
-        caps: the limits of an inferred schema.
     """
 
     format: Format
     columns: tuple[PartitionColumn, ...]
     schema: pa.Schema | None
     target_bytes: int = 64 << 20
-    caps: Caps = field(default_factory=Caps)
 
     @property
     def scope_columns(self) -> tuple[str, ...]:
@@ -44,4 +42,4 @@ class FileFormat:
     def inferring(self) -> InferringJson:
         """The decoder that infers columns, if :attr:`schema` is None."""
         times = {one.column for one in self.columns if one.kind != "column"}
-        return InferringJson(self.scope_columns, self.caps, *map(EventTime, times))
+        return InferringJson(self.scope_columns, CAPS, *map(EventTime, times))

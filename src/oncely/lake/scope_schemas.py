@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from oncely.core.batch import StagedRowsGone
 from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, schema_id
-from oncely.decode.merging import NO_CAPS, CannotMerge, Caps, merge
+from oncely.decode.merging import CAPS, NO_CAPS, CannotMerge, Caps, merge
 from oncely.decode.scopes import as_of_today
 from oncely.lake.records import Receipt, Scope, ScopeSchema
 
@@ -26,7 +26,7 @@ class ScopeSchemas:
     known: dict[Scope, pa.Schema] = field(default_factory=dict)
     published: dict[Scope, str] = field(default_factory=dict)
 
-    def agree(self, receipt: Receipt, caps: Caps) -> bool:
+    def agree(self, receipt: Receipt) -> bool:
         """Merge the schemas of a task.
 
         Returns:
@@ -36,7 +36,7 @@ class ScopeSchemas:
         found = {id_: arrow_schema_of(avro) for id_, avro in receipt.schemas.items()}
         try:
             self.known |= {
-                scope: _merged(self.known.get(scope), found[id_], caps)
+                scope: _merged(self.known.get(scope), found[id_], CAPS)
                 for scope, id_ in receipt.grown
             }
         except CannotMerge:

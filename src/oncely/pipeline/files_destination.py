@@ -11,7 +11,6 @@ import pyarrow as pa
 from oncely.clients.files.filesystem import Connect as FilesConnect
 from oncely.clients.files.filesystem import connect as connect_files
 from oncely.config import FilesSinkSettings, JsonDecode
-from oncely.decode.merging import Caps
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
 from oncely.pipeline.destination import SinkFacts, SinkPlan
@@ -66,7 +65,6 @@ class FilesDestination(TopicDestination[FilesSink]):
             parse_partition_by(given.partition_by),
             None if self._inferred else schema,
             given.target_file_size,
-            self._caps,
         )
         return FilesSink(
             self.pipeline_topics,
@@ -127,10 +125,3 @@ class FilesDestination(TopicDestination[FilesSink]):
     def _inferred(self) -> bool:
         decode = self.settings.decode
         return isinstance(decode, JsonDecode) and decode.inferred
-
-    @property
-    def _caps(self) -> Caps:
-        decode = self.settings.decode
-        if not isinstance(decode, JsonDecode):
-            return Caps()
-        return Caps(decode.max_fields, decode.max_depth, decode.max_name)

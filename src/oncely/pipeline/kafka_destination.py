@@ -12,8 +12,7 @@ import pyarrow as pa
 from oncely.clients.kafka import topics
 from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
-from oncely.pipeline.destination import SinkFacts, SinkPlan
-from oncely.pipeline.problems import Inspection
+from oncely.pipeline.destination import SinkFacts
 from oncely.pipeline.topic_destination import TopicDestination
 from oncely.sinks.kafka.avro_value import AvroValue
 from oncely.sinks.kafka.record_format import RawValue, RecordFormat
@@ -114,12 +113,6 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         """Refuse unsuitable settings and topics, and columns without an encoding."""
         if len(sink.form.schema):
             sink.check()
-
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
-        """Inspect cluster, topics and columns."""
-        if self.given.staging is not None:
-            inspection.notes.append("sink.staging is not used: nothing is staged; remove it")
-        return super().plan(schema, inspection)
 
     def facts(
         self, sink: KafkaSink, schema: pa.Schema | None, absent: Collection[str]

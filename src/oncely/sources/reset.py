@@ -9,52 +9,43 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import WrongInput
 from oncely.sources.start import parse_moment
 
+VERBS = {
+    "to-earliest": "to the first record",
+    "to-latest": "to the end",
+    "to-offset": "to an offset",
+    "to-datetime": "to a time (ISO 8601)",
+    "shift-by": "by a number of offsets",
+    "by-duration": "back by a duration (PT1H30M)",
+}
+"""The verbs of ``oncely offsets reset``, and their meanings."""
 
-@dataclass(frozen=True)
-class ToEarliest:
-    """The first offset that is still in the topic."""
-
-
-@dataclass(frozen=True)
-class ToLatest:
-    """The last stable offset."""
-
-
-@dataclass(frozen=True)
-class ToOffset:
-    """The same offset in every partition."""
-
-    offset: int
+VerbName = Literal[
+    "to-earliest", "to-latest", "to-offset", "to-datetime", "shift-by", "by-duration"
+]
 
 
 @dataclass(frozen=True)
-class ToDatetime:
-    """The first record at or after a time, in ms since 1970; the end if there is none."""
+class Verb:
+    """A kind of reset, and its argument.
 
-    timestamp_ms: int
+    Attributes:
+        name: ``to-earliest``: the first offset that is still in the topic. ``to-latest``: the last
+            stable offset. ``to-offset``: the same offset in every partition. ``to-datetime``: the
+            first record at or after a time; the end if there is none. ``shift-by``: forward by a
+            number of offsets, or backward if it is negative. ``by-duration``: the first record that
+            is at most this old.
+        argument: the offset, the time in ms since 1970, the number of offsets, or the duration in
+            ms; 0 for a verb without an argument.
+    """
 
-
-@dataclass(frozen=True)
-class ShiftBy:
-    """Shift by this number of offsets forward, or backward if it is negative."""
-
-    offsets: int
-
-
-@dataclass(frozen=True)
-class ByDuration:
-    """The first record that is at most this old, in ms."""
-
-    milliseconds: int
-
-
-Verb = ToEarliest | ToLatest | ToOffset | ToDatetime | ShiftBy | ByDuration
+    name: VerbName
+    argument: int
 
 
 class LooksUpTimes(Protocol):
@@ -94,10 +85,10 @@ def plan_reset(
         earliest: the first offset of each partition.
         end: the last stable offset of each partition.
         source: used only if the verb refers to a time.
-        now_ms: the present, in ms since 1970, for :class:`ByDuration`; the clock by default.
+        now_ms: the present, in ms since 1970, for ``by-duration``; the clock by default.
 
     Raises:
-        WrongInput: :class:`ShiftBy` for a partition that has no position yet.
+        WrongInput: ``shift-by`` for a partition that has no position yet.
     """
     wanted = _wanted(verb, current, earliest, end, source, now_ms)
     positions: dict[TopicPartition, Position] = {}
@@ -121,20 +112,20 @@ def _wanted(
     now_ms: int | None,
 ) -> Mapping[TopicPartition, int]:
     """The verb's position for every partition, inside the log or not."""
-    match verb:
-        case ToEarliest():
+    match verb.name:
+        case "to-earliest":
             return earliest
-        case ToLatest():
+        case "to-latest":
             return end
-        case ToOffset(offset):
-            return dict.fromkeys(earliest, offset)
-        case ShiftBy(offsets):
-            return {tp: _position(current, tp) + offsets for tp in earliest}
-        case ToDatetime(timestamp_ms):
-            return _at(timestamp_ms, end, source)
-        case ByDuration(milliseconds):
+        case "to-offset":
+            return dict.fromkeys(earliest, verb.argument)
+        case "shift-by":
+            return {tp: _position(current, tp) + verb.argument for tp in earliest}
+        case "to-datetime":
+            return _at(verb.argument, end, source)
+        case "by-duration":
             now_ms = int(time.time() * 1000) if now_ms is None else now_ms
-            return _at(now_ms - milliseconds, end, source)
+            return _at(now_ms - verb.argument, end, source)
 
 
 def _at(
@@ -153,17 +144,6 @@ def _position(current: Mapping[TopicPartition, Position], tp: TopicPartition) ->
     return current[tp]
 
 
-VERBS = {
-    "to-earliest": "to the first record",
-    "to-latest": "to the end",
-    "to-offset": "to an offset",
-    "to-datetime": "to a time (ISO 8601)",
-    "shift-by": "by a number of offsets",
-    "by-duration": "back by a duration (PT1H30M)",
-}
-"""The verbs of ``oncely offsets reset``, and their meanings."""
-
-
 def verb_of(name: str, value: str) -> Verb:
     """The verb of a name and its argument, which is ignored if the verb has none.
 
@@ -171,22 +151,18 @@ def verb_of(name: str, value: str) -> Verb:
         WrongInput: there is no such verb, or its argument is invalid.
     """
     match name:
-        case "to-earliest":
-            return ToEarliest()
-        case "to-latest":
-            return ToLatest()
-        case "to-offset":
-            return ToOffset(_whole(name, value))
+        case "to-earliest" | "to-latest":
+            return Verb(name, 0)
+        case "to-offset" | "shift-by":
+            return Verb(name, _whole(name, value))
         case "to-datetime":
-            return to_datetime(value)
-        case "shift-by":
-            return ShiftBy(_whole(name, value))
+            return Verb(name, parse_time(value))
         case "by-duration":
-            return by_duration(value)
+            return Verb(name, parse_duration(value))
     raise WrongInput(f"{name!r} is no kind of reset", way_out=", ".join(VERBS))
 
 
-def _whole(name: str, value: str) -> int:
+def _whole(name: VerbName, value: str) -> int:
     try:
         return int(value)
     except ValueError:
@@ -195,14 +171,15 @@ def _whole(name: str, value: str) -> int:
         ) from None
 
 
-def to_datetime(text: str) -> ToDatetime:
-    """Parse the argument of ``--to-datetime``: ISO 8601, UTC if it has no offset.
+def parse_time(text: str) -> int:
+    """Parse the argument of ``--to-datetime``: ISO 8601, UTC if it has no offset; to ms since
+    1970.
 
     Raises:
         WrongInput: not a time.
     """
     try:
-        return ToDatetime(parse_moment(text).timestamp_ms)
+        return parse_moment(text).timestamp_ms
     except ValueError:
         raise WrongInput(
             f"--to-datetime: found {text!r}; allowed: an ISO 8601 time",
@@ -218,8 +195,9 @@ _DURATION = re.compile(
 )
 
 
-def by_duration(text: str) -> ByDuration:
-    """Parse the argument of ``--by-duration``: ``PnDTnHnMnS``, as ``java.time.Duration`` does.
+def parse_duration(text: str) -> int:
+    """Parse the argument of ``--by-duration``: ``PnDTnHnMnS``, as ``java.time.Duration`` does;
+    to ms.
 
     Raises:
         WrongInput: not a duration.
@@ -237,4 +215,4 @@ def by_duration(text: str) -> ByDuration:
     if (match["seconds"] or "").startswith("-"):
         fraction_ms = -fraction_ms
     total = ((days * 24 + hours) * 60 + minutes) * 60_000 + seconds * 1000 + fraction_ms
-    return ByDuration(-total if match["sign"] == "-" else total)
+    return -total if match["sign"] == "-" else total

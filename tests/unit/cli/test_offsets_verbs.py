@@ -10,19 +10,19 @@ from oncely.cli.offsets import chosen_verb
 from oncely.cli.options import ResetTo
 from oncely.cli.tables import printable
 from oncely.errors import WrongInput
-from oncely.sources.reset import ByDuration, ShiftBy, ToDatetime, ToEarliest, ToLatest, ToOffset
+from oncely.sources.reset import Verb
 
 
 @pytest.mark.parametrize(
     ("given", "verb"),
     [
-        ({"to_earliest": True}, ToEarliest()),
-        ({"to_latest": True}, ToLatest()),
-        ({"to_offset": 0}, ToOffset(0)),
-        ({"to_datetime": "1970-01-01T00:00:01Z"}, ToDatetime(1000)),
-        ({"shift_by": 0}, ShiftBy(0)),
-        ({"shift_by": -5}, ShiftBy(-5)),
-        ({"by_duration": "PT1M"}, ByDuration(60_000)),
+        ({"to_earliest": True}, Verb("to-earliest", 0)),
+        ({"to_latest": True}, Verb("to-latest", 0)),
+        ({"to_offset": 0}, Verb("to-offset", 0)),
+        ({"to_datetime": "1970-01-01T00:00:01Z"}, Verb("to-datetime", 1000)),
+        ({"shift_by": 0}, Verb("shift-by", 0)),
+        ({"shift_by": -5}, Verb("shift-by", -5)),
+        ({"by_duration": "PT1M"}, Verb("by-duration", 60_000)),
     ],
 )
 def test_each_verb(given: dict[str, Any], verb: object) -> None:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import socket
-import ssl
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from oncely.decode.avro import AvroDecoder, avro_decoder, latest_avro_decoder
 from oncely.decode.avro_schema import Definition
@@ -299,64 +293,14 @@ def test_a_url_that_can_not_work_is_a_configuration_error(url: str) -> None:
     assert caught.value.key == "decode.schema_registry"
 
 
-def test_tls_with_a_certificate_authority_of_ones_own(
-    registry: FakeRegistry, tmp_path: Path
-) -> None:
-    certificate, key = self_signed(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    registry.socket = context.wrap_socket(registry.socket, server_side=True)
-    new = registry.add(NEW, "flights-value")
-    url = registry.url.replace("http", "https")
-    settings = {"url": url, "ssl.ca.location": str(certificate)}
-    decoder = latest(settings)
-    assert decode(decoder, wire(new, NEW, {"carrier": "UA", "flight": 1})).rows.num_rows == 1
-    with pytest.raises(Unavailable, match=r"(?i)certificate"):
-        latest({"url": url, "max.retries": 0})
-
-
 def test_a_forked_child_does_not_break_its_parents_connection(
     registry: FakeRegistry, tmp_path: Path
 ) -> None:
-    certificate, key = self_signed(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    registry.socket = context.wrap_socket(registry.socket, server_side=True)
+    authority = registry.use_tls(tmp_path)
     registry.add(NEW, "flights-value")
-    url = registry.url.replace("http", "https")
-    settings = {"url": url, "ssl.ca.location": str(certificate), "max.retries": 0}
+    settings = {"url": registry.url, "ssl.ca.location": str(authority), "max.retries": 0}
     decoder = latest(settings)
     for n in range(3):  # each time the child asks first, then the parent
         value = wire(registry.add(NEW), NEW, {"carrier": "UA", "flight": n})
         records = pa.table({"value": pa.array([value], pa.binary())})
         assert isolate_crashes(decoder, records).rows["flight"].to_pylist() == [n]
-
-
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "registry")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    paths = folder / "ca.pem", folder / "key.pem"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return paths

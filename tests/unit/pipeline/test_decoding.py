@@ -13,9 +13,13 @@ from pydantic import TypeAdapter
 from oncely.config import DecodeSettings, parse
 from oncely.decode.base import Decoder
 from oncely.decode.json import JsonDecoder
-from oncely.errors import ConfigError
+from oncely.errors import ConfigError, Unavailable
 from oncely.pipeline import Pipeline
 from oncely.pipeline.decoding import decoder_of
+from oncely.testing.servers.certificates import make_certificates
+from tests.registrytools import running
+
+SINK = {"kind": "sql", "url": "postgresql://127.0.0.1/shop", "table": "t"}
 
 
 def made(**decode: Any) -> Decoder:
@@ -57,6 +61,30 @@ def test_a_schema_file_without_columns_is_named_by_its_key(
     with pytest.raises(ConfigError, match=problem) as caught:
         made(**(avro if where == "decode" else {"format": "raw", "key": avro}))
     assert caught.value.key == f"{where}.schema"
+
+
+@pytest.mark.parametrize("where", ["decode", "decode.key"])
+def test_a_registry_is_asked_over_tls_of_a_private_authority(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncely.decode.registry._RETRIES", 0)
+
+    def asked(**more: str) -> Decoder:
+        avro = {"format": "avro", "schema_registry": registry.url, **more}
+        given = avro if where == "decode" else {"format": "raw", "key": avro}
+        sections = {"source": {"brokers": "h:1", "topics": ["flights"]}, "sink": SINK}
+        settings = parse({"name": "p", "decode": given, **sections}, base=tmp_path)
+        return decoder_of(settings.decode, settings.source.topics)
+
+    with running() as registry:
+        authority = registry.use_tls(tmp_path / "tls")
+        registry.add(AVRO, "flights-value", "flights-key")
+        assert "id" in asked(schema_registry_ca="tls/ca.pem").schema.names
+        assert authority.samefile(tmp_path / "tls" / "ca.pem")
+        other = make_certificates(tmp_path / "other").ca
+        for wrong in ({}, {"schema_registry_ca": str(other)}):
+            with pytest.raises(Unavailable, match=r"(?i)certificate"):
+                asked(**wrong)
 
 
 def test_a_key_that_is_a_text_has_a_type() -> None:

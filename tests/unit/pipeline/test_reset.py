@@ -13,7 +13,7 @@ from oncely.core.topics import SourceIdentity, TopicPartition
 from oncely.errors import SourceMismatch
 from oncely.pipeline import Pipeline
 from oncely.sources.kafka import KafkaSource, Watermarks
-from oncely.sources.reset import ToEarliest
+from oncely.sources.reset import Verb
 
 TP = TopicPartition("orders", 0)
 KNOWN = SourceIdentity("cluster-1", {"orders": "id-1"})
@@ -59,12 +59,12 @@ def test_another_source_is_refused_before_anything_is_written(
     monkeypatch.setattr(KafkaSource, "identity", lambda _: now)
     before = database.read_bytes()
     with pytest.raises(SourceMismatch, match=said) as refused:
-        pipeline.reset(ToEarliest(), execute=execute)
+        pipeline.reset(Verb("to-earliest", 0), execute=execute)
     assert "a new name" in refused.value.way_out
     assert database.read_bytes() == before
 
 
 def test_the_same_source_is_planned(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KafkaSource, "identity", lambda _: KNOWN)
-    planned = pipeline.reset(ToEarliest())
+    planned = pipeline.reset(Verb("to-earliest", 0))
     assert (planned.before, planned.positions, planned.epoch) == ({TP: 7}, {TP: 0}, None)

@@ -19,7 +19,6 @@ from oncely.core.budget import RejectCount
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
-from oncely.decode.merging import Caps
 from oncely.lake.file_format import FileFormat
 from oncely.lake.records import read_receipt
 from oncely.lake.scope_schemas import ScopeSchemas
@@ -37,7 +36,7 @@ class Agreeing:
     schemas: ScopeSchemas = field(default_factory=ScopeSchemas)
 
     def agree(self, staged: Staged) -> bool:
-        return self.schemas.agree(read_receipt(staged.name or ""), Caps())
+        return self.schemas.agree(read_receipt(staged.name or ""))
 
 
 class Staging(RangeCommit):

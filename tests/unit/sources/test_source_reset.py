@@ -6,18 +6,7 @@ import pytest
 
 from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
-from oncely.sources.reset import (
-    ByDuration,
-    ShiftBy,
-    ToDatetime,
-    ToEarliest,
-    ToLatest,
-    ToOffset,
-    Verb,
-    by_duration,
-    plan_reset,
-    to_datetime,
-)
+from oncely.sources.reset import Verb, parse_duration, parse_time, plan_reset
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 CURRENT, EARLIEST, END = {A: 50, B: 5}, {A: 10, B: 0}, {A: 100, B: 20}
@@ -37,17 +26,17 @@ class Times:
 @pytest.mark.parametrize(
     ("verb", "expected", "notes"),
     [
-        (ToEarliest(), {A: 10, B: 0}, 0),
-        (ToLatest(), {A: 100, B: 20}, 0),
-        (ToOffset(15), {A: 15, B: 15}, 0),
-        (ToOffset(5), {A: 10, B: 5}, 1),
-        (ToOffset(30), {A: 30, B: 20}, 1),
-        (ToOffset(1000), {A: 100, B: 20}, 2),
-        (ShiftBy(10), {A: 60, B: 15}, 0),
-        (ShiftBy(-10), {A: 40, B: 0}, 1),
-        (ShiftBy(100), {A: 100, B: 20}, 2),
-        (ToDatetime(7), {A: 33, B: 20}, 0),
-        (ByDuration(1000), {A: 33, B: 20}, 0),
+        (Verb("to-earliest", 0), {A: 10, B: 0}, 0),
+        (Verb("to-latest", 0), {A: 100, B: 20}, 0),
+        (Verb("to-offset", 15), {A: 15, B: 15}, 0),
+        (Verb("to-offset", 5), {A: 10, B: 5}, 1),
+        (Verb("to-offset", 30), {A: 30, B: 20}, 1),
+        (Verb("to-offset", 1000), {A: 100, B: 20}, 2),
+        (Verb("shift-by", 10), {A: 60, B: 15}, 0),
+        (Verb("shift-by", -10), {A: 40, B: 0}, 1),
+        (Verb("shift-by", 100), {A: 100, B: 20}, 2),
+        (Verb("to-datetime", 7), {A: 33, B: 20}, 0),
+        (Verb("by-duration", 1000), {A: 33, B: 20}, 0),
     ],
 )
 def test_verbs(verb: Verb, expected: dict[TopicPartition, int], notes: int) -> None:
@@ -57,28 +46,28 @@ def test_verbs(verb: Verb, expected: dict[TopicPartition, int], notes: int) -> N
 
 
 def test_notes_say_what_was_moved_where() -> None:
-    plan = plan_reset(ToOffset(5), CURRENT, EARLIEST, END, Times())
+    plan = plan_reset(Verb("to-offset", 5), CURRENT, EARLIEST, END, Times())
     assert plan.notes == ("t-0: 5 is before the first offset, 10; set to 10",)
-    plan = plan_reset(ToOffset(30), CURRENT, EARLIEST, END, Times())
+    plan = plan_reset(Verb("to-offset", 30), CURRENT, EARLIEST, END, Times())
     assert plan.notes == ("t-1: 30 is beyond the end, 20; set to 20",)
 
 
 def test_times_are_asked_of_the_source() -> None:
     times = Times()
-    plan_reset(ToDatetime(7), CURRENT, EARLIEST, END, times)
-    plan_reset(ByDuration(1000), CURRENT, EARLIEST, END, times, now_ms=5000)
+    plan_reset(Verb("to-datetime", 7), CURRENT, EARLIEST, END, times)
+    plan_reset(Verb("by-duration", 1000), CURRENT, EARLIEST, END, times, now_ms=5000)
     assert times.asked == [7, 4000]
 
 
 def test_a_new_partition_gets_a_position_but_nothing_to_shift_from() -> None:
-    assert plan_reset(ToLatest(), {}, EARLIEST, END, Times()).positions == END
+    assert plan_reset(Verb("to-latest", 0), {}, EARLIEST, END, Times()).positions == END
     with pytest.raises(WrongInput, match="t-0 has no position"):
-        plan_reset(ShiftBy(1), {}, EARLIEST, END, Times())
+        plan_reset(Verb("shift-by", 1), {}, EARLIEST, END, Times())
 
 
 def test_a_log_that_shrinks_meanwhile_gives_its_first_offset() -> None:
     """Retention can pass the end that was read a moment before."""
-    assert plan_reset(ToLatest(), {}, {A: 120}, {A: 100}, Times()).positions == {A: 120}
+    assert plan_reset(Verb("to-latest", 0), {}, {A: 120}, {A: 100}, Times()).positions == {A: 120}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +85,7 @@ def test_a_log_that_shrinks_meanwhile_gives_its_first_offset() -> None:
     ],
 )
 def test_durations(text: str, milliseconds: int) -> None:
-    assert by_duration(text) == ByDuration(milliseconds)
+    assert parse_duration(text) == milliseconds
 
 
 @pytest.mark.parametrize(
@@ -105,7 +94,7 @@ def test_durations(text: str, milliseconds: int) -> None:
 )
 def test_not_durations(text: str) -> None:
     with pytest.raises(WrongInput, match="--by-duration"):
-        by_duration(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +108,10 @@ def test_not_durations(text: str) -> None:
     ],
 )
 def test_times(text: str, timestamp_ms: int) -> None:
-    assert to_datetime(text) == ToDatetime(timestamp_ms)
+    assert parse_time(text) == timestamp_ms
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "12:00", "1.2.1970"])
 def test_not_times(text: str) -> None:
     with pytest.raises(WrongInput, match="--to-datetime"):
-        to_datetime(text)
+        parse_time(text)

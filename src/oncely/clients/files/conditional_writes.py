@@ -70,7 +70,7 @@ def _bucket(url: str, options: S3Options) -> Any:
         url,
         endpoint=options.endpoint,
         region=options.region or "us-east-1",
-        virtual_hosted_style_request=not options.path_style,
+        virtual_hosted_style_request=False,  # overrides the environment
         client_options={
             "allow_http": options.scheme == "http",
             "connect_timeout": timedelta(seconds=options.connect_timeout),

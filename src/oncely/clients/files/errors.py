@@ -87,7 +87,7 @@ def _aws_error(error: OSError, aws: re.Match[str], text: str) -> OncelyError:
             way_out="grant this user to list the bucket, and to read, write and delete objects",
         )
     if status in ("301", "307", "400", "404"):
-        return ConfigError("sink.s3", text, way_out="check region, endpoint and path_style")
+        return ConfigError("sink.s3", text, way_out="check region and endpoint")
     return Unavailable(text)
 
 

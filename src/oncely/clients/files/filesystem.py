@@ -94,7 +94,6 @@ def s3_filesystem(options: S3Options) -> Any:
         region=options.region or ("us-east-1" if options.endpoint else None),
         endpoint_override=options.address,
         scheme=options.scheme,
-        force_virtual_addressing=not options.path_style,
         connect_timeout=options.connect_timeout,
         request_timeout=options.request_timeout,
         # A small file is then one PutObject, instead of three requests of a multipart upload.

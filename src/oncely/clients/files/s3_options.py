@@ -17,7 +17,6 @@ class S3Options:
         endpoint: ``http(s)://host[:port]`` of the server; None for Amazon S3.
         region: None: the server's default; at Amazon, the bucket's region.
         access_key, secret_key, session_token: credentials; both keys or none.
-        path_style: ``endpoint/bucket/key`` instead of ``bucket.endpoint/key``, with an endpoint.
         connect_timeout: seconds for a connection.
         request_timeout: seconds without a byte after which a request fails.
         retries: the number of retries after a transient error.
@@ -31,7 +30,6 @@ class S3Options:
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
-    path_style: bool = True
     connect_timeout: float = 5.0
     request_timeout: float = 30.0
     retries: int = 5

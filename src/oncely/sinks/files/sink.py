@@ -238,7 +238,7 @@ class FilesSink:
         """Merge the schemas of a task; see :class:`oncely.sinks.base.StagesRanges`."""
         if staged.name is None:  # packets of contradicting tasks
             return False
-        return self._schemas.agree(read_receipt(staged.name), self.form.caps)
+        return self._schemas.agree(read_receipt(staged.name))
 
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
         """Publish staged files, and move every position, in one transaction; in the driver."""

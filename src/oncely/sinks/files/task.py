@@ -15,7 +15,7 @@ from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.claim import Fence
 from oncely.core.topics import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
-from oncely.decode.merging import CannotMerge, merge
+from oncely.decode.merging import CAPS, CannotMerge, merge
 from oncely.decode.schema import same_schema
 from oncely.errors import check
 from oncely.lake.conform import conform
@@ -168,7 +168,7 @@ class FilesTask:
         """Merge a schema that another task has inferred; False if it is incompatible."""
         known = self._known.get(scope)
         try:
-            self._known[scope] = schema if known is None else merge(known, schema, self._form.caps)
+            self._known[scope] = schema if known is None else merge(known, schema, CAPS)
         except CannotMerge as conflict:
             self._conflicts.append(conflict)
             return False
