@@ -95,7 +95,7 @@ class Topics:
     @property
     def ledger_partition(self) -> int:
         """The pipeline's partition of the ledger topic, which exists."""
-        return partition_in(self.bootstrap, self.ledger, self.pipeline)
+        return ledger_partition(self.pipeline)
 
     def ledger_positions(self) -> dict[own.TopicPartition, tuple[int, int]]:
         """Position and epoch, the last word of the ledger topic on each."""
@@ -115,16 +115,6 @@ class Topics:
             if (key := json.loads(message.key()))[0] == "position"
             and (value := json.loads(message.value()))["start"] < value["end"]
         ]
-
-
-def partition_in(brokers: str, ledger: str, pipeline: str) -> int:
-    """A pipeline's partition of a ledger topic that exists."""
-    reader = Consumer({"bootstrap.servers": brokers, "group.id": "tests"})
-    try:
-        known = reader.list_topics(ledger, 20).topics[ledger]
-    finally:
-        reader.close()
-    return ledger_partition(pipeline, len(known.partitions))
 
 
 _there: set[tuple[int, str]] = set()

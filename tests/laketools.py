@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from oncely.clients.files.store import Store
 from oncely.clients.kafka.transaction import Message
+from oncely.core.budget import RejectCount
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.table import Table
 from oncely.lake import root_marker as owner
@@ -130,7 +131,10 @@ class Lake:
             "files",
             {},
             {},
-            outputs={self.table.manifest_topic: self.topic_id},
+            {self.table.manifest_topic: self.topic_id},
+            {},
+            {},
+            RejectCount(),
         )
         messages = [Message(encode(registered), words.pipeline_key())]
         from oncely.core.topics import TopicPartition
@@ -159,8 +163,8 @@ PARTITION_BY = ("user", "date(ts)")
 def lake(broker: Broker, root: Path, **more: Any) -> Lake:
     """Empty topics, an empty root, partitioned by user and date; registered and claimed."""
     topics = manifesttools.topics(broker)
-    ids = topics.make()
-    broker.create_topic(topics.pipeline_topics.ledger_topic, 1, {"cleanup.policy": "compact"})
+    ids = topics.make(root.as_uri())
+    broker.create_topic(topics.pipeline_topics.ledger_topic, 16, {"cleanup.policy": "compact"})
     table = _table(Table, topics, root, max_staging_age=600.0, **more)
     made = Lake(topics, table, root, ids.manifest)
     made.register()

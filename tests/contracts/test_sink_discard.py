@@ -141,15 +141,6 @@ def test_all_or_nothing(sink: SqlSink, at: str) -> None:
     assert states(sink) == ([1, 2, 3, 4], [])
 
 
-def test_a_ledger_of_an_earlier_version(place: Place, sink: SqlSink) -> None:
-    """Nothing is added to it."""
-    place.sql("DROP TABLE oncely_amendments")
-    place.sql("ALTER TABLE oncely_ranges DROP COLUMN digest")
-    place.sql("ALTER TABLE oncely_pipelines DROP COLUMN held_epoch")
-    assert discard(sink).total() == 3
-    assert states(sink) == ([4], [1, 2, 3])
-
-
 # -- beside a replay -----------------------------------------------------------------------
 
 

@@ -229,16 +229,6 @@ def test_until(world: AuditWorld) -> None:
     assert "ISO 8601" in wrong.stderr
 
 
-def test_an_earlier_ledger(alone: AuditWorld) -> None:
-    """A ledger without the columns of later versions."""
-    if alone.place.is_postgres:
-        alone.sql("ALTER TABLE oncely_ranges DROP COLUMN superseded")
-    else:
-        alone.sql("DROP INDEX oncely_ranges_in_force")
-        alone.sql("ALTER TABLE oncely_ranges DROP COLUMN superseded")
-    assert alone.audit().found == {}
-
-
 def test_a_history_in_disorder(world: AuditWorld) -> None:
     world.sql('UPDATE oncely_ranges SET epoch = 9 WHERE "partition" = 0 AND range_start = 7')
     report = world.audit()
@@ -452,7 +442,7 @@ def test_altered_rows_of_deleted_records(alone: AuditWorld, broker: Broker) -> N
 
 
 def test_a_history_without_digests(world: AuditWorld) -> None:
-    """Of an earlier version: the values are recomputed from the topic."""
+    """The values are recomputed from the topic."""
     world.sql("UPDATE oncely_ranges SET digest = NULL, recipe = NULL")
     assert world.audit().verdict == "clean"
     world.sql("UPDATE rows SET name = 'other' WHERE kafka_partition = 0 AND kafka_offset = 5")

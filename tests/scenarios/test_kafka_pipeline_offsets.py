@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from oncely.clients.kafka.topics import ledger_partition
 from oncely.config import parse
 from oncely.errors import Stopped, TableMismatch
 from oncely.pipeline import Pipeline
 from oncely.sources.reset import Verb
-from tests.kafkatools import partition_in
 from tests.scenarios.commands import oncely_json, reset_fences_a_run
 from tests.scenarios.topic_world import TopicWorld
 
@@ -110,7 +110,7 @@ def test_a_position_that_neither_knows_is_refused(world: TopicWorld, runtime: An
     forget_group(world)
     producer = Producer({"bootstrap.servers": world.brokers})
     gone = json.dumps(["position", world.name, world.topic, 1], separators=(",", ":"))
-    own = partition_in(world.brokers, world.ledger, world.name)
+    own = ledger_partition(world.name)
     producer.produce(world.ledger, None, gone.encode(), own)
     assert producer.flush(120) == 0
     with pytest.raises(Stopped, match="its positions are lost for") as refused:

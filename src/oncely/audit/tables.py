@@ -60,7 +60,8 @@ class Tables(LedgerTables):
     """The ledger, the rows and the dead letters in one snapshot."""
 
     def require_tables(self) -> None:
-        """Raises WrongInput if a table is missing."""
+        """Raises WrongInput if a table is missing, OlderFormat for those of an early version."""
+        self.require_known()
         missing = self.missing(self.all)
         if missing:
             raise WrongInput(

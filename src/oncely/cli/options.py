@@ -68,9 +68,6 @@ SparkLogFile = Annotated[
     typer.Option(metavar="PATH", help="File for Spark's own output; - for stderr.", dir_okay=False),
 ]
 
-Removed = Annotated[str | None, typer.Option(hidden=True)]
-"""An option that was removed; its name is that of the parameter."""
-
 
 @dataclass(frozen=True)
 class Serving:

@@ -57,7 +57,7 @@ class Table:
         Raises:
             ConfigError: nothing was published yet.
         """
-        reader = Manifest(self.pipeline_topics, self.manifest_topic, self.schema_topic, self.store)
+        reader = Manifest(self.pipeline_topics, self.manifest_topic, self.schema_topic)
         reader.require()
         return reader
 

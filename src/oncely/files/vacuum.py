@@ -165,8 +165,7 @@ def _sorted(
     listed = sorted(stored, key=lambda one: one.path)
     others = _roots_below(listed)
     for one in listed:
-        named = one.path in contents.files or one.path in contents.others
-        if named or one.path in (owner.PATH, owner.NOTICE):
+        if one.path in contents.files or one.path in (owner.PATH, owner.NOTICE):
             continue
         removed = contents.removed.get(one.path)
         ours = is_file(one.path) or _PROBE.fullmatch(one.path) or limits_of(one.path)

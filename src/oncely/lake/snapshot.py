@@ -54,8 +54,6 @@ class Snapshot(msgspec.Struct, frozen=True):
         files: packed, by path.
         removed, schemas, seen: state of the manifest's reader.
         fields: the fields of a packed file.
-        pipeline: the reader's pipeline; only the same may use the snapshot.
-        others: files of other pipelines, packed, by pipeline and path.
         owners: the owner records, in the order of the log.
     """
 
@@ -67,9 +65,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     schemas: list[ScopeSchema]
     seen: list[str]
     fields: list[str]
-    pipeline: str = ""
-    others: dict[str, dict[str, bytes]] = {}
-    owners: list[ManifestOwner] = []
+    owners: list[ManifestOwner]
 
 
 def load(folder: Path, ids: tuple[str, str], retention: float) -> Snapshot | None:

@@ -281,11 +281,8 @@ class Opener:
         """The ledger's positions, and those for which only the group's copy is left."""
         found: dict[TopicPartition, StoredPosition] = dict(view.positions)
         stamps = self.cluster.stamped_offsets(partitions)
-        refuse_foreign(stamps, view.positions, self.cluster.pipeline_topics)
-        owns, group = self.cluster.keys.owns, self.cluster.pipeline_topics.group
+        refuse_foreign(stamps, self.cluster.pipeline_topics)
         for tp, stamped in stamps.items():
-            if not owns(stamped, group):
-                continue  # it has no name: the ledger topic has the position
             self._same_source(stamped.cluster, {tp.topic: stamped.topic_id})
             known = found[tp].entry if tp in found else None
             if newer(known, stamped.entry) == stamped.entry:

@@ -195,7 +195,7 @@ class PublishedBatches:
             raise self._other_checkpoint(
                 f"batch {query.batch_id} is older than the last published, {known.query_batch}"
             )
-        if known.query_plan not in (None, query.plan):
+        if known.query_plan != query.plan:
             raise self._other_checkpoint(
                 f"batch {query.batch_id} is published and was planned again"
             )
