@@ -671,10 +671,10 @@ class Pipeline:
         Args:
             refused: the reason, read before an audit that is clean.
         """
-        from oncely.sinks.base import EndsRefusal
+        from oncely.sinks.delta.rewrite import DeltaRewrites
 
         with self.destination.rewriting(self.row_schema()) as rewrites:
-            if isinstance(rewrites, EndsRefusal):
+            if isinstance(rewrites, DeltaRewrites):
                 rewrites.end_refusal(refused)
 
     @_hiding

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -19,10 +20,12 @@ from oncely.sinks.base import (
     DiscardsDeadLetters,
     ReplaysDeadLetters,
     RewritesRecords,
-    RewritesTogether,
     Sink,
 )
 from oncely.sources.kafka import KafkaSource
+
+if TYPE_CHECKING:
+    from oncely.sinks.files.rewrite import FilesRewrites
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +133,7 @@ class StoredDestination:
 
     def rewriting(
         self, schema: pa.Schema
-    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+    ) -> AbstractContextManager[RewritesRecords | FilesRewrites]:
         """Refused: positions that do not move with the rows say nothing about them."""
         del schema
         raise ConfigError(

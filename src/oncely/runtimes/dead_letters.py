@@ -12,13 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.core.batch import Record, RecordFetcher, Reject, Rejection
+from oncely.clients.kafka.records import KafkaRecord
+from oncely.core.batch import Reject, Rejection
 from oncely.core.topics import TopicPartition
 from oncely.runtimes.chunks import Origin
+from oncely.sources.kafka import KafkaSource
 
 
 def dead_letters(
-    source: RecordFetcher,
+    source: KafkaSource,
     records: pa.Table,
     origins: Sequence[Origin],
     why: Sequence[Rejection],
@@ -36,7 +38,7 @@ def dead_letters(
 
 
 def _reject(
-    tp: TopicPartition, offset: int, value: bytes | None, record: Record | None, why: Rejection
+    tp: TopicPartition, offset: int, value: bytes | None, record: KafkaRecord | None, why: Rejection
 ) -> Reject:
     if record is None:  # deleted by retention in the meantime
         return Reject(tp, offset, None, None, value, (), why.stage, why.reason)

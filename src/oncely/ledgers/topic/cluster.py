@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaException
@@ -64,18 +64,9 @@ READER: Mapping[str, object] = {
 _AGAIN = 0.05  # seconds
 
 
-class Connect(Protocol):
-    """Creates a client of librdkafka; tests inject faults here."""
-
-    def __call__(
-        self,
-        kind: Any,
-        brokers: str,
-        kafka: Mapping[str, object],
-        error_state: ErrorState,
-        **own: Any,
-    ) -> Any:
-        """See :func:`oncely.clients.kafka.client.make`."""
+Connect = Callable[..., Any]
+"""Creates a client of librdkafka, as :func:`oncely.clients.kafka.client.make`; tests inject faults
+here."""
 
 
 @dataclass(frozen=True)
