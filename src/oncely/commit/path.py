@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from oncely.commit.backoff import Backoff
-from oncely.commit.complaints import tell
+from oncely.commit.backoff import Backoff, tell
 from oncely.commit.delivery import Delivery, commit_chunk, publish_batch
 from oncely.core import ledger
 from oncely.core.batch import Batch, BudgetSpent, Chunk, StagedRowsGone
