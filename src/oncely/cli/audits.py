@@ -26,8 +26,7 @@ from oncely.audit.wording import redacted, verdict_sentence
 from oncely.cli import identity, screen
 from oncely.cli.audit import show_report
 from oncely.cli.audit_options import Asked
-from oncely.cli.durations import seconds
-from oncely.cli.opened import STDIN, importable, opened
+from oncely.cli.opened import STDIN, importable, opened, seconds
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.config import SparkSettings

@@ -12,8 +12,7 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from oncely import artifacts
 from oncely.cli import options, screen
-from oncely.cli.durations import seconds
-from oncely.cli.opened import files_of, importable, opened_together
+from oncely.cli.opened import files_of, importable, opened_together, seconds
 from oncely.cli.options import Serving
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
 from oncely.cli.signals import Signals
