@@ -33,7 +33,6 @@ from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.clients.kafka.topics import configured, identified
 from oncely.errors import ConfigError, DataLost, SourceMismatch
 from oncely.lake import snapshot
-from oncely.lake.live_files import FIELDS, LiveFiles
 from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
@@ -44,6 +43,7 @@ from oncely.lake.records import (
     read_schema,
     schema_key,
 )
+from oncely.lake.snapshot import FIELDS, LiveFiles
 from oncely.ledgers.topic.cluster import READER, PipelineTopics
 
 _logger = logging.getLogger("oncely.sinks.files")
