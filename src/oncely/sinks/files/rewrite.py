@@ -39,7 +39,7 @@ from oncely.core.ranges import OffsetRange, normalize
 from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together
 from oncely.core.topics import TopicPartition
 from oncely.lake.manifest import Contents
-from oncely.lake.names import is_mixed
+from oncely.lake.paths import is_mixed
 from oncely.lake.records import ManifestFile, Receipt, read_receipt
 from oncely.lake.replacing import Replacing
 from oncely.ledgers.topic.cluster import Cluster
