@@ -31,8 +31,7 @@ from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.files.plan import Bin, bins, in_order, union
 from oncely.files.reading import Named, rows_of
-from oncely.files.table import Table
-from oncely.files.times import instant
+from oncely.files.table import Table, instant
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.conform import Rounding
 from oncely.lake.leases import Limits, StagingLeases

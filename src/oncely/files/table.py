@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,14 @@ def addresses(
             "bytes": file.bytes,
         }
         yield found | {"partition": file.partition} if file.partition else found
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def instant(text: str) -> int:
+    """Microseconds since 1970 of an instant by ISO 8601; UTC without an offset."""
+    at = datetime.fromisoformat(text)
+    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    return (at - _EPOCH) // _MICROSECOND

@@ -23,8 +23,7 @@ from oncely.errors import InvariantViolation
 from oncely.files.overlaps import overlaps
 from oncely.files.reading import decoded
 from oncely.files.schemas import resolved
-from oncely.files.table import Table
-from oncely.files.times import instant
+from oncely.files.table import Table, instant
 from oncely.lake.conform import held_schema
 from oncely.lake.event_time import NO_TIME
 from oncely.lake.manifest import Contents
