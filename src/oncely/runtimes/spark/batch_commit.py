@@ -37,10 +37,9 @@ from oncely.runtimes.spark.decode_task import (
     decoded_schema,
     origin,
 )
-from oncely.runtimes.spark.frames import StagePlan, stage_rows
+from oncely.runtimes.spark.frames import StagePlan, arrow_schema, spark_schema, stage_rows
 from oncely.runtimes.spark.held_rows import HeldRows, refuse_non_deterministic
 from oncely.runtimes.spark.jobs import SparkJobs, answered, collected
-from oncely.runtimes.spark.schemas import arrow_schema, spark_schema
 from oncely.secrets import carried
 from oncely.sinks.base import PacksRows, StagesBatches
 
