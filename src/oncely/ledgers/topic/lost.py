@@ -8,12 +8,12 @@ its first offset. After that its position is that of the reset, and no longer lo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from oncely.core.topics import TopicPartition, from_tree
-from oncely.errors import Stopped
+from oncely.errors import ConfigError, Stopped
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.records import PipelineRecord, tree_names
+from oncely.ledgers.topic.records import OffsetMetadata, PipelineRecord, tree_names
 
 
 def lost_partitions(
@@ -81,3 +81,47 @@ def refuse_lost(
         way_out="look in the output for the last records written, and set positions with"
         " `oncely offsets reset`; or give the pipeline a new name to begin again",
     )
+
+
+# -- positions of another pipeline ---------------------------------------------------------
+
+
+def refuse_foreign(
+    stamps: Mapping[TopicPartition, OffsetMetadata],
+    known: Collection[TopicPartition],
+    topics: PipelineTopics,
+) -> None:
+    """Refuse a group that holds positions of another pipeline, or may hold them.
+
+    Args:
+        stamps: the group's offsets.
+        known: partitions that have a position of this pipeline in the ledger topic.
+        topics: the group.
+
+    Raises:
+        ConfigError: the error names group, pipeline and positions.
+    """
+    keys, name, group = topics.keys, topics.pipeline, topics.group
+    way_out = (
+        f"name a group in source.group that no other pipeline commits to; where {name!r} has"
+        " written before, set its positions with `oncely offsets reset`"
+    )
+    foreign = {tp: one for tp, one in stamps.items() if not keys.owns(one, group)}
+    named = sorted({one.pipeline for one in foreign.values() if one.pipeline})
+    if named:
+        raise ConfigError(
+            "source.group",
+            f"group {group!r} holds positions of pipeline {', '.join(map(repr, named))}: two"
+            " pipelines in one group would use each other's positions",
+            way_out=way_out,
+        )
+    unknown = [f"{tp} at {one.position}" for tp, one in sorted(foreign.items()) if tp not in known]
+    if unknown:
+        raise ConfigError(
+            "source.group",
+            f"group {group!r} holds positions of an earlier version of Oncely, which don't "
+            f"contain the pipeline's name, and ledger topic {topics.ledger_topic!r} does not "
+            f"confirm that"
+            f" they are {name!r}'s: {', '.join(unknown)}",
+            way_out=way_out,
+        )
