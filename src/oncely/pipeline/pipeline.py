@@ -34,7 +34,7 @@ from oncely.errors import ConfigError, OncelyError, SchemaChanged
 from oncely.extras import require
 from oncely.ledgers.topic.cluster import Connect as KafkaConnect
 from oncely.pipeline.sql_destination import SqlDestination
-from oncely.pipeline.stores import store_of
+from oncely.pipeline.stored_destination import store_of
 from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets, scope
 from oncely.sources.kafka import KafkaSource
