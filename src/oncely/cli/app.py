@@ -13,9 +13,9 @@ import typer
 
 from oncely.cli import options, screen
 from oncely.cli.audit_options import Asked
-from oncely.cli.commands import Commands
 from oncely.cli.options import (
     AsJson,
+    Commands,
     EventFile,
     Execute,
     File,
