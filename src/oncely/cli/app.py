@@ -172,8 +172,7 @@ def work(
 
     Exit codes: as those of `oncely run`.
     """
-    from oncely.cli.run import probes
-    from oncely.cli.work import work_file
+    from oncely.cli.run import probes, work_file
 
     if (on, workers, spark_log) != (None, None, None):
         raise WrongInput(
