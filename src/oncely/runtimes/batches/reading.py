@@ -16,8 +16,7 @@ from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import DataLost, Unavailable
 from oncely.runtimes.batches.plan import Ranges
-from oncely.runtimes.chunks import Bounds, Processing
-from oncely.runtimes.dead_letters import dead_letters
+from oncely.runtimes.chunks import Bounds, Processing, dead_letters
 from oncely.runtimes.row_transform import RowTransform
 from oncely.sources.kafka import KafkaSource
 

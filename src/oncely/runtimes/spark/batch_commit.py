@@ -24,7 +24,7 @@ from oncely.core.topics import TopicPartition
 from oncely.phases import phase
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, shares_of
-from oncely.runtimes.dead_letters import dead_letters
+from oncely.runtimes.chunks import dead_letters
 from oncely.runtimes.jobs.base import all_of
 from oncely.runtimes.spark.decode_task import (
     OFFSET,
