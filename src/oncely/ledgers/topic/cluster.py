@@ -28,9 +28,9 @@ from oncely.clients.kafka.client import (
     make,
 )
 from oncely.clients.kafka.compacted_topic import TopicLog
-from oncely.clients.kafka.non_transactional import Delivered, Plain
 from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.producer_settings import producer_config
+from oncely.clients.kafka.sender import Delivered, Plain
 from oncely.clients.kafka.topics import identified, ledger_partition
 from oncely.clients.kafka.transaction import Transaction
 from oncely.core.ledger import Entry
