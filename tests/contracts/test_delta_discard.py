@@ -18,8 +18,7 @@ from oncely.errors import Unavailable
 from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.reject_filter import RejectFilter
 from oncely.pipeline.rejects import discard as discard_by
-from oncely.sinks.delta.discard import DeltaDiscards
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.replay import DeltaDiscards, DeltaReplay
 from oncely.sinks.delta.sink import DeltaSink
 from tests.contracts.test_audit_delta import BAD, COMMITS, EACH, World, a_world
 from tests.deltatools import Committing, DeltaPlace, make_place

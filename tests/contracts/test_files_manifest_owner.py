@@ -18,7 +18,7 @@ from oncely.clients.kafka import topics
 from oncely.core.claim import Takeover
 from oncely.errors import ConfigError, OlderFormat, TableMismatch
 from oncely.files.compact import compact
-from oncely.files.rows import rows
+from oncely.files.reading import rows
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
 from oncely.lake import manifest_owner

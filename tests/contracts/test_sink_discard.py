@@ -14,8 +14,7 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Takeover
 from oncely.errors import Unavailable
-from oncely.sinks.sql.discard import SqlDiscards
-from oncely.sinks.sql.replay import FIRST, SqlReplay
+from oncely.sinks.sql.replay import FIRST, SqlDiscards, SqlReplay
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import ids, wait_for_a_lock
 from tests.replaytools import judging
@@ -99,7 +98,7 @@ def test_a_dry_run_counts_and_writes_nothing(place: Place, sink: SqlSink) -> Non
 def test_more_than_are_read_at_once(
     sink: SqlSink, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncely.sinks.sql.discard._AT_ONCE", 1)
+    monkeypatch.setattr("oncely.sinks.sql.replay._AT_ONCE", 1)
     assert discard(sink, lambda one: one.offset % 2 == 0).total() == 2
     assert states(sink) == ([1, 3], [2, 4])
 

@@ -22,8 +22,7 @@ from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import digest_sum, row_digests
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
-from oncely.sinks.sql.discard import SqlDiscards
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.replay import SqlDiscards, SqlReplay
 from oncely.sinks.sql.rewrite import SqlRewrites
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import wait_for_a_lock

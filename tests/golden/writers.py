@@ -35,7 +35,6 @@ from oncely.core.topics import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
 from oncely.lake.avro_file import AvroFiles
-from oncely.lake.live_files import FIELDS, LiveFiles
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.partitions import parse_partition_by
 from oncely.lake.paths import FileNames, directory
@@ -49,7 +48,7 @@ from oncely.lake.records import (
     schema_key,
 )
 from oncely.lake.records import encode as manifest_value
-from oncely.lake.snapshot import ReadSoFar, Snapshot, save
+from oncely.lake.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
 from oncely.ledgers.sql.tables import TABLES, LedgerTables
 from oncely.ledgers.stores.base import Stored
 from oncely.ledgers.stores.file import FileStore

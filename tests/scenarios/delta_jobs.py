@@ -14,8 +14,7 @@ from oncely.commit.replay import replay as replay_letters
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import Fenced, Unavailable
 from oncely.sinks.base import Judge
-from oncely.sinks.delta.discard import DeltaDiscards
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.replay import DeltaDiscards, DeltaReplay
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.testing.processes import kill_self, stop_self
 from tests.deltatools import DeltaPlace

@@ -13,9 +13,9 @@ import typer
 
 from oncely.cli import options, screen
 from oncely.cli.audit_options import Asked
-from oncely.cli.commands import Commands
 from oncely.cli.options import (
     AsJson,
+    Commands,
     EventFile,
     Execute,
     File,
@@ -167,8 +167,7 @@ def work(
 
     Exit codes: as those of `oncely run`.
     """
-    from oncely.cli.run import probes
-    from oncely.cli.work import work_file
+    from oncely.cli.run import probes, work_file
 
     return work_file(file, until, events, probes(serving), on_fenced)
 

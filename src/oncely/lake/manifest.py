@@ -31,7 +31,6 @@ from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.clients.kafka.topics import configured, identified
 from oncely.errors import ConfigError, DataLost, OlderFormat, SourceMismatch
 from oncely.lake import snapshot
-from oncely.lake.live_files import FIELDS, LiveFiles
 from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
@@ -42,6 +41,7 @@ from oncely.lake.records import (
     read_schema,
     schema_key,
 )
+from oncely.lake.snapshot import FIELDS, LiveFiles
 from oncely.ledgers.topic.cluster import READER, PipelineTopics
 
 _WORTH_KEEPING = 20_000  # number of messages after which a command keeps a snapshot

@@ -23,8 +23,7 @@ from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import PROBED, Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
-from oncely.sinks.delta.discard import DeltaDiscards
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.replay import DeltaDiscards, DeltaReplay
 from oncely.sinks.delta.rewrite import DeltaRewrites
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import DeltaFormat

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -20,10 +20,12 @@ from oncely.sinks.base import (
     DiscardsDeadLetters,
     ReplaysDeadLetters,
     RewritesRecords,
-    RewritesTogether,
     Sink,
 )
 from oncely.sinks.sql.privileges import Room
+
+if TYPE_CHECKING:
+    from oncely.sinks.files.rewrite import FilesRewrites
 
 LOST_WAY_OUT = f"restore it; or {SAY_WHERE}"
 
@@ -215,7 +217,7 @@ class Destination(Protocol):
 
     def rewriting(
         self, schema: pa.Schema
-    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+    ) -> AbstractContextManager[RewritesRecords | FilesRewrites]:
         """Begin a repair or backfill, for rows of these columns.
 
         Raises:

@@ -19,8 +19,8 @@ from oncely.pipeline import inspect as looking
 from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
-from oncely.sinks.sql.discard import SqlDiscards
 from oncely.sinks.sql.privileges import Needs, missing_privileges
+from oncely.sinks.sql.replay import SqlDiscards
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
 

@@ -23,9 +23,8 @@ from oncely.pipeline import inspect as looking
 from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
-from oncely.sinks.sql.discard import SqlDiscards
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.replay import SqlDiscards, SqlReplay
 from oncely.sinks.sql.rewrite import SqlRewrites
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Target, Wanted, create_statement, inspect

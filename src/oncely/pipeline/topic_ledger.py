@@ -11,8 +11,7 @@ from oncely.clients.kafka.limits import check_open_files
 from oncely.core.batch import Reject
 from oncely.core.topics import TopicPartition, from_tree
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.foreign import refuse_foreign
-from oncely.ledgers.topic.lost import lost_partitions, refuse_lost
+from oncely.ledgers.topic.lost import lost_partitions, refuse_foreign, refuse_lost
 from oncely.ledgers.topic.records import View
 from oncely.ledgers.topic.same_outputs import same_outputs, same_target
 from oncely.pipeline.destination import LedgerState, refusal

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.audit.stored.letter import Letter, content_of
+from oncely.audit.stored.dead_letters import Letter, content_of
 from oncely.audit.stored.topic_ledger import StoredTotals
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.core.topics import TopicPartition, from_tree

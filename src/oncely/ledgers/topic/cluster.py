@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaException
@@ -28,9 +28,9 @@ from oncely.clients.kafka.client import (
     make,
 )
 from oncely.clients.kafka.compacted_topic import TopicLog
-from oncely.clients.kafka.non_transactional import Delivered, Plain
 from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.producer_settings import producer_config
+from oncely.clients.kafka.sender import Delivered, Plain
 from oncely.clients.kafka.topics import identified, ledger_partition, require_partitions
 from oncely.clients.kafka.transaction import Transaction
 from oncely.core.ledger import Entry
@@ -64,18 +64,9 @@ READER: Mapping[str, object] = {
 _AGAIN = 0.05  # seconds
 
 
-class Connect(Protocol):
-    """Creates a client of librdkafka; tests inject faults here."""
-
-    def __call__(
-        self,
-        kind: Any,
-        brokers: str,
-        kafka: Mapping[str, object],
-        error_state: ErrorState,
-        **own: Any,
-    ) -> Any:
-        """See :func:`oncely.clients.kafka.client.make`."""
+Connect = Callable[..., Any]
+"""Creates a client of librdkafka, as :func:`oncely.clients.kafka.client.make`; tests inject faults
+here."""
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,12 @@ from oncely.errors import Fenced, InvariantViolation, Unavailable
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.topic.cluster import Cluster, newer
 from oncely.ledgers.topic.compare_and_set import compare_and_set, run_concurrently
-from oncely.ledgers.topic.foreign import refuse_foreign
-from oncely.ledgers.topic.lost import lost_partitions, newest_lost_epoch, refuse_lost
+from oncely.ledgers.topic.lost import (
+    lost_partitions,
+    newest_lost_epoch,
+    refuse_foreign,
+    refuse_lost,
+)
 from oncely.ledgers.topic.records import (
     NEXT,
     PipelineRecord,

@@ -235,7 +235,7 @@ class FilesSink:
     # -- the driver: a batch ---------------------------------------------------------------
 
     def agree(self, staged: Staged) -> bool:
-        """Merge the schemas of a task; see :class:`oncely.sinks.base.StagesRanges`."""
+        """Merge the schemas of a task; see :class:`oncely.sinks.base.StagesBatches`."""
         if staged.name is None:  # packets of contradicting tasks
             return False
         return self._schemas.agree(read_receipt(staged.name))

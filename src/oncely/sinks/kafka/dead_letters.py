@@ -23,7 +23,7 @@ from oncely.core.batch import Reject
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.foreign import refuse_foreign
+from oncely.ledgers.topic.lost import refuse_foreign
 from oncely.ledgers.topic.records import View, replay_group
 from oncely.sinks.kafka.dead_letter_messages import DeadLetter, opened
 
