@@ -18,6 +18,7 @@ from oncely.cli.app import app
 from oncely.config import parse
 from oncely.config.reference import markdown
 from oncely.config.tables import tables
+from oncely.errors import ConfigError
 from tests.conftest import repository
 
 TOP = repository()
@@ -141,7 +142,7 @@ def test_pipeline_files_are_accepted(
             for name in re.findall(r"\$\{(\w+)\}", block.text):
                 monkeypatch.setenv(name, VALUES.get(name, "x"))
             text = re.sub(r"\$\{file:[^}]*\}", "x", block.text)
-            assert accepted(text, tmp_path) or "left" in block.text, f"line {block.line}"
+            assert accepted(text, tmp_path) or "[left]" in block.text, f"line {block.line}"
 
 
 @EVERY_PAGE
@@ -193,5 +194,5 @@ def test_commands_that_do_not_exist_are_noticed() -> None:
 
 
 def test_pipeline_files_that_are_wrong_are_noticed(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"sink\.tabel"):
+    with pytest.raises(ConfigError, match=r"sink\.tabel"):
         accepted('[sink]\nkind = "sql"\nurl = "postgresql://h/d"\ntabel = "t"', tmp_path)

@@ -31,7 +31,6 @@ def promises() -> dict[str, str]:
 
 
 def test_each_promise_names_its_model_or_none() -> None:
-    assert len(promises()) > 60, "the tables were not read"
     named = {module for cell in promises().values() for module, _ in _PROPERTY.findall(cell)}
     assert named == CHECKED.keys()
     for promise, cell in promises().items():
