@@ -99,7 +99,7 @@ _SPREAD = frozenset(
     }
 )
 
-_ON_SPARK = "@spark"
+_ON_SPARK = ("@spark", "@spark-long")
 
 _NEEDS_A_SERVER = frozenset(
     {
@@ -163,7 +163,8 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A process runs a file at a time; of :data:`_SPREAD` a test at a time. One process runs all
-    tests on Spark: a Spark that has just been started needs several times as long for a job.
+    tests on Spark, and another one those that are long: a Spark that has just been started needs
+    several times as long for a job.
 
     A process runs a test when it knows the next one, or that there is none. xdist gives the
     successor of a crashed process one unit; if this is one test, both wait for ever.
@@ -173,7 +174,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.endswith(_ON_SPARK):
-                return _ON_SPARK
+                return nodeid.rpartition("@")[2]
             file = super()._split_scope(nodeid)
             return nodeid if Path(file).name in _SPREAD else file
 
@@ -218,11 +219,15 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
     """
     items = session.items
     if hasattr(session.config, "workerinput"):
-        sent = [one.nodeid + (_ON_SPARK if _is_on_spark(one) else "") for one in items]
-        session.items = [SimpleNamespace(nodeid=one) for one in sent]  # type: ignore[misc]
+        session.items = [SimpleNamespace(nodeid=_sent(one)) for one in items]  # type: ignore[misc]
     yield
     session.items = items
     gc.freeze()
+
+
+def _sent(item: pytest.Item) -> str:
+    is_long = item.get_closest_marker("long") is not None
+    return item.nodeid + (_ON_SPARK[is_long] if _is_on_spark(item) else "")
 
 
 def _needs_a_server(item: pytest.Item) -> bool:

@@ -241,18 +241,18 @@ class BaseJobs:
             assert sum(any(one[0] == bucket for one in task) for task in staged) == 1
         assert len(all_of(found, Spent)) >= 4
 
-    @pytest.mark.parametrize("at", ["send", "stage"])
-    def test_an_error_of_oncely_is_an_answer_on_both_sides_of_a_shuffle(
-        self, jobs: Jobs, tmp_path: Path, at: str
+    def test_an_error_of_oncely_before_a_shuffle_is_an_answer(self, jobs: Jobs) -> None:
+        _, error = sort_out(shuffled(jobs, refusing_to_send, [0, 1], staging), list)
+        assert isinstance(error, Fenced)
+        assert error.lost == _FENCED.lost
+
+    def test_an_error_of_oncely_after_a_shuffle_is_an_answer_beside_the_others(
+        self, jobs: Jobs, tmp_path: Path
     ) -> None:
-        send, stage = (
-            (refusing_to_send, staging)
-            if at == "send"
-            else (partial(sending, tmp_path), refusing)
-        )  # fmt: skip
-        with pytest.raises(Fenced) as caught:
-            all_of(shuffled(jobs, send, [0, 1], stage), tuple)
-        assert caught.value.lost == _FENCED.lost
+        found, error = sort_out(shuffled(jobs, partial(sending, tmp_path), [0, 1], refusing), tuple)
+        assert isinstance(error, Fenced)
+        assert error.lost == _FENCED.lost
+        assert sorted(found) == [("sent", 0), ("sent", 1)]
 
     def test_a_cancelled_job_ends_with_its_tasks(
         self, make: Callable[[], Jobs], tmp_path: Path
