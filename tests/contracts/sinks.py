@@ -186,13 +186,18 @@ def _sql(place: Place) -> SinkAdapter:
 
 
 def _kafka(topics: kafkatools.Topics, *, turns: bool) -> SinkAdapter:
+    def positions() -> dict[TopicPartition, int]:
+        committed = topics.committed()
+        assert {tp: at for tp, (at, _) in topics.ledger_positions().items()} == committed
+        return committed
+
     return SinkAdapter(
         "kafka",
         lambda: replace(topics.sink(), turns=turns),
         lambda: batch_sink(topics),
         topics.ids,
         lambda: _offsets_of(topics.bootstrap, topics.rejects),
-        topics.committed,
+        positions,
         lambda: sorted(topics.ledger_ranges()),
     )
 
