@@ -19,7 +19,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from oncely.clients.kafka.producer import Columns, binaries
+from oncely.clients.kafka.producer import Columns
 from oncely.clients.kafka.sender import Message, Sender
 from oncely.core.batch import Batch, StagedRowsGone
 from oncely.core.claim import Claim, Fence
@@ -102,7 +102,7 @@ class PackedMessages:
         if not self.headers:
             writer.send_columns(topic, plain)
         else:
-            values, keys = binaries(plain.value), binaries(plain.key)
+            values, keys = plain.value.to_pylist(), plain.key.to_pylist()
             headers = header_lists(part.column("headers"))
             writer.send(topic, map(Message, values, keys, headers))
 
