@@ -1,14 +1,13 @@
-"""Replay of dead letters: valid records become rows, in the commit that removes the dead letter.
+"""Replays and discards of dead letters.
 
-The file of dead letters is the token: a commit replaces it by a file of those that still fail, and
-of those that were not processed yet. A file that the ledger does not list any more was replayed, or
-voided by a reset, by another process.
+In a replay, valid records become rows in the commit that removes the dead letter. The file of dead
+letters is the token: a commit replaces it by a file of those that still fail, and of those that
+were not processed yet. A file that the ledger does not list any more was replayed, or voided by a
+reset, by another process.
 
-Discards of dead letters: their content is removed, in one commit of the table.
-
-A file with chosen dead letters is replaced by a file in which these are without content. As any
-other, the commit is refused unless it follows the version of its decision: a replay at the same
-time comes before it, or finds the file replaced.
+In a discard, a file with chosen dead letters is replaced by a file in which these are without
+content, in one commit of the table. As any other, the commit is refused unless it follows the
+version of its decision: a replay at the same time comes before it, or finds the file replaced.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Replay of dead letters: valid records are moved into the table, each exactly once.
+"""Replays and discards of dead letters.
 
-The reject itself is the token. One transaction locks some rejects, writes the rows of the valid
-ones and deletes exactly these rejects; those that still fail get their newer reason. A crash before
-COMMIT leaves every reject in place, a crash after it leaves none of them to be replayed, and a
-COMMIT whose answer was lost is settled by reading the rejects again. Of two concurrent replays, the
-second waits for the row locks and then sees no rejects.
+In a replay, valid records are moved into the table, each exactly once. The reject itself is the
+token. One transaction locks some rejects, writes the rows of the valid ones and deletes exactly
+these rejects; those that still fail get their newer reason. A crash before COMMIT leaves every
+reject in place, a crash after it leaves none of them to be replayed, and a COMMIT whose answer was
+lost is settled by reading the rejects again. Of two concurrent replays, the second waits for the
+row locks and then sees no rejects.
 
-Discards of dead letters: their content is removed, and their rows stay.
-
-One transaction locks the pending dead letters, chooses some, and removes key, value and headers of
-these. A replay at the same time has locked a dead letter before, and has deleted it, or waits for
-the lock and finds the dead letter discarded. A repetition after a lost answer finds nothing to do.
+In a discard, the content of dead letters is removed, and their rows stay. One transaction locks the
+pending dead letters, chooses some, and removes key, value and headers of these. A replay at the
+same time has locked a dead letter before, and has deleted it, or waits for the lock and finds the
+dead letter discarded. A repetition after a lost answer finds nothing to do.
 """
 
 from __future__ import annotations
