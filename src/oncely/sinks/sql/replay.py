@@ -138,32 +138,24 @@ _AT_ONCE = 500
 """Dead letters that are in memory, with their values."""
 
 
-@dataclass(frozen=True)
-class SqlDiscards:
-    """Discards in the ledger's table.
+def discard_letters(sink: SqlSink, which: Callable[[Reject], bool], execute: bool) -> Counter[str]:
+    """Discard pending dead letters: see
+    :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""
+    letters, reasons = sink.ledger.dead_letters, Counter[str]()
+    with (
+        brief_session(sink.dialect, "discard", sink.connect) as ours,
+        transaction(ours) if execute else nullcontext(),
+    ):
+        for found in _pending(sink, ours, lock=execute):
+            chosen = [one.discarded for one in found if which(one)]
+            reasons.update(one.reason for one in chosen)
+            if execute:
+                letters.change(ours, chosen)
+    return reasons
 
-    Attributes:
-        sink: for operations on the ledger; it may be without columns.
-    """
 
-    sink: SqlSink
-
-    def discard(self, which: Callable[[Reject], bool], *, execute: bool) -> Counter[str]:
-        """Discard the pending dead letters that are chosen, in one transaction."""
-        letters, reasons = self.sink.ledger.dead_letters, Counter[str]()
-        with (
-            brief_session(self.sink.dialect, "discard", self.sink.connect) as ours,
-            transaction(ours) if execute else nullcontext(),
-        ):
-            for found in self._pending(ours, lock=execute):
-                chosen = [one.discarded for one in found if which(one)]
-                reasons.update(one.reason for one in chosen)
-                if execute:
-                    letters.change(ours, chosen)
-        return reasons
-
-    def _pending(self, ours: Connection, *, lock: bool) -> Iterator[list[Reject]]:
-        after = FIRST
-        while found := self.sink.ledger.dead_letters.read(ours, after, _AT_ONCE, lock=lock):
-            yield found
-            after = (*found[-1].partition, found[-1].offset)
+def _pending(sink: SqlSink, ours: Connection, *, lock: bool) -> Iterator[list[Reject]]:
+    after = FIRST
+    while found := sink.ledger.dead_letters.read(ours, after, _AT_ONCE, lock=lock):
+        yield found
+        after = (*found[-1].partition, found[-1].offset)
