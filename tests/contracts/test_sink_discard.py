@@ -14,7 +14,7 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Takeover
 from oncely.errors import Unavailable
-from oncely.sinks.sql.replay import FIRST, SqlDiscards, SqlReplay
+from oncely.sinks.sql.replay import FIRST, SqlReplay, discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import ids, wait_for_a_lock
 from tests.replaytools import judging
@@ -54,7 +54,7 @@ def by_email(one: Reject) -> bool:
 
 
 def discard(sink: SqlSink, which: Callable[[Reject], bool] = by_email) -> Counter[str]:
-    return SqlDiscards(sink).discard(which, execute=True)
+    return discard_letters(sink, which, True)
 
 
 def states(sink: SqlSink) -> tuple[list[int], list[int]]:
@@ -89,7 +89,7 @@ def test_a_dry_run_counts_and_writes_nothing(place: Place, sink: SqlSink) -> Non
     with place.session() as other:
         other.execute("BEGIN")
         other.execute('UPDATE oncely_rejects SET stage = stage WHERE "offset" = 1')
-        found = SqlDiscards(sink).discard(by_email, execute=False)  # waits for no lock
+        found = discard_letters(sink, by_email, False)  # waits for no lock
         other.execute("ROLLBACK")
     assert found == {"email: … at byte …": 3}
     assert place.sql("SELECT * FROM oncely_rejects") == before

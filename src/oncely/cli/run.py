@@ -1,4 +1,4 @@
-"""``oncely run``."""
+"""``oncely run`` and ``oncely work``."""
 
 from __future__ import annotations
 

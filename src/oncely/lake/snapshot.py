@@ -14,11 +14,9 @@ following hold; otherwise the topics are read from their first offset:
 Commands that delete or rewrite files (``vacuum``, ``compact``) and that check them (``verify``)
 read the topics from the beginning.
 
-The files of a table in memory: hundreds of thousands of entries, each packed into bytes.
-
-A decoded :class:`ManifestFile` takes 1.8 kB, mostly for its Python objects. As MessagePack, with
-its path as the key, it takes less than a third of that, and is decoded in two microseconds at each
-access.
+In memory, too, the hundreds of thousands of entries of a table are packed into bytes. A decoded
+:class:`ManifestFile` takes 1.8 kB, mostly for its Python objects. As MessagePack, with its path as
+the key, it takes less than a third of that, and is decoded in two microseconds at each access.
 """
 
 from __future__ import annotations

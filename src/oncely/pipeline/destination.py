@@ -17,7 +17,7 @@ from oncely.ledgers.sql.activity import Activity
 from oncely.ledgers.stores.ledger import SAY_WHERE
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.base import (
-    DiscardsDeadLetters,
+    Discard,
     ReplaysDeadLetters,
     RewritesRecords,
     Sink,
@@ -190,8 +190,14 @@ class Destination(Protocol):
         Raises the errors of :meth:`look`, and for ``discarded`` those of :meth:`discarding`.
         """
 
-    def discarding(self) -> DiscardsDeadLetters:
-        """Begin a discard of dead letters.
+    def discarding(self) -> Discard:
+        """A function that removes the content of pending dead letters, in one transaction; each
+        still accounts for its record.
+
+        It takes a function that chooses dead letters, and whether to write: otherwise they are only
+        counted. It returns their masked reasons with the number of dead letters of each, and raises
+        PositionMoved or Unavailable if it must be repeated. A dead letter that a replay takes at
+        the same time is replayed or discarded, not both.
 
         Raises:
             ConfigError: dead letters can't be changed there; the error names the way out.

@@ -32,7 +32,7 @@ from oncely.ledgers.stores.zookeeper import ZooKeeperStore
 from oncely.pipeline.destination import LOST_WAY_OUT, Destination, LedgerState, SinkPlan
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.base import (
-    DiscardsDeadLetters,
+    Discard,
     ReplaysDeadLetters,
     RewritesRecords,
     Sink,
@@ -122,7 +122,7 @@ class StoredDestination:
         """The first dead letters, and their total number."""
         return self.inner.rejects(limit, discarded=discarded)
 
-    def discarding(self) -> DiscardsDeadLetters:
+    def discarding(self) -> Discard:
         """Begin a discard: dead letters are beside the records."""
         return self.inner.discarding()
 

@@ -4,11 +4,9 @@ A chunk claims only what was READ: its range ends after the last record that was
 planned end. Audits compare chunks of records that are read again with the destination; repairs,
 backfills and replays of dead letters write them.
 
-Creation of dead letters from rejected records.
-
 Each column of the records costs time, so key, headers and timestamp are read only if the decoder
 or the sink needs them. For the few records that are rejected they are read from Kafka again, by
-offset.
+offset, to make their dead letters.
 """
 
 from __future__ import annotations

@@ -271,24 +271,8 @@ class ReplaysDeadLetters(Protocol):
         """
 
 
-class DiscardsDeadLetters(Protocol):
-    """Removes the content of dead letters that nobody needs; each still accounts for its record."""
-
-    def discard(self, which: Callable[[Reject], bool], *, execute: bool) -> Mapping[str, int]:
-        """Discard the pending dead letters that are chosen, in one transaction.
-
-        A dead letter that a replay takes at the same time is replayed or discarded, not both.
-
-        Args:
-            which: chooses.
-            execute: write; otherwise only count.
-
-        Returns:
-            Their masked reasons, and the number of dead letters of each.
-
-        Raises:
-            Unavailable: the outcome is unknown; repeat.
-        """
+Discard = Callable[[Callable[[Reject], bool], bool], Mapping[str, int]]
+"""See :meth:`oncely.pipeline.destination.Destination.discarding`."""
 
 
 class RewritesRecords(Protocol):

@@ -1,9 +1,8 @@
 """Queueing of messages in a producer, and its errors by consequence; for transactions and plain
 writes.
 
-Writing without transactions, for delivery semantics weaker than exactly once.
-
-The producer is idempotent (KIP-98): its own retries create no duplicates, and the records of a
+Without transactions, for delivery semantics weaker than exactly once, the producer is
+idempotent (KIP-98): its own retries create no duplicates, and the records of a
 partition keep their order. The effect of a crash depends on the order of the position's commit.
 """
 

@@ -65,8 +65,7 @@ _AGAIN = 0.05  # seconds
 
 
 Connect = Callable[..., Any]
-"""Creates a client of librdkafka, as :func:`oncely.clients.kafka.client.make`; tests inject faults
-here."""
+"""As :func:`oncely.clients.kafka.client.make`; tests inject faults here."""
 
 
 @dataclass(frozen=True)

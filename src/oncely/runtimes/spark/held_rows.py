@@ -4,11 +4,9 @@ Tasks convert the rows to packets, which a local checkpoint keeps. So all of the
 done before a transaction begins, and a transaction that is repeated writes the same rows. The
 driver reads the packets in parts; neither it nor its JVM holds all of them.
 
-Checks that a plan gives the same rows when a part of it is repeated.
-
-When an executor is lost in the middle of a shuffle, Spark repeats only the lost map tasks. If they
-give other rows than before, some rows are duplicated and others lost. So the input of an exchange
-must be deterministic.
+A plan must give the same rows when a part of it is repeated, which is checked. When an executor is
+lost in the middle of a shuffle, Spark repeats only the lost map tasks. If they give other rows than
+before, some rows are duplicated and others lost. So the input of an exchange must be deterministic.
 """
 
 from __future__ import annotations

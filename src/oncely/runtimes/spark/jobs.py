@@ -3,10 +3,8 @@
 The answers of tasks over the rows of a DataFrame are rows, too: pickled values in one binary
 column. Packets of rows, in Arrow's IPC format, are in another one.
 
-Short texts of Spark's failures.
-
-Spark matches the text of a batch's failure by regular expressions that overflow its stack on a
-page-long one, such as the stack trace of a Java exception.
+Texts of failures are shortened: Spark matches the text of a batch's failure by regular expressions
+that overflow its stack on a page-long one, such as the stack trace of a Java exception.
 """
 
 from __future__ import annotations

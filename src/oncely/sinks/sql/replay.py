@@ -1,16 +1,16 @@
-"""Replay of dead letters: valid records are moved into the table, each exactly once.
+"""Replays and discards of dead letters.
 
-The reject itself is the token. One transaction locks some rejects, writes the rows of the valid
-ones and deletes exactly these rejects; those that still fail get their newer reason. A crash before
-COMMIT leaves every reject in place, a crash after it leaves none of them to be replayed, and a
-COMMIT whose answer was lost is settled by reading the rejects again. Of two concurrent replays, the
-second waits for the row locks and then sees no rejects.
+In a replay, valid records are moved into the table, each exactly once. The reject itself is the
+token. One transaction locks some rejects, writes the rows of the valid ones and deletes exactly
+these rejects; those that still fail get their newer reason. A crash before COMMIT leaves every
+reject in place, a crash after it leaves none of them to be replayed, and a COMMIT whose answer was
+lost is settled by reading the rejects again. Of two concurrent replays, the second waits for the
+row locks and then sees no rejects.
 
-Discards of dead letters: their content is removed, and their rows stay.
-
-One transaction locks the pending dead letters, chooses some, and removes key, value and headers of
-these. A replay at the same time has locked a dead letter before, and has deleted it, or waits for
-the lock and finds the dead letter discarded. A repetition after a lost answer finds nothing to do.
+In a discard, the content of dead letters is removed, and their rows stay. One transaction locks the
+pending dead letters, chooses some, and removes key, value and headers of these. A replay at the
+same time has locked a dead letter before, and has deleted it, or waits for the lock and finds the
+dead letter discarded. A repetition after a lost answer finds nothing to do.
 """
 
 from __future__ import annotations
@@ -138,32 +138,24 @@ _AT_ONCE = 500
 """Dead letters that are in memory, with their values."""
 
 
-@dataclass(frozen=True)
-class SqlDiscards:
-    """Discards in the ledger's table.
+def discard_letters(sink: SqlSink, which: Callable[[Reject], bool], execute: bool) -> Counter[str]:
+    """Discard pending dead letters: see
+    :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""
+    letters, reasons = sink.ledger.dead_letters, Counter[str]()
+    with (
+        brief_session(sink.dialect, "discard", sink.connect) as ours,
+        transaction(ours) if execute else nullcontext(),
+    ):
+        for found in _pending(sink, ours, lock=execute):
+            chosen = [one.discarded for one in found if which(one)]
+            reasons.update(one.reason for one in chosen)
+            if execute:
+                letters.change(ours, chosen)
+    return reasons
 
-    Attributes:
-        sink: for operations on the ledger; it may be without columns.
-    """
 
-    sink: SqlSink
-
-    def discard(self, which: Callable[[Reject], bool], *, execute: bool) -> Counter[str]:
-        """Discard the pending dead letters that are chosen, in one transaction."""
-        letters, reasons = self.sink.ledger.dead_letters, Counter[str]()
-        with (
-            brief_session(self.sink.dialect, "discard", self.sink.connect) as ours,
-            transaction(ours) if execute else nullcontext(),
-        ):
-            for found in self._pending(ours, lock=execute):
-                chosen = [one.discarded for one in found if which(one)]
-                reasons.update(one.reason for one in chosen)
-                if execute:
-                    letters.change(ours, chosen)
-        return reasons
-
-    def _pending(self, ours: Connection, *, lock: bool) -> Iterator[list[Reject]]:
-        after = FIRST
-        while found := self.sink.ledger.dead_letters.read(ours, after, _AT_ONCE, lock=lock):
-            yield found
-            after = (*found[-1].partition, found[-1].offset)
+def _pending(sink: SqlSink, ours: Connection, *, lock: bool) -> Iterator[list[Reject]]:
+    after = FIRST
+    while found := sink.ledger.dead_letters.read(ours, after, _AT_ONCE, lock=lock):
+        yield found
+        after = (*found[-1].partition, found[-1].offset)
