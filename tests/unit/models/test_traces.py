@@ -15,6 +15,7 @@ from models.traces import INITIAL, Function, Recipe, Step, parsed, printed, trac
     [
         ("-1", -1),
         ("TRUE", True),
+        (r'"\\\\"', "\\\\"),
         ("r1", "r1"),
         ('"TRUE"', "TRUE"),
         ('"1"', "1"),

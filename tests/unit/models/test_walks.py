@@ -37,7 +37,7 @@ THIRD = state(1, "TRUE", [1, 1], frozenset())
 SOME = {
     "a name, of a race": [Step("Init", FIRST), Step("Take", SECOND), Step("Lose", FIRST)],
     "another": [Step("Init", SECOND), Step("Commit", THIRD), Step("Stutter", THIRD)],
-    "third": [Step("Init", FIRST), Step("Commit", THIRD)],
+    "third": [Step("Init", SECOND), Step("Commit", THIRD)],
 }
 
 
