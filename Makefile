@@ -69,10 +69,10 @@ long: proof ## Run the long tests, those of the servers and at every step, too, 
 spark-versions: $(READY) ## Run the main scenarios on the oldest and on the newest supported Spark (20 minutes)
 	@$(BIN)/python -m tests.spark_versions 3.5.9 4.3.0
 
-models: $(READY) ## Check the TLA+ models of the protocols, and that each mistake is found
+models: $(READY) ## Check the TLA+ models of the protocols that have changed, and that each mistake is found
 	@$(BIN)/python -m models.check
 
-models-deep: $(READY) ## Check the models in larger sizes, which takes hours
+models-deep: $(READY) ## Check all models again, and in larger sizes, which takes hours
 	@$(BIN)/python -m models.check --deep
 
 check: $(READY) ## Lint, format, types, import layers, and the size of the code

@@ -45,7 +45,6 @@ _LONGEST = (
     "test_write_stream.py",
     "test_audit_by_identity.py",
     "test_audit.py",
-    "test_topic_ledger_traces.py",
     "test_file_store.py",  # it builds a server, once
     "test_files_pipeline_kills.py",
     "test_kafka_pipeline_kills.py",
