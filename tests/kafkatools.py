@@ -102,7 +102,7 @@ class Topics:
         found: dict[own.TopicPartition, tuple[int, int]] = {}
         for message in self.records(self.ledger):
             key = json.loads(message.key())
-            if key[0] == "position":
+            if key[:2] == ["position", self.pipeline]:
                 value = json.loads(message.value())
                 found[own.TopicPartition(key[2], key[3])] = (value["position"], value["epoch"])
         return found
@@ -112,7 +112,7 @@ class Topics:
         return [
             (key[3], value["start"], value["end"], value["kind"])
             for message in self.records(self.ledger)
-            if (key := json.loads(message.key()))[0] == "position"
+            if (key := json.loads(message.key()))[:2] == ["position", self.pipeline]
             and (value := json.loads(message.value()))["start"] < value["end"]
         ]
 
@@ -128,17 +128,27 @@ def ensure_once(broker: Broker, topic: str, partitions: int) -> None:
         _there.add((broker.pid, topic))
 
 
+SHARED_LEDGER = f"ledger-{uuid.uuid4().hex[:12]}"
+"""A ledger topic of this process, for tests that leave no transaction open in it.
+
+To create the sixteen partitions of one takes the broker more time than the test of a commit.
+"""
+
+
 def make_topics(
-    broker: Broker, partitions: int = 1, config: Mapping[str, str] | None = None
+    broker: Broker,
+    partitions: int = 1,
+    config: Mapping[str, str] | None = None,
+    ledger: str | None = None,
 ) -> Topics:
-    """New topics for one test; the ledger is left to the sink."""
+    """New topics for one test; the ledger is left to the sink, and is new, too, unless given."""
     name = uuid.uuid4().hex[:12]
     # The broker takes offsets of topics that exist only.
     for source in SOURCE.topic_ids:
         ensure_once(broker, source, 4)
     output = broker.create_topic(f"out-{name}", partitions, config)
     rejects = broker.create_topic(f"rejects-{name}")
-    return Topics(broker.bootstrap, f"p-{name}", output, rejects, f"ledger-{name}")
+    return Topics(broker.bootstrap, f"p-{name}", output, rejects, ledger or f"ledger-{name}")
 
 
 def ready(

@@ -29,6 +29,7 @@ from oncely.testing.servers.kafka import Broker
 from tests import filestools
 from tests.filestools import FilesPlace
 from tests.groupedtools import Compared, Topic, compare
+from tests.kafkatools import SHARED_LEDGER
 from tests.sinktools import SOURCE, T0, T1, Rec, chunk
 
 BATCHES, EACH, GROUPS = 2, 12, 2
@@ -81,7 +82,7 @@ class World:
                     "url": self.place.root.as_uri(),
                     "partition_by": ["name"],
                     "manifest_topic": f"{self.place.name}.manifest",
-                    "ledger_topic": f"ledger-{self.place.name}",
+                    "ledger_topic": SHARED_LEDGER,
                 },
             }
         )
@@ -109,7 +110,7 @@ class World:
 
 @contextmanager
 def _world(broker: Broker, folder: Path) -> Iterator[World]:
-    place = filestools.make_place(broker, folder)
+    place = filestools.make_place(broker, folder, SHARED_LEDGER)
     sink = place.sink()
     fence = filestools.open_sink(sink).fence
     found = World(place, sink, fence, Topic(_records_of(range(BATCHES))))
