@@ -1,9 +1,8 @@
 """Casting of rows to the table's types; a value that does not fit is reported with its row.
 
-Detection of NUL characters, which text columns do not accept, before rows are sent.
-
-PostgreSQL refuses a NUL in any text, and the escape ``\u0000`` in jsonb, and names no row if the
-value is cast by the server. SQLite accepts a NUL, but its functions end the text there.
+NUL characters, which text columns do not accept, are detected before rows are sent. PostgreSQL
+refuses a NUL in any text, and the escape ``\\u0000`` in jsonb, and names no row if the value is
+cast by the server. SQLite accepts a NUL, but its functions end the text there.
 """
 
 from __future__ import annotations
