@@ -175,7 +175,9 @@ def test_a_root_has_a_notice(place: FilesPlace) -> None:
     text = notice.read_text()
     assert place.name in text
     assert f"{place.name}.manifest" in text
-    for verb in re.findall(r"oncely files \w+", text):
+    verbs = re.findall(r"oncely files \w+", text)
+    assert verbs
+    for verb in verbs:
         assert CliRunner().invoke(app, [*verb.split()[1:], "--help"]).exit_code == 0, verb
     os.utime(notice, (0, 0))
     open_sink(place.sink())

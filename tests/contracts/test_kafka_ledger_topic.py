@@ -79,7 +79,6 @@ def test_a_worker_reads_on_from_where_the_driver_has_read(topics: Topics) -> Non
     task: KafkaSink = pickle.loads(pickle.dumps(driver))
     assigned.clear()
     assert task.ledger.positions(fence) == known
-    assert all(at >= read for at in assigned)
     commit_all(task, at_t0(3, numbered(3, 5)), fence)
     assert task.ledger.positions(fence)[T0].position == 5
     task.cluster.settled()  # the marker of the commit may follow its answer

@@ -156,4 +156,4 @@ def test_a_store_says_what_and_where_it_is(shelf: Shelf) -> None:
     store = shelf.make("p")
     assert store.where
     assert store.warning() == ""
-    assert store.where in repr(store) or "p" in repr(store)
+    assert repr(store).startswith(f"{type(store).__name__}(")
