@@ -16,13 +16,14 @@ from tests.laketools import lake
 from tests.scenarios import files_jobs as jobs
 from tests.scenarios.zygote import Zygote
 
-AT = pytest.mark.parametrize("when", ["before", "after"])
+
+def killed(*calls: str) -> pytest.MarkDecorator:
+    """Before each call, which is after the one before it; and after the last one."""
+    every = [*((call, "before") for call in calls), (calls[-1], "after")]
+    return pytest.mark.parametrize(("call", "when"), every)
 
 
-@AT
-@pytest.mark.parametrize(
-    "call", ["init_transactions", "begin_transaction", "flush", "commit_transaction"]
-)
+@killed("init_transactions", "begin_transaction", "flush", "commit_transaction")
 def test_a_killed_compaction_has_replaced_all_or_nothing(
     zygote: Zygote, broker: Broker, tmp_path: Path, call: str, when: str
 ) -> None:
@@ -38,10 +39,7 @@ def test_a_killed_compaction_has_replaced_all_or_nothing(
     as_published(small)
 
 
-@AT
-@pytest.mark.parametrize(
-    "call", ["init_transactions", "begin_transaction", "produce", "commit_transaction"]
-)
+@killed("init_transactions", "begin_transaction", "produce", "commit_transaction")
 def test_a_killed_reset_of_a_schema_has_taken_effect_or_not(
     zygote: Zygote, broker: Broker, tmp_path: Path, call: str, when: str
 ) -> None:
