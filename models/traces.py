@@ -1,6 +1,6 @@
 """Behaviours of a model, found by TLC's simulation, for tests that drive the code through them.
 
-    for trace in traces(SQL_LEDGER, {"MaxFailovers": "1"}, number=100, depth=40, seed=1):
+    for trace in traces(Recipe("many", SQL_LEDGER, {}, number=100, depth=40, seed=1)):
         for step in trace:
             print(step.action, step.state["db"]["epoch"])
 
@@ -10,7 +10,8 @@ or where no action is possible. Its first step is the initial state, named :data
 Races are rare in random traces. :func:`traces_to` keeps those that end with a given step:
 
     goals = {"fenced": 'proc[r1].pc = "idle" /\\ proc\'[r1].pc = "fenced"'}
-    shortest = min(traces_to(SQL_LEDGER, goals, number=5, depth=40, seed=1)["fenced"], key=len)
+    recipe = Recipe("few", SQL_LEDGER, {}, number=5, depth=40, seed=1, goals=goals)
+    shortest = min(traces_to(recipe)["fenced"], key=len)
 
 TLC names a step after the innermost operator that it reaches from ``Next`` through disjunctions and
 through ``\\E`` over sets of constants: a set that depends on the state hides what is below it. It
@@ -22,12 +23,12 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from models.check import TLC, Check, Constants, Model, command, write_check
+from models.check import TLC, Check, Constants, Model, command, digest, write_check
 from oncely import artifacts
 
 INITIAL = "Init"
@@ -38,6 +39,7 @@ _REACHED = re.compile(r"^Error: Action property Goal(\d+) is violated\.", re.MUL
 _STATE = re.compile(
     r"^State \d+: <(\w+)(?: predicate)?[^\n]*>\n(.*?)\n\n", re.MULTILINE | re.DOTALL
 )
+_BARE = re.compile(r"[A-Za-z_]\w*")
 _TOKEN = re.compile(r'\s*("(?:\\.|[^"\\])*"|<<|>>|\|->|:>|@@|\.\.|-?\d+|\w+|[][{}(),])')
 
 
@@ -61,113 +63,110 @@ class Function(dict[Any, Any]):
         return hash(frozenset(self.items()))
 
 
-def traces(
-    model: Model, constants: Constants | None = None, *, number: int, depth: int, seed: int
-) -> list[list[Step]]:
-    """Let TLC walk through the model at random.
+@dataclass(frozen=True)
+class Recipe:
+    """What TLC is told.
 
-    Args:
-        model: of the catalogue; its properties are not checked.
+    Attributes:
+        name: of the file for the traces.
+        model: of the catalogue; its properties are not checked. With goals its module has a
+            definition ``vars``.
         constants: sizes that differ from the model's.
-        number: of traces.
+        number: of traces; of each goal, if there are goals.
         depth: of a trace, in states.
         seed: of TLC's random numbers.
+        goals: actions in TLA+, each by a name of the caller's. A trace ends with the first step
+            that is one of them.
+        tries: after so many walks without each goal TLC gives up.
+    """
+
+    name: str
+    model: Model
+    constants: Constants
+    number: int
+    depth: int
+    seed: int
+    goals: Mapping[str, str] = field(default_factory=dict)
+    tries: int = 1_000_000
+
+    def check(self) -> Check:
+        """The model at these sizes, with the properties whose violations end the traces."""
+        properties = [f"Goal{at}" for at in range(1, len(self.goals) + 1)]
+        model = replace(self.model, invariants=(_ENDS,), properties=properties)
+        return Check(model, {**model.constants, **self.constants})
+
+    def definitions(self) -> list[str]:
+        """Those of the properties."""
+        if not self.goals:
+            # TLC names the actions of a trace that violates a property, and goes on after it.
+            return [f'{_ENDS} == TLCGet("level") < {self.depth} /\\ ENABLED Next']
+        every = f"\\A i \\in 1 .. {len(self.goals)}"
+        return [
+            f"ASSUME {every} : TLCSet(i, 0)",
+            f"Again(i) == TLCGet(i) < {self.number} /\\ TLCSet(i, TLCGet(i) + 1)",
+            *(
+                f"Goal{at} == [][~(({goal}) /\\ Again({at}))]_vars"
+                for at, goal in enumerate(self.goals.values(), 1)
+            ),
+            f"All == {every} : TLCGet(i) >= {self.number}",
+            f'{_ENDS} == All => TLCSet("exit", TRUE)',
+        ]
+
+    def options(self) -> list[str]:
+        """TLC's."""
+        tries = self.tries if self.goals else self.number
+        return [
+            *("-workers", "1", "-simulate", f"num={tries}", "-depth", str(self.depth)),
+            *("-seed", str(self.seed), "-continue"),
+        ]
+
+    def digest(self) -> str:
+        """Of everything that TLC is told."""
+        return digest(self.check(), *self.definitions(), options=self.options())
+
+
+def traces(recipe: Recipe) -> list[list[Step]]:
+    """Let TLC walk through the model at random.
 
     Raises:
         Unavailable, WrongInput: TLC can't be fetched, or there is no Java.
         RuntimeError: TLC found no traces; its output.
     """
-    # TLC names the actions of a trace that violates a property. It is told to go on after it.
-    ends = f'{_ENDS} == TLCGet("level") < {depth} /\\ ENABLED Next'
-    output = _simulated(
-        replace(model, invariants=(_ENDS,), properties=()),
-        constants,
-        (ends,),
-        number=number,
-        depth=depth,
-        seed=seed,
-    )
+    output = _simulated(recipe)
     found = list(parsed(output))
-    if len(found) < number:
-        raise RuntimeError(f"{len(found)} traces of {number}: {output[-3_000:]}")
-    return found[:number]
+    if len(found) < recipe.number:
+        raise RuntimeError(f"{len(found)} traces of {recipe.number}: {output[-3_000:]}")
+    return found[: recipe.number]
 
 
-def traces_to(
-    model: Model,
-    goals: Mapping[str, str],
-    constants: Constants | None = None,
-    *,
-    number: int,
-    depth: int,
-    seed: int,
-    tries: int = 1_000_000,
-) -> dict[str, list[list[Step]]]:
-    """Let TLC walk through the model at random until it has done each of some steps.
-
-    Args:
-        model: as for :func:`traces`; the module has a definition ``vars``.
-        goals: actions in TLA+, each by a name of the caller's. A trace ends with the first step
-            that is one of them.
-        constants, depth, seed: as for :func:`traces`.
-        number: of traces for each goal.
-        tries: after so many walks TLC gives up.
+def traces_to(recipe: Recipe) -> dict[str, list[list[Step]]]:
+    """Let TLC walk through the model at random until it has done each of the recipe's goals.
 
     Raises:
         Unavailable, WrongInput: as for :func:`traces`.
         RuntimeError: TLC has not reached each goal so often; its output.
     """
-    every = range(1, len(goals) + 1)
-    definitions = [
-        f"ASSUME \\A i \\in 1 .. {len(goals)} : TLCSet(i, 0)",
-        f"Again(i) == TLCGet(i) < {number} /\\ TLCSet(i, TLCGet(i) + 1)",
-        *(
-            f"Goal{at} == [][~(({goal}) /\\ Again({at}))]_vars"
-            for at, goal in zip(every, goals.values(), strict=True)
-        ),
-        f"All == \\A i \\in 1 .. {len(goals)} : TLCGet(i) >= {number}",
-        f'{_ENDS} == All => TLCSet("exit", TRUE)',
-    ]
-    output = _simulated(
-        replace(model, invariants=(_ENDS,), properties=[f"Goal{at}" for at in every]),
-        constants,
-        definitions,
-        number=tries,
-        depth=depth,
-        seed=seed,
-    )
-    found: dict[str, list[list[Step]]] = {name: [] for name in goals}
-    names = list(goals)
+    output = _simulated(recipe)
+    found: dict[str, list[list[Step]]] = {name: [] for name in recipe.goals}
+    names = list(recipe.goals)
     reached = _REACHED.split(output)[1:]
     for at, behaviour in zip(reached[::2], reached[1::2], strict=True):
         found[names[int(at) - 1]].append(next(parsed(behaviour)))
-    if any(len(one) < number for one in found.values()):
+    if any(len(one) < recipe.number for one in found.values()):
         counts = {name: len(one) for name, one in found.items()}
-        raise RuntimeError(f"{counts}, and {number} of each are wanted: {output[-3_000:]}")
+        wanted = f"{counts}, and {recipe.number} of each are wanted"
+        raise RuntimeError(f"{wanted}: {output[-3_000:]}")
     return found
 
 
-def _simulated(
-    model: Model,
-    constants: Constants | None,
-    definitions: Sequence[str],
-    *,
-    number: int,
-    depth: int,
-    seed: int,
-) -> str:
+def _simulated(recipe: Recipe) -> str:
     """What TLC prints."""
     jar, java = artifacts.resolve(TLC)[0], artifacts.java()
-    check = Check(model, {**model.constants, **(constants or {})})
     with tempfile.TemporaryDirectory(prefix="oncely-models-") as name:
         folder = Path(name)
-        write_check(check, folder, *definitions)
+        write_check(recipe.check(), folder, *recipe.definitions())
         answer = subprocess.run(
-            [
-                *command(java, jar, folder),
-                *("-workers", "1", "-simulate", f"num={number}", "-depth", str(depth)),
-                *("-seed", str(seed), "-continue", "Checked"),
-            ],
+            [*command(java, jar, folder), *recipe.options(), "Checked"],
             cwd=folder,
             capture_output=True,
             text=True,
@@ -210,6 +209,25 @@ def value(text: str) -> Any:
     if reader.tokens:
         raise ValueError(f"{text!r}: {reader.tokens[-1]!r} is left")
     return found
+
+
+def printed(of: Any) -> str:
+    """A value as :func:`value` reads it, short: words without quotes, and no spaces."""
+    match of:
+        case bool():
+            return str(of).upper()
+        case str():
+            bare = _BARE.fullmatch(of) and of not in ("TRUE", "FALSE")
+            return of if bare else '"' + of.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        case tuple():
+            return "<<" + ",".join(map(printed, of)) + ">>"
+        case frozenset():
+            return "{" + ",".join(sorted(map(printed, of))) + "}"
+        case dict() if all(isinstance(key, str) for key in of):
+            return "[" + ",".join(f"{key}|->{printed(one)}" for key, one in of.items()) + "]"
+        case dict():
+            return "(" + "@@".join(f"{printed(key)}:>{printed(of[key])}" for key in of) + ")"
+    return str(of)
 
 
 class _Reader:

@@ -31,11 +31,12 @@ def main() -> int:
     began = time.monotonic()
     work = [*_pieces("worker", given.first, given.seeds),
             *_pieces("batches", given.first, -(-given.seeds // _BATCHES))]  # fmt: skip
-    with get_context("spawn").Pool(os.cpu_count(), initializer=search.quiet) as pool:
+    with get_context("spawn").Pool(os.cpu_count(), initializer=search.prepare) as pool:
+        mistakes = pool.imap(search.first_found, search.ALL)  # first: some take long
         broken = [one for found in pool.imap_unordered(search.broken_of, work) for one in found]
         for of, seed, why in broken[:20]:
             console.print(f"{of}, seed {seed}: {why}", markup=False)
-        missed = list(_missed(pool.imap(search.first_found, search.ALL)))
+        missed = list(_missed(mistakes))
     console.print(
         f"{sum(last - first for _, first, last in work):,} seeds tried, {len(broken)} broken;"
         f" {len(search.ALL) - len(missed)} of {len(search.ALL)} mistakes found;"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Mapping
+from multiprocessing import current_process
 from typing import Literal
 
 from oncely.errors import OncelyError
@@ -23,9 +26,17 @@ ALL: Mapping[str, tuple[Of, Mistake]] = {
 }
 
 
-def quiet() -> None:
-    """Log nothing in this process."""
+def prepare() -> None:
+    """Log nothing in this process of a pool, and keep its threads on one processor.
+
+    One thread runs at a time, and wakes the next one: between two processors a seed takes twice as
+    long.
+    """
     logging.disable(logging.CRITICAL)
+    if sys.platform == "linux":
+        processors = sorted(os.sched_getaffinity(0))
+        number = int(current_process().name.rpartition("-")[2])
+        os.sched_setaffinity(0, {processors[number % len(processors)]})
 
 
 def broken_of(seeds: tuple[Of, int, int]) -> list[tuple[Of, int, str]]:

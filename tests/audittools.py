@@ -13,11 +13,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from confluent_kafka import Producer
 
 from oncely.audit import Report, audit
+from oncely.clients.sql.session import close_all
 from oncely.commit.path import pass_over
 from oncely.config import parse
 from oncely.core.batch import Chunk, Rejection
@@ -187,7 +188,43 @@ class AuditWorld:
         return self.place.sql(text, *params)
 
 
-MakeAuditWorld = Callable[..., AuditWorld]
+Parts = tuple[str, Place, str, Path]
+"""Brokers, an empty place, an empty topic and a folder: what a world is made of."""
+
+AnyWorld = TypeVar("AnyWorld", bound=AuditWorld)
+
+
+class Kept(Generic[AnyWorld]):
+    """An audited world that the tests of a module damage in turn.
+
+    Each ``with`` gives the world as it was built: at its end all tables get back the rows that they
+    had. Tests that change a topic, or a table's columns, build worlds of their own.
+    """
+
+    def __init__(self, world: AnyWorld) -> None:
+        self._world, self._place = world, world.place
+        if self._place.is_postgres:
+            schema = self._place.schema
+            tables = "SELECT tablename FROM pg_tables WHERE schemaname = ?"
+            self._tables = [name for (name,) in self._place.sql(tables, schema)]
+            self._place.sql(f"CREATE SCHEMA kept_{schema}")
+            for one in self._tables:
+                self._place.sql(f"CREATE TABLE kept_{schema}.{one} AS TABLE {one}")
+        else:
+            close_all()  # which moves the log into the file
+            self._file = self._place.file.read_bytes()
+
+    def __enter__(self) -> AnyWorld:
+        return self._world
+
+    def __exit__(self, *_: object) -> None:
+        close_all()
+        if self._place.is_postgres:
+            kept = f"kept_{self._place.schema}"
+            both = [f"DELETE FROM {t}; INSERT INTO {t} TABLE {kept}.{t}" for t in self._tables]
+            self._place.sql("; ".join(both))
+        else:
+            self._place.file.write_bytes(self._file)
 
 
 def found(report: Report) -> dict[str, list[tuple[int, int | None]]]:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import hypothesis
@@ -23,10 +24,11 @@ from confluent_kafka import Producer
 from oncely import artifacts
 from oncely.clients.sql.session import close_all
 from oncely.ledgers.stores.base import OffsetStore
+from oncely.runtimes.spark import session
 from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
-from tests import class_archives, s3tools, sharing, storetools
+from tests import class_archives, durations, s3tools, sharing, storetools
 from tests.nativetools import need_native
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place
 
@@ -43,7 +45,6 @@ _LONGEST = (
     "test_write_stream.py",
     "test_audit_by_identity.py",
     "test_audit.py",
-    "test_topic_ledger_traces.py",
     "test_file_store.py",  # it builds a server, once
     "test_files_pipeline_kills.py",
     "test_kafka_pipeline_kills.py",
@@ -97,6 +98,8 @@ _SPREAD = frozenset(
     }
 )
 
+_ON_SPARK = ("@spark", "@spark-long")
+
 _NEEDS_A_SERVER = frozenset(
     {
         "shared_server",
@@ -107,7 +110,6 @@ _NEEDS_A_SERVER = frozenset(
         "zookeeper_server",
         "s3_server",
         "runtime",
-        "any_runtime",
         "spark",
     }
 )
@@ -123,7 +125,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--runtime",
         choices=["processes", "spark"],
         default="processes",
-        help="where tests that can run on both run their tasks: `make proof` chooses Spark",
+        help="where runs of tests that are marked `both` have their tasks: `make proof`: Spark",
+    )
+    parser.addoption(
+        "--record-durations", action="store_true", help=f"write {durations.RECORD.name} anew"
     )
 
 
@@ -139,6 +144,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "randomly_reset_seed"):
         config.option.randomly_reset_seed = False
     config.stash[_KEEPER] = sharing.Keeper(SHARED)
+    config.pluginmanager.register(durations.Recorder(config), "durations")
     if config.getoption("--no-servers"):
         ChildServer.start = _refuse_a_server  # type: ignore[method-assign]
 
@@ -155,7 +161,9 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A process runs a file at a time; of :data:`_SPREAD` a test at a time.
+    """A process runs a file at a time; of :data:`_SPREAD` a test at a time. One process runs all
+    tests on Spark, and another one those that are long: a Spark that has just been started needs
+    several times as long for a job.
 
     A process runs a test when it knows the next one, or that there is none. xdist gives the
     successor of a crashed process one unit; if this is one test, both wait for ever.
@@ -164,6 +172,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.endswith(_ON_SPARK):
+                return nodeid.rpartition("@")[2]
             file = super()._split_scope(nodeid)
             return nodeid if Path(file).name in _SPREAD else file
 
@@ -176,28 +186,47 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that can run on both runtimes have a mark."""
-    if "runtime" in getattr(item, "fixturenames", ()):
-        item.add_marker("both")
+    """With ``--runtime spark`` tests that are marked `both` have the fixture `spark`."""
+    if item.config.getoption("--runtime") == "spark" and item.get_closest_marker("both"):
+        item.fixturenames = ["spark", *item.fixturenames]  # type: ignore[attr-defined]
+
+
+def _is_on_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first. pytest-randomly has shuffled files, and the tests of each file.
+    """Tests on Spark first, then the longest files. pytest-randomly has shuffled files, and the
+    tests of each file.
 
     The first lines of the output show the seed; ``--randomly-seed=N`` repeats an order, and
     ``-p no:randomly`` runs the tests as they are written.
     """
     place = {name: at for at, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    items.sort(key=lambda item: (not _is_on_spark(item), place.get(item.path.name, len(place))))
     if config.getoption("--no-servers"):
         left_out = [item for item in items if _needs_a_server(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not _needs_a_server(item)]
 
 
-def pytest_collection_finish() -> None:
-    """Tests and modules live to the end: full collections of garbage would traverse them all."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
+    """The names that xdist's workers send to the scheduler tell which tests are on Spark.
+
+    Tests and modules live to the end: full collections of garbage would traverse them all.
+    """
+    items = session.items
+    if hasattr(session.config, "workerinput"):
+        session.items = [SimpleNamespace(nodeid=_sent(one)) for one in items]  # type: ignore[misc]
+    yield
+    session.items = items
     gc.freeze()
+
+
+def _sent(item: pytest.Item) -> str:
+    is_long = item.get_closest_marker("long") is not None
+    return item.nodeid + (_ON_SPARK[is_long] if _is_on_spark(item) else "")
 
 
 def _needs_a_server(item: pytest.Item) -> bool:
@@ -316,6 +345,25 @@ def s3_server() -> Iterator[s3tools.S3Server]:
 def spark_jars() -> str:
     """The value of ``spark.jars`` for Spark's Kafka source."""
     return ",".join(str(jar) for jar in artifacts.resolve(artifacts.spark_jars().kafka))
+
+
+@pytest.fixture(scope="session")
+def spark(spark_jars: str) -> Iterator[object]:
+    """A Spark session that lives as long as the tests do."""
+    drivers = ",".join(map(str, artifacts.resolve(artifacts.POSTGRES_JDBC)))
+    # The connector is for `write_stream`, and for comparisons with Spark's own reader.
+    conf = {
+        "spark.driver.memory": "1g",
+        "spark.jars": f"{spark_jars},{drivers}",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    running = session.start("tests", "local[2,4]", conf)
+    yield running
+    gateway = running.sparkContext._gateway
+    running.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # the JVM ends with its standard input
+    gateway.proc.wait(180)
 
 
 @pytest.fixture

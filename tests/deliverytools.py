@@ -16,7 +16,7 @@ from oncely.ledgers.stores.base import OffsetStore
 from oncely.ledgers.stores.ledger import StoreLedger
 from oncely.testing.servers.kafka import Broker
 from tests.deltatools import Committing, make_place
-from tests.kafkatools import make_topics
+from tests.kafkatools import SHARED_LEDGER, make_topics
 from tests.sinktools import SOURCE, T0, Place, postgres_place, sink_to, sqlite_place
 
 KINDS = ("postgresql", "sqlite", "kafka", "delta")
@@ -64,7 +64,7 @@ def target(kind: str, fixture: Callable[[str], Any]) -> Iterator[Target]:
 
 
 def _topics(broker: Broker) -> Target:
-    topics = make_topics(broker)
+    topics = make_topics(broker, ledger=SHARED_LEDGER)
     return Target("kafka", topics.sink, topics.ids, lambda: len(topics.records(topics.rejects)))
 
 

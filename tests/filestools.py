@@ -48,6 +48,7 @@ class FilesPlace:
     name: str
     root: Path
     brokers: str = ""  # what the sink is told, when it goes through a proxy
+    ledger: str = ""  # one of its own by default
 
     def sink(
         self,
@@ -61,7 +62,7 @@ class FilesPlace:
         """A sink as the driver makes it: a directory for each ``name``."""
         place = PipelineTopics(
             self.brokers or self.bootstrap, self.name, f"oncely-{self.name}",
-            f"ledger-{self.name}", connect=kafka,
+            self.ledger or f"ledger-{self.name}", connect=kafka,
             **{"timeout": 20.0, **{k: more.pop(k) for k in TIMES if k in more}},
         )  # fmt: skip
         sink = FilesSink(
@@ -90,12 +91,12 @@ class FilesPlace:
         return sorted(row["id"] for row in self.world.rows())
 
 
-def make_place(broker: Broker, folder: Path) -> FilesPlace:
-    """New topics, made by the sink, and an empty folder."""
+def make_place(broker: Broker, folder: Path, ledger: str = "") -> FilesPlace:
+    """New topics, made by the sink, and an empty folder; the ledger topic may be given."""
     for source in SOURCE.topic_ids:  # the broker takes offsets of topics that exist only
         ensure_once(broker, source, 4)
     name = uuid.uuid4().hex[:12]
-    return FilesPlace(broker.bootstrap, name, folder / name)
+    return FilesPlace(broker.bootstrap, name, folder / name, ledger=ledger)
 
 
 def open_sink(sink: FilesSink, start: Mapping[TopicPartition, int] = START) -> Opened:

@@ -95,14 +95,14 @@ class Topics:
     @property
     def ledger_partition(self) -> int:
         """The pipeline's partition of the ledger topic, which exists."""
-        return partition_in(self.bootstrap, self.ledger, self.pipeline)
+        return ledger_partition(self.pipeline)
 
     def ledger_positions(self) -> dict[own.TopicPartition, tuple[int, int]]:
         """Position and epoch, the last word of the ledger topic on each."""
         found: dict[own.TopicPartition, tuple[int, int]] = {}
         for message in self.records(self.ledger):
             key = json.loads(message.key())
-            if key[0] == "position":
+            if key[:2] == ["position", self.pipeline]:
                 value = json.loads(message.value())
                 found[own.TopicPartition(key[2], key[3])] = (value["position"], value["epoch"])
         return found
@@ -112,19 +112,9 @@ class Topics:
         return [
             (key[3], value["start"], value["end"], value["kind"])
             for message in self.records(self.ledger)
-            if (key := json.loads(message.key()))[0] == "position"
+            if (key := json.loads(message.key()))[:2] == ["position", self.pipeline]
             and (value := json.loads(message.value()))["start"] < value["end"]
         ]
-
-
-def partition_in(brokers: str, ledger: str, pipeline: str) -> int:
-    """A pipeline's partition of a ledger topic that exists."""
-    reader = Consumer({"bootstrap.servers": brokers, "group.id": "tests"})
-    try:
-        known = reader.list_topics(ledger, 20).topics[ledger]
-    finally:
-        reader.close()
-    return ledger_partition(pipeline, len(known.partitions))
 
 
 _there: set[tuple[int, str]] = set()
@@ -138,17 +128,27 @@ def ensure_once(broker: Broker, topic: str, partitions: int) -> None:
         _there.add((broker.pid, topic))
 
 
+SHARED_LEDGER = f"ledger-{uuid.uuid4().hex[:12]}"
+"""A ledger topic of this process, for tests that leave no transaction open in it.
+
+To create the sixteen partitions of one takes the broker more time than the test of a commit.
+"""
+
+
 def make_topics(
-    broker: Broker, partitions: int = 1, config: Mapping[str, str] | None = None
+    broker: Broker,
+    partitions: int = 1,
+    config: Mapping[str, str] | None = None,
+    ledger: str | None = None,
 ) -> Topics:
-    """New topics for one test; the ledger is left to the sink."""
+    """New topics for one test; the ledger is left to the sink, and is new, too, unless given."""
     name = uuid.uuid4().hex[:12]
     # The broker takes offsets of topics that exist only.
     for source in SOURCE.topic_ids:
         ensure_once(broker, source, 4)
     output = broker.create_topic(f"out-{name}", partitions, config)
     rejects = broker.create_topic(f"rejects-{name}")
-    return Topics(broker.bootstrap, f"p-{name}", output, rejects, f"ledger-{name}")
+    return Topics(broker.bootstrap, f"p-{name}", output, rejects, ledger or f"ledger-{name}")
 
 
 def ready(

@@ -18,13 +18,16 @@ import pyarrow.parquet as pq
 
 from oncely.clients.files.store import Store
 from oncely.clients.kafka.transaction import Message
+from oncely.core.budget import RejectCount
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.table import Table
 from oncely.lake import root_marker as owner
+from oncely.lake.manifest import Contents
 from oncely.lake.paths import FileNames, directory
-from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange
+from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange, path_key, read_manifest
+from oncely.lake.records import encode as encode_entry
 from oncely.ledgers.topic.cluster import Cluster
-from oncely.ledgers.topic.records import PipelineRecord, ResetRecord, encode
+from oncely.ledgers.topic.records import PipelineRecord, ResetRecord, View, encode
 from oncely.testing.servers.kafka import Broker
 from tests import manifesttools
 from tests.manifesttools import Topics
@@ -128,7 +131,10 @@ class Lake:
             "files",
             {},
             {},
-            outputs={self.table.manifest_topic: self.topic_id},
+            {self.table.manifest_topic: self.topic_id},
+            {},
+            {},
+            RejectCount(),
         )
         messages = [Message(encode(registered), words.pipeline_key())]
         from oncely.core.topics import TopicPartition
@@ -151,22 +157,81 @@ class Lake:
         return replace(self, table=replace(self.table, **changes))
 
 
+PARTITION_BY = ("user", "date(ts)")
+
+
 def lake(broker: Broker, root: Path, **more: Any) -> Lake:
     """Empty topics, an empty root, partitioned by user and date; registered and claimed."""
     topics = manifesttools.topics(broker)
-    ids = topics.make()
-    broker.create_topic(topics.pipeline_topics.ledger_topic, 1, {"cleanup.policy": "compact"})
-    given: dict[str, Any] = {"partition_by": ("user", "date(ts)"), "max_staging_age": 600.0}
-    table = Table(
-        topics.pipeline_topics,
-        Store(f"file://{root}"),
-        topics.manifest,
-        topics.schema,
-        **{**given, **more},
-    )
+    ids = topics.make(root.as_uri())
+    broker.create_topic(topics.pipeline_topics.ledger_topic, 16, {"cleanup.policy": "compact"})
+    table = _table(Table, topics, root, max_staging_age=600.0, **more)
     made = Lake(topics, table, root, ids.manifest)
     made.register()
     return made
+
+
+def lake_in_memory(root: Path, **more: Any) -> Lake:
+    """The same without a broker, and with an empty ledger: for readers of files."""
+    topics = InMemory("none:9092", "in-memory")
+    return Lake(topics, _table(TableInMemory, topics, root, published=topics, **more), root)
+
+
+def _table(kind: type[Table], topics: Topics, root: Path, **more: Any) -> Table:
+    names = topics.manifest, topics.schema
+    given = {"partition_by": PARTITION_BY, **more}
+    return kind(topics.pipeline_topics, Store(f"file://{root}"), *names, **given)
+
+
+@dataclass
+class InMemory(Topics):
+    """What is published is what readers find, at once; each entry is encoded, and read again."""
+
+    contents: Contents = field(default_factory=lambda: Contents({}, {}, {}))
+
+    def publish(
+        self,
+        files: Iterable[ManifestFile] = (),
+        schemas: Iterable[ScopeSchema] = (),
+        removed: Iterable[str] = (),
+    ) -> None:
+        there, newest = dict(self.contents.files), dict(self.contents.schemas)
+        newest |= {one.scope: one for one in schemas}
+        entries = (read_manifest(path_key(one.path), encode_entry(one)) for one in files)
+        there |= {path: found for path, found in entries if found}
+        for path in removed:
+            del there[path]
+        self.contents = Contents(there, {}, newest)
+
+    def reader(self) -> Any:
+        return self
+
+    def settled(self) -> Contents:
+        return self.contents
+
+    look = settled
+
+    def __enter__(self) -> InMemory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True)
+class TableInMemory(Table):
+    """A table whose manifest is :class:`InMemory`, and whose ledger is empty."""
+
+    published: InMemory = field(kw_only=True)
+
+    def manifest(self) -> Any:
+        return self.published
+
+    def look(self) -> Contents:
+        return self.published.look()
+
+    def ledger(self) -> View:
+        return View()
 
 
 def events(user: str | None, first: int, count: int, at: int = T0) -> list[dict[str, Any]]:

@@ -13,7 +13,16 @@ from confluent_kafka import Producer
 
 from oncely.clients.kafka.client import KafkaAdmin
 from oncely.lake.manifest import Manifest
-from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange, encode, path_key, schema_key
+from oncely.lake.records import (
+    ManifestFile,
+    ManifestOwner,
+    ScopeSchema,
+    SourceRange,
+    encode,
+    owner_key,
+    path_key,
+    schema_key,
+)
 from oncely.lake.topics import TopicIds, require_topics
 from oncely.ledgers.topic.cluster import PipelineTopics
 from oncely.testing.servers.kafka import Broker
@@ -43,9 +52,16 @@ class Topics:
     def reader(self) -> Manifest:
         return Manifest(self.pipeline_topics, self.manifest, self.schema)
 
-    def make(self, *, create: bool = True) -> TopicIds:
+    def make(self, root: str = "file:///lake", *, create: bool = True) -> TopicIds:
+        """Create both topics; the first message of the manifest is its owner."""
         admin = KafkaAdmin(self.bootstrap, {}, 10.0)
-        return require_topics(admin, self.manifest, self.schema, create=create)
+        ids = require_topics(admin, self.manifest, self.schema, create=create)
+        if create:
+            producer = Producer({"bootstrap.servers": self.bootstrap, "log_level": 0})
+            owner = ManifestOwner(self.name, root)
+            producer.produce(self.manifest, encode(owner), owner_key(self.name), partition=0)
+            assert not producer.flush(120)
+        return ids
 
     def publish(
         self,

@@ -53,6 +53,7 @@ def program() -> Path:
     go = shutil.which("go")
     if go is None:
         raise NoServer("Go is not installed, which builds versitygw")
+    print("Building versitygw, the S3 server of the tests (once, a minute)", flush=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".versitygw-") as made:
         built = subprocess.run(
@@ -321,3 +322,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
+
+
+if __name__ == "__main__":
+    try:
+        program()
+    except NoServer as error:
+        print(f"Tests of S3 will be skipped: {error}")

@@ -30,7 +30,6 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
-from oncely.ledgers.sql.tables import MIGRATIONS
 from oncely.sinks.base import Sink
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
@@ -119,40 +118,6 @@ def trigger(place: Place, body: str, on: str = "BEFORE INSERT ON rows") -> str:
 
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-# -- ledger tables of earlier versions ---------------------------------------------------------
-
-
-def as_of(place: Place, version: int) -> None:
-    """Undo the migrations after ``version``, newest first."""
-    if version < 2:
-        place.sql("DROP INDEX oncely_ranges_in_force")
-    for step in sorted((one for one in MIGRATIONS if one > version), reverse=True):
-        for name in reversed(MIGRATIONS[step]):
-            table, _, column = name.partition(".")
-            how = f"ALTER TABLE {table} DROP COLUMN {column}" if column else f"DROP TABLE {table}"
-            place.sql(how)
-
-
-def ledger_columns(place: Place) -> set[tuple[Any, ...]]:
-    """Table, column, type, NOT NULL and default of the ledger's columns, and its indexes."""
-    if place.is_postgres:
-        return {
-            *place.sql(
-                "SELECT table_name, column_name, data_type, is_nullable, column_default"
-                " FROM information_schema.columns WHERE table_schema = ?"
-                " AND table_name ~ '^oncely'", place.schema,
-            ),
-            *place.sql("SELECT indexname FROM pg_indexes WHERE schemaname = ?", place.schema),
-        }  # fmt: skip
-    return {
-        *place.sql(
-            'SELECT t.name, c.name, c.type, c."notnull", c.dflt_value FROM sqlite_master t,'
-            " pragma_table_info(t.name) c WHERE t.type = 'table' AND t.name LIKE 'oncely%'"
-        ),
-        *place.sql("SELECT name FROM sqlite_master WHERE type = 'index'"),
-    }
 
 
 # -- sinks ---------------------------------------------------------------------------------

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.golden.compare import FILES
-from tests.golden.writers import HERE
-
-EARLIER = HERE / "earlier"
 
 
 @dataclass(frozen=True)
@@ -45,9 +41,9 @@ class Message:
         return 1, 1_700_000_000_000
 
 
-def golden(name: str, folder: Path = FILES) -> list[Message]:
+def golden(name: str) -> list[Message]:
     """The messages of a golden file: key, value, and headers if there are any."""
-    lines = (folder / f"{name}.jsonl").read_text().splitlines()
+    lines = (FILES / f"{name}.jsonl").read_text().splitlines()
     found = []
     for offset, line in enumerate(lines):
         key, value, *headers = json.loads(line)

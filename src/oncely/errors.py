@@ -6,7 +6,8 @@ OncelyError
 │   │   └── TopicMissing  no such topic, or no permission to describe it
 │   ├── TableMismatch     the sink's table does not fit the rows
 │   ├── SourceMismatch    not the topic that the ledger was written for
-│   └── NewerFormat       a newer version of Oncely has written the stored data
+│   ├── NewerFormat       a newer version of Oncely has written the stored data
+│   └── OlderFormat       a version of Oncely before 0.1.0 has written the stored data
 ├── Fenced                a newer run has taken over                   exit 3: do not restart
 ├── Stopped               needs an operator's decision                 exit 1, never retried
 │   ├── DataLost          records were deleted from the topic before they were read
@@ -112,6 +113,18 @@ class NewerFormat(WrongInput):
             " a newer version has written it; nothing was written now",
             way_out="upgrade Oncely here, at least to the version that has run this pipeline last"
             " (docs/runbook.md)",
+        )
+
+
+class OlderFormat(WrongInput):
+    """Stored data has a format from before 0.1.0, which is not read; nothing was written."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} has the format of a version of Oncely before 0.1.0, which this version does"
+            " not read; nothing was written now",
+            way_out="begin again, and set the positions of the old one with `oncely offsets reset`"
+            ' (docs/runbook.md, "State of versions before 0.1.0")',
         )
 
 

@@ -24,9 +24,8 @@ from typing import Any, Concatenate, Generic, ParamSpec
 
 from oncely import context
 from oncely.clients.kafka.client import ErrorState, make
-from oncely.clients.kafka.non_transactional import Delivered, Plain
 from oncely.clients.kafka.producer_settings import producer_config
-from oncely.clients.kafka.sender import Message
+from oncely.clients.kafka.sender import Delivered, Message, Plain
 from oncely.clients.per_process import Lazy
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.handling import Worker

@@ -24,6 +24,7 @@ from tests import deltatools, filestools, kafkatools
 from tests.contracts import looking
 from tests.contracts.members import by_members
 from tests.filestools import publish_all
+from tests.kafkatools import SHARED_LEDGER
 from tests.scenarios.publishing_jobs import batch_sink
 from tests.sinktools import (
     SCHEMA,
@@ -148,10 +149,10 @@ def adapter(kind: str, fixture: Callable[[str], Any], folder: Path) -> Iterator[
         if member:
             left.enter_context(by_members())
         if kind == "kafka":
-            topics = kafkatools.make_topics(fixture("broker"))
+            topics = kafkatools.make_topics(fixture("broker"), ledger=SHARED_LEDGER)
             yield _kafka(topics, turns=bool(member))
         elif kind == "files":
-            yield _files(filestools.make_place(fixture("broker"), folder))
+            yield _files(filestools.make_place(fixture("broker"), folder, SHARED_LEDGER))
         elif kind == "delta":
             yield _delta(deltatools.make_place(folder))
         elif kind == "sqlite":
@@ -186,13 +187,18 @@ def _sql(place: Place) -> SinkAdapter:
 
 
 def _kafka(topics: kafkatools.Topics, *, turns: bool) -> SinkAdapter:
+    def positions() -> dict[TopicPartition, int]:
+        committed = topics.committed()
+        assert {tp: at for tp, (at, _) in topics.ledger_positions().items()} == committed
+        return committed
+
     return SinkAdapter(
         "kafka",
         lambda: replace(topics.sink(), turns=turns),
         lambda: batch_sink(topics),
         topics.ids,
         lambda: _offsets_of(topics.bootstrap, topics.rejects),
-        topics.committed,
+        positions,
         lambda: sorted(topics.ledger_ranges()),
     )
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +48,21 @@ class World:
     """A table with three commits, of two partitions each."""
 
     place: DeltaPlace
-    sink: Any
-    fence: Fence
+    made: Any
     topic: Topic
+
+    @cached_property
+    def _run(self) -> tuple[Any, Fence]:
+        return ready(Committing(self.made), {T0: 0, T1: 0})
+
+    @property
+    def sink(self) -> Any:
+        """Opened by the first use: a copy of the table that nobody writes to has no other run."""
+        return self._run[0]
+
+    @cached_property
+    def fence(self) -> Fence:
+        return self._run[1]
 
     def records(self, tp: TopicPartition, commit: int) -> list[Rec]:
         found = []
@@ -97,23 +112,47 @@ class World:
 
 
 def a_world(folder: Path, *, keep_source: bool = False, **form: Any) -> World:
-    place = make_place(folder)
-    made = place.sink(SOURCE if keep_source else SCHEMA, **form)
-    made = replace(made, form=replace(made.form, keep_source=keep_source))
-    sink, fence = ready(Committing(made), {T0: 0, T1: 0})
-    world = World(place, sink, fence, Topic({}, recipe=str(made.form.recipe)))
-    world.topic.records = {
-        tp: list(itertools.chain(*(world.records(tp, n) for n in range(COMMITS))))
-        for tp in (T0, T1)
-    }
+    """A new table below a folder, with its commits."""
+    world = _world(make_place(folder), keep_source=keep_source, **form)
     for number in range(COMMITS):
         world.commit(number)
     return world
 
 
+def _world(place: DeltaPlace, *, keep_source: bool, **form: Any) -> World:
+    made = place.sink(SOURCE if keep_source else SCHEMA, **form)
+    made = replace(made, form=replace(made.form, keep_source=keep_source))
+    world = World(place, made, Topic({}, recipe=str(made.form.recipe)))
+    world.topic.records = {
+        tp: list(itertools.chain(*(world.records(tp, n) for n in range(COMMITS))))
+        for tp in (T0, T1)
+    }
+    return world
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
+    return cache(partial(a_world, tmp_path_factory.mktemp("built")))
+
+
+Copied = Callable[..., World]
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return a_world(tmp_path)
+def copied(built: Callable[..., World], tmp_path: Path) -> Copied:
+    """``copied(keep_source=False)``: the table with its commits, in a folder of the test's own."""
+
+    def copy(*, keep_source: bool = False, **form: Any) -> World:
+        place = make_place(tmp_path)
+        shutil.copytree(built(keep_source=keep_source, **form).place.root, place.root)
+        return _world(place, keep_source=keep_source, **form)
+
+    return copy
+
+
+@pytest.fixture
+def world(copied: Copied) -> World:
+    return copied()
 
 
 RECORDS, HOLES = COMMITS * (2 * EACH - 1), COMMITS
@@ -122,9 +161,9 @@ RECORDS, HOLES = COMMITS * (2 * EACH - 1), COMMITS
 @pytest.mark.parametrize("download", [False, True])
 @pytest.mark.parametrize("form", [{}, {"partition_by": ("name",)}], ids=["plain", "partitioned"])
 def test_a_table_without_damage_is_clean(
-    tmp_path: Path, download: bool, form: dict[str, Any]
+    copied: Copied, download: bool, form: dict[str, Any]
 ) -> None:
-    world = a_world(tmp_path, **form)
+    world = copied(**form)
     found = world.audit(download=download)
     assert found.is_clean, (found.findings, found.reasons)
     assert (found.records, found.holes, len(found.results)) == (RECORDS, HOLES, COMMITS)
@@ -213,9 +252,9 @@ def test_a_file_that_is_missing_is_named(world: World) -> None:
 @pytest.mark.parametrize("keep_source", [False, True], ids=["by value", "by offset"])
 @pytest.mark.parametrize("how", ["cut", "other bytes"])
 def test_a_damaged_file_is_named_with_its_records(
-    tmp_path: Path, how: str, keep_source: bool
+    copied: Copied, how: str, keep_source: bool
 ) -> None:
-    world = a_world(tmp_path, keep_source=keep_source)
+    world = copied(keep_source=keep_source)
     victim = sorted(world.place.root.glob("*.parquet"))[0]
     lost = [row["id"] for row in pa.parquet.read_table(victim).to_pylist()]
     data = victim.read_bytes()
@@ -236,9 +275,9 @@ def test_a_damaged_file_is_named_with_its_records(
 @pytest.mark.parametrize("keep_source", [False, True], ids=["by value", "by offset"])
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_a_file_that_was_rewritten_in_place_is_read_with_its_own_size(
-    tmp_path: Path, compression: str, keep_source: bool, form: dict[str, Any]
+    copied: Copied, compression: str, keep_source: bool, form: dict[str, Any]
 ) -> None:
-    world = a_world(tmp_path, keep_source=keep_source, **form)
+    world = copied(keep_source=keep_source, **form)
     files = sorted(world.place.root.rglob("*.parquet"))
     victim = next(one for one in files if "_oncely" not in one.parts)
     rows = pa.parquet.ParquetFile(victim).read()
@@ -308,7 +347,7 @@ def test_upserts_without_offsets_are_refused(world: World) -> None:
 def test_a_table_in_which_the_pipeline_never_ran_is_refused(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     write_deltalake(place.root, pa.table({"id": [1], "name": ["a"]}))
-    world = World(place, None, Fence("p", 1), Topic({}))
+    world = World(place, None, Topic({}))
     with pytest.raises(SourceMismatch, match="nothing of pipeline 'p'"):
         world.evidence()
 
@@ -316,29 +355,29 @@ def test_a_table_in_which_the_pipeline_never_ran_is_refused(tmp_path: Path) -> N
 # -- rows with their offsets -----------------------------------------------------------------
 
 
-def test_with_offsets_a_table_without_damage_is_clean(tmp_path: Path) -> None:
-    report = a_world(tmp_path, keep_source=True).by_offset()
+def test_with_offsets_a_table_without_damage_is_clean(copied: Copied) -> None:
+    report = copied(keep_source=True).by_offset()
     assert report.verdict == "clean", report.as_json()
     assert (report.proof, report.records, report.holes) == ("offsets", RECORDS, HOLES)
 
 
-def test_with_offsets_a_replayed_dead_letter_has_its_row(tmp_path: Path) -> None:
-    world = a_world(tmp_path, keep_source=True)
+def test_with_offsets_a_replayed_dead_letter_has_its_row(copied: Copied) -> None:
+    world = copied(keep_source=True)
     judge = judging(lambda one: one.offset == BAD)
     replay(DeltaReplay(world.sink.inner), judge, Backoff(0.01, 0.1, 10), 100)
     report = world.by_offset()
     assert report.verdict == "clean", report.as_json()
 
 
-def test_with_offsets_an_altered_row_is_named(tmp_path: Path) -> None:
-    world = a_world(tmp_path, keep_source=True)
+def test_with_offsets_an_altered_row_is_named(copied: Copied) -> None:
+    world = copied(keep_source=True)
     world.table.update(updates={"name": "'x'"}, predicate="id = 104")
     (found,) = world.by_offset().findings
     assert (found.kind, found.partition, found.offset) == ("altered", T1, 4)
 
 
-def test_with_offsets_a_dead_letter_that_differs_from_its_record_is_named(tmp_path: Path) -> None:
-    world = a_world(tmp_path, keep_source=True)
+def test_with_offsets_a_dead_letter_that_differs_from_its_record_is_named(copied: Copied) -> None:
+    world = copied(keep_source=True)
     world.topic.change(T0, BAD, value=b"other", headers=[("h", b"1")])
     (found,) = world.by_offset().findings
     assert (found.kind, found.partition, found.offset) == ("altered", T0, BAD)
@@ -346,9 +385,9 @@ def test_with_offsets_a_dead_letter_that_differs_from_its_record_is_named(tmp_pa
 
 
 def test_with_offsets_values_that_no_digest_covers_are_unknown_after_other_writers(
-    tmp_path: Path,
+    copied: Copied,
 ) -> None:
-    world = a_world(tmp_path, keep_source=True)
+    world = copied(keep_source=True)
     world.table.alter.add_columns([Field("tags", ArrayType("string", contains_null=True))])
     report = world.by_offset()
     assert (report.verdict, report.limits[-1]) == ("clean", "no digest covers tags")
@@ -358,8 +397,8 @@ def test_with_offsets_values_that_no_digest_covers_are_unknown_after_other_write
     assert "no digest covers tags" in report.undecided[0].reason
 
 
-def test_with_offsets_each_damage_is_named_without_a_recomputation(tmp_path: Path) -> None:
-    world = a_world(tmp_path, keep_source=True)
+def test_with_offsets_each_damage_is_named_without_a_recomputation(copied: Copied) -> None:
+    world = copied(keep_source=True)
     again = [row for row in world.place.rows() if row["id"] == 101]
     world.table.delete("id = 3")
     beyond = {**again[0], "kafka_offset": COMMITS * EACH + 4}
@@ -372,9 +411,9 @@ def test_with_offsets_each_damage_is_named_without_a_recomputation(tmp_path: Pat
 
 @pytest.mark.parametrize("totals", [True, False])
 def test_with_offsets_rows_of_commits_that_the_log_has_lost_are_no_damage(
-    tmp_path: Path, totals: bool
+    copied: Copied, totals: bool
 ) -> None:
-    world = a_world(tmp_path, keep_source=True)
+    world = copied(keep_source=True)
     world.table.create_checkpoint()
     for one in (world.place.root / "_delta_log").glob("*.json"):
         if int(one.stem) <= 2:
@@ -393,8 +432,8 @@ def test_with_offsets_rows_of_commits_that_the_log_has_lost_are_no_damage(
 
 
 @pytest.mark.parametrize("keep_source", [False, True])
-def test_records_that_a_reset_passed_over_are_not_lost(tmp_path: Path, keep_source: bool) -> None:
-    world = a_world(tmp_path, keep_source=keep_source)
+def test_records_that_a_reset_passed_over_are_not_lost(copied: Copied, keep_source: bool) -> None:
+    world = copied(keep_source=keep_source)
     to = (COMMITS + 1) * EACH
     world.sink.inner.open(Takeover(sinktools.SOURCE, dict, {}, reset=lambda _: {T0: to}))
     world.fence = world.sink.inner.open(Takeover(sinktools.SOURCE, dict, {})).fence

@@ -5,8 +5,10 @@ The manifest, the ledger and the files are those of the sink; the source's recor
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ from oncely.config import FilesSinkSettings, parse
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.ranges import OffsetRange
+from oncely.core.topics import TopicPartition
 from oncely.files.compact import compact
 from oncely.sinks.files.sink import FilesSink
 from oncely.testing.servers.kafka import Broker
 from tests import filestools
 from tests.filestools import FilesPlace
 from tests.groupedtools import Compared, Topic, compare
+from tests.kafkatools import SHARED_LEDGER
 from tests.sinktools import SOURCE, T0, T1, Rec, chunk
 
 BATCHES, EACH, GROUPS = 2, 12, 2
@@ -78,7 +82,7 @@ class World:
                     "url": self.place.root.as_uri(),
                     "partition_by": ["name"],
                     "manifest_topic": f"{self.place.name}.manifest",
-                    "ledger_topic": f"ledger-{self.place.name}",
+                    "ledger_topic": SHARED_LEDGER,
                 },
             }
         )
@@ -104,17 +108,43 @@ class World:
         return msgspec.to_builtins(found)  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def world(broker: Broker, tmp_path: Path) -> Iterator[World]:
-    place = filestools.make_place(broker, tmp_path)
+@contextmanager
+def _world(broker: Broker, folder: Path) -> Iterator[World]:
+    place = filestools.make_place(broker, folder, SHARED_LEDGER)
     sink = place.sink()
     fence = filestools.open_sink(sink).fence
-    every = {tp: [r for b in range(BATCHES) for r in _records(tp, b)] for tp in (T0, T1)}
-    found = World(place, sink, fence, Topic(every))
+    found = World(place, sink, fence, Topic(_records_of(range(BATCHES))))
     for batch in range(BATCHES):
         found.publish(batch)
     yield found
     sink.close()
+
+
+def _records_of(batches: range) -> dict[TopicPartition, list[Rec]]:
+    return {tp: [r for b in batches for r in _records(tp, b)] for tp in (T0, T1)}
+
+
+@pytest.fixture(scope="module")
+def built(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with _world(broker, tmp_path_factory.mktemp("built")) as found:
+        yield found
+
+
+@pytest.fixture
+def world(built: World, tmp_path: Path) -> Iterator[World]:
+    """The test may change its files, which are put back, and the records of its source."""
+    root, kept = built.place.root, tmp_path / "kept"
+    shutil.copytree(root, kept)
+    yield replace(built, topic=Topic(_records_of(range(BATCHES))))
+    shutil.rmtree(root)
+    shutil.move(kept, root)
+
+
+@pytest.fixture
+def alone(broker: Broker, tmp_path: Path) -> Iterator[World]:
+    """The same, whose topics the test may change, too."""
+    with _world(broker, tmp_path) as found:
+        yield found
 
 
 @pytest.mark.parametrize("download", [False, True])
@@ -205,22 +235,22 @@ def test_a_file_of_other_bytes_and_the_same_rows_is_told_and_is_no_damage(world:
     assert note.endswith("no record is affected: the rows are those of its records")
 
 
-def test_a_dropped_entry_is_found_and_its_records_are_named(world: World) -> None:
-    victim = world.files()[2]
-    wanted = _lost(victim, world)
-    world.say(str(victim.relative_to(world.place.root)), None)
-    assert world.audit().findings == wanted != []
+def test_a_dropped_entry_is_found_and_its_records_are_named(alone: World) -> None:
+    victim = alone.files()[2]
+    wanted = _lost(victim, alone)
+    alone.say(str(victim.relative_to(alone.place.root)), None)
+    assert alone.audit().findings == wanted != []
 
 
-def test_a_file_whose_rows_are_named_twice_is_found(world: World) -> None:
-    victim = world.files()[0]
-    entry = world.entry(victim)
+def test_a_file_whose_rows_are_named_twice_is_found(alone: World) -> None:
+    victim = alone.files()[0]
+    entry = alone.entry(victim)
     copy = victim.with_name(victim.name.replace("000001.", "000009."))
     copy.write_bytes(victim.read_bytes())
-    name = str(copy.relative_to(world.place.root))
-    wanted = [("duplicated", tp, at) for _, tp, at in _lost(victim, world)]
-    world.say(name, {**entry, "path": name, "kind": "file"})
-    found = world.audit()
+    name = str(copy.relative_to(alone.place.root))
+    wanted = [("duplicated", tp, at) for _, tp, at in _lost(victim, alone)]
+    alone.say(name, {**entry, "path": name, "kind": "file"})
+    found = alone.audit()
     assert found.findings == wanted != []
     assert "2 rows of 1 records" in found.details
 
@@ -232,33 +262,33 @@ def test_a_file_that_nobody_names_is_no_damage(world: World) -> None:
     assert world.audit(download=True).is_clean
 
 
-def test_a_file_of_another_pipeline_is_unexpected_if_it_is_below_the_root(world: World) -> None:
-    victim = world.files()[0]
-    entry = world.entry(victim)
-    world.say("elsewhere.avro", {**entry, "path": "elsewhere.avro", "kind": "file",
+def test_a_file_of_another_pipeline_is_unexpected_if_it_is_below_the_root(alone: World) -> None:
+    victim = alone.files()[0]
+    entry = alone.entry(victim)
+    alone.say("elsewhere.avro", {**entry, "path": "elsewhere.avro", "kind": "file",
                                  "pipeline": "other"})  # fmt: skip
-    assert world.audit().is_clean
+    assert alone.audit().is_clean
     name = "here.avro"
-    (world.place.root / name).write_bytes(victim.read_bytes())
-    world.say(name, {**entry, "path": name, "kind": "file", "pipeline": "other"})
-    found = world.audit()
+    (alone.place.root / name).write_bytes(victim.read_bytes())
+    alone.say(name, {**entry, "path": name, "kind": "file", "pipeline": "other"})
+    found = alone.audit()
     assert [kind for kind, *_ in found.findings] == ["unexpected"]
     assert "rows of pipeline 'other', in here.avro" in found.details
 
 
-def test_a_file_beyond_the_position_is_unexpected(world: World) -> None:
-    victim = world.files()[0]
-    entry = world.entry(victim)
+def test_a_file_beyond_the_position_is_unexpected(alone: World) -> None:
+    victim = alone.files()[0]
+    entry = alone.entry(victim)
     name, end = "beyond.avro", BATCHES * EACH
-    (world.place.root / name).write_bytes(victim.read_bytes())
-    world.say(name, {**entry, "path": name, "kind": "file", "ranges": [["t", 0, end, end + 9]]})
-    assert world.audit().findings == [("unexpected", T0, end)]
+    (alone.place.root / name).write_bytes(victim.read_bytes())
+    alone.say(name, {**entry, "path": name, "kind": "file", "ranges": [["t", 0, end, end + 9]]})
+    assert alone.audit().findings == [("unexpected", T0, end)]
 
 
-def test_a_lost_dead_letter_is_a_lost_record(world: World, broker: Broker) -> None:
-    broker.delete_records(f"{world.place.name}.rejects", {0: 1})
-    letters = world.evidence().snapshot.letters
-    found = world.audit()
+def test_a_lost_dead_letter_is_a_lost_record(alone: World, broker: Broker) -> None:
+    broker.delete_records(f"{alone.place.name}.rejects", {0: 1})
+    letters = alone.evidence().snapshot.letters
+    found = alone.audit()
     gone = BATCHES - len(letters)
     assert gone > 0
     assert found.findings == [("lost", T0, BAD + EACH * n) for n in range(gone)]
@@ -282,28 +312,27 @@ def test_a_record_that_the_pipeline_passed_over_is_lost(world: World) -> None:
     assert world.audit().findings == [("lost", T1, at)]
 
 
-def test_a_compacted_table_is_clean(world: World) -> None:
-    world.sink.manifest.settled()  # the markers of the last commit are there
-    compact(world.place.table())
-    found = world.audit(download=True)
+def test_a_compacted_table_is_clean(alone: World) -> None:
+    alone.sink.manifest.settled()  # the markers of the last commit are there
+    compact(alone.place.table())
+    found = alone.audit(download=True)
     assert found.is_clean, (found.findings, found.reasons)
     assert len(found.results) == 1
 
 
-def test_a_batch_that_commits_meanwhile_changes_nothing(world: World) -> None:
-    evidence = world.evidence()
-    world.publish(BATCHES)
-    found = compare(evidence, world.topic)
+def test_a_batch_that_commits_meanwhile_changes_nothing(alone: World) -> None:
+    evidence = alone.evidence()
+    alone.publish(BATCHES)
+    found = compare(evidence, alone.topic)
     assert found.is_clean
     assert found.records == BATCHES * (2 * EACH - 1)
 
 
-def test_records_that_a_reset_passed_over_are_not_lost(world: World) -> None:
+def test_records_that_a_reset_passed_over_are_not_lost(alone: World) -> None:
     to = (BATCHES + 1) * EACH
-    world.sink.open(Takeover(SOURCE, dict, {}, reset=lambda _: {T0: to, T1: to}))
-    world.fence = world.sink.open(Takeover(SOURCE, dict, {})).fence
-    every = range(BATCHES + 2)
-    world.topic.records = {tp: [r for b in every for r in _records(tp, b)] for tp in (T0, T1)}
-    world.publish(BATCHES + 1)
-    found = world.audit()
+    alone.sink.open(Takeover(SOURCE, dict, {}, reset=lambda _: {T0: to, T1: to}))
+    alone.fence = alone.sink.open(Takeover(SOURCE, dict, {})).fence
+    alone.topic.records = _records_of(range(BATCHES + 2))
+    alone.publish(BATCHES + 1)
+    found = alone.audit()
     assert found.is_clean, (found.findings, found.reasons)

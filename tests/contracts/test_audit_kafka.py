@@ -124,7 +124,7 @@ class World:
 
 
 def _world(broker: Broker, *, keep_source: bool) -> World:
-    topics = kafkatools.make_topics(broker)
+    topics = kafkatools.make_topics(broker, ledger=kafkatools.SHARED_LEDGER)
     form = RecordFormat(SCHEMA, topic=topics.output, key=None, keep_source=keep_source)
     sink, fence = kafkatools.ready(topics.sink(form), {T0: 0, T1: 0})
     world = World(topics, sink, fence, Bytes({}), keep_source)

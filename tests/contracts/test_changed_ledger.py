@@ -90,7 +90,7 @@ def test_a_pipeline_that_began_behind_offset_0(place: Place) -> None:
     assert verified(sink).verdict == "holds", verified(sink).as_json()
     place.sql("DELETE FROM oncely_ranges WHERE range_start = 100")
     assert [one.rule for one in verified(sink).broken] == ["missing"]
-    place.sql("DELETE FROM oncely_ranges WHERE range_start = 0")  # as of an earlier version
+    place.sql("DELETE FROM oncely_ranges WHERE range_start = 0")
     assert verified(sink).verdict == "unknown"
 
 

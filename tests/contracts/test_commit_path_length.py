@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -37,8 +38,7 @@ from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.base import PacksRows
 from oncely.sinks.handlers.sink import HandlersSink
-from oncely.sinks.sql.discard import SqlDiscards
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.replay import SqlReplay, discard_letters
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.deltatools import make_place as make_delta
@@ -230,7 +230,7 @@ def test_a_discard(place: Place) -> None:
     sink, fence = ready(sink_to(place, connect=sql(crossed := Crossed())))
     commit_all(sink, at_t0(0, bad(0, 1)), fence)
     letters = SimpleNamespace(
-        discarding=lambda: SqlDiscards(sink), look=lambda: LedgerState(rejects=2)
+        discarding=lambda: partial(discard_letters, sink), look=lambda: LedgerState(rejects=2)
     )
     pipeline: Any = SimpleNamespace(destination=letters)
     assert discard(pipeline, RejectFilter(), execute=True).total == 2

@@ -37,6 +37,7 @@ from tests.deliverytools import (
     twice,
 )
 from tests.sinktools import SOURCE, T0, T1, Place, Rec, at_t0, commit_all, numbered, sink_to
+from tests.storetools import KINDS as STORES
 from tests.storetools import Shelf
 
 
@@ -44,6 +45,25 @@ from tests.storetools import Shelf
 def to(request: pytest.FixtureRequest) -> Iterator[Target]:
     """An empty destination of each kind."""
     yield from target(request.param, request.getfixturevalue)
+
+
+BY_LEDGER = {False: {"postgresql", "delta"}, True: {"sqlite", "kafka"}}
+"""Destinations whose positions are in the ledger, by ``position_first``; else in a store."""
+
+
+def pairs(*deliveries: bool) -> pytest.MarkDecorator:
+    """Each destination with each delivery: :data:`BY_LEDGER`. The rest of the product is long."""
+    names = ["to", "where", "position_first"][: 1 + len(deliveries)]
+    given = [
+        pytest.param(
+            *(kind, where, first)[: len(names)],
+            marks=[pytest.mark.long] * ((where == "ledger") != (kind in BY_LEDGER[first])),
+        )
+        for first in deliveries
+        for kind in KINDS
+        for where in ("ledger", "file")
+    ]
+    return pytest.mark.parametrize(names, given, indirect=["to", "where"])
 
 
 @dataclass(frozen=True)
@@ -92,6 +112,7 @@ def test_exactly_once_shows_nothing_of_a_crash(to: Target, monkeypatch: pytest.M
     assert to.ids() == [*range(5)]
 
 
+@pairs(False)
 def test_at_least_once_writes_the_records_first(to: Target, where: Where) -> None:
     run, fence = restarted(to, where, position_first=False)
     what = at_t0(0, [*numbered(0, 4), Rec(4, bad="no JSON")])
@@ -108,6 +129,7 @@ def test_at_least_once_writes_the_records_first(to: Target, where: Where) -> Non
     assert positions_in(again, fence) == {T0: 5}
 
 
+@pairs(True)
 def test_at_most_once_moves_the_position_first(to: Target, where: Where) -> None:
     run, fence = restarted(to, where, position_first=True)
     run.sink = Hurt(run.sink, "commit", Crash())
@@ -124,7 +146,7 @@ def test_at_most_once_moves_the_position_first(to: Target, where: Where) -> None
     assert to.ids() == [5, 6, 7]
 
 
-@pytest.mark.parametrize("position_first", [False, True])
+@pairs(False, True)
 def test_without_a_crash_both_are_exact(to: Target, where: Where, position_first: bool) -> None:
     run, fence = restarted(to, where, position_first=position_first)
     for at in range(0, 9, 3):
@@ -136,7 +158,7 @@ def test_without_a_crash_both_are_exact(to: Target, where: Where, position_first
     assert positions_in(run, fence) == {T0: 9}
 
 
-@pytest.mark.parametrize("position_first", [False, True])
+@pairs(False, True)
 def test_holes_move_positions_alone(to: Target, where: Where, position_first: bool) -> None:
     run, fence = restarted(to, where, position_first=position_first)
     pass_over(run.delivery, {T0: OffsetRange(0, 7)}, fence, "hole")
@@ -169,6 +191,7 @@ def test_at_least_once_with_every_store(shelf: Shelf, on_sqlite: Place) -> None:
 # -- a server that does not answer ---------------------------------------------------------
 
 
+@pairs(True)
 def test_at_most_once_and_a_write_without_an_answer(
     to: Target, where: Where, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,6 +211,7 @@ def test_at_most_once_and_a_write_without_an_answer(
     assert to.ids() == [*range(5, 12)]
 
 
+@pairs(True)
 def test_at_most_once_and_a_position_without_an_answer(
     to: Target, where: Where, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,6 +228,7 @@ def test_at_most_once_and_a_position_without_an_answer(
     assert to.ids() == [5, 6, 7], "it was not moved the second time, so they were written"
 
 
+@pairs(False)
 def test_at_least_once_asks_the_ledger_when_a_position_has_no_answer(
     to: Target, where: Where
 ) -> None:
@@ -217,7 +242,7 @@ def test_at_least_once_asks_the_ledger_when_a_position_has_no_answer(
     assert to.ids() == [*range(5), 5, 5, 6, 6], "nobody knew that they were written"
 
 
-@pytest.mark.parametrize("position_first", [False, True])
+@pairs(False, True)
 def test_too_many_rejects_lose_nothing(to: Target, where: Where, position_first: bool) -> None:
     """A mistake in decode is found before the position is moved."""
     run, fence = restarted(to, where, position_first=position_first)
@@ -247,6 +272,11 @@ def test_the_first_start_and_the_later_ones(shelf: Shelf) -> None:
     assert (moved.fence.epoch, moved.positions) == (3, {T0: 7, T1: 3})
 
 
+@pytest.mark.parametrize(
+    "shelf",
+    ["file", *(pytest.param(one, marks=pytest.mark.long) for one in STORES if one != "file")],
+    indirect=True,
+)
 def test_a_store_keeps_no_count_of_rejects(shelf: Shelf) -> None:
     """Each process counts for itself."""
     positions = StoreLedger(shelf.make("p"), "p")
@@ -259,28 +289,30 @@ def never() -> Any:
     raise AssertionError("start is asked once in a pipeline's life")
 
 
-@pytest.mark.parametrize(
-    ("source", "word"),
-    [
-        (SourceIdentity("another", SOURCE.topic_ids), "another"),
-        (SourceIdentity("cluster-1", {"t": "another-id", "u": "id-of-u"}), "recreated"),
-    ],
-)
-def test_another_cluster_or_topic_is_refused(
-    shelf: Shelf, source: SourceIdentity, word: str
-) -> None:
+def test_another_cluster_or_topic_is_refused(shelf: Shelf) -> None:
     store = shelf.make("p")
     positions = StoreLedger(store, "p")
     positions.open(Takeover(SOURCE, lambda: {T0: 17}, {T0: 2}))
     before = store.load()
-    with pytest.raises(SourceMismatch, match=word):
-        positions.open(Takeover(source, never, {T0: 0}))
-    with pytest.raises(SourceMismatch, match=word):
-        positions.open(Takeover(source, never, {T0: 0}, reset=lambda _: {T0: 0}))
+    other = SourceIdentity("another", SOURCE.topic_ids)
+    again = SourceIdentity("cluster-1", {"t": "another-id", "u": "id-of-u"})
+    for source, word in ((other, "another"), (again, "recreated")):
+        with pytest.raises(SourceMismatch, match=word):
+            positions.open(Takeover(source, never, {T0: 0}))
+        with pytest.raises(SourceMismatch, match=word):
+            positions.open(Takeover(source, never, {T0: 0}, reset=lambda _: {T0: 0}))
     assert store.load() == before
 
 
-@pytest.mark.parametrize("position_first", [False, True])
+@pytest.mark.parametrize(
+    ("shelf", "position_first"),
+    [
+        pytest.param(kind, first, marks=[pytest.mark.long] * ((number + first) % 2))
+        for number, kind in enumerate(STORES)
+        for first in (False, True)
+    ],
+    indirect=["shelf"],
+)
 def test_of_two_runs_the_older_is_stopped(
     shelf: Shelf, on_sqlite: Place, position_first: bool
 ) -> None:

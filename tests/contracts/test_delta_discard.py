@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,7 @@ from oncely.errors import Unavailable
 from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.reject_filter import RejectFilter
 from oncely.pipeline.rejects import discard as discard_by
-from oncely.sinks.delta.discard import DeltaDiscards
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.replay import DeltaReplay, discard_letters
 from oncely.sinks.delta.sink import DeltaSink
 from tests.contracts.test_audit_delta import BAD, COMMITS, EACH, World, a_world
 from tests.deltatools import Committing, DeltaPlace, make_place
@@ -46,7 +46,7 @@ def odd(one: Reject) -> bool:
 def discard(sink: DeltaSink, which: Callable[[Reject], bool] = odd) -> int:
     """As the pipeline does, until the outcome is known."""
     letters = SimpleNamespace(
-        discarding=lambda: DeltaDiscards(sink), look=lambda: LedgerState(rejects=1)
+        discarding=lambda: partial(discard_letters, sink), look=lambda: LedgerState(rejects=1)
     )
     pipeline: Any = SimpleNamespace(destination=letters)
     chosen: Any = which
@@ -80,7 +80,7 @@ def states(place: DeltaPlace) -> tuple[list[int], list[int]]:
 
 
 def test_content_is_removed(place: DeltaPlace) -> None:
-    assert DeltaDiscards(place.sink()).discard(odd, execute=False) == {"no JSON": 4}
+    assert discard_letters(place.sink(), odd, False) == {"no JSON": 4}
     assert states(place) == ([1, 2, 3, 5, 6, 7], [])
     before = place.table.version()
     assert discard(place.sink()) == 4

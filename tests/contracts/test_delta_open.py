@@ -12,11 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
+from oncely.audit.stored.delta_document import read_document
 from oncely.clients.delta import DeltaTables
+from oncely.clients.files.store import Store
 from oncely.core.ledger import Entry
 from oncely.errors import (
     ConfigError,
     NewerFormat,
+    OlderFormat,
     Stopped,
     TableMismatch,
     Unavailable,
@@ -261,4 +264,23 @@ def test_a_ledger_of_a_newer_version_is_refused(place: DeltaPlace) -> None:
         open_sink(place.sink())
     assert "upgrade Oncely" in refused.value.way_out
     assert ledger.read_text() == newer
+    assert [*(place.root / "_oncely").rglob("*.json")] == [ledger]
+
+
+@pytest.mark.parametrize("name", ["totals", "started", "format"])
+def test_a_ledger_of_an_older_version_is_refused(place: DeltaPlace, name: str) -> None:
+    """Without a field that every version since the first release writes."""
+    open_sink(place.sink())
+    (ledger,) = (place.root / "_oncely").rglob("*.json")
+    whole = json.loads(ledger.read_text())
+    older = json.dumps({field: one for field, one in whole.items() if field != name})
+    ledger.write_text(older)
+    store = Store(place.root.as_uri())
+    for call in (
+        lambda: open_sink(place.sink()),
+        lambda: read_document(store, place.name, int(ledger.stem)),
+    ):
+        with pytest.raises(OlderFormat, match=r"before 0\.1\.0"):
+            call()
+    assert ledger.read_text() == older
     assert [*(place.root / "_oncely").rglob("*.json")] == [ledger]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -19,7 +18,6 @@ from oncely.core.digest import Recipe, digest_sum, row_digests
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition, from_tree
 from oncely.decode.avro_names import storable
-from oncely.ledgers.delta import Document
 from oncely.ledgers.totals import Totals
 from oncely.sinks.delta.replay import DeltaReplay
 from oncely.sinks.delta.task import DeltaFormat
@@ -46,7 +44,6 @@ from tests.sinktools import (
 PLAIN = "1 row id=bigint name=text"
 WITH_OFFSET = "1 offset id=bigint name=text"
 T2 = TopicPartition(T0.topic, 2)
-EARLIER = Path(__file__).parent.parent / "golden" / "earlier" / "delta_ledgers.txt"
 
 
 @pytest.fixture
@@ -173,11 +170,3 @@ def test_rows_of_a_spark_transform(place: DeltaPlace) -> None:
     digest = of_rows(place, PLAIN, *range(6))
     assert totals(place) == Totals(0, 1, 20, 6, 0, 0, digest, PLAIN)
     assert np.array_equal(place.ids(), np.arange(6))
-
-
-def test_documents_of_an_earlier_version_have_none() -> None:
-    lines = [one for one in EARLIER.read_text().splitlines() if ".json {" in one]
-    texts = [one[one.index("{") :] for one in lines]
-    documents = [msgspec.json.decode(one, type=Document) for one in texts]
-    assert any(one.positions for one in documents)
-    assert all(one.totals == {} for one in documents)

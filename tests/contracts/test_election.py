@@ -20,7 +20,7 @@ from oncely.clients.kafka.group_members import members_of
 from oncely.core import events
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError
-from oncely.runtimes.election import Election, Group
+from oncely.runtimes.election import Election
 from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
@@ -41,7 +41,7 @@ class Replicas:
     def start(self) -> Election:
         return self.stack.enter_context(Election(self._join, TopicPartition(self.topic, 0)))
 
-    def _join(self, name: str, rebalances: Rebalances) -> Group:
+    def _join(self, name: str, rebalances: Rebalances) -> GroupConsumer:
         given = Membership(self.group, "eager", session_seconds=6.0, client=name)
         return GroupConsumer(self.brokers, {}, [self.topic], given, rebalances)
 
@@ -98,7 +98,7 @@ def test_one_that_waits_can_be_stopped(replicas: Replicas) -> None:
 
 
 def test_a_refusal_of_the_broker_ends_the_wait() -> None:
-    def refused(*_: object) -> Group:
+    def refused(*_: object) -> GroupConsumer:
         raise ConfigError("worker.group", "no right")
 
     with Election(refused, TopicPartition("t", 0)) as replica, pytest.raises(ConfigError):

@@ -13,13 +13,14 @@ from oncely.errors import Unavailable
 from oncely.testing.servers.kafka import Broker
 from tests.deliverytools import Crash, Hurt, positions_in, ready, run_of
 from tests.filestools import ENDS, IDS, START, FilesPlace, make_place, publish_all, stage, what
+from tests.kafkatools import SHARED_LEDGER
 
 _LONG_AGO = 10_000.0  # seconds; more than sink.max_staging_age
 
 
 @pytest.fixture
 def place(broker: Broker, tmp_path: Path) -> FilesPlace:
-    return make_place(broker, tmp_path)
+    return make_place(broker, tmp_path, SHARED_LEDGER)
 
 
 def started(place: FilesPlace, *, position_first: bool) -> tuple[Any, Fence]:

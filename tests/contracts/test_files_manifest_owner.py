@@ -1,4 +1,4 @@
-"""A manifest topic belongs to one pipeline and root; entries of others harm nobody."""
+"""A manifest topic belongs to one pipeline and root."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from oncely.cli.app import app
 from oncely.clients.files.store import Store
 from oncely.clients.kafka import topics
 from oncely.core.claim import Takeover
-from oncely.errors import ConfigError, TableMismatch
+from oncely.errors import ConfigError, OlderFormat, TableMismatch
 from oncely.files.compact import compact
-from oncely.files.rows import rows
+from oncely.files.reading import rows
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
 from oncely.lake import manifest_owner
 from oncely.lake import root_marker as owner
 from oncely.lake.manifest import Contents
-from oncely.lake.records import ManifestFile, ManifestOwner, encode, owner_key
+from oncely.lake.records import ManifestOwner, encode, owner_key
 from oncely.sinks.files.sink import FilesSink
+from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.filestools import IDS, START, FilesPlace, make_place, open_sink, publish_all, stage, what
 from tests.laketools import Lake, events, lake
-from tests.manifesttools import a_file
 from tests.sinktools import SOURCE
 
 
@@ -140,51 +140,7 @@ def test_files_that_were_moved_are_found_again_after_a_reset(
         open_sink(place.sink())
 
 
-# -- topics of earlier versions ------------------------------------------------------------
-
-
-@pytest.fixture
-def old(broker: Broker, tmp_path: Path) -> Lake:
-    """A table whose manifest has no owner."""
-    return lake(broker, tmp_path / "old", partition_by=("name",))
-
-
-def sink_of(own: Lake, place: FilesPlace, pipeline: str = "") -> FilesSink:
-    """A sink that goes on with a table."""
-    made, table = place.sink(), own.table
-    at = replace(made.pipeline_topics, pipeline=pipeline or table.pipeline_topics.pipeline)
-    names = replace(made.topics, manifest=table.manifest_topic, schema=table.schema_topic)
-    return replace(made, pipeline_topics=at, store=table.store, topics=names)
-
-
-def test_a_manifest_without_an_owner_is_adopted_at_the_next_start(
-    old: Lake, place: FilesPlace, copied: FilesSink
-) -> None:
-    old.publish([old.file([{"id": 1, "user": "a", "ts": 1}])])
-    other = replace(copied, topics=sink_of(old, place).topics)
-    refused(other, f"names 1 files of pipeline '{old.topics.name}'")
-    ours = sink_of(old, place)
-    ours.check()
-    assert contents(ours).owner is None
-    open_sink(ours)
-    assert contents(ours).owner == ManifestOwner(old.topics.name, old.table.store.url)
-    refused(other, "belongs to pipeline")
-
-
-def test_a_manifest_that_two_roots_have_written_to_goes_to_one_of_them(
-    old: Lake, place: FilesPlace, copied: FilesSink
-) -> None:
-    old.publish([old.file([{"id": 1, "user": "a", "ts": 1}]), a_file("x.avro", pipeline="b")])
-    ours = sink_of(old, place)
-    open_sink(ours)
-    assert contents(ours).owner is not None
-    other = replace(
-        copied, topics=ours.topics, pipeline_topics=replace(copied.pipeline_topics, pipeline="b")
-    )
-    refused(other, "belongs to pipeline")
-
-
-# -- entries of others ---------------------------------------------------------------------
+# -- topics without an owner ---------------------------------------------------------------
 
 
 @pytest.fixture
@@ -192,45 +148,25 @@ def own(broker: Broker, tmp_path: Path) -> Lake:
     return lake(broker, tmp_path / "own", max_staging_age=600.0)
 
 
-def theirs(own: Lake, broker: Broker, tmp_path: Path) -> ManifestFile:
-    """An entry of a pipeline with another root, which earlier versions let write here."""
-    other = lake(broker, tmp_path / "theirs")
-    file = other.file(events("ann", 100, 1))
-    own.publish([file])
-    return file
-
-
-def test_entries_of_another_root_are_passed_over(
-    own: Lake, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_manifest_without_an_owner_is_refused(
+    own: Lake, broker: Broker, place: FilesPlace
 ) -> None:
+    """As versions before the first release wrote it."""
     own.batch_of(events("ann", 0, 2))
-    theirs(own, broker, tmp_path)
-    own.batch_of(events("ann", 2, 2))
-    _, parts = rows(own.table)
-    assert sorted(r["id"] for part in parts for r in part.to_pylist()) == [0, 1, 2, 3]
-    assert "ignored" in caplog.text
-    found = verify(own.table)
-    assert (found.problems, found.files) == ((), 2)
-    done = compact(own.table)
-    assert (done.inputs, done.outputs, done.rows) == (2, 1, 4)
-    assert vacuum(own.table).live == 1
-    assert verify(own.table).problems == ()
-
-
-def test_files_of_an_earlier_name_below_the_same_root_count(own: Lake) -> None:
-    """Versions without an owner let a pipeline be renamed and go on with its root."""
-    own.batch_of(events("ann", 0, 2))
-    renamed = own.with_(pipeline_topics=replace(own.table.pipeline_topics, pipeline="renamed"))
-    _, parts = rows(renamed.table)
-    assert sum(part.num_rows for part in parts) == 2
-
-
-def test_a_missing_file_of_our_own_is_told(own: Lake, broker: Broker, tmp_path: Path) -> None:
-    (file,) = own.batch_of(events("ann", 0, 2))
-    theirs(own, broker, tmp_path)
-    (own.root / file.path).unlink()
-    (problem,) = verify(own.table).problems
-    assert (problem.path, "not in the store" in problem.text) == (file.path, True)
+    produce(broker, own.topics.manifest, [(0, owner_key(own.topics.name), None)])
+    sink = place.sink()
+    sink = replace(
+        sink, topics=replace(sink.topics, manifest=own.topics.manifest, schema=own.topics.schema)
+    )
+    before = messages(broker.bootstrap, own.topics.manifest)
+    table = own.table
+    for call in (
+        sink.check, sink.prepare, lambda: open_sink(sink), table.look, lambda: rows(table),
+        lambda: verify(table), lambda: compact(table), lambda: vacuum(table),
+    ):  # fmt: skip
+        with pytest.raises(OlderFormat, match=r"has no owner, .* before 0\.1\.0"):
+            call()
+    assert len(messages(broker.bootstrap, own.topics.manifest)) == len(before)
 
 
 def test_a_root_has_a_notice(place: FilesPlace) -> None:
@@ -247,7 +183,7 @@ def test_a_root_has_a_notice(place: FilesPlace) -> None:
     open_sink(place.sink())
     assert notice.stat().st_mtime == 0, "it is written once"
 
-    notice.unlink()  # a root of an earlier version
+    notice.unlink()
     open_sink(place.sink())
     assert notice.read_text() == text
 

@@ -9,10 +9,10 @@ import pytest
 
 from oncely.decode.avro_names import large
 from oncely.errors import ConfigError, DataLost, WrongInput
-from oncely.files.listing import listing
-from oncely.files.rows import rows
+from oncely.files.reading import rows
+from oncely.files.table import listing
 from oncely.testing.servers.kafka import Broker
-from tests.laketools import COLUMNS, T0, Lake, events, lake
+from tests.laketools import COLUMNS, T0, Lake, events, lake, lake_in_memory
 
 INSIDE = pa.struct({"x": pa.float64(), "y": pa.string()})
 GROWN = pa.schema([*COLUMNS, ("n", pa.float64()), ("at", INSIDE), ("tags", pa.list_(INSIDE))])
@@ -21,7 +21,13 @@ NARROW = pa.schema([*COLUMNS, ("n", pa.int64()), ("at", OLD), ("tags", pa.list_(
 
 
 @pytest.fixture
-def own(broker: Broker, tmp_path: Path) -> Lake:
+def own(tmp_path: Path) -> Lake:
+    return lake_in_memory(tmp_path)
+
+
+@pytest.fixture
+def real(broker: Broker, tmp_path: Path) -> Lake:
+    """With topics."""
     return lake(broker, tmp_path)
 
 
@@ -46,15 +52,15 @@ def test_rows_of_all_files(own: Lake, form: str) -> None:
     assert read(own, where={"user": "bob"}, columns=["id"]) == [{"id": 3}, {"id": 4}]
 
 
-def test_what_the_manifest_does_not_name_is_not_read(own: Lake) -> None:
-    own.batch_of(events("ann", 0, 3))
-    own.file(events("ann", 100, 5))  # staged, never published
-    with own.topics.transaction() as producer:
-        own.topics.send(producer, [own.file(events("ann", 200, 5))])
+def test_what_the_manifest_does_not_name_is_not_read(real: Lake) -> None:
+    real.batch_of(events("ann", 0, 3))
+    real.file(events("ann", 100, 5))  # staged, never published
+    with real.topics.transaction() as producer:
+        real.topics.send(producer, [real.file(events("ann", 200, 5))])
         producer.abort_transaction(20)
-    assert by_id(read(own)) == own.rows
-    own.topics.publish(removed=[file for file in own.topics.reader().settled().files])
-    assert read(own) == []
+    assert by_id(read(real)) == real.rows
+    real.topics.publish(removed=[file for file in real.topics.reader().settled().files])
+    assert read(real) == []
 
 
 def test_files_of_older_schemas_resolve_to_the_published_one(own: Lake) -> None:
@@ -127,18 +133,18 @@ def test_a_file_that_was_changed_or_is_gone(own: Lake) -> None:
         read(own, where={"user": "bob"})
 
 
-def test_a_pipeline_that_never_wrote(own: Lake) -> None:
+def test_a_pipeline_that_never_wrote(real: Lake) -> None:
     with pytest.raises(ConfigError, match=r"sink\.manifest_topic: .*nothing was published yet"):
-        listing(own.with_(manifest_topic="no-such-topic").table)
+        listing(real.with_(manifest_topic="no-such-topic").table)
 
 
-def test_listing(own: Lake) -> None:
-    own.batch_of(events("ann", 0, 3), events("bob", 3, 2))
-    own.topics.reader().settled()
-    found = listing(own.table, {"user": "bob"})
+def test_listing(real: Lake) -> None:
+    real.batch_of(events("ann", 0, 3), events("bob", 3, 2))
+    real.topics.reader().settled()
+    found = listing(real.table, {"user": "bob"})
     assert (found.rows, found.total, len(found.files)) == (2, 2, 1)
     assert found.as_json()["files"][0]["partition"] == {"user": "bob", "date": "2023-11-14"}
-    assert listing(own.table).bytes == sum(p.stat().st_size for p in own.root.rglob("*.avro"))
+    assert listing(real.table).bytes == sum(p.stat().st_size for p in real.root.rglob("*.avro"))
 
 
 LONG, FLOATING = (pa.schema([*COLUMNS, ("n", one)]) for one in (pa.int64(), pa.float64()))

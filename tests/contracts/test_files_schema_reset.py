@@ -18,8 +18,7 @@ from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, large
 from oncely.errors import Fenced
-from oncely.lake.conform import conform
-from oncely.lake.held import held_schema
+from oncely.lake.conform import conform, held_schema
 from oncely.lake.manifest import Contents
 from oncely.sinks.files.sink import FilesSink
 from oncely.testing.servers.kafka import Broker

@@ -7,15 +7,14 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka import librdkafka
-from oncely.clients.kafka.non_transactional import Delivered, Plain
-from oncely.clients.kafka.producer import Columns, Producer, binaries, lengths
+from oncely.clients.kafka.producer import Columns, Producer
 from oncely.clients.kafka.producer_settings import producer_config
+from oncely.clients.kafka.sender import Delivered, Plain
 from oncely.clients.kafka.transaction import InstanceFenced, Transaction
 from oncely.errors import Unavailable
 from oncely.testing.readers import messages
@@ -25,25 +24,22 @@ from tests.nativetools import need_native
 PARTS: list[bytes | None] = [b"", None, b"a\0b", "ü".encode(), b"x" * 100_000, b"\xff"]
 
 
-@pytest.fixture(params=["native", "direct", "one by one"])
+@pytest.fixture(params=["native", "one by one"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "native":
         need_native(monkeypatch)
     else:
         monkeypatch.setenv("ONCELY_NATIVE", "off")
-    if request.param == "one by one":
-        monkeypatch.setattr(librdkafka, "library", lambda: None)
-    else:
-        assert librdkafka.library(), "the library that is installed here was tried"
     return str(request.param)
 
 
 @pytest.fixture
-def forgotten() -> Iterator[None]:
-    """What is known of the library is forgotten before and afterwards."""
-    librdkafka.library.cache_clear()
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package is there; what is known of the library is forgotten before and afterwards."""
+    monkeypatch.setattr(librdkafka.package, "native", object)
+    librdkafka._callable.cache_clear()
     yield
-    librdkafka.library.cache_clear()
+    librdkafka._callable.cache_clear()
 
 
 def made(broker: Broker, name: str, **more: Any) -> Producer:
@@ -91,17 +87,16 @@ def test_nulls_and_empty_ones_stay_what_they_are(broker: Broker, way: str) -> No
 def test_a_key_goes_to_the_same_partition_either_way(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need_native(monkeypatch)
     keys = array([b"%d" % n for n in range(200)])
     found = []
-    for turn in range(2):
+    for _ in range(2):
         topic = topic_of(broker, 5)
         with begun(broker, topic, topic) as writer:
             writer.send_columns(topic, Columns(keys, keys))
             writer.commit()
         found.append({m.key(): m.partition() for m in messages(broker.bootstrap, topic)})
-        if not turn:
-            monkeypatch.setattr(librdkafka, "library", lambda: None)
-            monkeypatch.setenv("ONCELY_NATIVE", "off")
+        monkeypatch.setenv("ONCELY_NATIVE", "off")
     assert found[0] == found[1]
     assert len(found[0]) == 200
 
@@ -112,8 +107,8 @@ def test_a_full_queue_is_waited_for_and_the_order_kept(broker: Broker, way: str)
     refused: list[int] = []
 
     class Counting(Producer):
-        def produce_batch(self, topic: str, messages: Any, *args: Any, **more: Any) -> int:
-            taken = super().produce_batch(topic, messages, *args, **more)
+        def produce_batch(self, topic: str, messages: Columns) -> int:
+            taken = super().produce_batch(topic, messages)
             refused.append(len(messages) - taken)
             return taken
 
@@ -165,7 +160,6 @@ def test_without_transactions_delivery_reports_are_heard(
     def never() -> None:
         pytest.fail("called directly, where nobody would hear what became of the messages")
 
-    monkeypatch.setattr(librdkafka, "library", never)
     monkeypatch.setattr(librdkafka, "native", never)
     topic = topic_of(broker)
     delivered = Delivered()
@@ -192,14 +186,18 @@ def test_a_closed_producer_is_an_error(broker: Broker, way: str) -> None:
 
 
 @pytest.mark.usefixtures("forgotten")
+def test_the_version_that_is_installed_was_tried() -> None:
+    assert librdkafka.native() is not None
+
+
+@pytest.mark.usefixtures("forgotten")
 def test_a_version_that_was_not_tried_is_not_called(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(librdkafka, "TRIED", frozenset({"1.0.0"}))
     monkeypatch.setattr(librdkafka.ctypes, "CDLL", lambda _: pytest.fail("it was loaded"))
     with caplog.at_level(logging.WARNING, "oncely.sinks.kafka"):
-        assert librdkafka.library() is None
-        assert librdkafka.library() is None
+        assert librdkafka.native() is None
         assert librdkafka.native() is None
     (line,) = caplog.records
     assert "was not tested; 1.0.0 was" in line.getMessage()
@@ -211,7 +209,7 @@ def test_a_library_without_the_function_is_not_called(
 ) -> None:
     monkeypatch.setattr(librdkafka.cimpl, "__file__", None)  # this program itself
     with caplog.at_level(logging.WARNING, "oncely.sinks.kafka"):
-        assert librdkafka.library() is None
+        assert librdkafka.native() is None
     assert "can't be called directly" in caplog.text
 
 
@@ -220,16 +218,4 @@ def test_another_copy_of_the_library_is_not_called(monkeypatch: pytest.MonkeyPat
     """Its functions would be given an instance of the first one's."""
     name, number = librdkafka.ck.libversion()
     monkeypatch.setattr(librdkafka.ck, "libversion", lambda: (name, number + 1))
-    assert librdkafka.library() is None
-
-
-def test_structs_point_into_the_arrays() -> None:
-    values = array([b"skipped", b"ab", b"", None, b"cde"]).slice(1)
-    structs = Columns(pa.nulls(4, pa.large_binary()), values).structs()
-    base = values.buffers()[2].address
-    assert structs["payload"].tolist() == [base + 7, base + 9, 0, base + 9]
-    assert structs["len"].tolist() == [2, 0, 0, 3]
-    assert not structs["key"].any()
-    assert librdkafka.MESSAGE.itemsize == 72
-    assert binaries(values) == [b"ab", b"", None, b"cde"]
-    assert np.array_equal(lengths(values), [2, 0, 0, 3])
+    assert librdkafka.native() is None

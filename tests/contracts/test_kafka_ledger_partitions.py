@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewPartitions
 
-from oncely.clients.kafka.topics import LEDGER_PARTITIONS, ledger_partition
-from oncely.errors import Stopped, Unavailable
+from oncely.audit.stored.log import Topics as Reader
+from oncely.audit.stored.topic_ledger import read_ledger
+from oncely.clients.kafka.topics import ledger_partition
+from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.testing.processes import await_that
@@ -26,7 +28,7 @@ COMPACT = {"cleanup.policy": "compact"}
 def named(topics: Topics, fits: Callable[[int], bool]) -> Topics:
     """Topics of a pipeline whose partition fits, of those of a new ledger topic."""
     names = (f"{topics.pipeline}-{n}" for n in count())
-    fitting = (one for one in names if fits(ledger_partition(one, LEDGER_PARTITIONS)))
+    fitting = (one for one in names if fits(ledger_partition(one)))
     return dataclasses.replace(topics, pipeline=next(fitting))
 
 
@@ -39,7 +41,7 @@ def topics(broker: Broker) -> Topics:
 @pytest.fixture
 def other(topics: Topics, broker: Broker) -> Topics:
     """Of another pipeline that has another partition of the same ledger topic."""
-    own = ledger_partition(topics.pipeline, LEDGER_PARTITIONS)
+    own = ledger_partition(topics.pipeline)
     return dataclasses.replace(
         named(make_topics(broker), lambda its: its != own), ledger=topics.ledger
     )
@@ -100,11 +102,10 @@ def test_a_pipeline_that_is_paused_inside_a_transaction_delays_no_other(
     assert len({one.partition() for one in topics.records(topics.ledger)}) == 2
 
 
-def test_in_a_topic_with_one_partition_it_does(
-    topics: Topics, other: Topics, broker: Broker
-) -> None:
-    """Topics of earlier versions stay as they are; this also shows that the test above can fail."""
-    broker.create_topic(topics.ledger, 1, COMPACT)
+def test_in_the_same_partition_it_does(topics: Topics) -> None:
+    """This also shows that the test above can fail."""
+    own = ledger_partition(topics.pipeline)
+    other = named(topics, lambda its: its == own)
 
     def start() -> None:
         with pytest.raises(Unavailable, match="open transaction"):
@@ -112,14 +113,36 @@ def test_in_a_topic_with_one_partition_it_does(
 
     paused_inside(topics, start)
     assert open_sink(topics.sink()).positions == {T0: 3}
-    assert {one.partition() for one in topics.records(topics.ledger)} == {0}
+    assert {one.partition() for one in topics.records(topics.ledger)} == {own}
+
+
+@pytest.mark.parametrize(("partitions", "old"), [(1, r": versions .* before 0\.1\.0"), (15, "$")])
+def test_a_topic_with_fewer_partitions_is_refused(
+    topics: Topics, broker: Broker, partitions: int, old: str
+) -> None:
+    broker.create_topic(topics.ledger, partitions, COMPACT)
+    looking = TopicLedger(topics.sink().pipeline_topics, topics.rejects)
+    for attempt in (
+        lambda: open_sink(topics.sink()),
+        lambda: looking.check([T0], [], create=True),
+        lambda: looking.look([]),
+    ):
+        with pytest.raises(TableMismatch, match=f"has {partitions} of the 16 .* needs{old}") as no:
+            attempt()
+        assert "sink.ledger_topic" in no.value.way_out
+    with (
+        Reader(topics.bootstrap, {}) as reader,
+        pytest.raises(WrongInput, match=f"has {partitions} of 16"),
+    ):
+        read_ledger(reader, topics.ledger, topics.pipeline)
+    assert topics.records(topics.ledger) == []
 
 
 def test_a_new_topic_has_a_partition_for_each_of_sixteen(topics: Topics) -> None:
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     own = topics.ledger_partition
-    assert own == ledger_partition(topics.pipeline, 16) > 0
+    assert own == ledger_partition(topics.pipeline) > 0
     assert {one.partition() for one in topics.records(topics.ledger)} == {own}
 
 
@@ -131,23 +154,25 @@ def test_more_partitions_change_nothing(topics: Topics, broker: Broker) -> None:
     assert len({one.partition() for one in topics.records(topics.ledger)}) == 1
 
 
-def test_a_topic_that_was_extended_from_one_partition_is_refused(
+def test_a_topic_that_was_restored_into_other_partitions_is_refused(
     topics: Topics, broker: Broker
 ) -> None:
     """Its partition is empty; the way out is a new topic, which is restored from the group."""
-    broker.create_topic(topics.ledger, 1, COMPACT)
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
-    extend(broker, topics.ledger, 16)
-    looking = TopicLedger(topics.sink().pipeline_topics, topics.rejects)
+    restored = dataclasses.replace(topics, ledger=f"restored-{topics.ledger}")
+    broker.create_topic(restored.ledger, 16, COMPACT)
+    elsewhere = (topics.ledger_partition + 1) % 16
+    for one in topics.records(topics.ledger):
+        put(restored, one.key(), one.value(), elsewhere)
+    looking = TopicLedger(restored.sink().pipeline_topics, topics.rejects)
     attempts = (
-        lambda: open_sink(topics.sink()),
-        lambda: open_sink(sink),  # a start of the process that has used it before
+        lambda: open_sink(restored.sink()),
         lambda: looking.check([T0], [], create=True),
         lambda: looking.look([]),
     )
     for attempt in attempts:
-        with pytest.raises(Stopped, match=r"in partition 0 and none in its own") as no:
+        with pytest.raises(Stopped, match=f"in partition {elsewhere} and none in its own") as no:
             attempt()
         assert "sink.ledger_topic" in no.value.way_out
     moved = dataclasses.replace(topics, ledger=f"new-{topics.ledger}")
@@ -155,24 +180,10 @@ def test_a_topic_that_was_extended_from_one_partition_is_refused(
     assert topics.ids() == [0, 1, 2]
 
 
-def test_a_topic_that_was_restored_into_other_partitions_is_refused(
-    topics: Topics, broker: Broker
-) -> None:
-    """The group's offsets are not there: nothing else tells that the pipeline has run."""
-    broker.create_topic(topics.ledger, 16, COMPACT)
-    elsewhere = (topics.ledger_partition + 1) % 16
-    key = topics.sink().pipeline_topics.keys.position_key(T0)
-    value = b'{"position":3,"epoch":1,"cluster":"c","topic_id":"t","start":0,"end":3,"kind":"data"}'
-    put(topics, key, value, elsewhere)
-    with pytest.raises(Stopped, match=f"in partition {elsewhere} and none"):
-        open_sink(topics.sink())
-
-
 def test_a_process_uses_the_partition_of_a_topic_that_was_recreated(
     topics: Topics, broker: Broker
 ) -> None:
     """A worker starts again for each takeover, with the clients that it has."""
-    broker.create_topic(topics.ledger, 1, COMPACT)
     sink, fence = ready(topics.sink())
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     broker.delete_topic(topics.ledger)

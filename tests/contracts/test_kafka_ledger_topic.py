@@ -47,16 +47,10 @@ def test_it_is_made_with_the_segments_of_the_manifest(topics: Topics) -> None:
     assert segment_bytes(topics) == SETTINGS[SEGMENT]
 
 
-def test_one_that_was_made_without_them_gets_them(topics: Topics, broker: Broker) -> None:
-    broker.create_topic(topics.ledger, 1, COMPACT)
-    open_sink(topics.sink())
-    assert segment_bytes(topics) == SETTINGS[SEGMENT]
-
-
 @pytest.mark.parametrize("create", [True, False])
 def test_a_setting_of_the_operator_stays(topics: Topics, broker: Broker, create: bool) -> None:
     own = {SEGMENT: "1048576"} if create else {}
-    broker.create_topic(topics.ledger, 1, COMPACT | own)
+    broker.create_topic(topics.ledger, 16, COMPACT | own)
     before = segment_bytes(topics)
     open_sink(replace(topics.sink(), create=create))
     assert segment_bytes(topics) == before != SETTINGS[SEGMENT]

@@ -1,4 +1,4 @@
-"""Committing to Kafka: records, rejects, offset and ledger take effect together, once, in order."""
+"""Committing to Kafka: the order of init and read, attempts side by side, what others hide."""
 
 from __future__ import annotations
 
@@ -10,34 +10,19 @@ from confluent_kafka import Producer
 
 from oncely.clients.kafka.transaction import InstanceFenced, Message
 from oncely.commit.backoff import Backoff
-from oncely.core.claim import Claim, Counts, PositionMoved
+from oncely.core.claim import Claim, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.errors import Unavailable
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.records import PositionRecord
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, connected, make_topics, producing_by, ready
-from tests.sinktools import T0, T1, Rec, at_t0, chunk, commit_all, numbered
+from tests.sinktools import T0, T1, at_t0, chunk, commit_all, numbered
 
 
 @pytest.fixture
 def topics(broker: Broker) -> Topics:
     return make_topics(broker)
-
-
-def test_records_rejects_and_position_take_effect_together(topics: Topics) -> None:
-    sink, fence = ready(topics.sink(), {T0: 10, T1: 0})
-    records = [*numbered(10, 13), Rec(13), Rec(15, bad="no JSON")]
-    outcomes = commit_all(sink, chunk({T0: (10, records), T1: (0, numbered(100, 102))}), fence)
-    assert topics.ids() == [10, 11, 12, 100, 101]
-    assert topics.committed() == {T0: 16, T1: 102}
-    assert topics.ledger_positions() == {T0: (16, 1), T1: (102, 1)}
-    assert sorted(topics.ledger_ranges()) == [(0, 10, 16, "data"), (1, 0, 102, "data")]
-    assert {o.partition: o.counts for o in outcomes} == {
-        T0: Counts(5, 3, 1, 1),
-        T1: Counts(2, 2, 0, 0),
-    }
-    assert not any(o.replayed for o in outcomes)
 
 
 def test_of_several_partitions_each_takes_effect_by_itself(topics: Topics) -> None:

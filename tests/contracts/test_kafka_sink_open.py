@@ -6,13 +6,19 @@ import dataclasses
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from oncely.core.claim import Positions, Takeover
-from oncely.errors import ConfigError, Fenced, Stopped, TableMismatch, Unavailable
-from oncely.ledgers.topic.records import OffsetMetadata, encode, stamp
+from oncely.errors import (
+    ConfigError,
+    Fenced,
+    OlderFormat,
+    Stopped,
+    TableMismatch,
+    Unavailable,
+)
+from oncely.ledgers.topic.records import OffsetMetadata, stamp
 from oncely.ledgers.topic.take_positions import PositionTakeover
 from oncely.ledgers.topic.takeover import Opener
 from oncely.pipeline.topic_ledger import TopicLedger
@@ -211,19 +217,6 @@ def test_an_output_topic_that_was_deleted_is_refused(
     assert topics.ids() == [1, 2, 3, 4]
 
 
-def test_a_deleted_output_topic_of_an_earlier_version_is_refused(
-    topics: Topics, broker: Broker
-) -> None:
-    """Its ledger record has no topic ids, but says where records went."""
-    ready(topics.sink())
-    as_before(topics, outputs={})
-    assert open_sink(topics.sink()).positions == {T0: 0}
-    as_before(topics, outputs={})
-    broker.delete_topic(topics.output)
-    with pytest.raises(TableMismatch, match=f"'{topics.output}' was deleted"):
-        open_sink(topics.sink())
-
-
 def test_messages_of_others_in_the_ledger_topic_are_passed_over_and_told_once(
     topics: Topics, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -315,32 +308,13 @@ def test_another_pipelines_offset_in_the_group_is_not_believed_by_a_run(topics: 
     assert topics.ids() == [0, 1, 2, 3, 4, 5, *range(10, 19)]
 
 
-@pytest.mark.parametrize("mode", ["partition", "batch"])
-def test_offsets_without_a_pipelines_name_are_read(topics: Topics, mode: str) -> None:
-    """As the first version wrote them: the ledger topic says the same, or it is our own group."""
-    sink, fence = ready(topics.sink())
-    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
-    old = ["oncely", fence.epoch, "cluster-1", SOURCE.topic_ids["t"]]
-    nameless = json.dumps([*old, "batch"] if mode == "batch" else old)
-    with_group(topics, nameless, 3)
-    assert open_sink(topics.sink()).positions == {T0: 3}
-    own = dataclasses.replace(
-        topics, group=f"oncely-{topics.pipeline}", ledger=f"l-{topics.ledger}"
-    )
-    with_group(own, nameless, 2)
-    opened = open_sink(own.sink())
-    assert (opened.positions, opened.first_start) == ({T0: 2}, False)
-
-
-def test_offsets_without_a_pipelines_name_that_nothing_confirms_are_refused(
-    topics: Topics,
-) -> None:
-    """They may be another pipeline's; a person can say where to go on."""
-    with_group(topics, json.dumps(["oncely", 4, "cluster-1", SOURCE.topic_ids["t"]]), 3)
-    with pytest.raises(ConfigError, match="t-0 at 3") as refused:
+@pytest.mark.parametrize("more", [[], ["batch"]], ids=["partition", "batch"])
+def test_offsets_without_a_pipelines_name_are_refused(topics: Topics, more: list[str]) -> None:
+    """As versions before the first release wrote them."""
+    stamp_ = ["oncely", 4, "cluster-1", SOURCE.topic_ids["t"], *more]
+    with_group(topics, json.dumps(stamp_), 3)
+    with pytest.raises(OlderFormat, match=r"offset 3 .* before 0\.1\.0"):
         open_sink(topics.sink())
-    assert refused.value.key == "source.group"
-    assert "source.group" in refused.value.way_out
     assert topics.ledger_positions() == {}
 
 
@@ -375,10 +349,10 @@ def test_one_position_that_is_gone_is_refused(topics: Topics, broker: Broker) ->
 
 def test_an_unfit_ledger_topic_is_refused(topics: Topics, broker: Broker) -> None:
     broker.create_topic(topics.ledger, 2, {"cleanup.policy": "compact"})
-    with pytest.raises(TableMismatch, match="2 partitions"):
+    with pytest.raises(TableMismatch, match="2 of the 16 partitions"):
         open_sink(topics.sink())
     other = dataclasses.replace(topics, ledger=f"deleting-{topics.ledger}")
-    broker.create_topic(other.ledger, 1, {"cleanup.policy": "compact,delete"})
+    broker.create_topic(other.ledger, 16, {"cleanup.policy": "compact,delete"})
     with pytest.raises(TableMismatch, match="compact,delete"):
         open_sink(other.sink())
 
@@ -422,18 +396,6 @@ def test_settings_that_change_speed_only(topics: Topics) -> None:
     sink, fence = ready(topics.sink(producer=own))
     commit_all(sink, at_t0(0, numbered(0, 2)), fence)
     assert topics.ids() == [0, 1]
-
-
-def as_before(topics: Topics, **changes: object) -> None:
-    """Write the pipeline's record as an earlier version would have."""
-    sink = topics.sink()
-    known = sink.cluster.settled().pipeline
-    assert known is not None
-    put(
-        topics,
-        sink.pipeline_topics.keys.pipeline_key(),
-        encode(msgspec.structs.replace(known, **changes)),
-    )
 
 
 def with_group(topics: Topics, metadata: OffsetMetadata | str, at: int | None = None) -> None:

@@ -15,10 +15,9 @@ import pytest
 from oncely.core.batch import Chunk
 from oncely.core.claim import Counts
 from oncely.errors import ConfigError, Stopped, TableMismatch
-from oncely.sinks.kafka.avro_value import AvroValue
-from oncely.sinks.kafka.record_format import RawValue, RecordFormat
+from oncely.sinks.kafka.record_format import AvroValue, RawValue, RecordFormat
 from oncely.testing.servers.kafka import Broker
-from tests.kafkatools import Topics, make_topics, ready, set_config
+from tests.kafkatools import SHARED_LEDGER, Topics, make_topics, ready, set_config
 from tests.sinktools import T0, Rec, at_t0, commit_all, rec
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
@@ -27,7 +26,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 @pytest.fixture
 def topics(broker: Broker) -> Topics:
-    return make_topics(broker)
+    return make_topics(broker, ledger=SHARED_LEDGER)
 
 
 def write(topics: Topics, form: RecordFormat, *records: Rec, keys: Any = ()) -> dict[Any, Counts]:

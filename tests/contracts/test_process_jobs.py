@@ -1,4 +1,7 @@
-"""Jobs on processes of this machine: tasks that die are repeated, and nothing is left behind."""
+"""Jobs on processes of this machine: processes that die, signals, and a parent that dies.
+
+What jobs on processes share with those on Spark: test_jobs.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -20,10 +22,9 @@ from typing import Any
 import psutil
 import pytest
 
-from oncely.errors import SourceMismatch, Unavailable, WrongInput
-from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, Spent, all_of, sort_out
+from oncely.errors import Unavailable, WrongInput
+from oncely.runtimes.jobs.base import Attempt, all_of
 from oncely.runtimes.jobs.processes import ProcessJobs
-from oncely.secrets import Secrets, redact, scope
 from oncely.testing.processes import await_that
 from tests.conftest import repository
 
@@ -39,20 +40,6 @@ def jobs() -> Iterator[ProcessJobs]:
 
 def twice(share: int, attempt: Attempt) -> Iterator[object]:
     yield 2 * share
-    yield redact("hush")
-
-
-def dying_once(folder: Path, share: int, attempt: Attempt) -> Iterator[object]:
-    """The first attempt of each kills its process."""
-    with contextlib.suppress(FileExistsError):
-        (folder / str(share)).touch(exist_ok=False)
-        os.kill(os.getpid(), signal.SIGKILL)
-    yield share, attempt.again
-
-
-def failing(kind: type[Exception], share: int, attempt: Attempt) -> Iterator[object]:
-    yield share
-    raise kind("told")
 
 
 def waiting(folder: Path, share: int, attempt: Attempt) -> Iterator[object]:
@@ -61,39 +48,19 @@ def waiting(folder: Path, share: int, attempt: Attempt) -> Iterator[object]:
     yield share
 
 
-def sending(share: int, attempt: Attempt) -> Iterator[object]:
-    yield ShuffleBlock(share % 2, str(share).encode())
-    yield "sent"
+def again(share: int, attempt: Attempt) -> Iterator[object]:
+    yield attempt.again
 
 
-def counting(packets: list[bytes], attempt: Attempt) -> Iterator[object]:
-    yield sorted(packets)
+def pid_of(share: int, attempt: Attempt) -> Iterator[object]:
+    yield os.getpid()
 
 
-def numbers(share: int, attempt: Attempt) -> Iterator[object]:
-    yield attempt.number
+def session_of(share: int, attempt: Attempt) -> Iterator[object]:
+    yield os.getsid(0)
 
 
 # -- tests ---------------------------------------------------------------------------------
-
-
-def test_answers_come_in_the_order_of_shares_with_secrets_in_scope(jobs: ProcessJobs) -> None:
-    with scope(Secrets.of(["hush"])):
-        found = jobs.run(twice, [3, 4, 5])
-    assert all_of(found, int) == [6, 8, 10]
-    assert all_of(found, str) == ["***"] * 3
-    assert len(all_of(found, Spent)) == 3
-
-
-def test_every_attempt_has_a_number_of_its_own(jobs: ProcessJobs) -> None:
-    found = all_of(jobs.run(numbers, [0, 1]) + jobs.run(numbers, [0, 1]), int)
-    assert len(set(found)) == 4
-
-
-def test_a_task_whose_process_dies_is_repeated(jobs: ProcessJobs, tmp_path: Path) -> None:
-    found = all_of(jobs.run(partial(dying_once, tmp_path), [0, 1, 2]), tuple)
-    assert sorted(share for share, _ in found) == [0, 1, 2]
-    assert any(again for _, again in found)
 
 
 def test_a_process_that_dies_between_two_jobs_is_replaced(jobs: ProcessJobs) -> None:
@@ -120,46 +87,6 @@ def test_the_process_that_starts_others_dies(monkeypatch: pytest.MonkeyPatch) ->
     failures = itertools.repeat(EOFError())
     with pytest.raises(Unavailable, match="can't be started"):
         ProcessJobs(1)
-
-
-def test_an_error_of_oncely_is_an_answer(jobs: ProcessJobs) -> None:
-    found, error = sort_out(jobs.run(partial(failing, SourceMismatch), [7]), int)
-    assert (found, type(error)) == ([7], SourceMismatch)
-
-
-def test_another_error_in_all_attempts_fails_the_job(jobs: ProcessJobs) -> None:
-    with pytest.raises(ValueError, match="told") as caught:
-        jobs.run(partial(failing, ValueError), [7])
-    meaning = jobs.meaning(caught.value)
-    assert isinstance(meaning, Unavailable)
-    assert "ValueError: told" in str(meaning)
-
-
-def test_packets_meet_in_the_task_of_their_bucket(jobs: ProcessJobs) -> None:
-    found = jobs.shuffled(sending, [1, 2, 3, 4], counting, 3)
-    assert all_of(found, list) == [[b"2", b"4"], [b"1", b"3"], []]
-    assert all_of(found, str) == ["sent"] * 4
-
-
-def test_a_cancelled_job_ends_with_its_processes(tmp_path: Path) -> None:
-    with contextlib.closing(ProcessJobs(2)) as made:
-        ended: list[Exception] = []
-
-        def run() -> None:
-            try:
-                made.run(partial(waiting, tmp_path), [0, 1])
-            except Exception as error:
-                ended.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        await_that(lambda: len(list(tmp_path.iterdir())) == 2, "both tasks")
-        made.cancel()
-        thread.join(180)
-        assert not thread.is_alive()
-        assert ended
-    for one in tmp_path.iterdir():
-        await_that(partial(_is_gone, int(one.name)), "the end of a process")
 
 
 PROGRAM = """
@@ -228,18 +155,6 @@ def test_sigterm_for_the_group_repeats_no_task() -> None:
         for _ in range(3):
             assert all_of(made.run(again, [0]), bool) == [False]
         assert psutil.Process(server).is_running()
-
-
-def again(share: int, attempt: Attempt) -> Iterator[object]:
-    yield attempt.again
-
-
-def pid_of(share: int, attempt: Attempt) -> Iterator[object]:
-    yield os.getpid()
-
-
-def session_of(share: int, attempt: Attempt) -> Iterator[object]:
-    yield os.getsid(0)
 
 
 def test_a_task_that_cannot_be_sent_is_no_temporary_error(jobs: ProcessJobs) -> None:

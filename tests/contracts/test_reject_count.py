@@ -17,7 +17,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, TooManyRejects
 from oncely.runtimes.batches.partition_commit import PartitionCommit
 from tests.contracts.sinks import ALL, adapter
-from tests.sinktools import SCHEMA, SOURCE, T0, T1, Place, sink_to
+from tests.sinktools import SCHEMA, SOURCE, T0, T1
 
 Make = Callable[[], Any]
 _START = {T0: 0, T1: 0}
@@ -105,17 +105,6 @@ def test_a_run_that_opens_again_keeps_what_it_has_counted(make: Make) -> None:
     run.open(Takeover(SOURCE, lambda: _START, _START, run.fence.epoch))
     assert left(run) == 6
     assert left(started(make, 10)) == 6
-
-
-def test_tables_of_an_earlier_version_have_counted_nothing(place: Place) -> None:
-    run = started(lambda: sink_to(place), 10)
-    batch(run, 1_000, 4)
-    for column in ("max_rejects", "counted_records", "counted_rejects"):
-        place.sql(f"ALTER TABLE oncely_pipelines DROP COLUMN {column}")
-    run = started(lambda: sink_to(place), 10)
-    assert left(run) == 10
-    batch(run, 1_000, 4)
-    assert left(started(lambda: sink_to(place), 10)) == 6
 
 
 def test_what_was_committed_beside_the_stop_is_counted(make: Make) -> None:

@@ -1,4 +1,4 @@
-"""Committing: rows, history and position take effect together, once, in order."""
+"""Committing to SQL: what is read, failures and lost answers of each call, order and source."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from oncely.clients.sql.session import close_all
-from oncely.core.claim import Counts, PositionMoved
+from oncely.core.claim import PositionMoved
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import Unavailable
 from oncely.ledgers.sql.statements import LedgerStatements
-from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import history, ids, positions
 from tests.sinktools import (
     T0,
@@ -34,24 +33,6 @@ from tests.sinktools import (
     sink_to,
     with_faults,
 )
-
-
-def test_rows_history_and_position_take_effect_together(place: Place) -> None:
-    sink, fence = ready(sink_to(place), {T0: 10, T1: 0})
-    records = [*numbered(10, 13), Rec(13), Rec(15, bad="no JSON")]
-    outcomes = commit_all(sink, chunk({T0: (10, records), T1: (0, numbered(100, 102))}), fence)
-    assert ids(place) == [10, 11, 12, 100, 101]
-    assert history(place) == [
-        (0, 0, 10, 1, "skipped", 0, 0, 0, 0),  # the start behind offset 0
-        (0, 10, 16, 1, "data", 5, 3, 1, 1),
-        (1, 0, 102, 1, "data", 2, 2, 0, 0),
-    ]
-    assert positions(place) == [(0, 16), (1, 102)]
-    assert {o.partition: o.counts for o in outcomes} == {
-        T0: Counts(5, 3, 1, 1),
-        T1: Counts(2, 2, 0, 0),
-    }
-    assert not any(o.replayed for o in outcomes)
 
 
 def test_a_commit_reads_the_positions_of_its_partitions(
@@ -164,9 +145,6 @@ def test_when_patience_ends_nothing_was_written(place: Place) -> None:
     assert history(place) == []
 
 
-# -- ranges without records ----------------------------------------------------------------
-
-
 # -- order and source ----------------------------------------------------------------------
 
 
@@ -206,14 +184,3 @@ def test_records_of_two_partitions_may_alternate(place: Place) -> None:
     commit_all(sink, chunk({T1: (0, numbered(10, 12))}), fence)
     commit_all(sink, mixed, fence)
     assert ids(place) == [0, 1, 2, 10, 11, 12]
-
-
-def test_the_sink_is_picklable(place: Place) -> None:
-    """It is shipped to the executors."""
-    import pickle
-
-    sink, fence = ready(sink_to(place))
-    shipped: SqlSink = pickle.loads(pickle.dumps(sink))
-    commit_all(shipped, at_t0(0, numbered(0, 2)), fence)
-    assert ids(place) == [0, 1]
-    assert place.url.split("@")[0] not in repr(shipped)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,6 @@ from tests.sinktools import (
     with_rows,
 )
 
-EARLIER = Path(__file__).parent.parent / "golden" / "earlier"
 WITH_OFFSET = "1 offset id=bigint name=text"
 WITHOUT = "1 row id=bigint name=text"
 
@@ -261,26 +259,6 @@ def test_joined_ranges_of_several_recipes_have_none(place: Place) -> None:
     place.sql("UPDATE oncely_ranges SET recipe = NULL, digest = NULL WHERE range_start = 20")
     sink.ledger.join_history(fence, keep_newest=0)
     assert stored(place) == [(0, None, None)]
-
-
-def test_a_ledger_of_an_earlier_version_goes_on(place: Place) -> None:
-    """Its ranges have no digest, and the next ones have."""
-    kind = "postgresql" if place.is_postgres else "sqlite"
-    for statement in (EARLIER / f"ledger_{kind}.sql").read_text().split(";\n"):
-        if statement.strip():
-            place.sql(statement)
-    sink, fence = ready(sink_to(place, keep_source=True), {T0: 4})
-    place.sql("DELETE FROM oncely_ranges")  # what a start behind offset 0 notes of [0, 4)
-    place.sql(
-        'INSERT INTO oncely_ranges (pipeline, topic, "partition", range_start, range_end, epoch,'
-        " kind, records, written, rejected, filtered) VALUES ('p', 't', 0, 0, 4, 1, 'data', 4, 4,"
-        " 0, 0)"
-    )
-    commit_all(sink, at_t0(4, numbered(4, 6)), fence)
-    assert stored(place) == [
-        (0, None, None), (4, of_rows(place, "kafka_offset >= 4"), WITH_OFFSET)
-    ]  # fmt: skip
-    assert place.sql("SELECT * FROM oncely_amendments") == []
 
 
 def test_a_batch(place: Place) -> None:

@@ -14,8 +14,7 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Takeover
 from oncely.errors import Unavailable
-from oncely.sinks.sql.discard import SqlDiscards
-from oncely.sinks.sql.replay import FIRST, SqlReplay
+from oncely.sinks.sql.replay import FIRST, SqlReplay, discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import ids, wait_for_a_lock
 from tests.replaytools import judging
@@ -55,7 +54,7 @@ def by_email(one: Reject) -> bool:
 
 
 def discard(sink: SqlSink, which: Callable[[Reject], bool] = by_email) -> Counter[str]:
-    return SqlDiscards(sink).discard(which, execute=True)
+    return discard_letters(sink, which, True)
 
 
 def states(sink: SqlSink) -> tuple[list[int], list[int]]:
@@ -90,7 +89,7 @@ def test_a_dry_run_counts_and_writes_nothing(place: Place, sink: SqlSink) -> Non
     with place.session() as other:
         other.execute("BEGIN")
         other.execute('UPDATE oncely_rejects SET stage = stage WHERE "offset" = 1')
-        found = SqlDiscards(sink).discard(by_email, execute=False)  # waits for no lock
+        found = discard_letters(sink, by_email, False)  # waits for no lock
         other.execute("ROLLBACK")
     assert found == {"email: … at byte …": 3}
     assert place.sql("SELECT * FROM oncely_rejects") == before
@@ -99,7 +98,7 @@ def test_a_dry_run_counts_and_writes_nothing(place: Place, sink: SqlSink) -> Non
 def test_more_than_are_read_at_once(
     sink: SqlSink, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncely.sinks.sql.discard._AT_ONCE", 1)
+    monkeypatch.setattr("oncely.sinks.sql.replay._AT_ONCE", 1)
     assert discard(sink, lambda one: one.offset % 2 == 0).total() == 2
     assert states(sink) == ([1, 3], [2, 4])
 
@@ -139,15 +138,6 @@ def test_all_or_nothing(sink: SqlSink, at: str) -> None:
     with pytest.raises(Unavailable):
         discard(with_faults(sink, cut), lambda _: True)
     assert states(sink) == ([1, 2, 3, 4], [])
-
-
-def test_a_ledger_of_an_earlier_version(place: Place, sink: SqlSink) -> None:
-    """Nothing is added to it."""
-    place.sql("DROP TABLE oncely_amendments")
-    place.sql("ALTER TABLE oncely_ranges DROP COLUMN digest")
-    place.sql("ALTER TABLE oncely_pipelines DROP COLUMN held_epoch")
-    assert discard(sink).total() == 3
-    assert states(sink) == ([4], [1, 2, 3])
 
 
 # -- beside a replay -----------------------------------------------------------------------

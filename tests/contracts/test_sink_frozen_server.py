@@ -15,7 +15,7 @@ import pytest
 from oncely.clients.sql import postgres_session
 from oncely.clients.sql.dialects import dialect_for
 from oncely.clients.sql.session import close_all
-from oncely.commit import complaints, path
+from oncely.commit import backoff, path
 from oncely.commit.backoff import Backoff
 from oncely.errors import Unavailable
 from oncely.testing.processes import send_all, stop_all
@@ -89,7 +89,7 @@ def test_a_commit_fails_while_the_server_is_frozen_and_goes_on_exactly_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(path, "tell", complaints.Complaints().tell)
+    monkeypatch.setattr(path, "tell", backoff.Complaints().tell)
     # More bytes than the buffers of both sockets hold: the COPY waits for room, not for an answer.
     records: list[Rec] = [rec(n, id=n, name="x" * 40_000) for n in range(400)]
     freeze = FreezeAt(own_server, call)

@@ -283,32 +283,3 @@ def test_a_query_without_kafka_positions_goes_on_after_a_rival_died(place: Place
     newer.open(Takeover(source, dict, {}))
     assert _fenced(lambda: sink.ledger.tidy(fence))
     assert _fenced(lambda: _publish_nothing(sink, fence))
-
-
-def test_a_version_that_kept_no_holder_fences_and_is_fenced(place: Place) -> None:
-    """It raised the epoch of the pipeline's row, then that of the positions, and nothing more."""
-    sink, fence = ready(sink_to(place))
-    for statement in ("held_epoch", "held_by"):
-        place.sql(f"ALTER TABLE oncely_pipelines DROP COLUMN {statement}")
-    place.sql("UPDATE oncely_pipelines SET epoch = 2, run = 'old'")
-    place.sql("UPDATE oncely_positions SET epoch = 2")
-    newer, held = ready(sink_to(place))
-    assert held.epoch == 3
-    assert _fenced(lambda: sink.ledger.tidy(fence))
-    place.sql("UPDATE oncely_pipelines SET epoch = 4, run = 'old'")
-    newer.ledger.tidy(held)
-    place.sql("UPDATE oncely_positions SET epoch = 4")
-    assert _fenced(lambda: newer.ledger.tidy(held))
-    assert _fenced(lambda: open_sink(newer, expected=held.epoch))
-
-
-def test_positions_that_name_no_run_are_taken_over(place: Place) -> None:
-    """As an earlier version has left them."""
-    old, before = ready(sink_to(place))
-    commit_all(old, at_t0(0, numbered(0, 3)), before)
-    place.sql("ALTER TABLE oncely_positions DROP COLUMN run")
-    sink, fence = ready(sink_to(place))
-    assert sink.ledger.positions(fence)[T0].run == fence.run
-    assert _fenced(lambda: commit_all(old, at_t0(3, numbered(3, 6)), before))
-    commit_all(sink, at_t0(3, numbered(3, 6)), fence)
-    assert place.sql('SELECT "position", run FROM oncely_positions') == [(6, sink.run)]

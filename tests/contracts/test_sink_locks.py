@@ -16,7 +16,7 @@ import pytest
 from oncely.clients.sql import postgres, postgres_session
 from oncely.clients.sql.connection import Contention
 from oncely.clients.sql.dialects import dialect_for
-from oncely.commit import complaints, path
+from oncely.commit import backoff, path
 from oncely.commit.backoff import Backoff
 from oncely.testing.servers.postgres import Postgres
 from tests.sinktools import Place, at_t0, commit_all, numbered, open_sink, ready, sink_to
@@ -28,7 +28,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = postgres._BEGIN.replace(f"{postgres.LOCK_SECONDS}s", "4s")
     assert begin != postgres._BEGIN
     monkeypatch.setattr(postgres, "_BEGIN", begin)
-    monkeypatch.setattr(path, "tell", complaints.Complaints().tell)
+    monkeypatch.setattr(path, "tell", backoff.Complaints().tell)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import pytest
 
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import Fenced, TableMismatch, Unavailable
-from oncely.pipeline.inspect import look
 from tests.sinktools import (
     SCHEMA,
     SOURCE,
@@ -120,65 +119,6 @@ def test_another_table_under_the_same_name_is_refused(place: Place) -> None:
     assert tables(place) == LEDGER | {"rows"}
     assert open_sink(sink_to(place)).fence.epoch == 2
     assert open_sink(sink_to(place, table="other", pipeline="q")).fence.epoch == 1
-
-
-def older_ledger(place: Place) -> None:
-    """Take away columns and a table, as if the rest was made before there was a need for them."""
-    place.sql("DROP TABLE oncely_amendments")
-    place.sql("DROP INDEX oncely_ranges_in_force")  # it is on one of them
-    for table, column in [("pipelines", "query_id"), ("ranges", "superseded")]:
-        place.sql(f"ALTER TABLE oncely_{table} DROP COLUMN {column}")
-
-
-def test_tables_of_an_earlier_version_get_the_columns_that_they_lack(place: Place) -> None:
-    sink, fence = ready(sink_to(place))
-    commit_all(sink, at_t0(0, numbered(0, 2)), fence)
-    older_ledger(place)
-    sink, fence = ready(sink)
-    commit_all(sink, at_t0(2, numbered(2, 3)), fence)
-    assert place.sql("SELECT range_start, superseded FROM oncely_ranges ORDER BY 1") == [
-        (0, 0),
-        (2, 0),
-    ]
-    assert place.sql("SELECT query_id FROM oncely_pipelines") == [(None,)]
-
-
-def test_tables_of_an_earlier_version_are_read_as_they_are(place: Place) -> None:
-    sink, fence = ready(sink_to(place))
-    commit_all(sink, at_t0(0, numbered(0, 2)), fence)
-    older_ledger(place)
-    known = look(sink)
-    assert (known.epoch, known.positions) == (1, {T0: 2})
-    assert not {("query_id",), ("superseded",)} & set(columns_of_the_ledger(place))
-
-
-def columns_of_the_ledger(place: Place) -> list[tuple[str]]:
-    if place.is_postgres:
-        return place.sql(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = ?",
-            place.schema,
-        )
-    return place.sql(
-        "SELECT c.name FROM sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table'"
-    )
-
-
-def test_a_reset_adds_columns_too(place: Place) -> None:
-    sink = sink_to(place)
-    open_sink(sink, {T0: 5})
-    older_ledger(place)
-    sink.open(Takeover(SOURCE, lambda: {}, {T0: 0}, reset=lambda _: {T0: 2}))
-    assert open_sink(sink).positions == {T0: 2}
-
-
-def test_without_create_the_statements_for_missing_columns_are_told(place: Place) -> None:
-    open_sink(sink_to(place))
-    older_ledger(place)
-    with pytest.raises(TableMismatch, match="earlier version") as caught:
-        open_sink(sink_to(place, create=False))
-    for statement in caught.value.way_out.partition(": ")[2].split("; "):
-        place.sql(statement)
-    assert open_sink(sink_to(place, create=False)).fence.epoch == 2
 
 
 def test_a_renamed_table_is_taken_up_by_a_reset(place: Place) -> None:

@@ -22,8 +22,7 @@ from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import digest_sum, row_digests
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
-from oncely.sinks.sql.discard import SqlDiscards
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.replay import SqlReplay, discard_letters
 from oncely.sinks.sql.rewrite import SqlRewrites
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import wait_for_a_lock
@@ -575,7 +574,7 @@ def test_a_discarded_dead_letter_that_is_repaired_is_pending_again(
     sink: SqlSink, place: Place
 ) -> None:
     before = place.sql('SELECT "key", "value", headers, stage, reason FROM oncely_rejects')
-    assert SqlDiscards(sink).discard(lambda _: True, execute=True).total() == 1
+    assert discard_letters(sink, lambda _: True, True).total() == 1
     assert repaired(sink, damage(BAD)).removed_rejects == 1
     assert place.sql('SELECT "key", "value", headers, stage, reason FROM oncely_rejects') == before
     assert seen(place) == once()

@@ -109,19 +109,6 @@ def test_a_table_without_positions_may_be_made_again(place: Place) -> None:
     refused(sink_to(place), "is missing")
 
 
-def test_a_ledger_of_an_earlier_version_takes_the_table_that_is_there(place: Place) -> None:
-    sink, _ = begun(place)
-    for column in ("target_identity", "ledger_identity"):
-        place.sql(f"ALTER TABLE oncely_pipelines DROP COLUMN {column}")
-    check_table(sink)
-    goes_on(sink, 5)
-    place.sql("DROP TABLE rows")
-    refused(sink, "is missing")
-    for column in ("target_identity", "ledger_identity"):
-        place.sql(f"ALTER TABLE oncely_pipelines DROP COLUMN {column}")
-    refused(sink, "is missing")
-
-
 def test_a_table_that_is_rewritten_stays_the_same(place: Place) -> None:
     sink, _ = begun(place)
     if place.is_postgres:

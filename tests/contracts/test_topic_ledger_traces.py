@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Offset
 
-from models.catalogue import TOPIC_LEDGER
-from models.traces import Step, traces_to
+from models.recipes import TOPIC
+from models.traces import Recipe, Step
+from models.walks import walks
 from oncely.clients.kafka.client import make
 from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.records import KafkaRecord
@@ -43,67 +43,8 @@ from tests.kafkatools import Topics, make_topics
 from tests.replaytools import bad, judging
 from tests.sinktools import SOURCE, T0, chunk, rec, with_rows
 
-SIZES = {
-    "Holes": "{1}",
-    "Bad": "{0}",
-    "Modes": '{"partition", "batch"}',
-    "MaxEpoch": "3",
-    "MaxCrashes": "0",
-    "AtOnce": "TRUE",
-}
-FAULTS = {**SIZES, "MaxExpiries": "1", "MaxForeign": "1"}
-RESET = {**SIZES, "Modes": '{"partition"}', "Bad": "{}", "Twins": "FALSE", "MaxResets": "1"}
-REPLAY = {**RESET, "Records": "1", "Bad": "{0}", "MaxReplays": "1"}
 PARTITIONS = {"p1": T0}
 HOLES = {1}
-
-
-def goes(was: str, now: str, which: str = "TRUE") -> str:
-    """A step of one process."""
-    return (
-        f'\\E r \\in Processes : proc[r].pc = "{was}" /\\ proc\'[r].pc = "{now}" /\\ left\' = left'
-        f" /\\ {which}"
-    )
-
-
-def moves(which: str) -> str:
-    """A step that changes a position."""
-    return f"\\E p \\in Partitions : ledger'[p] # ledger[p] /\\ {which}"
-
-
-RACES = [
-    (
-        FAULTS,
-        {
-            "a run reads behind init that it is fenced": goes("initialised", "fenced"),
-            "a transaction is fenced before its commit": goes(
-                "ready", "idle", "\\A i \\in proc[r].ids : holder[i] # r"
-            ),
-            "an opener reads that it is fenced": goes("settle read", "fenced"),
-            "an opener is overtaken by one that has taken nothing": goes("settling", "again"),
-            "a batch's positions are taken over by a run of tasks": moves(
-                'ledger[p].mode = "batch" /\\ ledger[p].at > 0 /\\ ledger\'[p].mode = "partition"'
-            ),
-            "a group offset is not believed, and the ledger topic tells": goes(
-                "initialised",
-                "read",
-                "\\E p \\in proc[r].done : ~Believed(p) /\\ ledger[p].at > 0",
-            ),
-            "the group holds another pipeline's positions": goes("fencing", "down"),
-        },
-    ),
-    (RESET, {"a reset puts a position back": moves("ledger'[p].at < ledger[p].at")}),
-    (
-        REPLAY,
-        {
-            "a dead letter is replayed": "replayed' > replayed",
-            "a replay compares behind a reset": goes(
-                "replay initialised", "down", "resets # proc[r].letter.resets"
-            ),
-        },
-    ),
-]
-"""Sizes, and the steps that end a trace: races of docs/decisions 0010, 0012, 0013 and 0021."""
 _WAIT = 30.0
 
 State = Mapping[str, Any]
@@ -228,7 +169,7 @@ class World:
     """One trace on its way."""
 
     topics: Topics
-    trace: list[Step]
+    trace: Sequence[Step]
     at: int = 0
     processes: dict[str, Process] = field(default_factory=dict)
     gone: list[Process] = field(default_factory=list)
@@ -673,18 +614,9 @@ def walk(world: World) -> None:
                 outsider.finds(expected(world))
 
 
-@pytest.fixture(scope="module")
-def walks() -> dict[str, list[Step]]:
-    """The shortest of some traces to each race."""
-    model = replace(TOPIC_LEDGER, symmetric=(), view=None)
-    found: dict[str, list[list[Step]]] = {}
-    for sizes, races in RACES:
-        found |= traces_to(model, races, sizes, number=2, depth=50, seed=1)
-    return {race: min(some, key=len) for race, some in found.items()}
-
-
-@pytest.mark.parametrize("race", [race for _, races in RACES for race in races])
-def test_the_ledger_goes_the_ways_of_its_model(
-    race: str, walks: dict[str, list[Step]], broker: Broker, tmp_path: Path
-) -> None:
-    walk(World(make_topics(broker), walks[race]))
+@pytest.mark.parametrize(
+    ("recipe", "race"),
+    [pytest.param(one, race, id=race) for one in TOPIC for race in one.goals],
+)
+def test_the_ledger_goes_the_ways_of_its_model(recipe: Recipe, race: str, broker: Broker) -> None:
+    walk(World(make_topics(broker), walks(recipe)[race]))

@@ -35,7 +35,6 @@ from oncely.core.topics import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
 from oncely.lake.avro_file import AvroFiles
-from oncely.lake.live_files import FIELDS, LiveFiles
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.partitions import parse_partition_by
 from oncely.lake.paths import FileNames, directory
@@ -49,7 +48,7 @@ from oncely.lake.records import (
     schema_key,
 )
 from oncely.lake.records import encode as manifest_value
-from oncely.lake.snapshot import ReadSoFar, Snapshot, save
+from oncely.lake.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
 from oncely.ledgers.sql.tables import TABLES, LedgerTables
 from oncely.ledgers.stores.base import Stored
 from oncely.ledgers.stores.file import FileStore
@@ -152,10 +151,14 @@ def names() -> Golden:
 def ledger_records() -> Golden:
     """Each kind of record in the ledger topic, and the metadata of group offsets."""
     words, tp = LedgerKeys("orders"), TopicPartition("t", 3)
-    done = PositionRecord(17, 4, "cluster-1", "id-of-t", 10, 17, "data", 6, 5, 1, 2)
-    batch = PositionRecord(17, 4, "cluster-1", "id-of-t", 17, 17, "taken", mode="batch")
-    turn = PositionRecord(18, 4, "cluster-1", "id-of-t", 17, 18, "data", 1, 1, mode="second")
-    new = PipelineRecord(1, "run-1", "cluster-1", {"t": "id-of-t"}, "out", {"t": {3: 0}}, {})
+    own = "cluster-1", "id-of-t"
+    done = PositionRecord(17, 4, *own, 10, 17, "data", 6, 5, 1, 2, "partition", None)
+    batch = PositionRecord(17, 4, *own, 17, 17, "taken", 0, 0, 0, 0, "batch", None)
+    turn = PositionRecord(18, 4, *own, 17, 18, "data", 1, 1, 0, 0, "second", None)
+    new = PipelineRecord(
+        1, "run-1", "cluster-1", {"t": "id-of-t"}, "out", {"t": {3: 0}}, {}, {}, {}, {},
+        RejectCount(),
+    )  # fmt: skip
     known = PipelineRecord(
         4, "run-4", "cluster-1", {"t": "id-of-t", "u": "id-of-u"}, "out", {"u": {0: 5}},
         {"t": [0, 3]}, {"out": "id-of-out"}, {"t": {3: 9}}, {"t": {0: 2, 3: 1}},
@@ -234,7 +237,7 @@ def manifest() -> Golden:
     marks = ReadSoFar("id-of-manifest", (17, b"digest")), ReadSoFar("id-of-schema", None)
     kept = Snapshot(
         1_700_000_000.5, *marks, live.packed, {"a.avro": 1_700_000_000_000}, [schema], ["a.avro"],
-        FIELDS, "orders", {"other": live.packed}, [owner],
+        FIELDS, [owner],
     )  # fmt: skip
     with TemporaryDirectory() as folder:
         save(Path(folder), kept)

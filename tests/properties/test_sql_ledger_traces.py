@@ -1,9 +1,9 @@
 """The SQL ledger does what its model says, step by step.
 
-TLC walks through ``models/SqlLedger.tla`` at random. Each step of a walk is done to a real ledger
-in SQLite by the code that the action is named after; then the ledger must be what the model's state
-says: epochs, positions and who holds them, what took effect, dead letters. A step that the model
-does the ledger must not refuse, and what the model fences it must fence.
+TLC has walked through ``models/SqlLedger.tla`` at random (``models/walks``). Each step of a walk is
+done to a real ledger in SQLite by the code that the action is named after; then the ledger must be
+what the model's state says: epochs, positions and who holds them, what took effect, dead letters. A
+step that the model does the ledger must not refuse, and what the model fences it must fence.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from models.catalogue import SQL_LEDGER
-from models.check import tla_set
-from models.traces import INITIAL, Step, traces
+from models.recipes import SQL_OF_ALL, SQL_OF_SOME, SQL_THREADS
+from models.traces import INITIAL, Recipe, Step
+from models.walks import walks
 from oncely.clients.sql.session import brief_session, close_all
 from oncely.commit.path import pass_over
 from oncely.commit.replay import try_portion
@@ -55,21 +55,6 @@ RECORDS = 3
 BAD = frozenset({("p1", 1), ("p2", 0)})
 HOLES = frozenset({("p1", 2), ("p2", 1)})
 TOPIC = {"p1": T0, "p2": T1}
-SIZES = {
-    "Processes": tla_set("r1", "r2", "r3"),
-    "Partitions": tla_set(*TOPIC),
-    "Records": str(RECORDS),
-    "Bad": '{<<"p1", 1>>, <<"p2", 0>>}',
-    "Holes": '{<<"p1", 2>>, <<"p2", 1>>}',
-    "Late": tla_set("p2"),
-    "MaxEpoch": "8",
-    "MaxResets": "1",
-    "MaxFaults": "4",
-    "MaxFailovers": "1",
-}
-WORKERS = {**SIZES, "Late": "{}", "Partial": "TRUE", "MaxFailovers": "0"}
-THREADS = {**SIZES, "Late": "{}", "Ahead": "TRUE"}
-TRACES, DEPTH, SEED = 40, 45, 20261122
 
 
 @dataclass
@@ -367,23 +352,6 @@ def _new(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path)
 
 
-@pytest.fixture(scope="module")
-def walks() -> list[list[Step]]:
-    return traces(SQL_LEDGER, SIZES, number=TRACES, depth=DEPTH, seed=SEED)
-
-
-@pytest.fixture(scope="module")
-def workers() -> list[list[Step]]:
-    """Walks in which takeovers take some of the partitions, too."""
-    return traces(SQL_LEDGER, WORKERS, number=TRACES // 2, depth=DEPTH, seed=SEED)
-
-
-@pytest.fixture(scope="module")
-def threads() -> list[list[Step]]:
-    """Walks in which processes of a run finish ranges beyond the position."""
-    return traces(SQL_LEDGER, THREADS, number=TRACES // 2, depth=DEPTH, seed=SEED)
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Callable[[bool], World]]:
     """Makes a new ledger."""
@@ -401,26 +369,25 @@ def world(tmp_path: Path) -> Iterator[Callable[[bool], World]]:
 
 
 @pytest.mark.parametrize(
-    "takeovers", ["walks", "workers", "threads"], ids=["of all", "of some", "with threads"]
+    "recipe", [SQL_OF_ALL, SQL_OF_SOME, SQL_THREADS], ids=["of all", "of some", "with threads"]
 )
-def test_the_ledger_follows_the_model(
-    request: pytest.FixtureRequest, world: Callable[[bool], World], takeovers: str
-) -> None:
-    for number, walk in enumerate(request.getfixturevalue(takeovers)):
-        real = world(takeovers == "threads")
+def test_the_ledger_follows_the_model(world: Callable[[bool], World], recipe: Recipe) -> None:
+    for name, walk in walks(recipe).items():
+        real = world(recipe is SQL_THREADS)
         for at, (before, step) in enumerate(itertools.pairwise(walk)):
             try:
                 real.do(step, before.state)
                 real.check(step.state["db"])
             except BaseException as error:
-                error.add_note(f"trace {number}, step {at + 1}: {step.action} led to {step.state}")
+                error.add_note(f"trace {name}, step {at + 1}: {step.action} led to {step.state}")
                 raise
 
 
-def test_every_action_of_the_model_is_done(
-    walks: list[list[Step]], threads: list[list[Step]]
-) -> None:
+def test_every_action_of_the_model_is_done() -> None:
     actions = {name for name in vars(World) if name[0].isupper()}
-    done = [{step.action for walk in some for step in walk} for some in (walks, threads)]
+    done = [
+        {step.action for walk in walks(recipe).values() for step in walk}
+        for recipe in (SQL_OF_ALL, SQL_THREADS)
+    ]
     assert done[0] == actions - {"ReadDecideAndWriteAhead"} | {INITIAL}
     assert "ReadDecideAndWriteAhead" in done[1]

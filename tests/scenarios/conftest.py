@@ -1,63 +1,37 @@
-"""Fixtures of the scenarios: one Spark for all that need not kill it, and a world for each."""
+"""Fixtures of the scenarios: where their runs execute tasks, and a world for each."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oncely import artifacts
-from oncely.runtimes.spark import session
+from oncely.clients.sql.session import close_all
 from oncely.testing.servers.kafka import Broker
+from tests.audittools import Parts
 from tests.scenarios import runtimes
 from tests.scenarios.delta_world import DeltaWorld
 from tests.scenarios.files_world import FilesWorld
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World
 from tests.scenarios.zygote import Zygote
-
-
-@pytest.fixture(scope="session")
-def spark(spark_jars: str) -> Iterator[object]:
-    """A Spark session that lives as long as the tests do."""
-    drivers = ",".join(map(str, artifacts.resolve(artifacts.POSTGRES_JDBC)))
-    # The connector is for `write_stream`, and for comparisons with Spark's own reader.
-    conf = {
-        "spark.driver.memory": "1g",
-        "spark.jars": f"{spark_jars},{drivers}",
-        "spark.sql.shuffle.partitions": "2",
-    }
-    running = session.start("tests", "local[2,4]", conf)
-    yield running
-    gateway = running.sparkContext._gateway
-    running.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()  # the JVM ends with its standard input
-    gateway.proc.wait(180)
+from tests.sinktools import KINDS, postgres_place, sqlite_place
 
 
 @pytest.fixture
 def runtime(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """For tests of what both runtimes promise: pass it on to ``run`` as the Spark session.
+    """Where the runs of a test have their tasks: pass it on to ``run`` as the Spark session.
 
-    ``--runtime`` chooses: on Spark it is the session, on processes None, and the pipeline files of
-    worlds say so.
+    None: on processes, and the pipeline files of worlds say so. Of tests that are marked `both` it
+    is the session if ``--runtime`` is Spark.
     """
-    name = request.config.getoption("--runtime")
-    with runtimes.chosen(name):
-        yield request.getfixturevalue("spark") if name == "spark" else None
-
-
-@pytest.fixture
-def any_runtime() -> Iterator[None]:
-    """For tests of commands and stores, which need a run before them: it is on processes.
-
-    Pass it on as ``runtime``. ``make proof`` does not repeat these tests on Spark.
-    """
-    with runtimes.chosen("processes"):
-        yield None
+    on_spark = "spark" in request.fixturenames
+    with runtimes.chosen("spark" if on_spark else "processes"):
+        yield request.getfixturevalue("spark") if on_spark else None
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +39,28 @@ def zygote() -> Iterator[Zygote]:
     """Starts processes that may be killed, each in milliseconds."""
     with Zygote() as running:
         yield running
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def parts(
+    request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Parts]]:
+    """``parts(partitions=1)``, on each kind of database: a world's that tests of a module share."""
+    topics: list[str] = []
+    with ExitStack() as left:
+
+        def make(partitions: int = 1) -> Parts:
+            if request.param == "sqlite":
+                place = left.enter_context(sqlite_place())
+            else:
+                place = postgres_place(request.getfixturevalue("shared_database"))
+            topics.append(broker.create_topic(f"topic-{uuid.uuid4().hex[:12]}", partitions))
+            return broker.bootstrap, place, topics[-1], tmp_path_factory.mktemp("world")
+
+        yield make
+        close_all()
+    for topic in topics:
+        broker.delete_topic(topic)
 
 
 @pytest.fixture

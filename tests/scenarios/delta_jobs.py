@@ -14,8 +14,7 @@ from oncely.commit.replay import replay as replay_letters
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import Fenced, Unavailable
 from oncely.sinks.base import Judge
-from oncely.sinks.delta.discard import DeltaDiscards
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.replay import DeltaReplay, discard_letters
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.testing.processes import kill_self, stop_self
 from tests.deltatools import DeltaPlace
@@ -159,7 +158,7 @@ def discard(place: DeltaPlace, at: int, when: str, only: str = "") -> list[str]:
 
 def discarded(sink: Any) -> None:
     """Those of even offsets."""
-    DeltaDiscards(sink).discard(lambda one: one.offset % 2 == 0, execute=True)
+    discard_letters(sink, lambda one: one.offset % 2 == 0, True)
 
 
 def narrow() -> pa.Schema:

@@ -56,12 +56,6 @@ def open_first_some(task: Task, _: Fence, around: Around) -> object:
     return _some(task, around, LATEST)
 
 
-def migrate(task: Task, _: Fence, around: Around) -> object:
-    """The step of an opening that changes tables."""
-    _sink(task, around).prepare()
-    return None
-
-
 def take_over(task: Task, _: Fence, around: Around) -> object:
     """A further run opens."""
     return _sink(task, around).open(Takeover(SOURCE, dict, {T0: 0, T1: 0}))

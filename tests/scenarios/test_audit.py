@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,13 @@ from oncely.pipeline.repaired import Found
 from oncely.testing.processes import await_that
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
-from tests.audittools import BAD, AuditWorld, found, value
+from tests.audittools import BAD, AuditWorld, Kept, Parts, found, value
 from tests.scenarios.commands import oncely, oncely_json
 from tests.sinktools import Place
 
 
-@pytest.fixture(scope="module")
-def topic(broker: Broker) -> Iterator[str]:
-    """Two partitions with aborted records, markers and bad records; nobody changes them."""
-    name = broker.create_topic(f"topic-{uuid.uuid4().hex[:12]}", 2)
-    publish(AuditWorld(broker.bootstrap, Place("sqlite:///none"), name, Path()))
-    yield name
-    broker.delete_topic(name)
-
-
 def publish(world: AuditWorld) -> None:
+    """Two partitions with aborted records, markers and a bad record."""
     world.publish(range(20))
     world.in_transaction(range(20, 25), commit=True)
     world.in_transaction(range(90, 95), commit=False)
@@ -41,19 +32,26 @@ def publish(world: AuditWorld) -> None:
     world.publish(range(100, 110), partition=1)
 
 
-@pytest.fixture
-def world(broker: Broker, topic: str, place: Place, tmp_path: Path) -> AuditWorld:
-    """The topic's records, committed as a whole."""
-    world = AuditWorld(broker.bootstrap, place, topic, tmp_path)
+@pytest.fixture(scope="module")
+def committed(parts: Callable[..., Parts]) -> Kept[AuditWorld]:
+    world = AuditWorld(*parts(2))
+    publish(world)
     world.run()
-    return world
+    return Kept(world)
+
+
+@pytest.fixture
+def world(committed: Kept[AuditWorld]) -> Iterator[AuditWorld]:
+    """The topic's records, committed as a whole; the test may change rows of all tables."""
+    with committed as world:
+        yield world
 
 
 @pytest.fixture
 def alone(
     broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path
 ) -> AuditWorld:
-    """The same with a topic of its own, which the test may change."""
+    """The same with a topic and tables of its own, which the test may change."""
     world = AuditWorld(broker.bootstrap, place, make_topic(partitions=2), tmp_path)
     publish(world)
     world.run()
@@ -231,16 +229,6 @@ def test_until(world: AuditWorld) -> None:
     assert "ISO 8601" in wrong.stderr
 
 
-def test_an_earlier_ledger(world: AuditWorld) -> None:
-    """A ledger without the columns of later versions."""
-    if world.place.is_postgres:
-        world.sql("ALTER TABLE oncely_ranges DROP COLUMN superseded")
-    else:
-        world.sql("DROP INDEX oncely_ranges_in_force")
-        world.sql("ALTER TABLE oncely_ranges DROP COLUMN superseded")
-    assert world.audit().found == {}
-
-
 def test_a_history_in_disorder(world: AuditWorld) -> None:
     world.sql('UPDATE oncely_ranges SET epoch = 9 WHERE "partition" = 0 AND range_start = 7')
     report = world.audit()
@@ -248,16 +236,16 @@ def test_a_history_in_disorder(world: AuditWorld) -> None:
     assert "not in order" in report.undecided[0].reason
 
 
-def test_what_can_not_be_audited(world: AuditWorld) -> None:
+def test_what_can_not_be_audited(alone: AuditWorld) -> None:
     elsewhere: dict[str, Any] = {"delivery": "at_least_once", "offsets": {"store": "kafka"}}
     with pytest.raises(ConfigError, match="not beside the rows"):
-        audit(Pipeline(parse({**world.settings(), **elsewhere})))
-    world.sql("UPDATE oncely_pipelines SET pipeline = 'other'")
+        audit(Pipeline(parse({**alone.settings(), **elsewhere})))
+    alone.sql("UPDATE oncely_pipelines SET pipeline = 'other'")
     with pytest.raises(WrongInput, match="no pipeline"):
-        world.audit()
-    world.sql("DROP TABLE oncely_positions")
+        alone.audit()
+    alone.sql("DROP TABLE oncely_positions")
     with pytest.raises(WrongInput, match="there is no table"):
-        world.audit()
+        alone.audit()
 
 
 def test_an_audit_beside_a_running_pipeline(
@@ -454,7 +442,7 @@ def test_altered_rows_of_deleted_records(alone: AuditWorld, broker: Broker) -> N
 
 
 def test_a_history_without_digests(world: AuditWorld) -> None:
-    """Of an earlier version: the values are recomputed from the topic."""
+    """The values are recomputed from the topic."""
     world.sql("UPDATE oncely_ranges SET digest = NULL, recipe = NULL")
     assert world.audit().verdict == "clean"
     world.sql("UPDATE rows SET name = 'other' WHERE kafka_partition = 0 AND kafka_offset = 5")
@@ -487,25 +475,29 @@ def test_an_altered_digest_in_the_history(world: AuditWorld) -> None:
     assert "give today" in report.undecided[0].reason
 
 
-def test_a_column_whose_type_changed(world: AuditWorld) -> None:
-    if not world.place.is_postgres:
-        world.sql("ALTER TABLE rows RENAME COLUMN name TO title")
+def test_a_column_whose_type_changed(alone: AuditWorld) -> None:
+    if not alone.place.is_postgres:
+        alone.sql("ALTER TABLE rows RENAME COLUMN name TO title")
     else:
-        world.sql("ALTER TABLE rows ALTER COLUMN id TYPE text")
-    report = world.audit()
+        alone.sql("ALTER TABLE rows ALTER COLUMN id TYPE text")
+    report = alone.audit()
     assert (report.verdict, report.found) == ("unknown", {})
     assert "can't be recomputed" in report.undecided[0].reason
 
 
-@pytest.fixture
-def filtering(
-    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path
-) -> AuditWorld:
-    """A transform that drops odd numbers, and makes two rows of each multiple of ten."""
-    world = AuditWorld(broker.bootstrap, place, make_topic(), tmp_path, expand=expand)
+@pytest.fixture(scope="module")
+def filtered(parts: Callable[..., Parts]) -> Kept[AuditWorld]:
+    world = AuditWorld(*parts(), expand=expand)
     world.publish(range(30))
     world.run()
-    return world
+    return Kept(world)
+
+
+@pytest.fixture
+def filtering(filtered: Kept[AuditWorld]) -> Iterator[AuditWorld]:
+    """A transform that drops odd numbers, and makes two rows of each multiple of ten."""
+    with filtered as world:
+        yield world
 
 
 SECTIONS = {
@@ -563,17 +555,21 @@ def test_filters_that_can_not_be_recomputed(filtering: AuditWorld) -> None:
 # -- rows without offsets ------------------------------------------------------------------
 
 
-@pytest.fixture
-def without(
-    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path
-) -> AuditWorld:
-    """A table whose rows do not contain their offsets."""
-    world = AuditWorld(broker.bootstrap, place, make_topic(), tmp_path, keep_source=False)
+@pytest.fixture(scope="module")
+def by_content(parts: Callable[..., Parts]) -> Kept[AuditWorld]:
+    world = AuditWorld(*parts(), keep_source=False)
     world.publish(range(20))
     world.produce([(0, b"bad", BAD)])
     world.in_transaction(range(20, 25), commit=True)
     world.run()
-    return world
+    return Kept(world)
+
+
+@pytest.fixture
+def without(by_content: Kept[AuditWorld]) -> Iterator[AuditWorld]:
+    """A table whose rows do not contain their offsets."""
+    with by_content as world:
+        yield world
 
 
 def test_clean_by_content(without: AuditWorld) -> None:

@@ -41,10 +41,10 @@ def send(world: World, *ids: int, **more: Any) -> None:
 
 
 def run(world: World, spark: Any, **sections: Any) -> Callable[..., Report]:
-    """Run the pipeline; returns its audit."""
+    """Run the pipeline, without Spark; returns its audit, on Spark."""
     sections = {"decode": DECODE, **sections}
-    world.run(spark, **sections)
     pipeline = Pipeline(parse(world.settings(**sections)))
+    assert pipeline.work("latest")
 
     def audit(id_: str = "id", by: str | None = "hour(ts)", **more: Any) -> Report:
         views = views_of(pipeline, spark, log_of(pipeline.settings))
@@ -130,7 +130,7 @@ def test_a_pipeline_that_runs_meanwhile_is_no_damage(
 
     def later(*args: Any) -> Any:
         send(world, *range(5, 30))  # some ids again
-        world.run(spark, decode=DECODE)
+        assert Pipeline(parse(world.settings(decode=DECODE))).work("latest")
         world.sql("INSERT INTO rows (id) VALUES (777)")
         return inner(*args)
 

@@ -224,15 +224,13 @@ def test_hostile_ids(other: Callable[..., Other]) -> None:
 
 
 def test_ids_of_other_types(other: Callable[..., Other]) -> None:
-    for kind in ("INT", "SMALLINT", "NUMERIC(20, 0)"):
-        one = other(columns=f"id {kind}")
-        one.send(*events(1, 2))
-        one.deliver(1)
-        assert found(one.audit()) == {"lost": 1}, kind
-        one.sql("DROP TABLE delivered")
-    one = other(columns="id TEXT")
+    one = other(columns="id INT")
     one.send(*events(1, 2))
-    one.deliver("1")
+    one.deliver(1)
+    for kind in ("INT", "SMALLINT", "NUMERIC(20, 0)"):
+        one.sql(f"ALTER TABLE delivered ALTER id TYPE {kind}")
+        assert found(one.audit()) == {"lost": 1}, kind
+    one.sql("ALTER TABLE delivered ALTER id TYPE TEXT")
     with pytest.raises(ConfigError, match="bigint on the left and string on the right"):
         one.audit()
     one.given = {"id_left": "CAST(id AS STRING)", "id_right": "id"}

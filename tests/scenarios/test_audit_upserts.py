@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers.kafka import Broker
-from tests.audittools import BAD, AuditWorld, found, parts_of
+from tests.audittools import BAD, AuditWorld, Kept, Parts, found, parts_of
 from tests.scenarios.commands import oncely_json
 from tests.sinktools import Place, Rec, chunk, rec, sink_to
 
@@ -71,12 +71,8 @@ class UpsertWorld(AuditWorld):
         return super().settings(**{"sink": own, "decode": decode, **sections})
 
 
-@pytest.fixture
-def world(
-    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path
-) -> UpsertWorld:
-    """Keys 0 to 9 twice, key 3 deleted, key 4 deleted and there again, a dead letter."""
-    world = UpsertWorld(broker.bootstrap, place, make_topic(partitions=2), tmp_path)
+def keys_twice(world: UpsertWorld) -> UpsertWorld:
+    """Keys 0 to 9, some of them again, key 3 deleted, key 4 deleted and there again."""
     world.put(*((key, 1) for key in range(10)))  # offsets 0 to 9
     world.put((3, None), (4, None))  # 10, 11
     world.put(*((key, 2) for key in (4, 5, 6)))  # 12, 13, 14
@@ -84,6 +80,18 @@ def world(
     world.put(*((key, 1) for key in range(20, 25)), partition=1)
     world.run()
     return world
+
+
+@pytest.fixture(scope="module")
+def committed(parts: Callable[..., Parts]) -> Kept[UpsertWorld]:
+    return Kept(keys_twice(UpsertWorld(*parts(2))))
+
+
+@pytest.fixture
+def world(committed: Kept[UpsertWorld]) -> Iterator[UpsertWorld]:
+    """:func:`keys_twice`; the test may change rows of all tables."""
+    with committed as world:
+        yield world
 
 
 def test_clean(world: UpsertWorld) -> None:
@@ -159,8 +167,11 @@ def test_versions(
     assert found(world.audit()) == {"altered": [(0, 0)]}
 
 
-def test_a_key_of_two_partitions(world: UpsertWorld) -> None:
+def test_a_key_of_two_partitions(
+    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path
+) -> None:
     """Without a version it is not known which record is the newest."""
+    world = keys_twice(UpsertWorld(broker.bootstrap, place, make_topic(partitions=2), tmp_path))
     world.put((21, 9), partition=0)
     world.run()
     report = world.audit()
@@ -283,7 +294,10 @@ def test_rows_beyond_a_position_that_went_back(alone: UpsertWorld) -> None:
     assert (report.verdict, report.found) == ("unknown", {}), report.as_json()
 
 
-def test_deleted_records(world: UpsertWorld, broker: Broker) -> None:
+def test_deleted_records(
+    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path
+) -> None:
+    world = keys_twice(UpsertWorld(broker.bootstrap, place, make_topic(partitions=2), tmp_path))
     broker.delete_records(world.topic, {0: 6})
     report = world.audit()
     assert (report.verdict, report.found) == ("unknown", {})

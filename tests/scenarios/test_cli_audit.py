@@ -36,10 +36,10 @@ def places(world: World) -> tuple[list[str], dict[str, str]]:
     return ["--left", left, "--right", right], {"AUDIT_PW": unquote(to.password or "")}
 
 
-def test_two_datasets(any_runtime: Any, make_world: Callable[..., World], tmp_path: Path) -> None:
+def test_two_datasets(runtime: Any, make_world: Callable[..., World], tmp_path: Path) -> None:
     world = make_world()
     world.publish(40)
-    world.run(any_runtime)
+    world.run(runtime)
     sides, env = places(world)
     html = tmp_path / "out" / "audit.html"
     outputs = ["--html", html]
@@ -59,11 +59,11 @@ def test_two_datasets(any_runtime: Any, make_world: Callable[..., World], tmp_pa
 
 
 def test_the_view_by_identity_of_a_pipeline(
-    any_runtime: Any, make_world: Callable[..., World], tmp_path: Path
+    runtime: Any, make_world: Callable[..., World], tmp_path: Path
 ) -> None:
     world = make_world()
     world.publish(40)
-    world.run(any_runtime)
+    world.run(runtime)
     world.sql("DELETE FROM rows WHERE id IN (7, 8)")
     html = tmp_path / "audit.html"
     whole = oncely_json(
@@ -88,7 +88,7 @@ def test_the_view_by_identity_of_a_pipeline(
          "is no time", "ISO 8601"),
     ],
 )  # fmt: skip
-def test_wrong_options(any_runtime: Any, options: list[str], told: str, way_out: str) -> None:
+def test_wrong_options(runtime: Any, options: list[str], told: str, way_out: str) -> None:
     done = oncely("audit", *options, expect=2)
     assert told in done.stderr
     assert ("way out" in done.stderr) == bool(way_out)
@@ -126,11 +126,11 @@ def scraped(port: int) -> str:
 
 
 def test_a_watch_is_scraped_and_ends_on_sigterm(
-    any_runtime: Any, make_world: Callable[..., World]
+    runtime: Any, make_world: Callable[..., World]
 ) -> None:
     world, port = make_world(), free_port()
     world.publish(40)
-    world.run(any_runtime)
+    world.run(runtime)
     metrics = ["--metrics", f"127.0.0.1:{port}"]
     with watching(world.file(), "--every", "0.2", *metrics, "--json") as process:
         assert process.stdout is not None
@@ -141,7 +141,7 @@ def test_a_watch_is_scraped_and_ends_on_sigterm(
         assert abs(found["oncely_complete_until_seconds", own] - time.time()) < 600
 
         world.publish(10, first=40)
-        world.run(any_runtime)
+        world.run(runtime)
         lines = iter(process.stdout.readline, "")
         assert any(json.loads(line)["records"] == 50 for line in lines)
         world.sql("DELETE FROM rows WHERE id = 3")
@@ -153,10 +153,10 @@ def test_a_watch_is_scraped_and_ends_on_sigterm(
         assert "Traceback" not in process.communicate()[1]
 
 
-def test_a_watch_until_a_time(any_runtime: Any, make_world: Callable[..., World]) -> None:
+def test_a_watch_until_a_time(runtime: Any, make_world: Callable[..., World]) -> None:
     world = make_world()
     world.publish(10)
-    world.run(any_runtime)
+    world.run(runtime)
     until = "2026-01-01T00:00:00Z"  # long since
     done = oncely("audit", world.file(), "--watch", "--until", until)
     assert "clean" in done.stdout
@@ -170,11 +170,11 @@ def test_a_watch_until_a_time(any_runtime: Any, make_world: Callable[..., World]
 
 @pytest.mark.long  # in every run: a watch that SIGTERM ends, and one that its timeout ends
 def test_a_signal_ends_a_watch_that_has_not_proved_its_time(
-    any_runtime: Any, make_world: Callable[..., World]
+    runtime: Any, make_world: Callable[..., World]
 ) -> None:
     world = make_world()
     world.publish(10)
-    world.run(any_runtime)
+    world.run(runtime)
     for number, code, more in (
         (signal.SIGINT, 0, []),
         (signal.SIGTERM, 4, ["--until", "2999-01-01"]),

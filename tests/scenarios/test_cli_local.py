@@ -6,24 +6,37 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, produce
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture
 def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     env = {"ONCELY_LOCAL_DIR": str(tmp_path / "local")}
     yield env
-    oncely("local", "down", "--erase", env=env, alone=True)
+    oncely("local", "down", "--erase", env=env)
 
 
-def test_up_status_down(env: dict[str, str], tmp_path: Path) -> None:
-    assert oncely_json("local", "status", expect=1, env=env, alone=True) is None
+def test_up_status_down(env: dict[str, str]) -> None:
+    assert oncely_json("local", "status", expect=1, env=env) is None
+    where = oncely_json("local", "up", env=env)
+    assert oncely_json("local", "up", env=env) == where == oncely_json("local", "status", env=env)
+    assert AdminClient({"bootstrap.servers": where["brokers"]}).list_topics(timeout=60).brokers
+    with psycopg.connect(where["postgres"]) as database:
+        assert database.execute("SELECT 1").fetchone() == (1,)
+    assert "stopped" in oncely("local", "down", env=env).stdout
+    assert "nothing was running" in oncely("local", "down", env=env).stdout
+
+
+@pytest.mark.long
+@pytest.mark.embedded
+def test_a_pipeline_between_servers_that_outlive_their_command(
+    env: dict[str, str], tmp_path: Path
+) -> None:
     where = oncely_json("local", "up", env=env, alone=True)
     assert set(where) == {"brokers", "postgres"}
     assert where["postgres"].startswith("postgresql://")
@@ -38,5 +51,4 @@ def test_up_status_down(env: dict[str, str], tmp_path: Path) -> None:
     assert oncely_json("plan", world.file(), env=env, alone=True)["can_run"]
 
     assert "stopped" in oncely("local", "down", env=env, alone=True).stdout
-    assert "nothing was running" in oncely("local", "down", env=env, alone=True).stdout
     assert oncely_json("local", "up", env=env, alone=True) == where, "ports and password stay"

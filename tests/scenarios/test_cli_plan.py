@@ -57,13 +57,13 @@ def test_a_new_pipeline_can_run_and_nothing_is_written(world: World) -> None:
     assert not [one for one in groups.valid if world.name in one.group_id]
 
 
-def test_its_ddl_is_enough_for_who_may_not_create(world: World, spark: Any) -> None:
+def test_its_ddl_is_enough_for_who_may_not_create(world: World, runtime: Any) -> None:
     plan = oncely_json("plan", world.file())
     for statement in plan["ddl"]:
         world.sql(statement)
     file = world.file(sink={"create": False})
     assert oncely_json("plan", file)["can_run"]
-    Pipeline(parse(world.settings(sink={"create": False}))).run("latest", spark=spark)
+    Pipeline(parse(world.settings(sink={"create": False}))).run("latest", spark=runtime)
     assert world.count() == 30
     again = oncely_json("plan", file)
     assert again["epoch"] == 1
@@ -141,14 +141,14 @@ class TestPrivileges:
                   f" oncely_ranges, oncely_rejects, oncely_amendments TO {role}")  # fmt: skip
         assert self.lacks(world, role, expect=0, sink={"create": False}) == ""
 
-    def test_what_it_says_is_enough_is_enough(self, world: World, role: str, spark: Any) -> None:
+    def test_what_it_says_is_enough_is_enough(self, world: World, role: str, runtime: Any) -> None:
         for statement in oncely_json("plan", world.file())["ddl"]:
             world.sql(statement)
         world.sql(f"GRANT INSERT ON rows TO {role}")
         world.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_pipelines, oncely_positions,"
                   f" oncely_ranges, oncely_rejects, oncely_amendments TO {role}")  # fmt: skip
         settings = world.settings(sink={"create": False, "url": self.url(world, role)})
-        Pipeline(parse(settings)).run("latest", spark=spark)
+        Pipeline(parse(settings)).run("latest", spark=runtime)
         assert world.count() == 30
 
     def test_a_batch_commit_creates_no_tables(self, world: World, role: str) -> None:
@@ -165,8 +165,8 @@ class TestPrivileges:
         assert "the schema nowhere" in self.lacks(world, role, sink={"table": "nowhere.rows"})
 
 
-def test_a_topic_that_was_made_again(world: World, spark: Any, broker: Any) -> None:
-    Pipeline(parse(world.settings())).run("latest", spark=spark)
+def test_a_topic_that_was_made_again(world: World, runtime: Any, broker: Any) -> None:
+    Pipeline(parse(world.settings())).run("latest", spark=runtime)
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, 3)
     found = problems(oncely_json("plan", world.file(), expect=2))
@@ -175,6 +175,7 @@ def test_a_topic_that_was_made_again(world: World, spark: Any, broker: Any) -> N
     assert "was deleted and recreated" in status.stderr
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_spark_transform_is_asked_for_its_columns(world: World) -> None:
     transform = {"spark": "tests.scenarios.transforms:counted"}
     file = world.file(transform=transform, sink={"keep_source": False})
@@ -189,6 +190,7 @@ def test_a_spark_transform_is_asked_for_its_columns(world: World) -> None:
     assert any("not known" in one for one in without["notes"])
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_spark_transform_that_fails_is_told(world: World) -> None:
     transform = {"spark": "tests.scenarios.transforms:fails"}
     file = world.file(transform=transform, sink={"keep_source": False})

@@ -26,7 +26,7 @@ BAD = b"not json"
 
 
 @pytest.fixture
-def world(make_world: Any, any_runtime: Any) -> World:
+def world(make_world: Any, runtime: Any) -> World:
     """Seven rejects: five that pass with wider columns, two that never will."""
     world: World = make_world(2)
     world.sql("CREATE TABLE rows (id bigint, grp text, pad text, kafka_topic text,"
@@ -35,7 +35,7 @@ def world(make_world: Any, any_runtime: Any) -> World:
     produce(world.brokers, world.topic, ((i % 2, b"k", v) for i, v in enumerate(values)))
     overrides = {"sink": {"max_rejects": 100}}
     world.overrides = overrides
-    Pipeline(parse(world.settings(**NARROW))).run("latest", spark=any_runtime)
+    Pipeline(parse(world.settings(**NARROW))).run("latest", spark=runtime)
     assert rejected(world) == 7
     return world
 
@@ -180,7 +180,7 @@ class TestUpsert:
         assert "way out" in refused.stderr
         assert rejected(world) == 7
 
-    def test_with_a_version_the_newer_row_stays(self, make_world: Any, any_runtime: Any) -> None:
+    def test_with_a_version_the_newer_row_stays(self, make_world: Any, runtime: Any) -> None:
         world: World = make_world(1)
         world.overrides = {"sink": {"max_rejects": 100}}
         world.sql("CREATE TABLE latest (id bigint PRIMARY KEY, v bigint)")
@@ -194,7 +194,7 @@ class TestUpsert:
         sent = [(0, k, json.dumps(v).encode()) for k, v in records]
         produce(world.brokers, world.topic, [*sent, (0, b"?", None)])
         narrow = self.settings(world, version="v")
-        Pipeline(parse(narrow)).run("latest", spark=any_runtime)
+        Pipeline(parse(narrow)).run("latest", spark=runtime)
         assert rejected(world) == 3
         world.sql("UPDATE latest SET v = %s WHERE id = 1", BIG + 5)
         wide = self.settings(world, version="v")

@@ -33,14 +33,14 @@ WIDE = {"schema": "id BIGINT NOT NULL, grp STRING", "key": {"format": "string", 
 
 
 @pytest.fixture
-def world(make_world: Any, broker: Broker, any_runtime: Any) -> World:
+def world(make_world: Any, broker: Broker, runtime: Any) -> World:
     """Twelve records: five too big for the columns, one no JSON, one a tombstone of a bad key."""
     world: World = make_world(2)
     header = [("trace", b"1")]
     values = [record(i) if i % 2 else record(BIG + i) for i in range(10)]
     records = [(i % 2, KEY, value, header) for i, value in enumerate(values)]
     produce(broker, world.topic, [*records, (0, KEY, b"not json"), (1, b"?", None)])
-    Pipeline(parse(settings(world, NARROW))).run("latest", spark=any_runtime)
+    Pipeline(parse(settings(world, NARROW))).run("latest", spark=runtime)
     return world
 
 

@@ -25,13 +25,13 @@ BAD = b"not json"
 
 
 @pytest.fixture
-def world(make_world: Any, any_runtime: Any) -> World:
+def world(make_world: Any, runtime: Any) -> World:
     """Forty records, two of them broken, all committed."""
     world: World = make_world(PARTITIONS)
     world.overrides = {"sink": {"max_rejects": 100}}
     world.publish(COUNT, partitions=PARTITIONS)
     produce(world.brokers, world.topic, [(0, b"k", BAD), (1, b"k", BAD)])
-    world.run(any_runtime)
+    world.run(runtime)
     assert_exactly_once(world, rejects=2)
     assert audit(Pipeline(parse(world.settings()))).verdict == "clean"
     return world
@@ -185,12 +185,12 @@ def test_a_topic_that_was_made_again(world: World, broker: Any) -> None:
         Pipeline(parse(world.settings())).repair(findings)
 
 
-def test_beside_a_running_pipeline(world: World, any_runtime: Any) -> None:
+def test_beside_a_running_pipeline(world: World, runtime: Any) -> None:
     file = world.file()
     damage(world)
     world.publish(COUNT, partitions=PARTITIONS, first=COUNT)
     oncely("repair", file, "--execute", expect=0)
-    world.run(any_runtime)
+    world.run(runtime)
     assert_each_once(world)
 
 

@@ -97,7 +97,7 @@ def assert_log_lines(said: str) -> None:
     ("send", "number"),
     [
         # As a shell does it with Ctrl-C.
-        (os.killpg, signal.SIGINT),
+        pytest.param(os.killpg, signal.SIGINT, marks=pytest.mark.both),
         pytest.param(os.killpg, signal.SIGTERM, marks=pytest.mark.long),  # as `timeout` does it
         pytest.param(os.kill, signal.SIGINT, marks=pytest.mark.long),
         pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.long),

@@ -60,10 +60,8 @@ class TestStatus:
             (None, 0, 0.0), (None, 0, 0.0)
         ]  # fmt: skip
 
-    def test_of_one_that_has_caught_up_and_one_that_lags(
-        self, world: World, any_runtime: Any
-    ) -> None:
-        run(world, any_runtime)
+    def test_of_one_that_has_caught_up_and_one_that_lags(self, world: World, runtime: Any) -> None:
+        run(world, runtime)
         status = oncely_json("status", world.file())
         assert status["epoch"] == 1
         assert status["partitions"] == [
@@ -83,8 +81,8 @@ class TestStatus:
 
 
 class TestReset:
-    def test_a_dry_run_writes_nothing(self, world: World, any_runtime: Any) -> None:
-        run(world, any_runtime)
+    def test_a_dry_run_writes_nothing(self, world: World, runtime: Any) -> None:
+        run(world, runtime)
         before = world.sql("SELECT * FROM oncely_positions, oncely_pipelines ORDER BY 3")
         plan = oncely_json("offsets", "reset", world.file(), "--to-earliest")
         assert plan["executed"] is False
@@ -98,13 +96,13 @@ class TestReset:
         assert "50 are read again" in screen.stdout
         assert world.sql("SELECT * FROM oncely_positions, oncely_pipelines ORDER BY 3") == before
 
-    def test_the_mirror_and_the_next_run_follow(self, world: World, any_runtime: Any) -> None:
-        run(world, any_runtime)
+    def test_the_mirror_and_the_next_run_follow(self, world: World, runtime: Any) -> None:
+        run(world, runtime)
         done = oncely_json("offsets", "reset", world.file(), "--shift-by", "-10", "--execute")
         assert (done["executed"], done["epoch"]) == (True, 2)
         assert positions(world) == [40, 40]
         assert mirrored(world) == [40, 40]
-        run(world, any_runtime)
+        run(world, runtime)
         assert positions(world) == [50, 50]
         assert world.count() == 120
         assert_history(world)
@@ -114,11 +112,11 @@ class TestReset:
             "mirrored": 50,
         }  # fmt: skip
 
-    def test_before_the_first_start(self, world: World, any_runtime: Any) -> None:
+    def test_before_the_first_start(self, world: World, runtime: Any) -> None:
         done = oncely_json("offsets", "reset", world.file(), "--to-offset", "45", "--execute")
         assert done["epoch"] == 1
         assert positions(world) == [45, 45]
-        run(world, any_runtime)
+        run(world, runtime)
         assert world.count() == 10
 
     @pytest.mark.parametrize(
@@ -136,17 +134,17 @@ class TestReset:
         ids=lambda value: " ".join(map(str, value)),
     )
     def test_every_verb(
-        self, world: World, any_runtime: Any, verb: list[str], expected: list[int]
+        self, world: World, runtime: Any, verb: list[str], expected: list[int]
     ) -> None:
-        run(world, any_runtime)
+        run(world, runtime)
         done = oncely_json("offsets", "reset", world.file(), *verb)
         assert [one["new_position"] for one in done["partitions"]] == expected
         later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         done = oncely_json("offsets", "reset", world.file(), "--to-datetime", later)
         assert [one["new_position"] for one in done["partitions"]] == [50, 50]
 
-    def test_some_partitions_only(self, world: World, any_runtime: Any) -> None:
-        run(world, any_runtime)
+    def test_some_partitions_only(self, world: World, runtime: Any) -> None:
+        run(world, runtime)
         only = f"{world.topic}:1"
         oncely("offsets", "reset", world.file(), "--to-earliest", "--topic", only, "--execute")
         assert positions(world) == [0, 50]
@@ -164,21 +162,19 @@ class TestReset:
             assert "way out" in refused.stderr
         assert world.sql("SELECT to_regclass('oncely_pipelines')") == [(None,)]
 
-    def test_rejects_that_are_read_again_are_judged_anew(
-        self, world: World, any_runtime: Any
-    ) -> None:
+    def test_rejects_that_are_read_again_are_judged_anew(self, world: World, runtime: Any) -> None:
         """Else a replay after the reset would write a record that is a row already."""
         narrow = {"decode": {"schema": "id BIGINT NOT NULL, grp INT"}}
-        run(world, any_runtime, **narrow, sink={"max_rejects": 1000, "table": "narrow"})
+        run(world, runtime, **narrow, sink={"max_rejects": 1000, "table": "narrow"})
         assert oncely_json("status", world.file())["rejects"] == 100
         oncely("offsets", "reset", world.file(), "--to-offset", "20", "--execute")
         assert oncely_json("status", world.file())["rejects"] == 40
-        run(world, any_runtime)
+        run(world, runtime)
         assert world.count() == 60
         assert oncely_json("rejects", "replay", world.file()) == {"moved": 40, "kept": 0}
         assert world.sql("SELECT count(*), count(DISTINCT id) FROM rows") == [(100, 100)]
 
-    def test_a_reset_while_a_run_waits_for_records(self, world: World, any_runtime: Any) -> None:
+    def test_a_reset_while_a_run_waits_for_records(self, world: World, runtime: Any) -> None:
         """The open run is fenced and can't move the position back to where it stood."""
-        reset_fences_a_run(world, any_runtime, lambda: world.count() == 100)
+        reset_fences_a_run(world, runtime, lambda: world.count() == 100)
         assert positions(world) == [30, 30]

@@ -28,13 +28,13 @@ def oncely(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_rejects_and_positions_by_command(make_delta_world: Make, any_runtime: Any) -> None:
+def test_rejects_and_positions_by_command(make_delta_world: Make, runtime: Any) -> None:
     """Too narrow columns make rejects; described anew, they are replayed. A reset reads again."""
     world = make_delta_world(1)
     world.overrides["sink"] = {"max_rejects": "100%"}
     values = [{"id": i, "user": "u", "ts": None, "pad": "" if i % 3 else [i]} for i in range(30)]
     world.publish_values(values)
-    run(world, any_runtime)
+    run(world, runtime)
     file = str(world.file())
     listed = oncely("rejects", "list", file)
     assert listed["total"] == 10
@@ -48,11 +48,11 @@ def test_rejects_and_positions_by_command(make_delta_world: Make, any_runtime: A
 
     oncely("offsets", "reset", file, "--to-earliest", "--execute")
     assert oncely("status", file)["partitions"][0]["position"] == 0
-    run(world, any_runtime, decode=wide)
+    run(world, runtime, decode=wide)
     assert world.place.ids() == sorted([*range(30), *range(30)]), "read again, as was asked for"
 
 
-def test_an_upsert_with_tombstones(make_delta_world: Make, any_runtime: Any) -> None:
+def test_an_upsert_with_tombstones(make_delta_world: Make, runtime: Any) -> None:
     world = make_delta_world()
     world.overrides["sink"] = {"mode": "upsert", "keys": ["key"], "version": "v"}
     world.overrides["decode"] = {
@@ -60,7 +60,7 @@ def test_an_upsert_with_tombstones(make_delta_world: Make, any_runtime: Any) -> 
         "key": {"format": "string", "column": "key"},
     }
     world.publish_keyed([(f"k{i % 50}", {"v": i, "name": f"n{i}"}) for i in range(500)])
-    run(world, any_runtime)
+    run(world, runtime)
     world.publish_keyed(
         [
             ("k1", None),
@@ -69,7 +69,7 @@ def test_an_upsert_with_tombstones(make_delta_world: Make, any_runtime: Any) -> 
             ("k3", {"v": 2, "name": "old"}),
         ]
     )
-    pipeline = run(world, any_runtime)
+    pipeline = run(world, runtime)
     rows = {row["key"]: (row["v"], row["name"]) for row in world.place.rows()}
     expected = {f"k{i % 50}": (i, f"n{i}") for i in range(450, 500)}
     del expected["k1"]

@@ -44,7 +44,6 @@ def killed(
 
 
 TELLING = [
-    (1, "before", "write", False),
     (2, jobs.HALF, "write", False),
     (3, "after", "write", False),  # the dead letters
     (4, jobs.HALF, "write", False),  # the ledger's document

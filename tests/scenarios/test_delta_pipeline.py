@@ -20,6 +20,7 @@ def run(world: DeltaWorld, runtime: Any, **sections: Any) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("partition_by", [["user"]])
 def test_each_record_is_a_row_or_a_dead_letter(
     make_delta_world: Make, runtime: Any, partition_by: list[str]

@@ -59,16 +59,16 @@ def test_what_does_not_fit_is_told_by_its_key(
 
 
 def test_a_manifest_topic_of_another_kind_is_refused(
-    make_files_world: Make, any_runtime: Any, broker: Broker
+    make_files_world: Make, runtime: Any, broker: Broker
 ) -> None:
     world = make_files_world()
     broker.create_topic(world.manifest, 3, {"cleanup.policy": "delete"})
     with pytest.raises(ConfigError, match=r"sink\.manifest_topic.*3 partitions"):
-        pipeline(world).run("latest", spark=any_runtime)
+        pipeline(world).run("latest", spark=runtime)
     assert world.entries() == {}
 
 
-def test_letters_are_replayed_into_files(make_files_world: Make, any_runtime: Any) -> None:
+def test_letters_are_replayed_into_files(make_files_world: Make, runtime: Any) -> None:
     """Records of a pipeline that was wrong about its columns become rows, once."""
     world = make_files_world(1)
     world.overrides["sink"] = {"max_rejects": "100%"}
@@ -76,7 +76,7 @@ def test_letters_are_replayed_into_files(make_files_world: Make, any_runtime: An
     world.publish_values([{"id": "no number", "user": "ann"}, b"{"])
     nobody_has_a_pad = "id BIGINT, user STRING, ts TIMESTAMP, pad STRING NOT NULL"
     wrong = pipeline(world, decode={"schema": nobody_has_a_pad})
-    wrong.run("latest", spark=any_runtime)
+    wrong.run("latest", spark=runtime)
     assert world.entries() == {}
     assert wrong.status().rejects == 7
     right = pipeline(world)
@@ -85,42 +85,42 @@ def test_letters_are_replayed_into_files(make_files_world: Make, any_runtime: An
     assert right.status().rejects == 2
     assert sorted(row["id"] for row in world.rows()) == [0, 1, 2, 3, 4]
     world.publish(100, partitions=1, first=100)
-    right.run("latest", spark=any_runtime)
+    right.run("latest", spark=runtime)
     assert len(world.rows()) == 105
 
 
-def test_a_reset_reads_again(make_files_world: Make, any_runtime: Any) -> None:
+def test_a_reset_reads_again(make_files_world: Make, runtime: Any) -> None:
     world = make_files_world()
     world.publish(100)
     first = pipeline(world)
-    first.run("latest", spark=any_runtime)
+    first.run("latest", spark=runtime)
     done = first.reset(Verb("to-earliest", 0), execute=True)
     assert done.epoch == 3
-    first.run("latest", spark=any_runtime)
+    first.run("latest", spark=runtime)
     rows = [row["id"] for row in world.rows()]
     assert sorted(rows) == sorted([*range(100)] * 2)  # a person has asked for it
 
 
 def test_columns_that_old_files_do_not_resolve_to_are_refused(
-    make_files_world: Make, any_runtime: Any
+    make_files_world: Make, runtime: Any
 ) -> None:
     world = make_files_world()
     world.publish(100)
-    pipeline(world).run("latest", spark=any_runtime)
+    pipeline(world).run("latest", spark=runtime)
     other = pipeline(world, decode={"schema": "id STRING, user STRING, ts TIMESTAMP"})
     with pytest.raises(TableMismatch, match=r"decode\.schema: id: it is BIGINT, found STRING"):
-        other.run("latest", spark=any_runtime)
+        other.run("latest", spark=runtime)
     more = {"schema": "id DOUBLE, user STRING, ts TIMESTAMP, pad STRING, more ARRAY<INT>"}
     world.publish(100, first=100)
-    pipeline(world, decode=more).run("latest", spark=any_runtime)
+    pipeline(world, decode=more).run("latest", spark=runtime)
     assert assert_exactly_once(world) == 200
 
 
-def test_the_commands(make_files_world: Make, any_runtime: Any) -> None:
+def test_the_commands(make_files_world: Make, runtime: Any) -> None:
     world = make_files_world(infer=True)
     world.publish(60, bad_every=50)
     world.overrides["sink"] = {"max_rejects": "100%"}
-    pipeline(world).run("latest", spark=any_runtime)
+    pipeline(world).run("latest", spark=runtime)
     file = world.file()
     listed = json.loads(oncely("files", "list", str(file), "--json").stdout)
     assert {one["path"] for one in listed["files"]} == set(world.entries())

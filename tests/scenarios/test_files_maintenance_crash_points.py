@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,16 @@ from tests.laketools import lake
 from tests.scenarios import files_jobs as jobs
 from tests.scenarios.zygote import Zygote
 
-AT = pytest.mark.parametrize("when", ["before", "after"])
+
+def killed(*calls: str, after: Sequence[str]) -> pytest.MarkDecorator:
+    """Before each call, which is after the one before it if nothing is sent in between."""
+    every = [*((call, "before") for call in calls), *((call, "after") for call in after)]
+    return pytest.mark.parametrize(("call", "when"), every)
 
 
-@AT
-@pytest.mark.parametrize(
-    "call", ["init_transactions", "begin_transaction", "flush", "commit_transaction"]
+@killed(
+    *("init_transactions", "begin_transaction", "flush", "commit_transaction"),
+    after=["commit_transaction"],
 )
 def test_a_killed_compaction_has_replaced_all_or_nothing(
     zygote: Zygote, broker: Broker, tmp_path: Path, call: str, when: str
@@ -38,9 +43,9 @@ def test_a_killed_compaction_has_replaced_all_or_nothing(
     as_published(small)
 
 
-@AT
-@pytest.mark.parametrize(
-    "call", ["init_transactions", "begin_transaction", "produce", "commit_transaction"]
+@killed(
+    *("init_transactions", "begin_transaction", "produce", "commit_transaction"),
+    after=["produce", "commit_transaction"],
 )
 def test_a_killed_reset_of_a_schema_has_taken_effect_or_not(
     zygote: Zygote, broker: Broker, tmp_path: Path, call: str, when: str

@@ -23,8 +23,8 @@ def run(world: FilesWorld, runtime: Any, **sections: Any) -> Pipeline:
 @pytest.mark.parametrize(
     ("form", "layout", "infer"),
     [  # every pair of two choices
-        ("avro", "per_partition", True),
-        ("parquet", "clustered", False),
+        pytest.param("avro", "per_partition", True, marks=pytest.mark.both),
+        pytest.param("parquet", "clustered", False, marks=pytest.mark.both),
         pytest.param("parquet", "per_partition", False, marks=pytest.mark.long),
         pytest.param("avro", "clustered", True, marks=pytest.mark.long),
     ],

@@ -43,6 +43,7 @@ class Hurting:
         await_that(lambda: self.world.held_back(self.world.manifest), "names nobody decides on")
 
 
+@pytest.mark.both
 def test_a_worker_and_a_driver_are_hurt_while_files_are_written_and_named(
     make_files_world: Callable[..., FilesWorld], runtime: Any
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_worker_and_a_driver_are_hurt_while_files_are_written_and_named(
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, runtime: Any) -> None:
+def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, spark: Any) -> None:
     with Broker(tmp_path / "kafka") as broker:
         topic = broker.create_topic("events", 4)
         world = FilesWorld(broker.bootstrap, "", topic, tmp_path, root=tmp_path / "lake")
@@ -80,7 +81,7 @@ def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, ru
             with running_halting(hurt.file) as driver:
                 hurt(driver.pid, word, lambda _: kill_tree(driver.pid))
         hurt.await_undecided()
-        world.run(runtime)
+        world.run(spark)
         assert assert_exactly_once(world) == 5 * MANY - 11
         assert world.stored() - set(world.entries())  # orphans
 

@@ -90,6 +90,7 @@ class DeadlyPipeline(Pipeline):
         return Deadly(super().decoder)
 
 
+@pytest.mark.both
 def test_a_record_that_kills_the_decoder(make_world: Any, runtime: Any) -> None:
     world: World = make_world(1)
     world.publish(300, partitions=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 
 from tests.scenarios.world import World, assert_exactly_once, assert_steps, good, produce
@@ -18,6 +19,7 @@ BAD = {
 }
 
 
+@pytest.mark.both
 def test_holes_and_rejects(make_world: Any, runtime: Any) -> None:
     world: World = make_world(2)
     world.publish(500, partitions=2)

@@ -21,7 +21,6 @@ from tests.sinktools import T0
 
 TELLING = [
     ("before", "produce_batch"),
-    ("after", "send_offsets_to_transaction"),
     ("before", "commit_transaction"),
     ("after", "commit_transaction"),
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import fastavro
 import pytest
 
+from oncely.clients.kafka.topics import ledger_partition
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import DataLost, TooManyRejects
@@ -17,7 +18,6 @@ from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
-from tests.kafkatools import partition_in
 from tests.scenarios.topic_world import TopicWorld, assert_exactly_once, origin, value
 
 TRACE = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
@@ -205,7 +205,7 @@ def test_another_pipeline_hides_the_end_of_the_ledger(world: TopicWorld, runtime
     def hear(event: events.Event) -> None:
         if isinstance(event, events.PipelineOpened):
             other.begin_transaction()
-            own = partition_in(world.brokers, world.ledger, world.name)
+            own = ledger_partition(world.name)
             other.produce(world.ledger, b"{}", b'["position","another","t",0]', own)
             assert other.flush(120) == 0
 
@@ -217,6 +217,7 @@ def test_another_pipeline_hides_the_end_of_the_ledger(world: TopicWorld, runtime
     assert assert_exactly_once(world) == 2_000
 
 
+@pytest.mark.both
 def test_rejects_and_order_over_several_runs(make_topic_world: Any, runtime: Any) -> None:
     world: TopicWorld = make_topic_world(4)
     world.make_output()

@@ -54,6 +54,7 @@ def hurting(world: TopicWorld) -> Hurting:
     return Hurting(world, world.file(spark={"max_records_per_batch": MANY // 2}))
 
 
+@pytest.mark.both
 def test_a_worker_and_a_driver_are_hurt_inside_a_transaction(
     make_topic_world: Any, runtime: Any
 ) -> None:
@@ -68,7 +69,7 @@ def test_a_worker_and_a_driver_are_hurt_inside_a_transaction(
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_everything_is_hurt_inside_a_transaction(tmp_path: Path, runtime: Any) -> None:
+def test_everything_is_hurt_inside_a_transaction(tmp_path: Path, spark: Any) -> None:
     with Broker(tmp_path / "kafka") as broker:
         world = TopicWorld(broker.bootstrap, "", broker.create_topic("hurt", 4), tmp_path)
         hurt = hurting(world)
@@ -87,5 +88,5 @@ def test_everything_is_hurt_inside_a_transaction(tmp_path: Path, runtime: Any) -
                 assert driver.wait(180) == 1
             with running_halting(hurt.file) as driver:
                 hurt(driver.pid, lambda worker: kill_tree(driver.pid))
-            world.run(runtime)
+            world.run(spark)
         assert assert_exactly_once(world, watcher) == 4 * MANY - 17

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from oncely.clients.kafka.topics import ledger_partition
 from oncely.config import parse
 from oncely.errors import Stopped, TableMismatch
 from oncely.pipeline import Pipeline
 from oncely.sources.reset import Verb
-from tests.kafkatools import partition_in
 from tests.scenarios.commands import oncely_json, reset_fences_a_run
 from tests.scenarios.topic_world import TopicWorld
 
@@ -47,8 +47,8 @@ def test_nothing_is_known_and_nothing_is_written_before_the_first_start(world: T
     assert not world.exists(world.ledger)
 
 
-def test_positions_lag_and_reset(world: TopicWorld, any_runtime: Any) -> None:
-    run(world, any_runtime)
+def test_positions_lag_and_reset(world: TopicWorld, runtime: Any) -> None:
+    run(world, runtime)
     world.publish(20, partitions=1, first=100)
     status = oncely_json("status", world.file())
     assert status["epoch"] == 1
@@ -62,17 +62,17 @@ def test_positions_lag_and_reset(world: TopicWorld, any_runtime: Any) -> None:
     done = oncely_json("offsets", "reset", world.file(), "--shift-by", "-10", "--execute")
     assert (done["executed"], done["epoch"]) == (True, 3)
     assert world.positions() == world.shown() == {0: 40, 1: 40}
-    run(world, any_runtime)
+    run(world, runtime)
     assert len(world.ids()) == 140, "20 were written again"
     assert len({*world.ids()}) == 120
     assert world.positions() == {0: 70, 1: 50}
 
 
-def test_a_reset_before_the_first_start(world: TopicWorld, any_runtime: Any) -> None:
+def test_a_reset_before_the_first_start(world: TopicWorld, runtime: Any) -> None:
     done = oncely_json("offsets", "reset", world.file(), "--to-offset", "45", "--execute")
     assert done["epoch"] == 2
     assert not world.records()
-    run(world, any_runtime)
+    run(world, runtime)
     assert len(world.ids()) == 10
 
 
@@ -84,39 +84,37 @@ def test_a_reset_fences_a_run_that_waits_for_records(world: TopicWorld, runtime:
 # -- what Kafka forgets --------------------------------------------------------------------
 
 
-def test_the_ledger_topic_knows_when_the_group_has_expired(
-    world: TopicWorld, any_runtime: Any
-) -> None:
-    run(world, any_runtime)
+def test_the_ledger_topic_knows_when_the_group_has_expired(world: TopicWorld, runtime: Any) -> None:
+    run(world, runtime)
     forget_group(world)
     world.publish(40, partitions=2, first=100)
-    run(world, any_runtime)
+    run(world, runtime)
     assert world.ids() == [*range(140)]
     assert world.shown() == world.positions() == {0: 70, 1: 70}
 
 
 def test_the_group_knows_when_the_ledger_topic_was_deleted(
-    world: TopicWorld, any_runtime: Any, broker: Any
+    world: TopicWorld, runtime: Any, broker: Any
 ) -> None:
-    run(world, any_runtime)
+    run(world, runtime)
     broker.delete_topic(world.ledger)
     world.publish(40, partitions=2, first=100)
-    run(world, any_runtime)
+    run(world, runtime)
     assert world.ids() == [*range(140)]
     assert world.shown() == world.positions() == {0: 70, 1: 70}
 
 
-def test_a_position_that_neither_knows_is_refused(world: TopicWorld, any_runtime: Any) -> None:
+def test_a_position_that_neither_knows_is_refused(world: TopicWorld, runtime: Any) -> None:
     """The group has expired, and somebody has removed a position from the ledger topic."""
-    run(world, any_runtime)
+    run(world, runtime)
     forget_group(world)
     producer = Producer({"bootstrap.servers": world.brokers})
     gone = json.dumps(["position", world.name, world.topic, 1], separators=(",", ":"))
-    own = partition_in(world.brokers, world.ledger, world.name)
+    own = ledger_partition(world.name)
     producer.produce(world.ledger, None, gone.encode(), own)
     assert producer.flush(120) == 0
     with pytest.raises(Stopped, match="its positions are lost for") as refused:
-        run(world, any_runtime)
+        run(world, runtime)
     assert f"{world.topic}-1" in refused.value.message
     assert world.ledger in refused.value.message
     assert f"{world.topic}-0" not in refused.value.message
@@ -132,21 +130,21 @@ def test_a_position_that_neither_knows_is_refused(world: TopicWorld, any_runtime
         )
     oncely_json("offsets", "reset", world.file(), "--topic", f"{world.topic}:1", *to)
     world.publish(20, partitions=2, first=100)
-    run(world, any_runtime)
+    run(world, runtime)
     assert world.ids() == [*range(120)]
     assert world.shown() == {0: 60, 1: 60}
 
 
-def test_a_reset_takes_another_output_topic_over(world: TopicWorld, any_runtime: Any) -> None:
+def test_a_reset_takes_another_output_topic_over(world: TopicWorld, runtime: Any) -> None:
     """The way out that the refusal names; nothing is written again."""
-    run(world, any_runtime)
+    run(world, runtime)
     other = {"sink": {"topic": f"{world.output}-2"}}
     world.publish(20, partitions=2, first=100)
     with pytest.raises(TableMismatch, match="--shift-by 0"):
-        run(world, any_runtime, **other)
+        run(world, runtime, **other)
     changed = dataclasses.replace(world, overrides=other)
     oncely_json("offsets", "reset", changed.file(), "--shift-by", "0", "--execute")
-    run(world, any_runtime, **other)
+    run(world, runtime, **other)
     assert world.ids() == list(range(100))
     found = [json.loads(one.value())["id"] for one in world.records(f"{world.output}-2")]
     assert sorted(found) == list(range(100, 120))

@@ -44,6 +44,7 @@ def hurting(world: World, records: int) -> Hurt:
     return hurt
 
 
+@pytest.mark.both
 def test_a_worker_a_session_and_a_driver_are_hurt_in_turn(
     make_world: Callable[..., World], runtime: Any
 ) -> None:

@@ -13,11 +13,11 @@ from tests.scenarios.world import World
 
 
 def test_the_consumer_group_shows_the_position(
-    make_world: Any, any_runtime: Any, broker: Broker
+    make_world: Any, runtime: Any, broker: Broker
 ) -> None:
     world: World = make_world(2)
     world.publish(100, partitions=2)
-    Pipeline(parse(world.settings())).run("latest", spark=any_runtime)
+    Pipeline(parse(world.settings())).run("latest", spark=runtime)
     world.publish(30, partitions=2, first=100)
     request = [ConsumerGroupTopicPartitions(f"oncely-{world.name}")]
     admin = broker.admin()  # kept: a client that is collected never answers

@@ -21,7 +21,7 @@ from oncely.testing.processes import await_that, command_of
 from oncely.testing.servers.certificates import make_certificates
 from oncely.testing.servers.kafka import Broker, Scram
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.embedded]
 
 _PASSWORD = "p@ss: \"w'ö/%20"
 

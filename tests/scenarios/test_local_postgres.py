@@ -20,7 +20,7 @@ from oncely.testing.servers.certificates import make_certificates
 from oncely.testing.servers.postgres import Mode, Postgres
 from oncely.testing.servers.process import Process
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.embedded]
 
 _PASSWORD = "p@ss: /w%20'ö\""
 

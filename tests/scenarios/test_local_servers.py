@@ -22,7 +22,7 @@ from oncely.testing.processes import name_of
 from oncely.testing.servers import background as servers
 from oncely.testing.servers import pginstall
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.embedded]
 
 
 @pytest.fixture

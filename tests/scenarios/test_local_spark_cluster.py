@@ -16,7 +16,7 @@ from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.spark_cluster import SparkCluster
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.embedded]
 
 _JOB = textwrap.dedent(
     """

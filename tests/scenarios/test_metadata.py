@@ -108,6 +108,7 @@ def into_topic(world: Any, runtime: Any) -> list[Row]:
     return [tuple(row[name] for name in _COLUMNS.split(", ")) for row in rows]
 
 
+@pytest.mark.both
 @pytest.mark.parametrize(
     ("world", "written"),
     [

@@ -89,30 +89,34 @@ def test_a_field_without_a_column_ends_the_run_as_plan_does(
     assert world.sql("SELECT id, coupon FROM rows ORDER BY id") == coupons(10)
 
 
-@pytest.mark.parametrize("how", ["work", "run", "a Spark transform"])
+@pytest.mark.parametrize("how", ["work", "run"])
 def test_a_field_with_a_column_is_written_by_the_same_run(
-    make_world: Any,
-    registry: FakeRegistry,
-    runtime: Any,
-    request: pytest.FixtureRequest,
-    how: str,
+    make_world: Any, registry: FakeRegistry, runtime: Any, how: str
 ) -> None:
-    world: World = make_world(1)
+    assert_written_by_the_same_run(make_world(1), registry, how, runtime)
+
+
+def test_a_field_with_a_column_is_written_by_the_same_run_of_a_spark_transform(
+    make_world: Any, registry: FakeRegistry, spark: Any
+) -> None:
+    transform = {"spark": "tests.scenarios.transforms:unchanged"}
+    sections = {"transform": transform, "sink": {"keep_source": False}}
+    assert_written_by_the_same_run(make_world(1), registry, "run", spark, **sections)
+
+
+def assert_written_by_the_same_run(
+    world: World, registry: FakeRegistry, how: str, session: Any, **sections: Any
+) -> None:
     world.sql(
         'CREATE TABLE rows (id bigint, "user" text, coupon text, kafka_topic text,'
         " kafka_partition integer, kafka_offset bigint)"
     )
     send(world, registry, _OLD, range(5))
-    sections: dict[str, Any] = {}
-    if how == "a Spark transform":
-        transform = {"spark": "tests.scenarios.transforms:unchanged"}
-        sections = {"transform": transform, "sink": {"keep_source": False}}
     pipeline = Pipeline(parse(avro(world, registry, **sections)))
     listener = newer_meanwhile(world, registry)
     if how == "work":
         assert pipeline.work("latest", listener=listener)
     else:
-        session = request.getfixturevalue("spark") if sections else runtime
         assert pipeline.run("latest", spark=session, listener=listener)
     assert world.sql("SELECT id, coupon FROM rows ORDER BY id") == coupons(10)
 

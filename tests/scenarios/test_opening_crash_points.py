@@ -19,7 +19,7 @@ from tests.scenarios import opening_jobs as jobs
 from tests.scenarios.commit_reader import END, check_restart, look, new_task
 from tests.scenarios.commit_topic import Task
 from tests.scenarios.zygote import Ended, Zygote
-from tests.sinktools import SOURCE, T0, T1, Place, as_of, ledger_columns
+from tests.sinktools import SOURCE, T0, T1, Place
 
 on_sqlite_first = pytest.mark.parametrize(
     "place",
@@ -123,31 +123,6 @@ def test_a_latest_start_stays_where_it_was_settled(crashes: Any, step: jobs.Step
         outcomes.append(bool(settled))
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {False, True}
-
-
-@on_sqlite_first
-def test_a_migration_happens_whole_or_not_at_all(crashes: Any) -> None:
-    """Of a ledger of the first version, whose run has committed."""
-    shapes: list[set[tuple[Any, ...]]] = []
-    before: dict[int, int] = {}
-
-    def prepare(task: Task) -> Fence:
-        fence = committed(8)(task)
-        now = ledger_columns(task.place)
-        as_of(task.place, 1)
-        shapes[:] = [ledger_columns(task.place), now]
-        before.update(positions(task))
-        return fence
-
-    outcomes = []
-    for task in crashes(jobs.migrate, prepare):
-        outcomes.append(shapes.index(ledger_columns(task.place)))
-        assert positions(task) == before
-        jobs.open_at(task, {})
-        assert ledger_columns(task.place) == shapes[1]
-        assert positions(task) == before
-    assert outcomes == sorted(outcomes)
-    assert set(outcomes) == {0, 1}
 
 
 def test_an_added_partition_begins_at_its_first_offset(zygote: Zygote, crashes: Any) -> None:

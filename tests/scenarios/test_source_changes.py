@@ -15,51 +15,51 @@ from oncely.testing.servers.kafka import Broker
 from tests.scenarios.world import World, assert_exactly_once
 
 
-def test_topic_deleted_and_made_again(make_world: Any, any_runtime: Any, broker: Broker) -> None:
+def test_topic_deleted_and_made_again(make_world: Any, runtime: Any, broker: Broker) -> None:
     world: World = make_world(1)
     world.publish(50, partitions=1)
     settings = parse(world.settings())
-    Pipeline(settings).run("latest", spark=any_runtime)
+    Pipeline(settings).run("latest", spark=runtime)
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, 1)
     world.publish(80, partitions=1, first=500)
     with pytest.raises(SourceMismatch, match="deleted and recreated"):
-        Pipeline(settings).run("latest", spark=any_runtime)
+        Pipeline(settings).run("latest", spark=runtime)
     assert world.count() == 50
 
 
-def test_retention_passed_the_position(make_world: Any, any_runtime: Any, broker: Broker) -> None:
+def test_retention_passed_the_position(make_world: Any, runtime: Any, broker: Broker) -> None:
     world: World = make_world(2)
     world.publish(100, partitions=2)
-    Pipeline(parse(world.settings())).run("latest", spark=any_runtime)
+    Pipeline(parse(world.settings())).run("latest", spark=runtime)
     world.publish(100, partitions=2, first=100)
     broker.delete_records(world.topic, {0: 80})
     with pytest.raises(DataLost, match=r"\[50, 80\)"):
-        Pipeline(parse(world.settings())).run("latest", spark=any_runtime)
+        Pipeline(parse(world.settings())).run("latest", spark=runtime)
     assert world.count() == 100
-    Pipeline(parse(world.settings(source={"on_gap": "record"}))).run("latest", spark=any_runtime)
+    Pipeline(parse(world.settings(source={"on_gap": "record"}))).run("latest", spark=runtime)
     assert world.count() == 170
     gaps = world.sql("SELECT range_start, range_end FROM oncely_ranges WHERE kind = 'gap'")
     assert gaps == [(50, 80)]
-    Pipeline(parse(world.settings())).run("latest", spark=any_runtime)
+    Pipeline(parse(world.settings())).run("latest", spark=runtime)
 
 
-def test_topic_went_back(make_world: Any, any_runtime: Any, broker: Broker) -> None:
+def test_topic_went_back(make_world: Any, runtime: Any, broker: Broker) -> None:
     """A position beyond the topic's end: same topic id, fewer records."""
     world: World = make_world(1)
     world.publish(20, partitions=1)
     settings = parse(world.settings())
-    Pipeline(settings).run("latest", spark=any_runtime)
+    Pipeline(settings).run("latest", spark=runtime)
     world.sql('UPDATE oncely_positions SET "position" = 999')
     with pytest.raises(SourceMismatch, match="gone back"):
-        Pipeline(settings).run("latest", spark=any_runtime)
+        Pipeline(settings).run("latest", spark=runtime)
 
 
-def test_restart_without_anything_but_the_database(make_world: Any, any_runtime: Any) -> None:
+def test_restart_without_anything_but_the_database(make_world: Any, runtime: Any) -> None:
     world: World = make_world(3)
     for first in (0, 1_000, 2_000):
         world.publish(1_000, partitions=3, first=first)
-        Pipeline(parse(world.settings())).run("latest", spark=any_runtime)
+        Pipeline(parse(world.settings())).run("latest", spark=runtime)
     assert_exactly_once(world)
 
 

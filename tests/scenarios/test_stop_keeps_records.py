@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 from oncely.config import parse
 from oncely.core import events
 from oncely.pipeline import Pipeline
@@ -42,6 +44,7 @@ def stopped_in_the_middle(world: World, runtime: Any) -> None:
     assert not run.is_alive()
 
 
+@pytest.mark.both
 def test_a_job_that_is_cancelled_loses_nothing(make_world: Any, runtime: Any) -> None:
     world: World = make_world(4)
     world.publish(RECORDS, pad=PAD)

@@ -69,7 +69,7 @@ def test_without_a_crash_nothing_is_lost_or_doubled(
     assert [one.mirrored for one in standing] == [100, 100], "and lag tools see it"
 
 
-def test_to_topics_with_a_store(make_topic_world: Any, any_runtime: Any, tmp_path: Path) -> None:
+def test_to_topics_with_a_store(make_topic_world: Any, runtime: Any, tmp_path: Path) -> None:
     """No ledger topic is made, or asked for: it has nothing to hold."""
     world: TopicWorld = make_topic_world(2)
     world.publish(100, partitions=2, bad_every=50)
@@ -78,14 +78,14 @@ def test_to_topics_with_a_store(make_topic_world: Any, any_runtime: Any, tmp_pat
     assert plan.problems == ()
     assert not [text for text in (*plan.ddl, *plan.acls) if world.ledger in text]
     assert not [text for text in plan.acls if "--transactional-id" in text]
-    one.run("latest", spark=any_runtime)
+    one.run("latest", spark=runtime)
     assert len(world.ids()) == 98
     assert len(world.records(world.rejects)) == 2
     assert not world.exists(world.ledger)
     assert [s.position for s in one.status().partitions] == [50, 50]
 
 
-def test_status_plan_and_reset(world: World, any_runtime: Any, tmp_path: Path) -> None:
+def test_status_plan_and_reset(world: World, runtime: Any, tmp_path: Path) -> None:
     top = {"delivery": "at_least_once"}
     file = tmp_path / "p.toml"
     file.write_text(toml(world.settings(offsets=stored(world, tmp_path)) | top))
@@ -94,35 +94,35 @@ def test_status_plan_and_reset(world: World, any_runtime: Any, tmp_path: Path) -
     assert plan["source"]["begins"] == "earliest (first start)"
     assert (plan["guarantee"]["delivery"], plan["guarantee"]["store"]) == ("at_least_once", "file")
     assert not (tmp_path / "positions").exists(), "looking writes nothing"
-    Pipeline.from_file(file).run("latest", spark=any_runtime)
+    Pipeline.from_file(file).run("latest", spark=runtime)
     assert oncely_json("plan", file)["source"]["begins"] == "where epoch 1 has ended"
     done = oncely_json("offsets", "reset", file, "--to-offset", "45", "--execute")
     assert (done["executed"], done["epoch"]) == (True, 2)
     shown = oncely_json("offsets", "show", file)["partitions"]
     assert [(p["position"], p["mirrored"]) for p in shown] == [(45, 45), (45, 45)]
-    Pipeline.from_file(file).run("latest", spark=any_runtime)
+    Pipeline.from_file(file).run("latest", spark=runtime)
     assert len(ids(world)) == 110
     assert oncely_json("status", file)["epoch"] == 3
 
 
-def test_a_group_of_its_own_is_the_one_that_is_shown(world: World, any_runtime: Any) -> None:
+def test_a_group_of_its_own_is_the_one_that_is_shown(world: World, runtime: Any) -> None:
     group = f"mine-{world.name}"
     one = pipeline(world, "at_least_once", {"store": "kafka", "group": group})
-    one.run("latest", spark=any_runtime)
+    one.run("latest", spark=runtime)
     assert [s.mirrored for s in one.partition_offsets()] == [50, 50]
     assert any(f"--group {group}" in acl for acl in one.plan(use_spark=False).acls)
 
 
 def test_a_store_of_another_topic_is_refused(
-    world: World, make_topic: Any, any_runtime: Any, broker: Any, tmp_path: Path
+    world: World, make_topic: Any, runtime: Any, broker: Any, tmp_path: Path
 ) -> None:
     offsets = stored(world, tmp_path)
-    pipeline(world, "at_least_once", offsets).run("latest", spark=any_runtime)
+    pipeline(world, "at_least_once", offsets).run("latest", spark=runtime)
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, 2)
     one = pipeline(world, "at_least_once", offsets)
     with pytest.raises(SourceMismatch, match="recreated"):
-        one.run("latest", spark=any_runtime)
+        one.run("latest", spark=runtime)
     assert any("recreated" in p.message for p in one.plan(use_spark=False).problems)
     assert "recreated" in one.status().warnings[0]
     assert len(ids(world)) == 100

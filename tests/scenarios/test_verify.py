@@ -42,9 +42,9 @@ def write(world: World, events: list[dict[str, Any]]) -> None:
     world.events.write_text("".join(json.dumps(one) + "\n" for one in events))
 
 
-def test_a_table(make_world: Callable[..., World], any_runtime: Any) -> None:
+def test_a_table(make_world: Callable[..., World], runtime: Any) -> None:
     world = make_world(2)
-    run_three_times(world, any_runtime)
+    run_three_times(world, runtime)
     code, found = verify(world)
     assert (code, found["verdict"]) == (0, "holds")
     assert found["checked"]["partitions"] == 2
@@ -56,12 +56,10 @@ def test_a_table(make_world: Callable[..., World], any_runtime: Any) -> None:
     assert "every step follows from the one before it" in shown.stdout
 
 
-def test_damage_to_the_ledger_of_a_table(
-    make_world: Callable[..., World], any_runtime: Any
-) -> None:
+def test_damage_to_the_ledger_of_a_table(make_world: Callable[..., World], runtime: Any) -> None:
     world = make_world(2)
     world.overrides = {"spark": {"max_records_per_batch": 60}}
-    run_three_times(world, any_runtime)
+    run_three_times(world, runtime)
 
     def damaged(statement: str, rule: str, *, log: bool = True) -> None:
         world.sql("CREATE TABLE kept AS SELECT * FROM oncely_ranges")
@@ -97,9 +95,9 @@ def test_damage_to_the_ledger_of_a_table(
     damaged('UPDATE oncely_positions SET "position" = "position" + 1', "position")
 
 
-def test_damage_to_the_event_log(make_world: Callable[..., World], any_runtime: Any) -> None:
+def test_damage_to_the_event_log(make_world: Callable[..., World], runtime: Any) -> None:
     world = make_world(2)
-    run_three_times(world, any_runtime)
+    run_three_times(world, runtime)
     whole = lines(world)
     at = next(i for i, one in enumerate(whole) if one["type"] == "range_committed")
     write(world, [*whole[:at], *whole[at + 1 :]])
@@ -134,24 +132,24 @@ def test_a_pipeline_that_never_ran_is_unknown(make_world: Callable[..., World]) 
         assert "never run" in done["unknown"][0]["text"]
 
 
-def test_sqlite(make_world: Callable[..., World], any_runtime: Any) -> None:
+def test_sqlite(make_world: Callable[..., World], runtime: Any) -> None:
     world = make_world(2)
     world.overrides = sqlite(world)
-    run_three_times(world, any_runtime)
+    run_three_times(world, runtime)
     assert_steps(world)
 
 
-def test_topics(make_topic_world: Callable[..., World], any_runtime: Any) -> None:
+def test_topics(make_topic_world: Callable[..., World], runtime: Any) -> None:
     world = make_topic_world(2)
-    run_three_times(world, any_runtime)
+    run_three_times(world, runtime)
     assert_steps(world)
     code, found = verify(world, log=False)
     assert (code, found["verdict"]) == (0, "holds")  # compaction has not removed the first steps
 
 
-def test_files(make_files_world: Callable[..., Any], any_runtime: Any) -> None:
+def test_files(make_files_world: Callable[..., Any], runtime: Any) -> None:
     world = make_files_world(2)
-    run_three_times(world, any_runtime)
+    run_three_times(world, runtime)
     assert_steps(world)
     path = next(Path(world.root).rglob("*.avro"))
     content = path.read_bytes()
@@ -165,9 +163,9 @@ def test_files(make_files_world: Callable[..., Any], any_runtime: Any) -> None:
     assert_steps(world)
 
 
-def test_delta(make_delta_world: Callable[..., Any], any_runtime: Any) -> None:
+def test_delta(make_delta_world: Callable[..., Any], runtime: Any) -> None:
     world = make_delta_world(2)
-    run_three_times(world, any_runtime)
+    run_three_times(world, runtime)
     assert_steps(world)
     assert verify(world, log=False)[0] == 0
     path = next(Path(world.root).glob("*.parquet"))

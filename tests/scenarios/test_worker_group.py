@@ -145,6 +145,7 @@ def test_a_reset_ends_the_workers_and_workers_that_are_started_later_go_on(world
     assert_steps(world)
 
 
+@pytest.mark.both
 @pytest.mark.long  # a reset, which takes over as a run does, is in every run
 def test_a_pipeline_moves_between_run_and_work(world: World, runtime: Any) -> None:
     with member(world) as worker:

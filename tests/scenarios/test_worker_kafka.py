@@ -83,6 +83,7 @@ def records(world: TopicWorld) -> int:
     return sum(one["records"] for one in done if not one["replayed"])
 
 
+@pytest.mark.both
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_spark_takes_over_and_a_worker_takes_back(world: TopicWorld, runtime: Any) -> None:

@@ -19,7 +19,7 @@ from oncely.ledgers.stores.kafka import KafkaStore
 from oncely.ledgers.stores.redis import RedisStore
 from oncely.ledgers.stores.sql import SqlStore
 from oncely.ledgers.stores.zookeeper import ZooKeeperStore
-from oncely.pipeline.stores import store_of
+from oncely.pipeline.stored_destination import store_of
 from oncely.sources.kafka import KafkaSource
 
 SOURCE = KafkaSource("broker:9092", ["t"])

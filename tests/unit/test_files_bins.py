@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from oncely.files.plan import bins
-from oncely.lake.live_files import LiveFiles
 from oncely.lake.records import SourceRange
+from oncely.lake.snapshot import LiveFiles
 from tests.manifesttools import a_file
 
 

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncely import artifacts
-from oncely.audit.gauge import Gauges
+from oncely.audit.watch import Gauges
 from oncely.cli.app import app
 from oncely.config.worker import WorkerSettings
 from oncely.core import events

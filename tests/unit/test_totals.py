@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.ledgers.topic.records import (
-    LedgerKeys,
     OffsetMetadata,
     PositionRecord,
-    View,
     read_stamp,
     stamp,
 )
 from oncely.ledgers.totals import Totals, add_amendment, add_range
 
-EARLIER = Path(__file__).parent.parent / "golden" / "earlier" / "ledger_topic.jsonl"
 DONE = Counts(4, 3, 1, 0, 2**64 - 2, "r")
 
 
@@ -49,29 +45,20 @@ def test_rows_without_a_digest_are_counted() -> None:
 
 
 def test_metadata_carries_them() -> None:
-    moved = PositionRecord(14, 3, "c", "id", 10, 14, "data", totals=add_range(None, 10, DONE, 3))
+    totals = add_range(None, 10, DONE, 3)
+    moved = PositionRecord(14, 3, "c", "id", 10, 14, "data", 0, 0, 0, 0, "partition", totals)
     found = read_stamp(14, stamp(moved, "p"))
     assert found == OffsetMetadata(14, 3, "c", "id", "partition", "p", moved.totals)
 
 
 @pytest.mark.parametrize("totals", [[], [["a"]], [[1, 2, 3, 4, 5, "x"]], [7]])
 def test_metadata_without_totals_that_can_be_read(totals: list[object]) -> None:
-    """Of an earlier version, or of a later one: the position counts."""
+    """Of a later version: the position counts."""
     text = json.dumps(["oncely", 3, "c", "id", "batch", "p", *totals])
     assert read_stamp(14, text) == OffsetMetadata(14, 3, "c", "id", "batch", "p")
 
 
-def test_records_of_an_earlier_version_have_none() -> None:
-    view = View()
-    for line in EARLIER.read_text().splitlines():
-        key, value = json.loads(line)
-        keys = LedgerKeys(json.loads(key)[1])
-        assert keys.take(view, key.encode(), value and value.encode())
-    assert view.positions
-    assert {one.totals for one in view.positions.values()} == {None}
-
-
-def test_changes_of_earlier_totals_are_void() -> None:
+def test_changes_of_other_totals_are_void() -> None:
     totals, change = add_range(None, 10, DONE, 3), Counts(0, 1, -1, 0, 7, "r")
     first = add_amendment(None, totals, change)
     assert first == Totals(10, 3, 0, 1, -1, 0, 7, "r")

@@ -19,9 +19,8 @@ from oncely.audit.claims import claimed
 from oncely.audit.content import Group, Rows
 from oncely.audit.delta_history import OTHERS, total
 from oncely.audit.delta_snapshot import DeltaSnapshot, snapshot_of
-from oncely.audit.digests import digests_of, recipe_of
 from oncely.audit.evidence import Committed, OfLedger, Span
-from oncely.audit.grouping import Component, Node, components
+from oncely.audit.grouping import Component, Node, components, digests_of, recipe_of
 from oncely.audit.holders import Holder, Keys, among
 from oncely.audit.report import Finding, Proof, Undecided
 from oncely.audit.scan import Scanned, ScannedRows

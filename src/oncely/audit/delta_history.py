@@ -103,7 +103,7 @@ class TableHistory:
         return self._spans[version]
 
     def counts(self, version: int) -> dict[TopicPartition, Counts]:
-        """The counts and digests of a commit's ranges; empty if an early version wrote it."""
+        """The counts and digests of a commit's ranges."""
         counts = self._commits[version].tree(self.pipeline, "counts")
         return {tp: _counts(told) for tp, told in counts.items()}
 

@@ -15,6 +15,7 @@ from oncely.audit.delta_history import TableHistory
 from oncely.audit.evidence import Committed, Span, moment
 from oncely.audit.layout import skips
 from oncely.audit.stored.data_file import Unreadable, rows_of
+from oncely.audit.stored.dead_letters import Letter
 from oncely.audit.stored.delta_document import (
     DeltaDocument,
     positions_of,
@@ -22,7 +23,6 @@ from oncely.audit.stored.delta_document import (
     read_document,
     read_letters,
 )
-from oncely.audit.stored.letter import Letter
 from oncely.clients.delta import DeltaConnect, connect, named_sizes, of_content
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.core.claim import NO_RECORDS

@@ -14,7 +14,7 @@ import pyarrow as pa
 from oncely.audit.claims import Claims
 from oncely.audit.holders import Holder, Keys
 from oncely.audit.report import Proof, Undecided
-from oncely.audit.stored.letter import Letter
+from oncely.audit.stored.dead_letters import Letter
 from oncely.core.claim import SKIPPED, Counts
 from oncely.core.expected import Expected, ExpectedRecords, Span
 from oncely.core.ranges import OffsetRange

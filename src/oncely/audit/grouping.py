@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
+from oncely.audit.content import Rows
 from oncely.audit.evidence import Span
+from oncely.core.digest import Recipe, kind_of, row_digests
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.core.topics import TopicPartition, grouped
 
@@ -76,3 +80,15 @@ def _component(nodes: Sequence[Node]) -> Component:
     ranges = grouped(span for node in nodes for span in node.spans)
     spans = [Span(tp, one) for tp, own in sorted(ranges.items()) for one in normalize(own)]
     return Component(tuple(spans), tuple(nodes))
+
+
+def recipe_of(schema: pa.Schema) -> Recipe:
+    """The recipe of all columns that a digest can cover."""
+    return Recipe.of({one.name: kind_of(one.type) for one in schema}, offset=False)
+
+
+def digests_of(rows: pa.Table, recipe: Recipe, at: str) -> Rows:
+    """The digest of each row. A column that the rows lack is null in all of them."""
+    there = tuple(one for one in recipe.columns if one[0] in rows.column_names)
+    uncovered = frozenset(rows.column_names) - {name for name, _ in there}
+    return Rows(row_digests(rows, None, Recipe(there, recipe.offset)), lambda _: at, uncovered)

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, get_args
 
 from oncely.audit.evidence import Log
-from oncely.audit.stored.letter import Letter, content_of
+from oncely.audit.stored.dead_letters import Letter, content_of
 from oncely.clients.kafka.records import LATEST_MS
 from oncely.core.batch import DISCARDED, Rejection, Stage
 from oncely.core.expected import Expected

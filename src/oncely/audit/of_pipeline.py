@@ -33,19 +33,6 @@ from oncely.errors import ConfigError, OncelyError, WrongInput
 from oncely.secrets import scope
 
 
-class Recomputes(Expected, Protocol):
-    """Recomputes records over connections that are closed in the end.
-
-    Attributes:
-        unfit: the reason why the destination does not accept today's rows; empty if it does.
-    """
-
-    unfit: str
-
-    def close(self) -> None:
-        """Close them."""
-
-
 class Audited(Protocol):
     """What an audit takes of a pipeline: :class:`oncely.Pipeline` has it."""
 
@@ -54,7 +41,7 @@ class Audited(Protocol):
         """The settings of the pipeline file."""
 
     @property
-    def expected(self) -> Recomputes | None:
+    def expected(self) -> Expected | None:
         """Recomputes records; None if rows belong to no single record."""
 
 
@@ -104,7 +91,7 @@ def log_of(settings: PipelineSettings) -> KafkaLog:
 def _audited(
     settings: PipelineSettings,
     log: Log,
-    expected: Recomputes | None,
+    expected: Expected | None,
     limit: int,
     until: datetime | None,
     download: bool,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from oncely.audit.claims import Claims
 from oncely.audit.evidence import PRESENT, Committed, Span
 from oncely.audit.report import Undecided
-from oncely.audit.stored.letter import Letter, content_of
+from oncely.audit.stored.dead_letters import Letter, content_of
 from oncely.audit.stored.sql_ledger import (
     AMENDMENTS,
     PIPELINES,
@@ -60,7 +60,8 @@ class Tables(LedgerTables):
     """The ledger, the rows and the dead letters in one snapshot."""
 
     def require_tables(self) -> None:
-        """Raises WrongInput if a table is missing."""
+        """Raises WrongInput if a table is missing, OlderFormat for those of an early version."""
+        self.require_known()
         missing = self.missing(self.all)
         if missing:
             raise WrongInput(

@@ -15,8 +15,7 @@ from typing import Generic, TypeVar
 
 from oncely.audit.evidence import Committed, Span, moment
 from oncely.audit.layout import ENTRIES, skips
-from oncely.audit.stored.dead_letters import StoredLetter, read_letters
-from oncely.audit.stored.letter import Letter
+from oncely.audit.stored.dead_letters import Letter, StoredLetter, read_letters
 from oncely.audit.stored.log import Topics
 from oncely.audit.stored.topic_ledger import (
     PositionEntry,

@@ -13,13 +13,12 @@ import typer
 
 from oncely.cli import options, screen
 from oncely.cli.audit_options import Asked
-from oncely.cli.commands import Commands
 from oncely.cli.options import (
     AsJson,
+    Commands,
     EventFile,
     Execute,
     File,
-    Removed,
     ResetTo,
     Serving,
     SparkLogFile,
@@ -27,7 +26,6 @@ from oncely.cli.options import (
     flag,
     option,
 )
-from oncely.errors import WrongInput
 
 app = Commands(
     "Moves records from Kafka into SQL databases and topics so that each takes effect once.",
@@ -159,9 +157,6 @@ def work(
     until: Ending = None,
     events: EventFile = None,
     on_fenced: WorkOnFenced = "end",
-    on: Removed = None,
-    workers: Removed = None,
-    spark_log: Removed = None,
     *,
     serving: Serving,
 ) -> int:
@@ -172,15 +167,8 @@ def work(
 
     Exit codes: as those of `oncely run`.
     """
-    from oncely.cli.run import probes
-    from oncely.cli.work import work_file
+    from oncely.cli.run import probes, work_file
 
-    if (on, workers, spark_log) != (None, None, None):
-        raise WrongInput(
-            "`oncely work --on spark` was removed, with --workers and --spark-log",
-            way_out="use `oncely run`, or start `oncely work` on as many machines or pods as you"
-            " want",
-        )
     return work_file(file, until, events, probes(serving), on_fenced)
 
 

@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING
 from oncely.audit.by_identity import audit_by_id
 from oncely.audit.datasets import audit_pair, spark_conf
 from oncely.audit.evidence import Log
-from oncely.audit.gauge import Gauges
 from oncely.audit.of_pipeline import audit, log_of
 from oncely.audit.page import page
 from oncely.audit.report import Report
 from oncely.audit.spec import Pair, is_pair, parse_pair
-from oncely.audit.watch import Condition, RememberingLog, watch
+from oncely.audit.watch import Condition, Gauges, RememberingLog, watch
 from oncely.audit.wording import redacted, verdict_sentence
 from oncely.cli import identity, screen
 from oncely.cli.audit import show_report
 from oncely.cli.audit_options import Asked
-from oncely.cli.durations import seconds
-from oncely.cli.opened import STDIN, importable, opened
+from oncely.cli.opened import STDIN, importable, opened, seconds
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.config import SparkSettings

@@ -16,10 +16,8 @@ from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.errors import WrongInput
 from oncely.files.compact import compact
-from oncely.files.listing import addresses, listing
-from oncely.files.reading import Allowed
-from oncely.files.rows import rows
-from oncely.files.table import table_of
+from oncely.files.reading import Allowed, rows
+from oncely.files.table import addresses, listing, table_of
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
 

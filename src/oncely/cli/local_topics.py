@@ -14,11 +14,10 @@ from oncely.cli import screen
 from oncely.cli.local import brokers as local_brokers
 from oncely.clients.kafka import json_lines, topics
 from oncely.clients.kafka.client import ErrorState, KafkaAdmin, make
-from oncely.clients.kafka.non_transactional import Delivered, Plain
 from oncely.clients.kafka.producer_settings import producer_config
 from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.records import each
-from oncely.clients.kafka.sender import Message
+from oncely.clients.kafka.sender import Delivered, Message, Plain
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput

@@ -1,4 +1,4 @@
-"""The pipelines of a command."""
+"""The pipelines of a command, and its durations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from oncely.cli import logs, screen
 from oncely.config import loads
+from oncely.config.values import parse_seconds
 from oncely.errors import WrongInput
 from oncely.extras import require
 from oncely.pipeline import Pipeline
@@ -119,3 +120,17 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             )
         found += inside
     return found
+
+
+def seconds(option: str, text: str) -> float:
+    """A duration of the command line: ``30``, or ``"5 minutes"``.
+
+    Raises:
+        WrongInput: it is no duration.
+    """
+    try:
+        return float(text) if text.replace(".", "", 1).isdecimal() else parse_seconds(text)
+    except ValueError:
+        raise WrongInput(
+            f"{option}: {text!r} is no duration", way_out='write 30, or "5 minutes"'
+        ) from None

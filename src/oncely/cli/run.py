@@ -1,8 +1,9 @@
-"""``oncely run``."""
+"""``oncely run`` and ``oncely work``."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,19 +13,19 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from oncely import artifacts
 from oncely.cli import options, screen
-from oncely.cli.durations import seconds
-from oncely.cli.opened import files_of, importable, opened_together
+from oncely.cli.opened import files_of, importable, opened, opened_app, opened_together, seconds
 from oncely.cli.options import Serving
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
-from oncely.cli.together import Run, each, refuse_failed, telling
+from oncely.cli.together import Run, each, finished, refuse_failed, telling
 from oncely.errors import Interrupted, OncelyError, WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
-from oncely.pipeline.probes import Http, Probed, probed_together
+from oncely.pipeline.probes import Http, Probed, probed, probed_together
 from oncely.pipeline.running import logged, preflight
 from oncely.pipeline.standby import OnFenced
+from oncely.pipeline.working import group_of
 from oncely.runtimes.retries import Retries
 from oncely.runtimes.spark import session
 from oncely.runtimes.stop import StopSignal
@@ -261,5 +262,56 @@ def force() -> None:
         process.kill()
     screen.err.print(
         "error: the run did not end in time and was killed; committed records are kept"
+    )
+    screen.leave_now(1)
+
+
+# -- work ----------------------------------------------------------------------------------
+
+
+_APP = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def work_file(
+    file: Path,
+    until: Literal["latest"] | None,
+    events: Path | None = None,
+    http: Http | None = None,
+    on_fenced: OnFenced = "end",
+) -> int:
+    """Work on a pipeline file, or ``module:app``, until it ends or a signal ends it.
+
+    Returns the exit code.
+    """
+
+    def begun(stop: StopSignal, signals: Signals) -> list[Run]:
+        pipeline = _worker_of(file)
+        with (
+            progress_of(pipeline) as progress,
+            logged(pipeline, events, progress) as told,
+            probed(pipeline, http, told, group_of(pipeline)) as listener,
+        ):
+            progress.say("checking topics and table")
+            signals.idle = False
+            done = pipeline.work(until, stop=stop, listener=listener, on_fenced=on_fenced)
+        return [finished(pipeline, progress, done=done)]
+
+    return until_stopped(until, _force, begun)
+
+
+def _worker_of(file: Path) -> Pipeline:
+    if _APP.fullmatch(str(file)) and not file.exists():
+        pipeline = opened_app(str(file))
+    else:
+        pipeline = opened(file, imports=True)
+    configure()
+    return pipeline
+
+
+def _force() -> None:
+    """End at once, even if a thread hangs. Safe: uncommitted records are read again."""
+    screen.err.print(
+        "error: a server did not answer, or a function did not return, in time; committed records"
+        " are kept"
     )
     screen.leave_now(1)

@@ -43,7 +43,7 @@ def show_semantics(
     """
     with importing_servers():
         import oncely.testing.semantics.trial  # noqa: F401 - brings the local servers' packages
-        from oncely.testing.semantics import cells, report
+        from oncely.testing.semantics import cells, page
     _known("--sink", sinks, cells.SINKS)
     _known("--delivery", deliveries, cells.DELIVERIES)
     _known("--kill-point", points, cells.POINTS)
@@ -59,7 +59,7 @@ def show_semantics(
         )
     signal.signal(signal.SIGTERM, _interrupt)
     outcomes = _all([chain for chain in chains if chain], on_spark=on_spark)
-    written = report.write(outcomes, folder)
+    written = page.write(outcomes, folder)
     problems = cells.problems(outcomes)
     if as_json:
         screen.show_json([one.as_json() for one in outcomes])

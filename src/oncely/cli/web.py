@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from oncely.cli import screen
 from oncely.cli.opened import importable, refuse_stdin
 from oncely.clients.http_server import parse_address
-from oncely.errors import WrongInput
+from oncely.errors import OncelyError, WrongInput
 from oncely.extras import require
+from oncely.pipeline import Pipeline
 from oncely.secrets import Secrets
 from oncely.web.access import TOKEN, Access, checked_token, is_loopback
-from oncely.web.model import Subject
-from oncely.web.subjects import subjects_of
+from oncely.web.model import Problem, Subject
 from oncely.web.watch import Watched
 
 if TYPE_CHECKING:
@@ -126,3 +127,57 @@ def _announce(host: str, port: int, token: str | None, *, made: bool) -> None:
         screen.err.print(f"token: {token}")
     elif token is None:
         screen.note("read-only; with --token it also replays dead letters and resets positions")
+
+
+# -- pipelines -----------------------------------------------------------------------------
+
+
+def subjects_of(paths: Sequence[Path]) -> list[Subject]:
+    """The pipelines, by name.
+
+    A file of a folder that can't be read is shown as such; files without ``[source]`` and
+    ``[sink]`` are no pipeline files.
+
+    Raises:
+        WrongInput: a file that was named can't be read, there is none, or two have one name.
+    """
+    found: dict[str, Subject] = {}
+    for path in paths:
+        inner = sorted(path.glob("*.toml")) if path.is_dir() else []
+        listed = [_of_folder(one) for one in inner if _is_pipeline(one)] if path.is_dir() else [
+            _named(Pipeline.from_file(path), path)
+        ]  # fmt: skip
+        for one in listed:
+            if one.name in found:
+                raise WrongInput(
+                    f"{one.file} and {found[one.name].file} are both named {one.name!r}",
+                    way_out="name one of the two",
+                )
+            found[one.name] = one
+    if not found:
+        shown = ", ".join(map(str, paths))
+        raise WrongInput(
+            f"there is no pipeline file in {shown}",
+            way_out="name a pipeline file, or a folder with *.toml that have [source] and [sink]",
+        )
+    return [found[name] for name in sorted(found)]
+
+
+def _named(pipeline: Pipeline, file: Path) -> Subject:
+    return Subject(pipeline.settings.name, file, pipeline)
+
+
+def _of_folder(file: Path) -> Subject:
+    try:
+        return _named(Pipeline.from_file(file), file)
+    except OncelyError as error:
+        return Subject(file.name, file, None, Problem.of(error))
+
+
+def _is_pipeline(file: Path) -> bool:
+    """True also for a file that is no TOML: its error is shown."""
+    try:
+        keys = tomllib.loads(file.read_text("utf-8")).keys()
+    except (OSError, ValueError):
+        return True
+    return {"source", "sink"} <= keys

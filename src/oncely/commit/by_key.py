@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.delivery import Delivery
@@ -20,7 +21,9 @@ from oncely.core.claim import Fence
 from oncely.core.lanes import Lanes, Parts
 from oncely.errors import Unavailable
 from oncely.phases import longest, measured
-from oncely.sinks.base import FinishesParts
+
+if TYPE_CHECKING:
+    from oncely.sinks.handlers.sink import HandlersSink
 
 _PIECE = 100  # records of a transaction
 
@@ -40,7 +43,7 @@ class ByKey:
 
     def __init__(
         self,
-        delivery: Delivery[FinishesParts],
+        delivery: Delivery[HandlersSink],
         chunk: Chunk,
         fence: Fence,
         max_rejects: int | None,

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from oncely.commit.backoff import Backoff
-from oncely.commit.complaints import tell
+from oncely.commit.backoff import Backoff, tell
 from oncely.commit.delivery import Delivery, commit_chunk, publish_batch
 from oncely.core import ledger
 from oncely.core.batch import Batch, BudgetSpent, Chunk, StagedRowsGone
@@ -43,7 +43,10 @@ from oncely.errors import (
     Unavailable,
 )
 from oncely.phases import phase
-from oncely.sinks.base import CommitsChunks, FinishesParts, PublishesBatches, Sink
+from oncely.sinks.base import CommitsChunks, PublishesBatches, Sink
+
+if TYPE_CHECKING:
+    from oncely.sinks.handlers.sink import HandlersSink
 
 Entries = Mapping[TopicPartition, Entry]
 
@@ -128,7 +131,7 @@ def commit(
 
 
 def commit_parts(
-    delivery: Delivery[FinishesParts],
+    delivery: Delivery[HandlersSink],
     chunk: Chunk,
     parts: Mapping[TopicPartition, Sequence[OffsetRange]],
     fence: Fence,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
@@ -27,7 +28,10 @@ from oncely.core.rewrite import (
 )
 from oncely.core.topics import TopicPartition
 from oncely.errors import Stopped, WrongInput
-from oncely.sinks.base import RewritesRecords, RewritesTogether
+from oncely.sinks.base import RewritesRecords
+
+if TYPE_CHECKING:
+    from oncely.sinks.files.rewrite import FilesRewrites
 
 NOTHING = Rewritten(0, 0, NO_RECORDS)
 
@@ -129,7 +133,7 @@ def rewrite(
 
 
 def rewrite_together(
-    sink: RewritesTogether,
+    sink: FilesRewrites,
     kind: RewriteKind,
     group: Together,
     produce: Produce,
@@ -161,7 +165,7 @@ def rewrite_together(
 
 
 def remove_unexpected(
-    sink: RewritesTogether, names: Sequence[str], patience: Backoff, tell: Tell
+    sink: FilesRewrites, names: Sequence[str], patience: Backoff, tell: Tell
 ) -> Rewritten:
     """Remove what must not be there, if it still must not.
 

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from oncely.commit.delivery import Delivery, Order
 from oncely.commit.path import Outcome, pass_over, publish, require_current
 from oncely.commit.timer import Interval, LocalPositions, PositionTimer
-from oncely.core.batch import Batch, RecordSource
+from oncely.core.batch import Batch
 from oncely.core.budget import NOTHING_COUNTED, Budget, RejectCount
 from oncely.core.claim import NO_RECORDS, Counts, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
@@ -22,6 +22,7 @@ from oncely.decode.base import Decoder
 from oncely.errors import InvariantViolation, OncelyError, SourceMismatch, Unavailable
 from oncely.ledgers.base import Ledger, MovesPositions
 from oncely.sinks.base import PublishesBatches, Sink
+from oncely.sources.kafka import KafkaSource
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class OpenRun(Generic[AnySink, AnyTransform]):
     """
 
     sink: AnySink
-    source: RecordSource
+    source: KafkaSource
     decoder: Decoder
     transform: AnyTransform
     topics: tuple[str, ...]

@@ -40,7 +40,7 @@ class DeltaSinkSettings(RootSettings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        found = upsert_problems(self)
+        found = upsert_problems(self.mode, self.keys, self.version)
         if any(one.kind != "column" for one in parse_partition_by(self.partition_by)):
             found.append(Problem("partition_by", "Delta has no partitions by date(…) or hour(…)",
                                  "make a column of it in the transform"))  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, SecretStr, model_validator
 
@@ -87,7 +87,7 @@ class SqlSinkSettings(Section):
             self.dialect  # noqa: B018
         except ValueError as error:
             raise invalid(*_first(error), below="url") from None
-        if found := [*_table_problems(self), *upsert_problems(self)]:
+        if found := [*_table_problems(self), *upsert_problems(self.mode, self.keys, self.version)]:
             raise all_invalid(found)
         return self
 
@@ -115,42 +115,22 @@ def _table_problems(sink: SqlSinkSettings) -> list[Problem]:
     return found
 
 
-class Upserts(Protocol):
-    """A section that appends rows, or updates or inserts them by keys."""
-
-    @property
-    def mode(self) -> Literal["append", "upsert"]:
-        """Which."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Columns that identify a row in an upsert."""
-
-    @property
-    def version(self) -> str | None:
-        """Column that keeps an older row from replacing a newer one."""
-
-    @property
-    def keep_source(self) -> bool | None:
-        """Keep the origin of each row; None: see :mod:`oncely.pipeline.source_columns`."""
-
-
-def upsert_problems(sink: Upserts) -> list[Problem]:
+def upsert_problems(mode: str, keys: tuple[str, ...], version: str | None) -> list[Problem]:
     """Keys and version that don't go with the mode."""
     found = []
-    if sink.mode == "upsert" and not sink.keys:
+    if mode == "upsert" and not keys:
         found.append(Problem("keys", "is missing; an upsert finds its row by them",
                              'name the columns: keys = ["id"]'))  # fmt: skip
-    if sink.mode == "append":
-        given = {"keys": sink.keys, "version": sink.version}
+    if mode == "append":
+        given = {"keys": keys, "version": version}
         found += [
             Problem(name, 'has no meaning with mode = "append"', 'remove it, or mode = "upsert"')
             for name, value in given.items()
             if value
         ]
-    if len(set(sink.keys)) != len(sink.keys):
+    if len(set(keys)) != len(keys):
         found.append(Problem("keys", "names a column more than once", "name each column once"))
-    if sink.version is not None and sink.version in sink.keys:
+    if version is not None and version in keys:
         found.append(Problem("version", "is one of the keys, so it never differs",
                              "name a column that grows with each change"))  # fmt: skip
     return found

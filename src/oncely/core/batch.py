@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -338,41 +338,6 @@ class StagedRowsGone(Unavailable):
     A publication may have taken them: also this one, if the answer to its commit was lost. The
     ledger decides.
     """
-
-
-class Record(Protocol):
-    """A record as Kafka stores it."""
-
-    @property
-    def timestamp_ms(self) -> int | None:
-        """Milliseconds since 1970, or None."""
-
-    @property
-    def key(self) -> bytes | None:
-        """The key."""
-
-    @property
-    def headers(self) -> Sequence[tuple[str, bytes | None]]:
-        """Names and values, in order."""
-
-
-class RecordFetcher(Protocol):
-    """Fetches single records by offset. Records that no longer exist are absent from the answer."""
-
-    def fetch(self, partition: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
-        """The records at ``offsets``."""
-
-
-class RecordSource(RecordFetcher, Protocol):
-    """Reads ranges, too. Picklable; it connects at the first call."""
-
-    def read(
-        self, ranges: Mapping[TopicPartition, OffsetRange], needs: frozenset[str]
-    ) -> Iterator[pa.Table]:
-        """The committed records of ranges; a normal end proves that all of them were read."""
-
-    def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
 
 
 class CommitBudget:

@@ -68,7 +68,12 @@ class Expected(Protocol):
 
     A transform may have changed since. So its answer is used for a committed range only if it has
     that range's digest; otherwise the offsets alone are compared.
+
+    Attributes:
+        unfit: the reason why the destination does not accept today's rows; empty if it does.
     """
+
+    unfit: str
 
     @property
     def recipe(self) -> str:
@@ -102,3 +107,6 @@ class Expected(Protocol):
     def changes(self, span: Span) -> Iterable[Changes]:
         """The same for a destination in which rows are replaced by their keys, with digests by
         :attr:`recipe`. Raises the errors of :meth:`of`."""
+
+    def close(self) -> None:
+        """Close the connections."""

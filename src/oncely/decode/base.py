@@ -1,8 +1,8 @@
 """The port of decoders: one outcome for each record, for any bytes.
 
-Records come as an Arrow table with the columns of :data:`RECORD_COLUMNS` that the decoder ``needs``
-(always ``value``); topic, partition and offset are always there. A record is named by its index in
-that table.
+Records come as an Arrow table with those columns of :data:`oncely.clients.kafka.records.RECORDS`
+that the decoder ``needs`` (always ``value``); topic, partition and offset are always there. A
+record is named by its index in that table.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from typing import Protocol
 import pyarrow as pa
 
 from oncely.core.batch import Rejection
-
-RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-"""Columns of Spark's Kafka source; ``key`` and ``value`` are binary and may be null."""
 
 
 class InvalidRecord(Exception):

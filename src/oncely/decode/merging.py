@@ -18,7 +18,7 @@ may fit a column by their values; see :class:`oncely.decode.infer.InferringJson`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -184,6 +184,25 @@ def grow(known: Struct, data: bytes | None, caps: Caps) -> Grown:
     if not columns.fields:
         raise InvalidRecord("no member has a value to make a column of, and no column is known yet")
     return Grown(columns, _row(columns, members, ""), members)
+
+
+def type_of(values: Sequence[Any], name: str) -> pa.DataType | None:
+    """The type of a column that all of some values fit, by the same rules; None if none has a type.
+
+    Args:
+        values: members of objects that :func:`oncely.decode.reference.parse_object` returns.
+        name: the column's name, for errors.
+
+    Raises:
+        Conflict, InvalidRecord: a value does not fit the type of the values before it.
+    """
+    tree: Tree | None = None
+    for value in values:
+        tree = _join(tree, value, name)
+    columns, _ = settled(Struct({} if tree is None else {name: tree}), NOTHING)
+    for value in values:
+        _value(columns.fields.get(name), value, name)
+    return schema_of(columns).field(name).type if columns.fields else None
 
 
 def _members(known: Struct, found: Mapping[str, Any], path: str) -> Struct:

@@ -147,7 +147,7 @@ def parse_schema(ddl: str, *, key: str = "decode.schema") -> pa.Schema:
 
 
 def type_name(arrow: pa.DataType) -> str:
-    """The DDL name of a type, for messages: ``int32`` is ``INT``."""
+    """The DDL of a type: ``int32`` is ``INT``."""
     if pa.types.is_decimal(arrow):
         return f"DECIMAL({arrow.precision},{arrow.scale})"
     if pa.types.is_map(arrow):
@@ -155,8 +155,14 @@ def type_name(arrow: pa.DataType) -> str:
     if pa.types.is_list(arrow):
         return f"ARRAY<{type_name(arrow.value_type)}>"
     if pa.types.is_struct(arrow):
-        return f"STRUCT<{', '.join(f'{f.name}: {type_name(f.type)}' for f in arrow)}>"
+        return f"STRUCT<{', '.join(f'{ddl_name(f.name)}: {type_name(f.type)}' for f in arrow)}>"
     return _NAMES.get(arrow, str(arrow))
+
+
+def ddl_name(name: str) -> str:
+    """A column's name in DDL, between backticks if it is not one word."""
+    plain = name.isascii() and name.isidentifier()
+    return name if plain else "`" + name.replace("`", "``") + "`"
 
 
 class _Token(NamedTuple):

@@ -30,8 +30,8 @@ _INT64 = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT - 1)]
 def scope_value(value: str | int | bool) -> str:
     """A value as part of a scope: its text, and its type unless it is a text.
 
-    Texts are used unchanged. ``1`` and ``"1"`` are ``1::BIGINT`` and ``1::STRING``. Earlier
-    versions wrote ``1`` for both, so present scopes have no such value; see :func:`typed`.
+    Texts are used unchanged. ``1`` and ``"1"`` are ``1::BIGINT`` and ``1::STRING``: no scope has
+    the value ``1``.
     """
     if isinstance(value, bool):
         return f"{'true' if value else 'false'}::BOOLEAN"
@@ -41,19 +41,13 @@ def scope_value(value: str | int | bool) -> str:
 
 
 def typed(texts: Sequence[str | None], columns: Sequence[str], schema: pa.Schema) -> Scope:
-    """The scope of rows: the texts of the values in some columns, whose types are in the schema.
-
-    Converts a scope of an earlier version to the scope that its records have now.
-    """
+    """The scope of rows: the texts of the values in some columns, whose types are in the schema."""
     return tuple(map(partial(_typed, schema), columns, texts))
 
 
-def as_of_today(scope: Scope, columns: Sequence[str], schema: pa.Schema) -> Scope:
-    """The present form of a scope that an earlier version may have written."""
-    if len(scope) != len(columns):  # written with another sink.partition_by
-        return scope
-    pairs = zip(scope, typed(scope, columns, schema), strict=True)
-    return tuple(now if text and _UNTYPED.fullmatch(text) else text for text, now in pairs)
+def is_untyped(scope: Scope) -> bool:
+    """True if a value has no type, although :func:`scope_value` would have given it one."""
+    return any(text and _UNTYPED.fullmatch(text) for text in scope)
 
 
 def _typed(schema: pa.Schema, column: str, text: str | None) -> str | None:

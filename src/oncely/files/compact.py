@@ -31,15 +31,13 @@ from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.files.plan import Bin, bins, in_order, union
 from oncely.files.reading import Named, rows_of
-from oncely.files.table import Table
-from oncely.files.times import instant
+from oncely.files.table import Table, instant
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.conform import Rounding
 from oncely.lake.leases import Limits, StagingLeases
 from oncely.lake.manifest import Contents, Manifest
-from oncely.lake.names import is_mixed
 from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.paths import FileNames
+from oncely.lake.paths import FileNames, is_mixed
 from oncely.lake.records import ManifestFile, encode, path_key
 from oncely.lake.replacing import Replacing
 from oncely.ledgers.topic.cluster import Cluster

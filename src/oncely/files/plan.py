@@ -9,7 +9,7 @@ from typing import TypeAlias
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.core.topics import TopicPartition
 from oncely.files.overlaps import Resets, era
-from oncely.lake.names import is_mixed, is_replayed
+from oncely.lake.paths import is_mixed, is_replayed
 from oncely.lake.records import ManifestFile, SourceRange, encode
 
 Bin: TypeAlias = "list[str]"

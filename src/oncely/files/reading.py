@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.errors import DataLost, InvariantViolation, WrongInput
-from oncely.files.schemas import resolved
+from oncely.files.schemas import resolved, wanted_schema
+from oncely.files.table import Table
 from oncely.lake import avro_file, parquet_file
 from oncely.lake.conform import Rounding
 from oncely.lake.records import Format, ManifestFile
@@ -109,3 +111,25 @@ def _fetched(store: Store, file: Named) -> bytes:
             way_out="restore it from a copy; `oncely files verify` shows other changed files",
         )
     return data
+
+
+# -- rows ----------------------------------------------------------------------------------
+
+
+def rows(
+    table: Table,
+    *,
+    where: Mapping[str, str | None] | None = None,
+    columns: Sequence[str] | None = None,
+    rounding: Allowed = "refuse",
+) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """The columns, and the rows of one file after the other, in the order of paths.
+
+    Args and errors are those of :func:`oncely.files.read`; errors of files are raised during the
+    iteration.
+    """
+    contents = table.look()
+    files = list(table.chosen(contents, where or {}))
+    scopes = {file.scope for file in files} or contents.schemas.keys()
+    schema = wanted_schema(contents.schemas, scopes, columns, rounding=rounding == "allow")
+    return schema, (read_as(table.store, Named.of(file), schema, rounding) for file in files)

@@ -28,7 +28,7 @@ from oncely.decode.schema import type_name
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.files.reading import Named, own_rows
 from oncely.files.table import Table, destination_of, table_of
-from oncely.lake.held import held_schema
+from oncely.lake.conform import held_schema
 from oncely.lake.manifest import Contents
 from oncely.lake.records import Scope
 from oncely.pipeline import Pipeline

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from oncely.artifacts import cache_directory
 from oncely.clients.files.store import Store
@@ -57,7 +61,7 @@ class Table:
         Raises:
             ConfigError: nothing was published yet.
         """
-        reader = Manifest(self.pipeline_topics, self.manifest_topic, self.schema_topic, self.store)
+        reader = Manifest(self.pipeline_topics, self.manifest_topic, self.schema_topic)
         reader.require()
         return reader
 
@@ -140,3 +144,80 @@ def destination_of(pipeline: Pipeline) -> FilesDestination:
             way_out='name the file of a pipeline with sink.kind = "files"',
         )
     return FilesDestination(settings, settings.sink, pipeline.source, pipeline.kafka_connect)
+
+
+# -- listing -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Files by path.
+
+    Attributes:
+        files: the selected files.
+        total: the number of files of the whole table.
+    """
+
+    files: tuple[ManifestFile, ...]
+    total: int
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in the listed files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the listed files."""
+        return sum(file.bytes for file in self.files)
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-able values: each file as in its manifest message."""
+        return {
+            "files": [msgspec.to_builtins(file) for file in self.files],
+            "listed": len(self.files),
+            "total": self.total,
+            "rows": self.rows,
+            "bytes": self.bytes,
+        }
+
+
+def listing(table: Table, where: Mapping[str, str | None] | None = None) -> Listing:
+    """The files with these partition values.
+
+    Raises:
+        ConfigError: never written to, or not partitioned by these columns.
+        Unavailable: the cluster does not answer.
+    """
+    contents = table.look()
+    return Listing(tuple(table.chosen(contents, where or {})), len(contents.files))
+
+
+def addresses(
+    table: Table, where: Mapping[str, str | None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The files with these partition values as other programs open them, as JSON-able values.
+
+    Raises:
+        ConfigError: never written to, or not partitioned by these columns.
+        Unavailable: the cluster does not answer.
+    """
+    for file in listing(table, where).files:
+        found = {
+            "path": table.store.address(file.path),
+            "format": file.format,
+            "rows": file.rows,
+            "bytes": file.bytes,
+        }
+        yield found | {"partition": file.partition} if file.partition else found
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def instant(text: str) -> int:
+    """Microseconds since 1970 of an instant by ISO 8601; UTC without an offset."""
+    at = datetime.fromisoformat(text)
+    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    return (at - _EPOCH) // _MICROSECOND

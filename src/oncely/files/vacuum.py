@@ -38,7 +38,7 @@ from oncely.files.table import Table
 from oncely.lake import root_marker as owner
 from oncely.lake.leases import Limits, limits_of, valid_leases
 from oncely.lake.manifest import Contents
-from oncely.lake.names import is_file
+from oncely.lake.paths import is_file
 
 SLACK = timedelta(seconds=60)
 """Clocks of broker and store may differ, a store may return whole seconds, and the coordinator
@@ -165,8 +165,7 @@ def _sorted(
     listed = sorted(stored, key=lambda one: one.path)
     others = _roots_below(listed)
     for one in listed:
-        named = one.path in contents.files or one.path in contents.others
-        if named or one.path in (owner.PATH, owner.NOTICE):
+        if one.path in contents.files or one.path in (owner.PATH, owner.NOTICE):
             continue
         removed = contents.removed.get(one.path)
         ours = is_file(one.path) or _PROBE.fullmatch(one.path) or limits_of(one.path)

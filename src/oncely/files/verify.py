@@ -23,14 +23,12 @@ from oncely.errors import InvariantViolation
 from oncely.files.overlaps import overlaps
 from oncely.files.reading import decoded
 from oncely.files.schemas import resolved
-from oncely.files.table import Table
-from oncely.files.times import instant
+from oncely.files.table import Table, instant
+from oncely.lake.conform import held_schema
 from oncely.lake.event_time import NO_TIME
-from oncely.lake.held import held_schema
 from oncely.lake.manifest import Contents
-from oncely.lake.names import is_file
 from oncely.lake.partitions import PartitionColumn, split
-from oncely.lake.paths import directory
+from oncely.lake.paths import directory, is_file
 from oncely.lake.records import ManifestFile
 
 _THREADS = 4

@@ -17,7 +17,6 @@ refers to an unknown schema, that topic is read again, settled, which waits for 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,13 +26,11 @@ from typing import Any, Self
 
 import confluent_kafka as ck
 
-from oncely.clients.files.store import Store
 from oncely.clients.kafka.client import ErrorState, KafkaAdmin
 from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.clients.kafka.topics import configured, identified
-from oncely.errors import ConfigError, DataLost, SourceMismatch
+from oncely.errors import ConfigError, DataLost, OlderFormat, SourceMismatch
 from oncely.lake import snapshot
-from oncely.lake.live_files import FIELDS, LiveFiles
 from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
@@ -44,10 +41,9 @@ from oncely.lake.records import (
     read_schema,
     schema_key,
 )
+from oncely.lake.snapshot import FIELDS, LiveFiles
 from oncely.ledgers.topic.cluster import READER, PipelineTopics
 
-_logger = logging.getLogger("oncely.sinks.files")
-_SAMPLE = 3  # number of another pipeline's files that are checked below the root
 _WORTH_KEEPING = 20_000  # number of messages after which a command keeps a snapshot
 
 
@@ -61,14 +57,12 @@ class Contents:
             producer's, if the topic has ``message.timestamp.type=CreateTime``). Only while the
             topic still contains the tombstone, or the message that replaced the file.
         schemas: the newest schema of each scope.
-        others: entries of other pipelines, whose files are below another root.
         owners: the claims of the topic, in the order of the log; the first one is valid.
     """
 
     files: Mapping[str, ManifestFile] = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
     schemas: Mapping[Scope, ScopeSchema] = field(default_factory=dict)
-    others: Mapping[str, ManifestFile] = field(default_factory=dict)
     owners: Sequence[ManifestOwner] = ()
 
     @property
@@ -91,26 +85,16 @@ class Manifest:
     Args:
         topics: brokers, group and connection. The group is not used: nothing is committed to it.
         manifest_topic, schema_topic: their names.
-        store: the root. Entries of other pipelines count only if their files exist: earlier
-            versions allowed two roots to write to one manifest. Without it all entries count.
     """
 
-    def __init__(
-        self,
-        topics: PipelineTopics,
-        manifest_topic: str,
-        schema_topic: str,
-        store: Store | None = None,
-    ) -> None:
-        self._pipeline_topics, self._store = topics, store
+    def __init__(self, topics: PipelineTopics, manifest_topic: str, schema_topic: str) -> None:
+        self._pipeline_topics = topics
         self.manifest_topic, self.schema_topic = manifest_topic, schema_topic
         self._admin = KafkaAdmin(topics.brokers, topics.kafka, min(10.0, topics.timeout))
         self._lock = threading.RLock()
         self._consumer: Any = None
         self._files = LiveFiles()
-        self._others: dict[str, LiveFiles] = {}  # by pipeline, if there is a store
         self._owners: dict[str, ManifestOwner] = {}
-        self._told: set[str] = set()  # other pipelines for which a warning was logged
         self._taken = 0  # number of messages of the manifest
         self._removed: dict[str, int] = {}
         self._schemas: dict[bytes, ScopeSchema] = {}
@@ -143,6 +127,7 @@ class Manifest:
         Raises:
             Unavailable: no answer.
             InvariantViolation: a topic contains foreign messages.
+            OlderFormat: the manifest topic names files, and no owner.
         """
         return self._read(stable=False)
 
@@ -152,6 +137,7 @@ class Manifest:
         Raises:
             Unavailable: a transaction stayed open, or no answer.
             InvariantViolation: a topic contains foreign messages.
+            OlderFormat: the manifest topic names files, and no owner.
         """
         return self._read(stable=True)
 
@@ -178,10 +164,7 @@ class Manifest:
     def _restore(self, found: snapshot.Snapshot | None) -> None:
         if found is None or found.manifest.last is None or found.schema.last is None:
             return
-        if found.pipeline != self._pipeline_topics.pipeline:
-            return
         self._files, self._removed = LiveFiles(found.files), found.removed
-        self._others = {name: LiveFiles(own) for name, own in found.others.items()}
         self._owners = {one.pipeline: one for one in found.owners}
         self._schemas = {schema_key(one.scope): one for one in found.schemas}
         self._seen = set(found.seen)
@@ -204,8 +187,6 @@ class Manifest:
                 list(self._schemas.values()),
                 sorted(self._seen),
                 FIELDS,
-                self._pipeline_topics.pipeline,
-                {name: own.packed for name, own in self._others.items()},
                 list(self._owners.values()),
             ),
         )
@@ -301,29 +282,11 @@ class Manifest:
             self._seen |= self._named  # read now, or compacted away long ago
             self._named.clear()
             schemas = {one.scope: one for one in self._schemas.values()}
-            ours, others = self._divided()
             owners = tuple(self._owners.values())
-            return Contents(ours, dict(self._removed), schemas, others, owners)
-
-    def _divided(self) -> tuple[LiveFiles, LiveFiles]:
-        """The entries whose files are below the root, and those of other pipelines."""
-        ours, others = self._files.copy(), LiveFiles()
-        for pipeline, files in self._others.items():
-            if not files or self._below_root(files):
-                ours.packed.update(files.packed)
-                continue
-            others.packed.update(files.packed)
-            if pipeline not in self._told:
-                self._told.add(pipeline)
-                _logger.warning(
-                    "the manifest topic %r has %s entries of pipeline %r with another root: "
-                    "ignored", self.manifest_topic, len(files), pipeline,
-                )  # fmt: skip
-        return ours, others
-
-    def _below_root(self, files: LiveFiles) -> bool:
-        """True if files of another pipeline are in the store: names are unique."""
-        return self._store is None or any(map(self._store.exists, list(files)[-_SAMPLE:]))
+            if self._files and not owners:
+                what = f"the manifest topic {self.manifest_topic!r}, which has no owner,"
+                raise OlderFormat(what)
+            return Contents(self._files.copy(), dict(self._removed), schemas, owners)
 
     def _take_file(self, message: Any) -> None:
         self._taken += 1
@@ -334,22 +297,16 @@ class Manifest:
         _, at = message.timestamp()
         for gone in [path] if found is None else found.replaces:
             # The first message counts: the tombstone follows the message that replaces the file.
-            if self._remove(gone) or gone not in self._removed:
+            if self._files.remove(gone) or gone not in self._removed:
                 self._removed[gone] = at
         if found is not None:
             for one in (found, *(found.along or ())):
                 self._put(one)
 
     def _put(self, file: ManifestFile) -> None:
-        if self._store is None or file.pipeline == self._pipeline_topics.pipeline:
-            self._files.put(file)
-        else:
-            self._others.setdefault(file.pipeline, LiveFiles()).put(file)
+        self._files.put(file)
         self._named.add(file.schema)
         self._removed.pop(file.path, None)
-
-    def _remove(self, path: str) -> bool:
-        return any(one.remove(path) for one in (self._files, *self._others.values()))
 
     def _take_owner(self, pipeline: str, owner: ManifestOwner | None) -> None:
         self._owners.pop(pipeline, None)  # a rewritten record moves to the end
@@ -366,7 +323,7 @@ class Manifest:
 
     def _forget_files(self) -> None:
         self._files, self._removed, self._named = LiveFiles(), {}, set()
-        self._others, self._owners = {}, {}
+        self._owners = {}
 
     def _forget_schemas(self) -> None:
         self._schemas, self._seen = {}, set()

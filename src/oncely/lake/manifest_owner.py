@@ -5,9 +5,7 @@ one manifest break both tables: each reads the other's entries, whose files it d
 
 A run that opens a manifest topic without an owner writes its record there. Each pipeline has a key
 of its own, and the first record in the log is valid: two runs that write at the same moment both
-see the same first record, and the other run removes its own. A topic of an earlier version, which
-has entries and no owner, is adopted by the next run that opens it, unless all of its files are
-another root's.
+see the same first record, and the other run removes its own.
 """
 
 from __future__ import annotations
@@ -53,6 +51,7 @@ class ManifestClaim:
 
         Raises:
             ConfigError: it does; the error names the owner.
+            OlderFormat: it has entries, and no owner.
         """
         if self.manifest.first_owner() != self.wanted:
             self._compare(self.manifest.look(), moved=moved)
@@ -62,6 +61,7 @@ class ManifestClaim:
 
         Raises:
             ConfigError: the topic belongs to another pipeline or root.
+            OlderFormat: it has entries, and no owner.
             Unavailable: no answer.
         """
         if self.manifest.first_owner() == self.wanted:
@@ -75,7 +75,6 @@ class ManifestClaim:
     def _compare(self, contents: Contents, *, moved: bool) -> None:
         owner, wanted = contents.owner, self.wanted
         if owner is None:
-            self._refuse_files_of_others(contents)
             return
         if owner == wanted or (moved and owner.pipeline == wanted.pipeline):
             return
@@ -92,18 +91,6 @@ class ManifestClaim:
             f"it is {wanted.root}, and the manifest topic {topic!r} names files below {owner.root}",
             way_out="restore sink.url. If all files were moved to the new root, `oncely "
             "offsets reset FILE --shift-by 0 --execute` confirms it",
-        )
-
-    def _refuse_files_of_others(self, contents: Contents) -> None:
-        """Refuse to adopt a topic of an earlier version whose files are all another root's."""
-        if contents.files or not contents.others:
-            return
-        names = ", ".join(sorted({repr(file.pipeline) for file in contents.others.values()}))
-        raise ConfigError(
-            "sink.manifest_topic",
-            f"{self.manifest.manifest_topic!r} names {len(contents.others):,} files of pipeline"
-            f" {names}, which are not below {self.wanted.root}",
-            way_out=_OWN_ONES,
         )
 
     def _write(self, owners: Iterable[ManifestOwner]) -> None:

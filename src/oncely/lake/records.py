@@ -19,7 +19,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from oncely.errors import InvariantViolation, NewerFormat
+from oncely.decode.scopes import is_untyped
+from oncely.errors import InvariantViolation, NewerFormat, OlderFormat
 
 VERSION = 1
 Format = Literal["avro", "parquet"]
@@ -201,13 +202,15 @@ def read_schema(key: bytes | None, value: bytes | None) -> ScopeSchema | None:
 
     Raises:
         InvariantViolation: a foreign message.
-        NewerFormat: a newer version of Oncely has written it.
+        NewerFormat, OlderFormat: another version of Oncely has written it.
     """
     if value is None:
         return None
     found = _value(value, ScopeSchema)
     if schema_key(found.scope) != key:
         raise InvariantViolation(f"the schema topic's message {key!r} has the scope {found.scope}")
+    if is_untyped(found.scope):
+        raise OlderFormat(f"the schema topic's message {key!r}")
     return found
 
 

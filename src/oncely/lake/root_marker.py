@@ -11,8 +11,8 @@ moment may both write; the second read below lets the loser detect it, unless it
 the other's write. Then the loser detects it at its next start, and its ``vacuum`` refuses: files of
 both are kept until the user moves one of the tables.
 
-The notice is a text in the root. It is written when the root is claimed, and by the next run into a
-root of an earlier version.
+The notice is a text in the root. It is written when the root is claimed, and again by the next run
+if it is missing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -10,7 +10,6 @@ import pyarrow as pa
 from oncely.core.batch import StagedRowsGone
 from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, schema_id
 from oncely.decode.merging import CAPS, NO_CAPS, CannotMerge, Caps, merge
-from oncely.decode.scopes import as_of_today
 from oncely.lake.records import Receipt, Scope, ScopeSchema
 
 
@@ -60,18 +59,6 @@ class ScopeSchemas:
                     f"the schema of {scope} was extended meanwhile: {error}; the batch is repeated"
                 ) from None
             self.published[scope] = schema.id
-
-    def as_of_today(self, columns: Sequence[str]) -> None:
-        """Convert scopes of earlier versions, whose values had no types.
-
-        Their files keep the old scope and its schema; new files have the new scope, which begins
-        with the same schema.
-
-        Args:
-            columns: the scope columns.
-        """
-        for scope, schema in list(self.known.items()):
-            self.known.setdefault(as_of_today(scope, columns, schema), schema)
 
     def record(self, scope: Scope) -> ScopeSchema:
         """A scope's schema, for the schema topic."""

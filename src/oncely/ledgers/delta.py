@@ -39,7 +39,7 @@ from oncely.core.claim import (
 from oncely.core.ledger import Entry
 from oncely.core.topics import SourceIdentity, TopicPartition, by_topic, from_tree
 from oncely.errors import Fenced, LedgerWentBack, Stopped, TableMismatch, Unavailable, check
-from oncely.ledgers.format import require_known_format
+from oncely.ledgers.format import refuse_lacking, require_known_format
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.totals import Totals, add_range, covered_by
 
@@ -71,23 +71,23 @@ class Document(msgspec.Struct, frozen=True):
         rejects: files of dead letters, and the number of pending ones in each.
         replay: a unique name of the last transaction of a replay, which identifies it.
         totals: counts and digest of the ranges since an offset, replays included.
-        started: the first offset that was to be read, of partitions added since this is stored.
+        started: the first offset of each partition that was to be read.
         format: the version of this format.
     """
 
     pipeline: str
-    epoch: int = 0
-    run: str = ""
-    cluster_id: str = ""
-    topic_ids: dict[str, str] = {}
-    positions: _NUMBERS = {}
-    leader_epochs: _NUMBERS = {}
-    counted: tuple[str, int, int] = ("", 0, 0)
-    rejects: list[tuple[str, int]] = []
-    replay: str = ""
-    totals: dict[str, dict[int, Totals]] = {}
-    started: _NUMBERS = {}
-    format: int = _FORMAT
+    epoch: int
+    run: str
+    cluster_id: str
+    topic_ids: dict[str, str]
+    positions: _NUMBERS
+    leader_epochs: _NUMBERS
+    counted: tuple[str, int, int]
+    rejects: list[tuple[str, int]]
+    replay: str
+    totals: dict[str, dict[int, Totals]]
+    started: _NUMBERS
+    format: int
 
 
 @dataclass(frozen=True)
@@ -125,20 +125,27 @@ class DeltaLedger:
 
         Raises:
             Stopped: the document that the table refers to is missing.
-            NewerFormat: a newer version of Oncely has written it.
+            NewerFormat, OlderFormat: another version of Oncely has written it.
         """
         for _ in range(_TRIES):
             table = self._tables.load()
             version = table.transaction_version(self.app_id) if table is not None else None
             if version is None:
-                return State(table, 0, Document(self._pipeline))
+                none = Document(
+                    self._pipeline, 0, "", "", {}, {}, {}, ("", 0, 0), [], "", {}, {}, _FORMAT
+                )
+                return State(table, 0, none)
             try:
                 found = self._store.read(f"{self._folder}/{version}.json")
             except NoSuchFile:  # unless a newer commit has replaced it meanwhile, it is lost
                 continue
             what = f"the ledger of pipeline {self._pipeline!r} in the Delta table"
             require_known_format(found, _FORMAT, what)
-            return State(table, version, msgspec.json.decode(found, type=Document))
+            try:
+                return State(table, version, msgspec.json.decode(found, type=Document))
+            except msgspec.ValidationError as error:
+                refuse_lacking(error, what, ("totals", "started", "format"))
+                raise
         raise Stopped(
             f"pipeline {self._pipeline!r}: the table names the ledger"
             f" {FOLDER}/{self._folder}/{version}.json, which is gone",

@@ -1,11 +1,13 @@
-"""The format of a stored JSON document: absent for the first one, refused if a newer version wrote
+"""The format of a stored JSON document: absent for the first one, refused if another version wrote
 it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from oncely.errors import NewerFormat
+from oncely.errors import NewerFormat, OlderFormat
 
 
 class _Stored(msgspec.Struct):
@@ -29,3 +31,18 @@ def require_known_format(document: bytes, known: int, what: str) -> None:
         return
     if found > known:
         raise NewerFormat(what, found, known)
+
+
+def refuse_lacking(error: msgspec.DecodeError, what: str, fields: Iterable[str]) -> None:
+    """Refuse a document without a field that every version since the first release writes.
+
+    Args:
+        error: of the parser.
+        what: the document, for the message.
+        fields: those that versions before it did not write.
+
+    Raises:
+        OlderFormat: the error is that one of them is missing.
+    """
+    if any(f"missing required field `{name}`" in str(error) for name in fields):
+        raise OlderFormat(what) from None

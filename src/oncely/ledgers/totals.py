@@ -64,7 +64,8 @@ def add_amendment(before: Totals | None, of: Totals, change: Counts) -> Totals:
     """The sums of all changes to the ranges of some totals.
 
     Args:
-        before: the changes so far; None, or those of earlier totals: these are the first.
+        before: the changes so far; None, or those of totals that began elsewhere: these are the
+            first.
         of: the totals of the ranges.
         change: the change.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import pyarrow as pa
 
@@ -23,8 +23,8 @@ from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import PROBED, Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
-from oncely.sinks.delta.discard import DeltaDiscards
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.base import Discard
+from oncely.sinks.delta.replay import DeltaReplay, discard_letters
 from oncely.sinks.delta.rewrite import DeltaRewrites
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import DeltaFormat
@@ -109,9 +109,9 @@ class DeltaDestination:
         letters.sort(key=lambda one: (one.partition, one.offset))
         return letters[:limit], len(letters)
 
-    def discarding(self) -> DeltaDiscards:
+    def discarding(self) -> Discard:
         """Begin a discard in the ledger's files."""
-        return DeltaDiscards(self.bare_sink)
+        return partial(discard_letters, self.bare_sink)
 
     @property
     def late_delete(self) -> str | None:

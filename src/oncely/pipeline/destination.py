@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -17,13 +17,15 @@ from oncely.ledgers.sql.activity import Activity
 from oncely.ledgers.stores.ledger import SAY_WHERE
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.base import (
-    DiscardsDeadLetters,
+    Discard,
     ReplaysDeadLetters,
     RewritesRecords,
-    RewritesTogether,
     Sink,
 )
 from oncely.sinks.sql.privileges import Room
+
+if TYPE_CHECKING:
+    from oncely.sinks.files.rewrite import FilesRewrites
 
 LOST_WAY_OUT = f"restore it; or {SAY_WHERE}"
 
@@ -188,8 +190,14 @@ class Destination(Protocol):
         Raises the errors of :meth:`look`, and for ``discarded`` those of :meth:`discarding`.
         """
 
-    def discarding(self) -> DiscardsDeadLetters:
-        """Begin a discard of dead letters.
+    def discarding(self) -> Discard:
+        """A function that removes the content of pending dead letters, in one transaction; each
+        still accounts for its record.
+
+        It takes a function that chooses dead letters, and whether to write: otherwise they are only
+        counted. It returns their masked reasons with the number of dead letters of each, and raises
+        PositionMoved or Unavailable if it must be repeated. A dead letter that a replay takes at
+        the same time is replayed or discarded, not both.
 
         Raises:
             ConfigError: dead letters can't be changed there; the error names the way out.
@@ -215,7 +223,7 @@ class Destination(Protocol):
 
     def rewriting(
         self, schema: pa.Schema
-    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+    ) -> AbstractContextManager[RewritesRecords | FilesRewrites]:
         """Begin a repair or backfill, for rows of these columns.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NoReturn
 
 import pyarrow as pa
@@ -18,9 +18,10 @@ from oncely.errors import ConfigError
 from oncely.pipeline import inspect as looking
 from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import Inspection
+from oncely.sinks.base import Discard
 from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
-from oncely.sinks.sql.discard import SqlDiscards
 from oncely.sinks.sql.privileges import Needs, missing_privileges
+from oncely.sinks.sql.replay import discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
 
@@ -91,9 +92,9 @@ class HandlersDestination:
         """The first dead letters, and their total number."""
         return looking.dead_letters(self.bare_sink, limit, discarded=discarded)
 
-    def discarding(self) -> SqlDiscards:
+    def discarding(self) -> Discard:
         """Begin a discard in the ledger."""
-        return SqlDiscards(self.bare_sink)
+        return partial(discard_letters, self.bare_sink)
 
     @property
     def late_delete(self) -> str | None:

@@ -11,9 +11,7 @@ from oncely.clients.sql.sqlite import Sqlite
 from oncely.core.batch import Reject
 from oncely.errors import TableMismatch
 from oncely.ledgers.sql.activity import activity
-from oncely.ledgers.sql.dead_letters import DeadLetters
 from oncely.ledgers.sql.same_table import check_known_table, check_same_table
-from oncely.ledgers.sql.statements import LedgerStatements
 from oncely.ledgers.sql.takeover import require_ledger
 from oncely.pipeline.destination import LedgerState, refusal
 from oncely.pipeline.problems import Check
@@ -27,13 +25,13 @@ def look(sink: SqlSink) -> LedgerState:
 
     Raises:
         WrongInput: the database refuses the login.
+        NewerFormat, OlderFormat: another version has written the pipeline's ledger.
         Unavailable: no answer.
     """
     with session(sink) as connection:
         if connection is None or not sink.ledger.tables.exists(connection):
             return LedgerState()
-        tables = sink.ledger.tables.as_found(connection)
-        ledger = LedgerStatements(tables)
+        tables, ledger = sink.ledger.tables, sink.ledger.statements
         registered = ledger.registered(connection)
         if registered is None:
             return LedgerState()
@@ -43,7 +41,7 @@ def look(sink: SqlSink) -> LedgerState:
             registered.cluster_id,
             {tp: entry.position for tp, entry in entries.items()},
             ledger.topic_ids(connection),
-            DeadLetters(tables).count(connection),
+            sink.ledger.dead_letters.count(connection),
             ledger.leader_epochs(connection),
             activity(connection, tables),
             refused=refusal(lambda: check_same_table(connection, ledger, registered)),
@@ -93,7 +91,7 @@ def dead_letters(
     with session(sink) as connection:
         if connection is None or not sink.ledger.tables.exists(connection):
             return (), 0
-        letters = DeadLetters(sink.ledger.tables.as_found(connection))
+        letters = sink.ledger.dead_letters
         found = letters.read(connection, FIRST, limit, discarded=discarded)
         return found, letters.count(connection, discarded=discarded)
 

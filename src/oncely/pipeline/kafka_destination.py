@@ -14,8 +14,7 @@ from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
 from oncely.pipeline.destination import SinkFacts
 from oncely.pipeline.topic_destination import TopicDestination
-from oncely.sinks.kafka.avro_value import AvroValue
-from oncely.sinks.kafka.record_format import RawValue, RecordFormat
+from oncely.sinks.kafka.record_format import AvroValue, RawValue, RecordFormat
 from oncely.sinks.kafka.replay import TopicReplay, refuse_compacted, replay_into_topics
 from oncely.sinks.kafka.rewrite import KafkaRewrites
 from oncely.sinks.kafka.sink import KafkaSink

@@ -18,8 +18,8 @@ from oncely.core.claim import Opened, Takeover
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.pipeline.running import logged
-from oncely.sources.kafka import Watermarks
-from oncely.sources.reset import LooksUpTimes, ResetPlan, Verb, plan_reset
+from oncely.sources.kafka import KafkaSource, Watermarks
+from oncely.sources.reset import ResetPlan, Verb, plan_reset
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
@@ -148,7 +148,7 @@ class _Planned:
 
     verb: Verb
     chosen: Sequence[TopicPartition]
-    source: LooksUpTimes
+    source: KafkaSource
     current: Mapping[TopicPartition, Position] = field(default_factory=dict)
     plan: ResetPlan = field(default_factory=lambda: ResetPlan({}))
 

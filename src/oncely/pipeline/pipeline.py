@@ -34,7 +34,7 @@ from oncely.errors import ConfigError, OncelyError, SchemaChanged
 from oncely.extras import require
 from oncely.ledgers.topic.cluster import Connect as KafkaConnect
 from oncely.pipeline.sql_destination import SqlDestination
-from oncely.pipeline.stores import store_of
+from oncely.pipeline.stored_destination import store_of
 from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets, scope
 from oncely.sources.kafka import KafkaSource
@@ -671,10 +671,10 @@ class Pipeline:
         Args:
             refused: the reason, read before an audit that is clean.
         """
-        from oncely.sinks.base import EndsRefusal
+        from oncely.sinks.delta.rewrite import DeltaRewrites
 
         with self.destination.rewriting(self.row_schema()) as rewrites:
-            if isinstance(rewrites, EndsRefusal):
+            if isinstance(rewrites, DeltaRewrites):
                 rewrites.end_refusal(refused)
 
     @_hiding

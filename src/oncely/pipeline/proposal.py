@@ -7,15 +7,17 @@ changes it. Nothing here reads or writes; :mod:`oncely.pipeline.init` does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncely.decode.base import InvalidRecord
-from oncely.decode.observe import VARIES, Seen, columns, ddl
+from oncely.decode.merging import CannotMerge, type_of
 from oncely.decode.reference import Whole, json_text, parse_object
+from oncely.decode.schema import ddl_name, type_name
+from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 from oncely.errors import ConfigError
 from oncely.pipeline.proposed_file import toml
 from oncely.sinks.sql.target import SOURCE_COLUMNS
@@ -24,8 +26,35 @@ _LONGEST_NAME = 63  # bytes, of PostgreSQL
 _SYSTEM = frozenset(("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"))
 """The names of PostgreSQL's system columns."""
 _NAMED = 8  # columns that a remark names
-_NESTED = ("STRUCT", "ARRAY", "MAP", VARIES)
+_VARIES = "JSON"
+"""The type of a column whose values have no other type in common."""
+_NESTED = ("STRUCT", "ARRAY", _VARIES)
+_TIMES = ("DATE", "TIMESTAMP_NTZ", "TIMESTAMP", "STRING")
+"""The types of texts; each but STRING takes the texts of those before it."""
+_MILLIS_DIGITS = 13
 _DATABASES = ("sqlite", "postgresql", "postgres")
+
+
+class Member(NamedTuple):
+    """A member of JSON objects.
+
+    Attributes:
+        values: those that are not null.
+        type: DDL of a type that holds all of them.
+        varies: the reason why the values have no type of their own; empty if they have one.
+    """
+
+    values: Sequence[Any]
+    type: str
+    varies: str
+
+    @property
+    def is_millis(self) -> bool:
+        """True if all values may be milliseconds since 1970, of the years 2001 to 2286."""
+        return all(
+            isinstance(one, Whole) and len(one) == _MILLIS_DIGITS and one[0] != "-"
+            for one in self.values
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +90,11 @@ class Records:
     def objects(self) -> list[dict[str, Any] | None]:
         """The value of each record as a JSON object, unwrapped, or None."""
         return [one["payload"] if one and self.wrapped else one for one in self._objects]
+
+    @cached_property
+    def members(self) -> dict[str, Member]:
+        """The members of the values that are objects."""
+        return _members([one for one in self.objects if one is not None])
 
     @cached_property
     def wrapped(self) -> bool:
@@ -115,7 +149,7 @@ def _decode(made: Proposal, records: Records, registry: str | None) -> None:
     present, objects = records.present, [one for one in records.objects if one is not None]
     framed = sum(map(_is_framed, present))
     if objects and 2 * len(objects) >= len(present):
-        _json(made, objects, len(present))
+        _json(made, records.members, len(objects), len(present))
         if records.wrapped and made.raw["decode"]["format"] == "json":
             made.raw["decode"]["unwrap"] = "payload"
             made.behind["decode.unwrap"] = "the values are JSON with schemas of Kafka Connect"
@@ -136,20 +170,18 @@ def _decode(made: Proposal, records: Records, registry: str | None) -> None:
     return
 
 
-def _json(made: Proposal, objects: Sequence[dict[str, Any]], values: int) -> None:
-    seen, bad = _seen(objects), values - len(objects)
-    found = dict(_with_names(made, columns(seen.members)))
+def _json(made: Proposal, members: dict[str, Member], objects: int, values: int) -> None:
+    found = dict(_with_names(made, _columns(members)))
     made.raw["decode"] = {"format": "json", "schema": _schema(found.items())}
-    made.behind["decode.format"] = f"{len(objects):,} of {values:,} values are JSON objects"
-    if bad:
+    made.behind["decode.format"] = f"{objects:,} of {values:,} values are JSON objects"
+    if values > objects:
         made.behind["decode.format"] += "; the others become rejects"
     made.remark(
         "decode.schema", "The types hold all values seen. Widen what may grow; NOT NULL is allowed."
     )
-    varied = [name for name, one in seen.members.items() if one.varies]
-    for name in varied[:_NAMED]:
-        made.remark("decode.schema", f"{name!r} varies: {seen.members[name].told()}.")
-    for name in [name for name in found if seen.members[name].is_millis][:_NAMED]:
+    for name in [name for name, one in members.items() if one.varies][:_NAMED]:
+        made.remark("decode.schema", f"{name!r} varies: {members[name].varies}.")
+    for name in [name for name in found if members[name].is_millis][:_NAMED]:
         column = name.replace('"', '""')
         made.remark(
             "decode.schema",
@@ -157,7 +189,7 @@ def _json(made: Proposal, objects: Sequence[dict[str, Any]], values: int) -> Non
             f' TIMESTAMP, in [transform]: sql = \'SELECT * REPLACE (make_timestamptz("{column}" *'
             f' 1000) AS "{column}") FROM input\'',
         )
-    left_out = [name for name in seen.members if name not in found]
+    left_out = [name for name in members if name not in found]
     if left_out:
         more = f" and {len(left_out) - _NAMED:,} more" if len(left_out) > _NAMED else ""
         names = ", ".join(map(repr, left_out[:_NAMED])) + more
@@ -180,11 +212,46 @@ def _json(made: Proposal, objects: Sequence[dict[str, Any]], values: int) -> Non
         made.remark("decode.schema", 'schema = "infer" lets the columns grow with the records.')
 
 
-def _seen(objects: Iterable[dict[str, Any]]) -> Seen:
-    seen = Seen()
+def _members(objects: Iterable[dict[str, Any]]) -> dict[str, Member]:
+    values: dict[str, list[Any]] = {}
     for one in objects:
-        seen.add(one)
-    return seen
+        for name, value in one.items():
+            values.setdefault(name, []).extend([] if value is None else [value])
+    return {name: Member(some, *proposed_type(name, some)) for name, some in values.items()}
+
+
+def proposed_type(name: str, values: Sequence[Any]) -> tuple[str, str]:
+    """A type that holds all values of a member, and :attr:`Member.varies`.
+
+    It is the type that a column gets from inference (:mod:`oncely.decode.infer`), unless the values
+    contradict each other, or are texts that are all dates or times.
+    """
+    try:
+        arrow = type_of(values, name)
+    except (CannotMerge, InvalidRecord) as error:
+        nested = any(isinstance(one, dict | list) for one in values)
+        return _VARIES if nested else "STRING", str(error)
+    kind = _VARIES if arrow is None else type_name(arrow)
+    if kind == "STRING":
+        return max(map(_kind_of_text, values), key=_TIMES.index), ""
+    return _VARIES if "``" in kind else kind, ""  # DDL has no empty names
+
+
+def _kind_of_text(text: str) -> str:
+    if parse_date(text) is not None:
+        return "DATE"
+    if is_too_fine(text):  # a TIMESTAMP would not keep all digits
+        return "STRING"
+    if parse_timestamp(text, zoned=False) is not None:
+        return "TIMESTAMP_NTZ"
+    return "STRING" if parse_timestamp(text, zoned=True) is None else "TIMESTAMP"
+
+
+def _columns(members: dict[str, Member]) -> Iterator[tuple[str, str]]:
+    """Name and type of each member that has a name and a value."""
+    for name, one in members.items():
+        if one.values and name:
+            yield name, one.type
 
 
 def _with_names(made: Proposal, found: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
@@ -200,7 +267,7 @@ def _with_names(made: Proposal, found: Iterable[tuple[str, str]]) -> Iterable[tu
 
 
 def _schema(found: Iterable[tuple[str, str]]) -> str:
-    text = ",\n".join(ddl(name, kind) for name, kind in found) + "\n"
+    text = ",\n".join(f"{ddl_name(name)} {kind}" for name, kind in found) + "\n"
     return text.replace("$$", "$$$$").replace("${", "$${")
 
 
@@ -229,7 +296,7 @@ def _key(made: Proposal, records: Records, registry: str | None) -> None:
     payloads = _payloads(objects)
     given = objects if payloads is None else payloads
     whole = [one for one in given if isinstance(one, dict)]
-    found = dict(columns(_seen(whole).members))
+    found = dict(_columns(_members(whole)))
     unwrap = {} if payloads is None else {"unwrap": "payload"}
     if found and len(whole) == len(records.keys) and _are_keys(made, found, records):
         made.raw["decode"]["key"] = {"format": "json", "schema": _schema(found.items()), **unwrap}
@@ -245,8 +312,7 @@ def _key(made: Proposal, records: Records, registry: str | None) -> None:
 
 def _are_keys(made: Proposal, found: dict[str, str], records: Records) -> bool:
     """True if all columns can be compared, and differ from those of the value or are the same."""
-    members = _seen([one for one in records.objects if one is not None]).members
-    of_value = {name.lower(): (name, kind) for name, kind in columns(members)}
+    of_value = {name.lower(): (name, kind) for name, kind in _columns(records.members)}
     return dict(_with_names(made, found.items())) == found and all(
         not kind.startswith(_NESTED) and of_value.get(name.lower(), (name, kind)) == (name, kind)
         for name, kind in found.items()
@@ -254,8 +320,7 @@ def _are_keys(made: Proposal, found: dict[str, str], records: Records) -> bool:
 
 
 def _text_key(made: Proposal, records: Records) -> None:
-    decode = made.raw["decode"]
-    members = _seen([one for one in records.objects if one is not None]).members
+    decode, members = made.raw["decode"], records.members
     if decode["format"] == "raw":
         decode["columns"], members = ["value", "timestamp"], {}
     same = [name for name, one in members.items() if _is_key(name, one, records)]
@@ -264,20 +329,18 @@ def _text_key(made: Proposal, records: Records) -> None:
     free = [name for name in names if name not in taken]
     made.keys = ((same or free)[0],)
     decode["key"] = {"format": "string", "column": made.keys[0]}
-    if same and members[same[0]].ddl_type == "BIGINT":
+    if same and members[same[0]].type == "BIGINT":
         decode["key"]["type"] = "BIGINT"
     if same:
         made.behind["decode.key.column"] = "the key and this column of the value are the same"
 
 
-def _is_key(name: str, member: Seen, records: Records) -> bool:
+def _is_key(name: str, member: Member, records: Records) -> bool:
     """True if a text or whole number of every value is also its record's key."""
-    if member.ddl_type not in ("STRING", "BIGINT") or {*member.kinds} - {str, Whole}:
-        return False
-    pairs = zip(records.keys, records.objects, strict=True)
-    return all(
-        key is not None and str(value.get(name)).encode() == key
-        for key, value in pairs
+    texts = [one and one.get(name) for one in records.objects]
+    return member.type in ("STRING", "BIGINT") and all(
+        key is not None and isinstance(text, str) and text.encode() == key
+        for key, value, text in zip(records.keys, records.objects, texts, strict=True)
         if value is not None
     )
 

@@ -124,11 +124,11 @@ class Discarded:
 
 def discard(pipeline: Pipeline, which: RejectFilter, *, execute: bool) -> Discarded:
     """Remove the content of pending dead letters; see :meth:`Pipeline.discard`."""
-    letters, found = pipeline.destination.discarding(), Counter[str]()
+    discarding, found = pipeline.destination.discarding(), Counter[str]()
     if pipeline.destination.look().rejects:
         for attempt in attempts(Backoff()):
             with attempt:
-                found = Counter(letters.discard(which, execute=execute))
+                found = Counter(discarding(which, execute))
     return Discarded(tuple(Reason(*one) for one in found.most_common()), execute)
 
 

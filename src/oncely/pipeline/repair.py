@@ -33,7 +33,8 @@ from oncely.pipeline.repaired import (
     Repaired,
 )
 from oncely.pipeline.reread import Work, records_gone, rewriting
-from oncely.sinks.base import RewritesRecords, RewritesTogether
+from oncely.sinks.base import RewritesRecords
+from oncely.sinks.files.rewrite import FilesRewrites
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
@@ -59,7 +60,7 @@ def repair(
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.repair`."""
     with rewriting(pipeline, events, execute=execute, progress=progress) as work:
-        if isinstance(work.sink, RewritesTogether):
+        if isinstance(work.sink, FilesRewrites):
             return repair_together(work, found, max_removed)
         return _repair_records(work, found, max_removed)
 
@@ -189,7 +190,7 @@ def backfill(
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.backfill`."""
     with rewriting(pipeline, events, execute=execute, progress=progress) as work:
-        if isinstance(work.sink, RewritesTogether):
+        if isinstance(work.sink, FilesRewrites):
             return backfill_together(work, ranges)
         return _backfill_records(work, ranges)
 

@@ -18,7 +18,7 @@ from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
 from oncely.pipeline.repaired import LOST_FOR_GOOD, NO_OFFSET, Found, Impossible, Repaired
 from oncely.pipeline.reread import Work, records_gone
-from oncely.sinks.base import RewritesTogether
+from oncely.sinks.files.rewrite import FilesRewrites
 
 _A_TRANSACTION = 200_000  # offsets; a larger group is rewritten in one transaction, too
 _AT_ONCE = 20_000  # offsets that are processed at a time
@@ -30,7 +30,7 @@ Spans = Mapping[TopicPartition, Sequence[OffsetRange]]
 
 
 def repair_together(
-    work: Work[RewritesTogether], found: Sequence[Found], max_removed: int
+    work: Work[FilesRewrites], found: Sequence[Found], max_removed: int
 ) -> Repaired:
     """See :func:`oncely.pipeline.repair.repair`."""
     files = {one.file for one in found if one.file}
@@ -62,7 +62,7 @@ def repair_together(
 
 
 def backfill_together(
-    work: Work[RewritesTogether], ranges: Mapping[TopicPartition, OffsetRange]
+    work: Work[FilesRewrites], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> Repaired:
     """See :func:`oncely.pipeline.repair.backfill`; a range is widened to whole files."""
     for tp in ranges:
@@ -120,7 +120,7 @@ def _contains(group: Together, spans: Spans) -> bool:
     )
 
 
-def _reason(work: Work[RewritesTogether], group: Together) -> str:
+def _reason(work: Work[FilesRewrites], group: Together) -> str:
     """The reason why a group can't be rewritten; empty if it can."""
     for tp, own in group.spans.items():
         if tp.topic in work.compacted:
@@ -130,7 +130,7 @@ def _reason(work: Work[RewritesTogether], group: Together) -> str:
     return group.problem
 
 
-def _is_gone(work: Work[RewritesTogether], tp: TopicPartition, offset: int) -> bool:
+def _is_gone(work: Work[FilesRewrites], tp: TopicPartition, offset: int) -> bool:
     return tp not in work.lows or offset < work.lows[tp]
 
 
@@ -138,7 +138,7 @@ def _is_gone(work: Work[RewritesTogether], tp: TopicPartition, offset: int) -> b
 
 
 def _rewritten(
-    work: Work[RewritesTogether],
+    work: Work[FilesRewrites],
     kind: RewriteKind,
     groups: Sequence[Together],
     done: Repaired,
@@ -166,7 +166,7 @@ def _portions(groups: Sequence[Together]) -> Iterator[Together]:
         yield commit.together(portion)
 
 
-def _produce(work: Work[RewritesTogether]) -> Produce:
+def _produce(work: Work[FilesRewrites]) -> Produce:
     def produce(
         tp: TopicPartition, whole: OffsetRange, without: Collection[int]
     ) -> Iterator[Chunk]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import pyarrow as pa
 
-from oncely.config.sink import Upserts
+from oncely.config import DeltaSinkSettings, SqlSinkSettings
 from oncely.core.digest import Kind
 from oncely.errors import ConfigError
 from oncely.sinks.sql.target import SOURCE_COLUMNS
@@ -51,7 +51,7 @@ def keeps_source(schema: pa.Schema) -> bool:
 
 def audit_notes(
     table: str,
-    given: Upserts,
+    given: SqlSinkSettings | DeltaSinkSettings,
     kinds: Mapping[str, Kind | None],
     why: str,
     *,

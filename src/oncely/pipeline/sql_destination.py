@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,9 +23,9 @@ from oncely.pipeline import inspect as looking
 from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
-from oncely.sinks.sql.discard import SqlDiscards
+from oncely.sinks.base import Discard
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.replay import SqlReplay, discard_letters
 from oncely.sinks.sql.rewrite import SqlRewrites
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Target, Wanted, create_statement, inspect
@@ -118,9 +118,9 @@ class SqlDestination:
         """The first dead letters, and their total number."""
         return looking.dead_letters(self.bare_sink, limit, discarded=discarded)
 
-    def discarding(self) -> SqlDiscards:
+    def discarding(self) -> Discard:
         """Begin a discard in the ledger."""
-        return SqlDiscards(self.bare_sink)
+        return partial(discard_letters, self.bare_sink)
 
     @property
     def late_delete(self) -> str | None:

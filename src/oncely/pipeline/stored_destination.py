@@ -6,23 +6,41 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from oncely.config import PipelineSettings
+from oncely.config.offsets import (
+    FileOffsets,
+    KafkaOffsets,
+    LedgerOffsets,
+    OffsetsSettings,
+    RedisOffsets,
+    SqlOffsets,
+    ZooKeeperOffsets,
+)
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError, OncelyError
+from oncely.extras import require
 from oncely.ledgers.stores.base import OffsetStore
+from oncely.ledgers.stores.file import FileStore
+from oncely.ledgers.stores.kafka import KafkaStore
+from oncely.ledgers.stores.redis import RedisStore
+from oncely.ledgers.stores.sql import SqlStore
+from oncely.ledgers.stores.zookeeper import ZooKeeperStore
 from oncely.pipeline.destination import LOST_WAY_OUT, Destination, LedgerState, SinkPlan
 from oncely.pipeline.problems import Inspection
 from oncely.sinks.base import (
-    DiscardsDeadLetters,
+    Discard,
     ReplaysDeadLetters,
     RewritesRecords,
-    RewritesTogether,
     Sink,
 )
 from oncely.sources.kafka import KafkaSource
+
+if TYPE_CHECKING:
+    from oncely.sinks.files.rewrite import FilesRewrites
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +122,7 @@ class StoredDestination:
         """The first dead letters, and their total number."""
         return self.inner.rejects(limit, discarded=discarded)
 
-    def discarding(self) -> DiscardsDeadLetters:
+    def discarding(self) -> Discard:
         """Begin a discard: dead letters are beside the records."""
         return self.inner.discarding()
 
@@ -130,7 +148,7 @@ class StoredDestination:
 
     def rewriting(
         self, schema: pa.Schema
-    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+    ) -> AbstractContextManager[RewritesRecords | FilesRewrites]:
         """Refused: positions that do not move with the rows say nothing about them."""
         del schema
         raise ConfigError(
@@ -147,3 +165,37 @@ class StoredDestination:
             if warning := self.store.warning():
                 inspection.notes.append(f"{self.store.where}: {warning}")
         return self.inner.plan(schema, inspection)
+
+
+# -- the store -----------------------------------------------------------------------------
+
+
+def store_of(offsets: OffsetsSettings, name: str, source: KafkaSource) -> OffsetStore | None:
+    """The store of the settings, not connected; None for the sink's own ledger.
+
+    Args:
+        offsets: ``[offsets]``.
+        name: the name of the pipeline.
+        source: its partitions, and the cluster for ``store = "kafka"``.
+
+    Raises:
+        ConfigError: the client's package is not installed (``offsets.store``).
+    """
+    match offsets:
+        case LedgerOffsets():
+            return None
+        case KafkaOffsets():
+            group = offsets.group_of(name)
+            return KafkaStore(
+                source.brokers, group, name, source.partitions, source.kafka, source.timeout
+            )
+        case FileOffsets():
+            return FileStore(offsets.path, name)
+        case SqlOffsets():
+            return SqlStore(offsets.url.get_secret_value(), name, offsets.table)
+        case RedisOffsets():
+            require("redis", "offsets.store", "redis")
+            return RedisStore(offsets.url.get_secret_value(), name)
+        case ZooKeeperOffsets():
+            require("zookeeper", "offsets.store", "zookeeper")
+            return ZooKeeperStore(offsets.hosts, name, offsets.path)

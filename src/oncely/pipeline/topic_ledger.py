@@ -11,9 +11,8 @@ from oncely.clients.kafka.limits import check_open_files
 from oncely.core.batch import Reject
 from oncely.core.topics import TopicPartition, from_tree
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.foreign import refuse_foreign
-from oncely.ledgers.topic.lost import lost_partitions, refuse_lost
-from oncely.ledgers.topic.records import OffsetMetadata, View
+from oncely.ledgers.topic.lost import lost_partitions, refuse_foreign, refuse_lost
+from oncely.ledgers.topic.records import View
 from oncely.ledgers.topic.same_outputs import same_outputs, same_target
 from oncely.pipeline.destination import LedgerState, refusal
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
@@ -83,7 +82,7 @@ class TopicLedger:
                 topics.require_ledger(cluster.admin, name, create=False)
                 view = cluster.look()
             stamps = cluster.stamped_offsets(partitions, stable=False)
-            refuse_foreign(stamps, view.positions, self.pipeline_topics)
+            refuse_foreign(stamps, self.pipeline_topics)
             if not missing:
                 self._refuse_lost(cluster, view, stamps, partitions)
             if view.pipeline is not None:
@@ -94,7 +93,7 @@ class TopicLedger:
         self,
         cluster: Cluster,
         view: View,
-        stamps: Mapping[TopicPartition, OffsetMetadata],
+        stamps: Collection[TopicPartition],
         partitions: Collection[TopicPartition],
     ) -> None:
         """Refuse partitions that were read and have no position any more.
@@ -102,11 +101,9 @@ class TopicLedger:
         Positions may be hidden by a run that opens meanwhile, or by another pipeline's open
         transaction.
         """
-        owns, group = self.pipeline_topics.keys.owns, self.pipeline_topics.group
-        shown = {tp for tp, one in stamps.items() if owns(one, group)}
-        if lost_partitions(cluster, view.pipeline, {*view.positions, *shown}, partitions):
+        if lost_partitions(cluster, view.pipeline, {*view.positions, *stamps}, partitions):
             now = cluster.settled()
-            found = {*now.positions, *shown}
+            found = {*now.positions, *stamps}
             if now.pipeline == view.pipeline:
                 refuse_lost(
                     self.pipeline_topics, lost_partitions(cluster, view.pipeline, found, partitions)

@@ -14,9 +14,9 @@ from oncely.config import JsonDecode
 from oncely.core.batch import Chunk, Rejection
 from oncely.decode.base import InvalidRecord
 from oncely.decode.isolate_crashes import isolate_crashes
-from oncely.decode.observe import Seen
 from oncely.decode.reference import parse_object
 from oncely.decode.schema import type_name
+from oncely.pipeline.proposal import proposed_type
 from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.row_transform import Unchanged
@@ -36,7 +36,7 @@ class Unnamed:
     Attributes:
         path: names joined by points, ``[]`` for the items of an array.
         values: the number of values.
-        type: the type that would hold the values, or their kinds.
+        type: a type that would hold the values.
     """
 
     path: str
@@ -171,28 +171,35 @@ def unnamed(pipeline: Pipeline, values: Sequence[bytes | None]) -> list[Unnamed]
     decode = pipeline.settings.decode
     if not isinstance(decode, JsonDecode) or decode.inferred:
         return []
-    seen = Seen()
+    schema = pa.struct(list(pipeline.decoder.schema))
+    found: dict[str, list[Any]] = {}
     for one in values:
         try:
-            found = parse_object(one)
-            seen.add(found if decode.unwrap is None else found.get(decode.unwrap))
+            given = parse_object(one)
         except InvalidRecord:
             continue
-    missing = _unnamed(seen, pa.struct(list(pipeline.decoder.schema)), "")
+        whole = given if decode.unwrap is None else given.get(decode.unwrap)
+        for path, value in _unnamed(whole, schema, ""):
+            found.setdefault(path, []).append(value)
+    missing = [
+        Unnamed(path, len(some), proposed_type(path, some)[0]) for path, some in found.items()
+    ]
     return sorted(missing, key=lambda one: (-one.values, one.path))
 
 
-def _unnamed(seen: Seen, arrow: pa.DataType, path: str) -> Iterator[Unnamed]:
-    if pa.types.is_list(arrow) and seen.items is not None:
-        yield from _unnamed(seen.items, arrow.value_type, f"{path}[]")
-    elif pa.types.is_map(arrow):
-        for one in seen.members.values():
+def _unnamed(value: Any, arrow: pa.DataType, path: str) -> Iterator[tuple[str, Any]]:
+    """Path and value of each member that a type does not name."""
+    if pa.types.is_list(arrow) and isinstance(value, list):
+        for one in value:
+            yield from _unnamed(one, arrow.value_type, f"{path}[]")
+    elif pa.types.is_map(arrow) and isinstance(value, dict):
+        for one in value.values():
             yield from _unnamed(one, arrow.item_type, f"{path}[]")
-    elif pa.types.is_struct(arrow):
+    elif pa.types.is_struct(arrow) and isinstance(value, dict):
         types = {field.name: field.type for field in arrow}
-        for name, one in seen.members.items():
+        for name, one in value.items():
             below = f"{path}.{name}" if path else name
             if name in types:
                 yield from _unnamed(one, types[name], below)
-            elif one.present:
-                yield Unnamed(below, one.present, one.ddl_type or one.told())
+            elif one is not None:
+                yield below, one

@@ -3,6 +3,10 @@
 A chunk claims only what was READ: its range ends after the last record that was read, never at the
 planned end. Audits compare chunks of records that are read again with the destination; repairs,
 backfills and replays of dead letters write them.
+
+Each column of the records costs time, so key, headers and timestamp are read only if the decoder
+or the sink needs them. For the few records that are rejected they are read from Kafka again, by
+offset, to make their dead letters.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.kafka.records import RECORDS
+from oncely.clients.kafka.records import RECORDS, KafkaRecord
 from oncely.core.batch import Chunk, IntArray, Reject, Rejection
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
@@ -23,6 +27,7 @@ from oncely.decode.base import Decoded
 from oncely.errors import check
 from oncely.phases import phase, timed
 from oncely.runtimes.row_transform import RowTransform
+from oncely.sources.kafka import KafkaSource
 
 
 @dataclass(frozen=True)
@@ -260,3 +265,33 @@ def records_of(found: Sequence[Reject]) -> pa.Table:
         for one in found
     ]
     return pa.Table.from_pylist(rows, schema=RECORDS)
+
+
+# -- dead letters --------------------------------------------------------------------------
+
+
+def dead_letters(
+    source: KafkaSource,
+    records: pa.Table,
+    origins: Sequence[Origin],
+    why: Sequence[Rejection],
+) -> list[Reject]:
+    """A reject for each origin: the value from its columns, the rest from the broker."""
+    wanted: dict[TopicPartition, list[int]] = {}
+    for tp, offset in origins:
+        wanted.setdefault(tp, []).append(offset)
+    found = {tp: source.fetch(tp, sorted(offsets)) for tp, offsets in wanted.items()}
+    values: list[Any] = records["value"].to_pylist()
+    return [
+        _reject(tp, offset, value, found[tp].get(offset), one)
+        for (tp, offset), value, one in zip(origins, values, why, strict=True)
+    ]
+
+
+def _reject(
+    tp: TopicPartition, offset: int, value: bytes | None, record: KafkaRecord | None, why: Rejection
+) -> Reject:
+    if record is None:  # deleted by retention in the meantime
+        return Reject(tp, offset, None, None, value, (), why.stage, why.reason)
+    kept = (record.timestamp_ms, record.key, value)
+    return Reject(tp, offset, *kept, record.headers, why.stage, why.reason)

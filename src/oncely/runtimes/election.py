@@ -17,9 +17,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import Self
 
-from oncely.clients.kafka.group_consumer import Rebalances
+from oncely.clients.kafka.group_consumer import GroupConsumer, Rebalances
 from oncely.core import events
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError, WrongInput
@@ -33,17 +33,7 @@ _AGAIN_SECONDS = 3.0
 _TELL_SECONDS = 5.0
 
 
-class Group(Protocol):
-    """A member of the group: :class:`oncely.clients.kafka.group_consumer.GroupConsumer`."""
-
-    def poll(self, seconds: float) -> Any:
-        """Follow the group's rebalances."""
-
-    def close(self) -> None:
-        """Leave the group."""
-
-
-Join = Callable[[str, Rebalances], Group]
+Join = Callable[[str, Rebalances], GroupConsumer]
 """Joins the group by a name."""
 
 

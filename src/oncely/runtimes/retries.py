@@ -6,8 +6,7 @@ import logging
 import math
 from dataclasses import dataclass, field
 
-from oncely.commit.backoff import Backoff
-from oncely.commit.complaints import tell
+from oncely.commit.backoff import Backoff, tell
 from oncely.core import events
 from oncely.errors import OncelyError, TopicMissing
 

@@ -10,36 +10,16 @@ queried for the end of the old epoch's records (KIP-320), and only then the new 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import Any
 
+from oncely.commit.run import OpenRun
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import SourceMismatch, Unavailable
-
-
-class Log(Protocol):
-    """The methods of the source that are used here."""
-
-    def leader_epochs(self) -> dict[TopicPartition, int]:
-        """The present leader epoch of every partition; unknown ones are left out."""
-
-    def truncated(
-        self, positions: Mapping[TopicPartition, tuple[Position, int]]
-    ) -> dict[TopicPartition, str]:
-        """The partitions that have lost records before a position, and the reason."""
-
-
-class Notes(Protocol):
-    """The methods of the ledger that are used here."""
-
-    def leader_epochs(self) -> Mapping[TopicPartition, int]:
-        """The noted leader epochs."""
-
-    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
-        """Note the epochs of these partitions."""
+from oncely.sources.kafka import KafkaSource
 
 
 def refuse_cut(
-    log: Log,
+    log: KafkaSource,
     now: Mapping[TopicPartition, int],
     positions: Mapping[TopicPartition, Position],
     noted: Mapping[TopicPartition, int],
@@ -77,11 +57,11 @@ class SameLog:
 
     Args:
         log: the source.
-        notes: the ledger.
+        run: notes leader epochs in its ledger.
     """
 
-    def __init__(self, log: Log, notes: Notes) -> None:
-        self._log, self._notes = log, notes
+    def __init__(self, log: KafkaSource, run: OpenRun[Any, Any]) -> None:
+        self._log, self._run = log, run
         self._known: dict[TopicPartition, int] | None = None
         self._noted: dict[TopicPartition, int] | None = None
 
@@ -114,13 +94,13 @@ class SameLog:
         if now == self._known:
             return
         if self._noted is None:
-            self._noted = dict(self._notes.leader_epochs())
+            self._noted = dict(self._run.leader_epochs())
         noted = self._noted
         compared = {tp: epoch for tp, epoch in noted.items() if tp not in passed}
         changed = refuse_cut(self._log, now, positions(), compared)
         try:
             if changed:
-                self._notes.note_leader_epochs(changed)
+                self._run.note_leader_epochs(changed)
         except Unavailable:
             # A position without an epoch is not compared. A position that moves under an older
             # epoch would be refused later, although its log is complete.

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.core.batch import Batch, Chunk, IntArray, Packet, Reject, Rejection, Staged
-from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
+from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
-from oncely.core.rewrite import Produce, Rewrite, RewriteKind, Rewritten, Together
+from oncely.core.rewrite import Rewrite, Rewritten
 from oncely.core.topics import TopicPartition
 from oncely.errors import Stopped
 from oncely.ledgers.base import Ledger
@@ -93,23 +93,6 @@ class PreparesChunks(Protocol):
         """Compute it now, in the thread that decodes, while another chunk is committed."""
 
 
-class FinishesParts(CommitsChunks, Protocol):
-    """A sink to which several threads commit at the same time."""
-
-    @property
-    def threads(self) -> Mapping[str, int]:
-        """The number of threads of each topic's partitions; one for topics that are not in it."""
-
-    def finish(
-        self, chunk: Chunk, fence: Fence, claim: Claim, max_rejects: int | None = None
-    ) -> Mapping[TopicPartition, Sequence[Finished]]:
-        """As :meth:`commit`, for the ranges of ``claim.parts``.
-
-        Raises:
-            The errors of :meth:`commit`.
-        """
-
-
 class PublishesBatches(Sink, Protocol):
     """A sink to which the driver publishes a batch as a whole."""
 
@@ -163,6 +146,21 @@ class StagesBatches(PublishesBatches, Protocol):
         ``keep_batches_from``.
         """
 
+    def staging(self, fence: Fence, batch_id: int, attempt: int) -> StagingTask:
+        """Begin a task's staging of whole ranges, without a Spark transform; in an executor."""
+
+    def agree(self, staged: Staged) -> bool:
+        """Merge a task's assumptions about the schema, before anything is published.
+
+        Args:
+            staged: the task's output. The method is called for tasks in the order of their ranges.
+
+        Returns:
+            False if the task contradicts earlier ones: its ranges are staged again, by a sink with
+                the merged schema. A single task that stages alone, with the merged schema of all
+                others, contradicts no other task.
+        """
+
 
 class StagingTask(Protocol):
     """A task's staging: :meth:`add` of whole ranges, or :meth:`pack`, a shuffle, and
@@ -197,25 +195,6 @@ class StagingTask(Protocol):
 
     def abandon(self) -> None:
         """Remove the staged output, as far as possible; never raises."""
-
-
-class StagesRanges(StagesBatches, Protocol):
-    """A sink whose tasks stage whole ranges, without a Spark transform."""
-
-    def staging(self, fence: Fence, batch_id: int, attempt: int) -> StagingTask:
-        """Begin a task's staging; in an executor."""
-
-    def agree(self, staged: Staged) -> bool:
-        """Merge a task's assumptions about the schema, before anything is published.
-
-        Args:
-            staged: the task's output. The method is called for tasks in the order of their ranges.
-
-        Returns:
-            False if the task contradicts earlier ones: its ranges are staged again, by a sink with
-                the merged schema. A single task that stages alone, with the merged schema of all
-                others, contradicts no other task.
-        """
 
 
 @dataclass(frozen=True)
@@ -292,24 +271,8 @@ class ReplaysDeadLetters(Protocol):
         """
 
 
-class DiscardsDeadLetters(Protocol):
-    """Removes the content of dead letters that nobody needs; each still accounts for its record."""
-
-    def discard(self, which: Callable[[Reject], bool], *, execute: bool) -> Mapping[str, int]:
-        """Discard the pending dead letters that are chosen, in one transaction.
-
-        A dead letter that a replay takes at the same time is replayed or discarded, not both.
-
-        Args:
-            which: chooses.
-            execute: write; otherwise only count.
-
-        Returns:
-            Their masked reasons, and the number of dead letters of each.
-
-        Raises:
-            Unavailable: the outcome is unknown; repeat.
-        """
+Discard = Callable[[Callable[[Reject], bool], bool], Mapping[str, int]]
+"""See :meth:`oncely.pipeline.destination.Destination.discarding`."""
 
 
 class RewritesRecords(Protocol):
@@ -358,76 +321,6 @@ class RewritesRecords(Protocol):
         Raises:
             PositionMoved: nothing was removed; read the ledger and decide again.
             Unavailable: the outcome is unknown; repeat.
-        """
-
-
-@runtime_checkable
-class EndsRefusal(Protocol):
-    """Rewrites of a destination that may be refused though it lacks nothing."""
-
-    def end_refusal(self, refused: str) -> None:
-        """Accept the destination, if it is still refused for this reason.
-
-        Args:
-            refused: the reason, read before an audit that has found nothing lacking.
-
-        Raises:
-            Unavailable: the outcome is unknown; repeat.
-        """
-
-
-@runtime_checkable
-class RewritesTogether(Protocol):
-    """As :class:`RewritesRecords`, where rows do not contain the offsets of their records.
-
-    What contains rows of some offsets is replaced as a whole: all its offsets are rewritten.
-    """
-
-    def check(self) -> None:
-        """Refuse a destination in which a rewrite would do something else.
-
-        Raises:
-            WrongInput: the reason, and the way out.
-        """
-
-    def entries(self) -> Mapping[TopicPartition, Entry]:
-        """The present entries of the ledger."""
-
-    def groups(self, wanted: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Sequence[Together]:
-        """The offsets that must be rewritten for these, in groups that are independent of each
-        other. Offsets that were never committed are left out."""
-
-    def rewrite_together(
-        self,
-        kind: RewriteKind,
-        group: Together,
-        entries: Mapping[TopicPartition, Entry],
-        produce: Produce,
-    ) -> Rewritten:
-        """Replace what a group contains, in one transaction with the history's amendment.
-
-        Args:
-            kind: the kind of the amendment.
-            group: the offsets.
-            entries: the ledger's entries on which that was decided.
-            produce: what the records produce at present.
-
-        Raises:
-            PositionMoved: nothing was written; read the ledger and decide again.
-            Unavailable: the outcome is unknown; repeat.
-        """
-
-    def present(self, names: Sequence[str]) -> int:
-        """The number of rows of what has these names."""
-
-    def foreign(self, names: Sequence[str]) -> Mapping[str, str]:
-        """The pipelines that have written what has these names, if it is not this one."""
-
-    def remove_unexpected(self, names: Sequence[str]) -> Rewritten:
-        """Remove what this pipeline has written beyond its position; the rest is left alone.
-
-        Raises:
-            PositionMoved, Unavailable: as above.
         """
 
 

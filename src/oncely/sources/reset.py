@@ -9,10 +9,11 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import WrongInput
+from oncely.sources.kafka import KafkaSource
 from oncely.sources.start import parse_moment
 
 VERBS = {
@@ -48,13 +49,6 @@ class Verb:
     argument: int
 
 
-class LooksUpTimes(Protocol):
-    """The method of the source that a reset to a time needs."""
-
-    def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
-        """The first record at or after a time, per partition."""
-
-
 @dataclass(frozen=True)
 class ResetPlan:
     """The effect of a reset; nothing is written yet.
@@ -73,7 +67,7 @@ def plan_reset(
     current: Mapping[TopicPartition, Position],
     earliest: Mapping[TopicPartition, Position],
     end: Mapping[TopicPartition, Position],
-    source: LooksUpTimes,
+    source: KafkaSource,
     *,
     now_ms: int | None = None,
 ) -> ResetPlan:
@@ -108,7 +102,7 @@ def _wanted(
     current: Mapping[TopicPartition, Position],
     earliest: Mapping[TopicPartition, Position],
     end: Mapping[TopicPartition, Position],
-    source: LooksUpTimes,
+    source: KafkaSource,
     now_ms: int | None,
 ) -> Mapping[TopicPartition, int]:
     """The verb's position for every partition, inside the log or not."""
@@ -129,7 +123,7 @@ def _wanted(
 
 
 def _at(
-    timestamp_ms: int, end: Mapping[TopicPartition, Position], source: LooksUpTimes
+    timestamp_ms: int, end: Mapping[TopicPartition, Position], source: KafkaSource
 ) -> Mapping[TopicPartition, int]:
     # A partition that was created after the ends were read has no older records.
     return {**end, **source.offsets_at(timestamp_ms)}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from oncely.verify.files import check_files
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from oncely.core.topics import TopicPartition
 from oncely.verify.history import Proofs, check_ledger
 from oncely.verify.log import Log
 from oncely.verify.report import Broken, Finding, Report, Unknown
 from oncely.verify.runs import story
-from oncely.verify.state import Ledger, Rules
+from oncely.verify.state import Files, Ledger, NamedFile, Rules
 from oncely.verify.together import begun_in, check_log, check_together, explained_by, proven_by
 
 _NO_LOG = Log()
@@ -60,3 +63,79 @@ def _checked(ledger: Ledger, log: Log) -> dict[str, int]:
         "files": len(named),
         "orphans": len(files.stored.keys() - named) if files else 0,
     }
+
+
+# -- files ---------------------------------------------------------------------------------
+
+
+_Part = tuple[int, int, int, int, str]
+"""Epoch, batch, start, end, and a path."""
+
+
+def check_files(files: Files, ledger: Ledger) -> Iterator[Broken]:
+    """Compare the files that belong to the table with the store, and with the ledger."""
+    for path in files.again:
+        yield Broken("file", f"{path} is named more than once")
+    for one in files.named:
+        yield from _is_stored(one, files.stored)
+        yield from _is_committed(one, ledger)
+    for tp, parts in sorted(_parts(files.named).items()):
+        yield from _in_order(tp, parts)
+
+
+def _is_stored(one: NamedFile, stored: Mapping[str, int]) -> Iterator[Broken]:
+    order = one.epoch, min((start for start, _ in one.ranges.values()), default=0)
+    size = stored.get(one.path)
+    if size is None:
+        text = f"{one.path} belongs to the table and is not stored"
+        yield Broken("file", text, None, order, (_shown(one),))
+    elif one.bytes is not None and size != one.bytes:
+        text = f"{one.path} has {size} bytes, and was published with {one.bytes}"
+        yield Broken("file", text, None, order, (_shown(one),))
+
+
+def _is_committed(one: NamedFile, ledger: Ledger) -> Iterator[Broken]:
+    if one.epoch > ledger.epoch:
+        text = f"{one.path} was published by epoch {one.epoch}, and {ledger.epoch} was given last"
+        yield Broken("file", text, None, (one.epoch, 0), (_shown(one),))
+    for tp, (start, end) in one.ranges.items():
+        held = ledger.positions.get(tp)
+        undone = any(epoch >= one.epoch for epoch in ledger.resets.get(tp, {}))
+        if undone or (held is not None and end <= held.position):
+            continue
+        at = "no position" if held is None else f"position {held.position}"
+        text = f"{one.path} contains records of {tp} [{start}, {end}), which has {at}"
+        yield Broken("file", text, tp, (one.epoch, start), (_shown(one),))
+
+
+def _parts(named: Sequence[NamedFile]) -> dict[TopicPartition, list[_Part]]:
+    """The ranges of each batch, by partition."""
+    found: dict[TopicPartition, dict[tuple[int, int], _Part]] = {}
+    for one in named:
+        if not one.batched:
+            continue
+        for tp, (start, end) in one.ranges.items():
+            of, key = found.setdefault(tp, {}), (one.epoch, one.batch)
+            known = of.get(key, (*key, start, end, one.path))
+            of[key] = (*key, min(start, known[2]), max(end, known[3]), one.path)
+    return {tp: list(of.values()) for tp, of in found.items()}
+
+
+def _in_order(tp: TopicPartition, parts: list[_Part]) -> Iterator[Broken]:
+    """Within an epoch a later batch has later offsets: else records were published twice."""
+    for (epoch, batch, start, end, path), other in pairwise(sorted(parts)):
+        if other[0] == epoch and other[2] < end:
+            text = (
+                f"{tp} [{other[2]}, {min(end, other[3])}) was published by batch {batch} and by"
+                f" batch {other[1]} of epoch {epoch}"
+            )
+            context = (
+                f"batch {batch} {tp} [{start}, {end}): {path}",
+                (f"batch {other[1]} {tp} [{other[2]}, {other[3]}): {other[4]}"),
+            )
+            yield Broken("overlap", text, tp, (epoch, other[2]), context)
+
+
+def _shown(one: NamedFile) -> str:
+    ranges = ", ".join(f"{tp} [{start}, {end})" for tp, (start, end) in one.ranges.items())
+    return f"{one.path}: epoch {one.epoch}, batch {one.batch}, {ranges}"

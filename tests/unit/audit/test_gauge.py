@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from oncely.audit.gauge import Gauges
 from oncely.audit.report import CompleteUntil
+from oncely.audit.watch import Gauges
 from oncely.errors import Unavailable, WrongInput
 from tests.prometheus import samples
 from tests.unit.audit import reports

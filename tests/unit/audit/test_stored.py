@@ -12,6 +12,7 @@ import pytest
 from oncely.audit import topic_snapshot
 from oncely.audit.stored import dead_letters, delta_document, manifest, topic_ledger
 from oncely.core.topics import TopicPartition
+from oncely.errors import OlderFormat
 from oncely.ledgers.topic.records import LedgerKeys, View, read_stamp
 from tests.golden.compare import FILES
 from tests.storedtools import Message, golden
@@ -69,6 +70,19 @@ def test_an_invalid_ledger_message_is_a_problem_of_its_pipeline_only() -> None:
     assert (found.messages, found.foreign, found.pipeline) == ([], 2, None)
 
 
+def test_messages_of_early_versions_are_refused() -> None:
+    for key, value in (
+        (b'["position","p","t",0]', {"position": 0, "epoch": 1, "cluster": "c", "topic_id": "i",
+                                     "start": 0, "end": 0, "kind": "taken"}),
+        (b'["pipeline","p"]', {"epoch": 1, "run": "r", "cluster": "c", "topic_ids": {},
+                               "target": "out", "pending": {}, "settled": {}}),
+    ):  # fmt: skip
+        log = [Message(0, key, json.dumps(value).encode())]
+        with pytest.raises(OlderFormat, match=r"before 0\.1\.0"):
+            topic_ledger.parsed(log, "p")
+        assert topic_ledger.parsed(log, "q").problems == []
+
+
 def test_every_golden_stamp_is_read() -> None:
     for text in (FILES / "offset_metadata.txt").read_text().splitlines():
         assert read_stamp(4, text) is not None
@@ -77,7 +91,8 @@ def test_every_golden_stamp_is_read() -> None:
 def test_totals_tell_the_digest_of_a_range() -> None:
     def moved(start: int, end: int, *totals: Any, kind: str = "data") -> Message:
         known = {"position": end, "epoch": 1, "cluster": "c", "topic_id": "i", "start": start,
-                 "end": end, "kind": kind, "totals": totals or None}  # fmt: skip
+                 "end": end, "kind": kind, "records": 0, "rows": 0, "rejects": 0, "filtered": 0,
+                 "mode": "partition", "totals": totals or None}  # fmt: skip
         return Message(0, b'["position","p","t",0]', json.dumps(known).encode())
 
     top = (1 << 64) - 1

@@ -19,8 +19,8 @@ KEY = ("position", "p", "t", 0)
 def moved(at: int, epoch: int, start: int, end: int, kind: str = "data") -> LedgerMessage:
     """The message of a commit that has one record for each offset."""
     totals = StoredTotals(since=0, records=end, rows=end, digest=None)
-    counts = {"records": end - start, "rows": end - start}
-    entry = PositionEntry(end, epoch, "c", "i", start, end, kind, totals=totals, **counts)
+    counts = end - start, end - start, 0, 0
+    entry = PositionEntry(end, epoch, "c", "i", start, end, kind, *counts, "partition", totals)
     return LedgerMessage(at, 1_000 + at, KEY, entry)
 
 

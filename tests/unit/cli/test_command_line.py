@@ -53,19 +53,6 @@ def test_each_command_has_a_help(words: tuple[str, ...]) -> None:
     assert "-h, --help" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "given",
-    [["--on", "spark", "--workers", "8"], ["--on=spark"], ["--workers=8"], ["--spark-log", "-"]],
-    ids=" ".join,
-)
-def test_members_on_spark_are_refused_with_the_way_out(given: list[str]) -> None:
-    done = CliRunner().invoke(app, ["work", "none.toml", *given])
-    assert isinstance(done.exception, WrongInput), done.output
-    assert done.exception.message.startswith("`oncely work --on spark` was removed")
-    assert "`oncely run`, or start `oncely work` on as many" in done.exception.way_out
-    assert screen.show_error(done.exception, debug=False) == 2
-
-
 def test_a_shell_completes_commands_and_options() -> None:
     words = {"COMP_WORDS": "oncely plan --sa", "COMP_CWORD": "2"}
     env = {**os.environ, **words, "_ONCELY_COMPLETE": "complete_bash"}

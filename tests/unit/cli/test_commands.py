@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from oncely.cli import options
-from oncely.cli.commands import Commands
+from oncely.cli.options import Commands
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncely.cli.run import run_files
-from oncely.cli.work import work_file
+from oncely.cli.run import run_files, work_file
 
 COMMANDS = [partial(run_files, spark_log=None), work_file]
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from oncely.cli.opened import importable
-from oncely.cli.run import run_files
+from oncely.cli.run import run_files, work_file
 from oncely.cli.signals import Interrupted, Signals
-from oncely.cli.work import work_file
 
 
 def test_every_signal_is_heard_and_the_old_handlers_come_back() -> None:

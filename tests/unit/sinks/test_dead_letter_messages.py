@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from oncely.audit.stored import dead_letters as audited
-from oncely.audit.stored.topic_ledger import TopicLedger
 from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence
 from oncely.core.topics import TopicPartition
 from oncely.sinks.kafka.dead_letter_messages import dead_letter, opened
 from oncely.sinks.kafka.messages import batch_size
-from tests.storedtools import EARLIER, golden
 
 FENCE = Fence("orders", 4)
 REJECT = Reject(TopicPartition("t", 2), 5, 7, b"key", b"{", [("h", b"1")], "decode", "no JSON: é")
@@ -63,16 +58,3 @@ def test_headers_for_tools_are_left_out_before_anything_of_the_letter() -> None:
     found = opened(read(less), "orders")
     assert found is not None
     assert (found.reject, found.left_out) == (REJECT, None)
-
-
-@pytest.mark.parametrize("at", range(4))
-def test_letters_of_earlier_versions_read_as_those_of_today(at: int) -> None:
-    before, now = (golden(*of)[at] for of in [("dead_letters", EARLIER), ("kafka_dead_letters",)])
-    assert len(before.headers() or ()) < len(now.headers() or ())
-    records = [
-        KafkaRecord(None, one.key(), one.value(), tuple(one.headers() or ()))
-        for one in (before, now)
-    ]
-    assert opened(records[0], "golden") == opened(records[1], "golden") != None  # noqa: E711
-    readings = [audited.letter(one, "golden", {}, TopicLedger()) for one in (before, now)]
-    assert readings[0] == readings[1] is not None

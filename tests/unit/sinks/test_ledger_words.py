@@ -1,4 +1,4 @@
-"""Ledger records and stamps of group offsets: ours, of others, and of earlier versions."""
+"""Ledger records and stamps of group offsets: ours, of others, and of other versions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
-from oncely.core.budget import RejectCount
 from oncely.core.topics import TopicPartition
-from oncely.errors import NewerFormat, Stopped
+from oncely.errors import NewerFormat, OlderFormat, Stopped
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.records import (
     LedgerKeys,
     OffsetMetadata,
-    PipelineRecord,
     View,
-    encode,
     read_stamp,
     stamp,
 )
 
 T0 = TopicPartition("t", 0)
+PIPELINE = {
+    "epoch": 3, "run": "r", "cluster": "c", "topic_ids": {"t": "id"}, "target": "out",
+    "pending": {}, "settled": {"t": [0]}, "outputs": {}, "resetting": {}, "leaders": {},
+    "counted": {"setting": "", "records": 0, "rejects": 0},
+}  # fmt: skip
+POSITION = {
+    "position": 7, "epoch": 3, "cluster": "c", "topic_id": "id", "start": 5, "end": 7,
+    "kind": "data", "records": 2, "rows": 2, "rejects": 0, "filtered": 0, "mode": "batch",
+    "totals": None,
+}  # fmt: skip
 WORDS = LedgerKeys("p")
 FOREIGN = [None, b"", b"no JSON", b"[1,2]", b"{}", b'["position"]', b'["pipeline",["p"]]', b"\xff"]
 
@@ -70,7 +76,7 @@ def test_a_record_of_a_newer_format_is_refused(key: bytes) -> None:
 
 
 def test_a_record_without_a_format_has_the_first_one() -> None:
-    stored = encode(PipelineRecord(1, "run", "c", {}, "out", {}, {}))
+    stored = json.dumps(PIPELINE).encode()
     assert b"format" not in stored
     for value in (stored, stored[:-1] + b',"format":1}'):
         view = View()
@@ -100,19 +106,32 @@ def test_a_stamp_says_whose_it_is() -> None:
         found = read_stamp(7, text)
         assert found == OffsetMetadata(7, 3, "c", "id", mode, "p")  # type: ignore[arg-type]
         assert found is not None
-        assert WORDS.owns(found, "any")
-        assert not LedgerKeys("q").owns(found, "oncely-q")
 
 
-def test_stamps_of_the_first_version_are_read_and_believed_in_the_pipelines_own_group() -> None:
-    partition = read_stamp(7, '["oncely",3,"c","id"]')
-    batch = read_stamp(7, '["oncely",3,"c","id","batch"]')
-    assert partition == OffsetMetadata(7, 3, "c", "id")
-    assert batch == OffsetMetadata(7, 3, "c", "id", "batch")
-    for one in (partition, batch):
-        assert one is not None
-        groups = ("oncely-p", "oncely-p.replay", "oncely-q", "p", "shared")
-        assert [WORDS.owns(one, group) for group in groups] == [True, True, False, False, False]
+@pytest.mark.parametrize("text", ['["oncely",3,"c","id"]', '["oncely",3,"c","id","batch"]'])
+def test_a_stamp_without_a_pipeline_is_refused(text: str) -> None:
+    with pytest.raises(OlderFormat, match=r"offset 7 \(epoch 3\) has the format .* before 0\.1\.0"):
+        read_stamp(7, text)
+
+
+@pytest.mark.parametrize(
+    ("key", "today", "added"),
+    [
+        (WORDS.pipeline_key(), PIPELINE, ["outputs", "resetting", "leaders", "counted"]),
+        (WORDS.position_key(T0), POSITION, ["records", "rows", "rejects", "mode", "totals"]),
+    ],
+)
+def test_a_record_without_a_field_that_early_versions_lacked_is_refused(
+    key: bytes, today: dict[str, Any], added: list[str]
+) -> None:
+    whole = json.dumps(today).encode()
+    assert WORDS.take(View(), key, whole)
+    for name in added:
+        lacking = {field: one for field, one in today.items() if field != name}
+        view = View()
+        with pytest.raises(OlderFormat, match=r"record of pipeline 'p' has the format .* 0\.1\.0"):
+            WORDS.take(view, key, json.dumps(lacking).encode())
+        assert view == View()
 
 
 @pytest.mark.parametrize(
@@ -122,17 +141,3 @@ def test_stamps_of_the_first_version_are_read_and_believed_in_the_pipelines_own_
 )  # fmt: skip
 def test_other_metadata_is_no_stamp(metadata: str | None) -> None:
     assert read_stamp(7, metadata) is None
-
-
-def test_the_record_of_a_version_that_kept_no_count_is_read() -> None:
-    view = View()
-    old = {
-        "epoch": 3, "run": "r", "cluster": "c", "topic_ids": {"t": "id"}, "target": "out",
-        "pending": {}, "settled": {"t": [0]},
-    }  # fmt: skip
-    assert WORDS.take(view, WORDS.pipeline_key(), json.dumps(old).encode())
-    assert view.pipeline is not None
-    assert view.pipeline.counted == RejectCount()
-    noted = msgspec.structs.replace(view.pipeline, counted=RejectCount("1/100", 1_000, 4))
-    assert WORDS.take(view, WORDS.pipeline_key(), encode(noted))
-    assert view.pipeline == noted

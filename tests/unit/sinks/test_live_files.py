@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from oncely.lake.live_files import LiveFiles
 from oncely.lake.records import ManifestFile, SourceRange, encode, path_key, read_manifest
+from oncely.lake.snapshot import LiveFiles
 from tests.manifesttools import a_file
 
 FILES = 5_000

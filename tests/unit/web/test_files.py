@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from oncely.cli.web import Subject
 from oncely.lake.manifest import Contents
 from oncely.lake.records import ManifestFile, Scope, ScopeSchema
 from oncely.web.model import Detail, Overview, Problem, Verdict, files_of
 from oncely.web.page import Visitor, pipeline
-from oncely.web.subjects import Subject
 
 
 def file(path: str, rows: int, scope: Scope, schema: str) -> ManifestFile:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oncely.cli.web import subjects_of
 from oncely.core.claim import Counts
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, WrongInput
@@ -28,7 +29,6 @@ from oncely.web.model import (
     judged,
     overview,
 )
-from oncely.web.subjects import subjects_of
 from tests.sinktools import T0, T1
 from tests.webtools import HOSTILE, PASSWORD, Topics, filled, pipeline_file, subject
 

@@ -20,13 +20,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.audit.stored.letter import Letter, content_of
+from oncely.audit.stored.dead_letters import Letter, content_of
 from oncely.audit.stored.topic_ledger import StoredTotals
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.core.topics import TopicPartition, from_tree
+from oncely.errors import OlderFormat
 
 _FOLDER = "_oncely"
 _FORMAT = 1
+_ADDED = ("totals", "started", "format")
 _Tree = dict[str, dict[int, int]]
 
 
@@ -34,18 +36,18 @@ class DeltaDocument(msgspec.Struct, frozen=True):
     """The state of a pipeline's ledger in a Delta table."""
 
     pipeline: str
-    epoch: int = 0
-    run: str = ""
-    cluster_id: str = ""
-    topic_ids: dict[str, str] = {}
-    positions: _Tree = {}
-    leader_epochs: _Tree = {}
-    counted: tuple[str, int, int] = ("", 0, 0)
-    rejects: list[tuple[str, int]] = []
-    replay: str = ""
-    format: int = _FORMAT
-    totals: dict[str, dict[int, StoredTotals]] = {}
-    started: _Tree = {}
+    epoch: int
+    run: str
+    cluster_id: str
+    topic_ids: dict[str, str]
+    positions: _Tree
+    leader_epochs: _Tree
+    counted: tuple[str, int, int]
+    rejects: list[tuple[str, int]]
+    replay: str
+    format: int
+    totals: dict[str, dict[int, StoredTotals]]
+    started: _Tree
 
 
 @dataclass(frozen=True)
@@ -165,10 +167,16 @@ def read_document(store: Store, pipeline: str, number: int) -> DeltaDocument:
 
     Raises:
         NoSuchFile: it is gone.
+        OlderFormat: it lacks a field that versions before the first release did not write.
         ValueError: it is invalid, or of a newer version.
     """
     path = f"{_FOLDER}/ledger-{pipeline}/{number}.json"
-    found = msgspec.json.decode(store.read(path), type=DeltaDocument)
+    try:
+        found = msgspec.json.decode(store.read(path), type=DeltaDocument)
+    except msgspec.ValidationError as error:
+        if any(f"missing required field `{name}`" in str(error) for name in _ADDED):
+            raise OlderFormat(f"{path} in {store!r}") from None
+        raise
     if found.format > _FORMAT or found.pipeline != pipeline:
         raise ValueError(f"{path}: format {found.format} of pipeline {found.pipeline!r}")
     return found

@@ -44,7 +44,7 @@ class NamedFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
     pipeline: str
     epoch: int
     batch: int
-    version: int = _VERSION
+    version: int
     replaces: list[str] = []
     along: list[NamedFile] = []
     """Files that the same message adds; a message of its own for each of them follows."""
@@ -65,7 +65,7 @@ class ManifestOwner(msgspec.Struct, frozen=True, tag="owner", tag_field="kind"):
 
     pipeline: str
     root: str
-    version: int = _VERSION
+    version: int
 
 
 T = TypeVar("T", NamedFile, ManifestOwner)

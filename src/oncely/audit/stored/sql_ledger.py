@@ -1,7 +1,7 @@
 """The ledger's tables in a SQL database, beside the destination table.
 
-They are read in one snapshot, and nothing is checked. Their names and columns are written out here.
-Columns and tables that an earlier version does not have are read as their defaults.
+They are read in one snapshot, and only the version of their format is checked. Their names and
+columns are written out here.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from oncely.clients.sql.session import brief_session
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange, stored_range
 from oncely.core.topics import Position, TopicPartition
+from oncely.errors import OlderFormat
 
 PIPELINES, POSITIONS, RANGES, REJECTS, AMENDMENTS = (
     f"oncely_{name}" for name in ("pipelines", "positions", "ranges", "rejects", "amendments")
 )
-_FIRST = (PIPELINES, POSITIONS, RANGES, REJECTS)
-"""The tables of the first version."""
-
-_LATER = {"superseded": "0", "digest": "NULL", "recipe": "NULL"}
-"""Columns of later versions, and their defaults."""
+_VERSION = 4
+"""The oldest version of the tables that is read."""
 
 _STRAY = 20  # dead letters outside of all ranges that are listed
 
@@ -35,14 +33,14 @@ SELECT r.topic, r."partition", r.range_start, r.epoch, COUNT(*)
 FROM {ranges} r JOIN {rejects} j
     ON j.pipeline = r.pipeline AND j.topic = r.topic AND j."partition" = r."partition"
     AND j."offset" >= r.range_start AND j."offset" < r.range_end
-WHERE r.pipeline = %s AND {superseded} = 0 GROUP BY 1, 2, 3, 4
+WHERE r.pipeline = %s AND r.superseded = 0 GROUP BY 1, 2, 3, 4
 """
 _OUTSIDE = f"""
 SELECT j.topic, j."partition", j."offset" FROM {{rejects}} j
 WHERE j.pipeline = %s AND NOT EXISTS (
     SELECT 1 FROM {{ranges}} r
     WHERE r.pipeline = j.pipeline AND r.topic = j.topic AND r."partition" = j."partition"
-    AND {{superseded}} = 0 AND r.range_end > j."offset" AND r.range_start <= j."offset")
+    AND r.superseded = 0 AND r.range_end > j."offset" AND r.range_start <= j."offset")
 ORDER BY 1, 2, 3 LIMIT {_STRAY}
 """
 
@@ -101,8 +99,9 @@ class LedgerTables:
 
     @property
     def all(self) -> list[TableName]:
-        """The tables that every version has."""
-        return [self.table, *map(self.table.sibling, _FIRST)]
+        """The destination table, and the ledger's tables."""
+        ledger = (PIPELINES, POSITIONS, RANGES, REJECTS, AMENDMENTS)
+        return [self.table, *map(self.table.sibling, ledger)]
 
     def missing(self, tables: Sequence[TableName]) -> list[str]:
         """Those of some tables that do not exist."""
@@ -116,6 +115,21 @@ class LedgerTables:
     def columns(self, table: TableName) -> set[str]:
         """The columns of a table; none if it does not exist."""
         return {one.name for one in self.dialect.columns(self.session, table)}
+
+    def require_known(self) -> None:
+        """Refuse the tables of versions before the first release.
+
+        Raises:
+            OlderFormat: they, or the pipeline's row, are of such a version.
+        """
+        columns = self.columns(self.table.sibling(PIPELINES))
+        rows: list[tuple[Any, ...]] = [(0,)] if columns else []
+        if "schema_version" in columns:
+            rows = self._rows(f"SELECT schema_version FROM {self.name(PIPELINES)}")
+        if any(version < _VERSION for (version,) in rows):
+            raise OlderFormat(
+                f"the ledger of pipeline {self.pipeline!r} in {self.dialect.endpoint}"
+            )
 
     def registered(self) -> tuple[str, int] | None:
         """The source's cluster, and the last epoch that was given out; None before the first
@@ -134,25 +148,19 @@ class LedgerTables:
         }
 
     def runs(self) -> Iterator[tuple[int, str]]:
-        """Epochs with the runs to which they were given, of each position and of the pipeline;
-        earlier versions do not store them."""
+        """Epochs with the runs to which they were given, of each position and of the pipeline."""
         pairs = [("epoch", "run"), ("held_epoch", "held_by")]
         for table, some in ((POSITIONS, pairs[:1]), (PIPELINES, pairs)):
-            there = self.columns(self.table.sibling(table))
             for epoch, run in some:
-                if run in there:
-                    rows = self._rows(f"SELECT {epoch}, {run} FROM {self.name(table)}")
-                    yield from ((int(number), str(name)) for number, name in rows if name)
+                rows = self._rows(f"SELECT {epoch}, {run} FROM {self.name(table)}")
+                yield from ((int(number), str(name)) for number, name in rows if name)
 
     def entries(self, table: str) -> Iterator[RangeRow]:
-        """The history or the amendments, by partition and start; none if there is no such table."""
-        there = self.columns(self.table.sibling(table))
-        if not there:
-            return
-        more = ", ".join(one if one in there else other for one, other in _LATER.items())
+        """The history or the amendments, by partition and start."""
         rows = self._rows(
             'SELECT topic, "partition", range_start, range_end, epoch, kind, records, written,'
-            f" rejected, filtered, committed_at, {more} FROM {self.name(table)}",
+            " rejected, filtered, committed_at, superseded, digest, recipe"
+            f" FROM {self.name(table)}",
             ' ORDER BY topic, "partition", range_start, epoch',
         )
         for topic, number, start, end, epoch, kind, *counts, at, undone, digest, recipe in rows:
@@ -164,9 +172,7 @@ class LedgerTables:
 
     def claims(self) -> list[Claim]:
         """What other pipelines have committed into the same table."""
-        known = "target_identity" in self.columns(self.table.sibling(PIPELINES))
-        names = self.name(RANGES), self.name(PIPELINES)
-        return claims(self.session, *names, self.pipeline, identities=known)
+        return claims(self.session, self.name(RANGES), self.name(PIPELINES), self.pipeline)
 
     def letters(self) -> dict[tuple[TopicPartition, int, int], int]:
         """The number of dead letters by partition, start and epoch of the ranges in force."""
@@ -181,10 +187,8 @@ class LedgerTables:
         return [(TopicPartition(topic, int(number)), offset) for topic, number, offset in rows]
 
     def _about_letters(self, sql: str) -> list[tuple[Any, ...]]:
-        there = self.columns(self.table.sibling(RANGES))
-        undone = "superseded" if "superseded" in there else "0"
         names = {"ranges": self.name(RANGES), "rejects": self.name(REJECTS)}
-        return self.session.query(sql.format(**names, superseded=undone), (self.pipeline,))
+        return self.session.query(sql.format(**names), (self.pipeline,))
 
     def _rows(self, select: str, more: str = "") -> list[tuple[Any, ...]]:
         return self.session.query(f"{select} WHERE pipeline = %s{more}", (self.pipeline,))
@@ -201,11 +205,14 @@ def open_ledger(dialect: Dialect, table: TableName, pipeline: str) -> Iterator[L
 
     Raises:
         TableMismatch: a database file does not exist.
+        OlderFormat: the tables are of a version before the first release.
         WrongInput: the database refuses the login.
         Unavailable: no answer.
     """
     with brief_session(dialect, "verify", connect) as session, _snapshot(dialect, session):
-        yield LedgerTables(session, dialect, table, pipeline)
+        tables = LedgerTables(session, dialect, table, pipeline)
+        tables.require_known()
+        yield tables
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from oncely.audit.stored.log import Topics
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange, cut
 from oncely.core.topics import Position, SourceIdentity, TopicPartition, grouped
+from oncely.errors import OlderFormat, WrongInput
 
 
 class StoredTotals(msgspec.Struct, frozen=True, array_like=True):
@@ -64,20 +65,20 @@ class PositionEntry(msgspec.Struct, frozen=True):
     start: int
     end: int
     kind: str
-    records: int = 0
-    rows: int = 0
-    rejects: int = 0
-    filtered: int = 0
-    mode: str = "partition"
-    totals: StoredTotals | None = None
+    records: int
+    rows: int
+    rejects: int
+    filtered: int
+    mode: str
+    totals: StoredTotals | None
 
 
 class Counted(msgspec.Struct, frozen=True):
     """The pipeline's count of records and rejects, and the setting under which it was begun."""
 
-    setting: str = ""
-    records: int = 0
-    rejects: int = 0
+    setting: str
+    records: int
+    rejects: int
 
 
 class PipelineEntry(msgspec.Struct, frozen=True):
@@ -88,12 +89,12 @@ class PipelineEntry(msgspec.Struct, frozen=True):
     cluster: str
     topic_ids: dict[str, str]
     target: str
-    pending: dict[str, dict[int, int]] = {}
-    settled: dict[str, list[int]] = {}
-    outputs: dict[str, str] = {}
-    resetting: dict[str, dict[int, int]] = {}
-    leaders: dict[str, dict[int, int]] = {}
-    counted: Counted = Counted()
+    pending: dict[str, dict[int, int]]
+    settled: dict[str, list[int]]
+    outputs: dict[str, str]
+    resetting: dict[str, dict[int, int]]
+    leaders: dict[str, dict[int, int]]
+    counted: Counted
     whole: tuple[int, int] | None = None
 
 
@@ -118,11 +119,17 @@ class RewrittenEntry(msgspec.Struct, frozen=True):
     start: int
     end: int
     epoch: int
-    backfilled: list[tuple[int, int, int]] = []
+    backfilled: list[tuple[int, int, int]]
 
+
+_ADDED = (
+    "outputs", "resetting", "leaders", "counted",
+    "records", "rows", "rejects", "filtered", "mode", "totals", "backfilled",
+)  # fmt: skip
+"""Fields that versions before the first release did not write."""
 
 _PARTITIONS = 16
-"""The partitions of a ledger topic in which each pipeline has one; other topics have one."""
+"""The partitions of a ledger topic in which each pipeline has one."""
 
 Entry = PositionEntry | PipelineEntry | ResetEntry | ReplayedEntry | StoredTotals | RewrittenEntry
 _KINDS: Mapping[str, tuple[int, type[Entry]]] = {
@@ -258,22 +265,32 @@ def read_ledger(topics: Topics, ledger_topic: str, pipeline: str) -> TopicLedger
     """Everything that was in the pipeline's partition when it was called; waits for the
     transactions that are open there.
 
-    A topic with 16 partitions or more has the pipeline's records in one of the first 16, by CRC-32
-    of its name; other topics have those of all pipelines in the first one.
+    The pipeline's records are in one of the first 16 partitions, by CRC-32 of its name.
 
     Raises:
+        OlderFormat: a message lacks a field of :data:`_ADDED`.
+        WrongInput: the topic has too few partitions.
         Unavailable: a transaction stayed open, or no answer.
     """
     ends = topics.ends(ledger_topic)
     if not ends:
         return TopicLedger()
-    number = zlib.crc32(pipeline.encode()) % _PARTITIONS if len(ends) >= _PARTITIONS else 0
-    here = TopicPartition(ledger_topic, number)
+    if len(ends) < _PARTITIONS:
+        raise WrongInput(
+            f"the ledger topic {ledger_topic!r} has {len(ends)} of {_PARTITIONS} partitions",
+            way_out="check sink.ledger_topic; versions of Oncely before 0.1.0 have made it with one"
+            " (docs/worker.md)",
+        )
+    here = TopicPartition(ledger_topic, zlib.crc32(pipeline.encode()) % _PARTITIONS)
     return parsed(topics.read({here: ends[here].high}), pipeline, ends[here].first, ends[here].high)
 
 
 def parsed(messages: Iterable[Any], pipeline: str, first: int = 0, end: int = 0) -> TopicLedger:
-    """The ledger of a pipeline from messages of confluent-kafka, in the order of the log."""
+    """The ledger of a pipeline from messages of confluent-kafka, in the order of the log.
+
+    Raises:
+        OlderFormat: see :func:`read_ledger`.
+    """
     ours: list[LedgerMessage] = []
     problems: list[tuple[int, str]] = []
     foreign = 0
@@ -285,6 +302,8 @@ def parsed(messages: Iterable[Any], pipeline: str, first: int = 0, end: int = 0)
             try:
                 entry = _entry(key, message.value())
             except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
+                if any(f"missing required field `{name}`" in str(error) for name in _ADDED):
+                    raise OlderFormat(f"the ledger topic's message {list(key)}") from None
                 problems.append((offset, f"{list(key)}: {error}"))
             else:
                 ours.append(LedgerMessage(offset, message.timestamp()[1], key, entry))

@@ -1,15 +1,12 @@
 """Messages without headers, as Arrow columns; and a producer that accepts such columns.
 
-No object is created for a message: the producer's queue is filled from Arrow's memory. If that is
-not possible (see :mod:`oncely.clients.kafka.librdkafka`), messages are converted for
-confluent-kafka.
+With ``oncely_native`` no object is created for a message: the producer's queue is filled from
+Arrow's memory. Otherwise messages are passed to confluent-kafka one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import confluent_kafka as ck
@@ -21,10 +18,6 @@ from confluent_kafka import KafkaError, KafkaException, cimpl
 from oncely.clients.kafka import librdkafka
 from oncely.clients.kafka.client import Handle
 from oncely.errors import check
-
-_EMPTY = np.zeros(
-    1, dtype=np.uint8
-)  # target of an empty value's pointer: a null pointer means null
 
 
 @dataclass(frozen=True)
@@ -49,41 +42,24 @@ class Columns:
             self.value.slice(start, max(0, stop - start)),
         )
 
-    def structs(self) -> librdkafka.Messages:
-        """The messages for librdkafka: pointers into the arrays, which must not be freed
-        meanwhile."""
-        messages = np.zeros(len(self), librdkafka.MESSAGE)
-        messages["payload"], messages["len"] = _pointers(self.value)
-        messages["key"], messages["key_len"] = _pointers(self.key)
-        return messages
-
-    def dicts(self) -> list[dict[str, Any]]:
-        """The messages for confluent-kafka."""
-        pairs = zip(binaries(self.key), binaries(self.value), strict=True)
-        return [{"key": key, "value": value} for key, value in pairs]
-
 
 class Producer(Handle):
-    """confluent-kafka's producer; its ``produce_batch`` accepts :class:`Columns`, too.
+    """confluent-kafka's producer, whose ``produce_batch`` accepts :class:`Columns`.
 
-    Columns are queued directly from Arrow's memory in transactions only: there the commit reports
-    whether all have arrived. Otherwise delivery reports do, and these need confluent-kafka's
-    messages.
+    Columns are queued from Arrow's memory in transactions only: there the commit reports whether
+    all have arrived. Otherwise delivery reports do, and these need confluent-kafka's messages.
     """
 
     def __init__(self, config: dict[str, Any], **more: Any) -> None:
         super().__init__(ck.Producer(config, **more))
         self._direct = "transactional.id" in config
 
-    def produce_batch(self, topic: str, messages: Any, *args: Any, **more: Any) -> int:
+    def produce_batch(self, topic: str, messages: Columns) -> int:
         """Queue messages from the first on until the queue is full, and return their number.
 
         Raises:
             KafkaException: a message was refused for another reason.
         """
-        if not isinstance(messages, Columns):
-            taken: int = self._call("produce_batch", topic, messages, *args, **more)
-            return taken
         if self._direct and (native := librdkafka.native()):
             producer = self._opened()  # another thread may close this handle meanwhile
             errors = native.produce_batch(
@@ -94,66 +70,23 @@ class Producer(Handle):
                 messages.value,
             )
             return _taken(np.frombuffer(errors, np.int32))
-        if self._direct and (library := librdkafka.library()):
-            structs = messages.structs()
-            library.produce_batch(self._opened(), topic, structs)
-            return _taken(structs["err"])
-        return self._one_by_one(topic, messages.dicts())
+        return self._one_by_one(topic, messages)
 
     def unanswered(self) -> int:
         """The number of messages that were given to the producer, and are not answered yet."""
         return len(self._opened())
 
-    def _one_by_one(self, topic: str, messages: list[dict[str, Any]]) -> int:
+    def _one_by_one(self, topic: str, messages: Columns) -> int:
+        produce, taken = self._opened().produce, 0
+        pairs = zip(messages.key.to_pylist(), messages.value.to_pylist(), strict=True)
         try:
-            self._call("produce_batch", topic, messages)
+            for taken, (key, value) in enumerate(pairs):  # noqa: B007
+                produce(topic, value, key)
         except BufferError:
-            return 0
-        errors = [one.get("_error") for one in messages]
-        codes = [0 if error is None else error.code() for error in errors]
-        return _taken(np.array(codes, dtype=np.int32))
-
-
-def binaries(array: pa.LargeBinaryArray) -> Sequence[bytes | None]:
-    """The values; several times faster than Arrow's own conversion if none is null."""
-    if array.null_count == len(array):
-        return [None] * len(array)
-    if array.null_count:
-        found: list[bytes | None] = array.to_pylist()
-        return found
-    data = memoryview(array.buffers()[2] or b"")
-    return [bytes(data[a:b]) for a, b in pairwise(_bounds(array).tolist())]
-
-
-def lengths(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    """The number of bytes of each value; 0 for null."""
-    found = np.diff(_bounds(array))
-    return np.where(_valid(array), found, 0) if array.null_count else found
-
-
-def _bounds(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    """The offsets of the values in the array's buffer, one more than there are values."""
-    if not len(array):
-        return np.zeros(1, dtype=np.int64)
-    offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)
-    return offsets[array.offset : array.offset + len(array) + 1]
-
-
-def _valid(array: pa.LargeBinaryArray) -> npt.NDArray[np.bool_]:
-    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid
-
-
-def _pointers(
-    array: pa.LargeBinaryArray,
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Address and length of each value; both are 0 for null."""
-    data = array.buffers()[2]
-    base = data.address if data is not None and data.size else _EMPTY.ctypes.data
-    starts = _bounds(array)[:-1].astype(np.uint64) + np.uint64(base)
-    if array.null_count:
-        starts = np.where(_valid(array), starts, np.uint64(0))
-    return starts, lengths(array).astype(np.uint64)
+            return taken
+        finally:
+            del produce  # the traceback of an error keeps this frame
+        return len(messages)
 
 
 def _taken(errors: npt.NDArray[np.int32]) -> int:

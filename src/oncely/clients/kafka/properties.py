@@ -1,7 +1,9 @@
 """The properties of ``[source.kafka]``: checked, as librdkafka gets them, and their secrets.
 
 A property that would be ignored, or that the clients set themselves, is refused: silence would be
-worse than an error.
+worse than an error. librdkafka itself refuses unknown names only. Beside the properties that are
+allowed here it takes twice as many others: those of groups, positions and single kinds of clients,
+callbacks and plugins. So the allowed ones are listed.
 """
 
 from __future__ import annotations

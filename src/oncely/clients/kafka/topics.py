@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -12,10 +11,8 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
     AdminClient,
-    AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    ConfigSource,
     NewTopic,
     OffsetSpec,
     ResourceType,
@@ -23,9 +20,7 @@ from confluent_kafka.admin import (
 
 from oncely.clients.kafka.client import KafkaAdmin
 from oncely.core.topics import Position, TopicPartition
-from oncely.errors import OncelyError, TableMismatch, Unavailable
-
-_logger = logging.getLogger("oncely.sinks.kafka")
+from oncely.errors import TableMismatch, Unavailable
 
 SEGMENTS: Mapping[str, str] = {"segment.bytes": str(64 * 1024 * 1024)}
 """Settings of topics that are read from their first offset. The newest segment is never
@@ -258,12 +253,11 @@ def require_topics(
         _await_leader(admin, name)
 
 
-def require_ledger(admin: KafkaAdmin, name: str, *, create: bool) -> int:
-    """Check the ledger topic, or create it; return its number of partitions.
+def require_ledger(admin: KafkaAdmin, name: str, *, create: bool) -> None:
+    """Check the ledger topic, or create it.
 
-    One partition, as earlier versions have created it, or at least :data:`LEDGER_PARTITIONS`, of
-    which a pipeline uses one: its positions need one order. Compacted, because positions must not
-    expire.
+    At least :data:`LEDGER_PARTITIONS`, of which a pipeline uses one: its positions need one order.
+    Compacted, because positions must not expire.
 
     Raises:
         TableMismatch: it is missing and ``create`` is false, or it is unsuitable.
@@ -274,53 +268,34 @@ def require_ledger(admin: KafkaAdmin, name: str, *, create: bool) -> int:
             f"sink.create is false and the ledger topic {name!r} is missing",
             way_out=f"create it with {LEDGER_PARTITIONS} partitions and cleanup.policy=compact",
         )
-    if not found.is_compacted or 1 < found.partitions < LEDGER_PARTITIONS:
+    require_partitions(name, found.partitions)
+    if not found.is_compacted:
         raise TableMismatch(
-            f"the ledger topic {name!r} has {found.partitions} partitions and cleanup.policy"
-            f" {found.policy!r}; it needs {LEDGER_PARTITIONS} partitions, or one, and {_COMPACT!r}:"
-            " positions must neither be scattered nor deleted by age",
+            f"the ledger topic {name!r} has cleanup.policy {found.policy!r}; it needs {_COMPACT!r}:"
+            " positions must not be deleted by age",
             way_out="use another topic, or correct this one before positions are lost",
         )
-    if create and not found.made:
-        _set_segments(admin, name)
-    return found.partitions
 
 
-def _set_segments(admin: KafkaAdmin, name: str) -> None:
-    """Set those of :data:`SEGMENTS` for which the topic has no setting.
+def require_partitions(name: str, partitions: int) -> None:
+    """Refuse a ledger topic with fewer than :data:`LEDGER_PARTITIONS`.
 
-    Earlier versions created ledger topics with the broker's defaults. A setting of the topic's own
-    is kept. Without the permission to alter the topic nothing changes, and only starts take longer.
+    Raises:
+        TableMismatch: it has fewer.
     """
-    entries = _config_entries(admin, [name])[name]
-    own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
-    unset = [
-        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-        for key, value in SEGMENTS.items()
-        if entries[key].source != own and int(entries[key].value) > int(value)
-    ]
-    if not unset:
-        return
-    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=unset)
-    try:
-        admin.one(
-            f"alter topic {name!r}",
-            lambda client, wait: client.incremental_alter_configs([resource], request_timeout=wait),
-        )
-    except OncelyError as error:
-        _logger.info(
-            "topic %s keeps its segment.bytes, so starts read more: %s", name, error.message
+    if partitions < LEDGER_PARTITIONS:
+        old = ": versions of Oncely before 0.1.0 have made it so" if partitions == 1 else ""
+        raise TableMismatch(
+            f"the ledger topic {name!r} has {partitions} of the {LEDGER_PARTITIONS} partitions that"
+            f" it needs{old}",
+            way_out="name another topic in sink.ledger_topic (docs/worker.md): partitions that are"
+            " added to this one do not move its records",
         )
 
 
-def ledger_partition(pipeline: str, partitions: int) -> int:
-    """The partition of a pipeline in a ledger topic with that many.
-
-    It is the first one in topics of earlier versions, and it stays the same if partitions are added
-    to one that has :data:`LEDGER_PARTITIONS`.
-    """
-    used = LEDGER_PARTITIONS if partitions >= LEDGER_PARTITIONS else 1
-    return zlib.crc32(pipeline.encode()) % used
+def ledger_partition(pipeline: str) -> int:
+    """The partition of a pipeline in a ledger topic."""
+    return zlib.crc32(pipeline.encode()) % LEDGER_PARTITIONS
 
 
 class CompactedTopic(NamedTuple):
@@ -329,7 +304,6 @@ class CompactedTopic(NamedTuple):
     topic_id: str
     partitions: int
     policy: str
-    made: bool = False
 
     @property
     def is_compacted(self) -> bool:
@@ -350,7 +324,6 @@ def find_compacted(
     Returns:
         The topic's properties, suitable or not; None if it is missing.
     """
-    made = False
     if name not in described(admin, [name]):
         if config is None:
             return None
@@ -361,7 +334,7 @@ def find_compacted(
     if found is None:
         raise Unavailable(f"topic {name!r} was deleted during the check")
     policy = configured(admin, [name])[name]["cleanup.policy"]
-    return CompactedTopic(*found, policy, made)
+    return CompactedTopic(*found, policy)
 
 
 def _await_leader(admin: KafkaAdmin, name: str, partitions: int = 1) -> None:

@@ -44,20 +44,15 @@ Claim = tuple[str, TopicPartition, OffsetRange]
 """Pipeline, topic-partition and offsets."""
 
 
-def claims(
-    connection: Connection, ranges: str, pipelines: str, pipeline: str, *, identities: bool = True
-) -> list[Claim]:
+def claims(connection: Connection, ranges: str, pipelines: str, pipeline: str) -> list[Claim]:
     """All of them; also ranges that a reset has undone: their rows may still be there.
 
     Args:
         connection: a session.
         ranges, pipelines: the ledger's tables, quoted.
         pipeline: of which the others are told.
-        identities: the ledger has the identities of tables; it is of a later version than 1.
     """
-    same = "theirs.target = ours.target"
-    if identities:
-        same = _SAME.format(known=_known(connection, pipelines, pipeline))
+    same = _SAME.format(known=_known(connection, pipelines, pipeline))
     statement = _CLAIMS.format(ranges=ranges, pipelines=pipelines, same=same)
     return [
         (str(name), TopicPartition(topic, int(number)), OffsetRange(start, end))

@@ -26,11 +26,12 @@ def check_known_table(connection: Connection, tables: LedgerTables) -> None:
     Raises:
         TableMismatch: see :func:`check_same_table`; or a crash of the server empties a table of the
             ledger.
+        NewerFormat, OlderFormat: another version has written the pipeline's ledger.
     """
     if tables.exists(connection):
         for name in TABLES:
             require_durable(tables.dialect, connection, tables.beside.sibling(name))
-        ledger = LedgerStatements(tables.as_found(connection))
+        ledger = LedgerStatements(tables)
         check_same_table(connection, ledger, ledger.registered(connection))
 
 

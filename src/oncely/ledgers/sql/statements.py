@@ -28,8 +28,9 @@ class Registered:
         whole_epoch, whole_by: the epoch and run of the last takeover of all positions; older than
             the holder's if some were taken over since.
         target_identity, ledger_identity: distinguish the destination table, and the table of the
-            positions, from others of the same name; None in a row of an earlier version.
-        schema_version: the version of the schema at the last takeover; see ``MIGRATIONS``.
+            positions, from others of the same name; None before the first takeover, or if there
+            was no such table.
+        schema_version: the version of the schema at the last takeover.
     """
 
     epoch: int
@@ -42,7 +43,7 @@ class Registered:
     query_plan: str | None = None
     target_identity: str | None = None
     ledger_identity: str | None = None
-    schema_version: int = 1
+    schema_version: int = VERSION
     whole_epoch: int = 0
     whole_by: str = ""
 
@@ -120,7 +121,7 @@ class LedgerStatements:
         *row, run = rows[0]
         known = Registered(*row)
         known = replace(known, whole_epoch=known.held_epoch, whole_by=known.held_by)
-        # Some positions were taken over since, or all by a version that did not store the holder.
+        # Some positions were taken over since.
         # This is a separate statement: one with the lock may have waited, and sees other tables in
         # their earlier state.
         taken = self._newest_epoch(connection)

@@ -62,12 +62,12 @@ Beyond = Mapping[TopicPartition, tuple[OffsetRange, ...]]
 
 
 def create_ledger(connection: Connection, tables: LedgerTables) -> None:
-    """Create missing tables and columns of the ledger, and nothing else; in one transaction.
+    """Create missing tables of the ledger, and nothing else; in one transaction.
 
     Two openers that do so at the same time are serialised, and the second one changes nothing.
 
     Raises:
-        NewerFormat: a newer version has taken the pipeline over.
+        NewerFormat, OlderFormat: another version has written the pipeline's ledger.
     """
     if not tables.missing(connection):
         return
@@ -81,21 +81,14 @@ def require_ledger(connection: Connection, tables: LedgerTables) -> None:
     """Refuse to continue without the ledger's tables.
 
     Raises:
-        TableMismatch: a table or column of the ledger is missing and ``create`` is false.
-        NewerFormat: a newer version has taken the pipeline over.
+        TableMismatch: a table of the ledger is missing and ``create`` is false.
+        NewerFormat, OlderFormat: another version has written the pipeline's ledger.
     """
-    missing = tables.missing(connection)
-    if not missing:
-        return
-    if tables.exists(connection):
+    if tables.missing(connection):
         raise TableMismatch(
-            "sink.create is false and the ledger's tables are of an earlier version of Oncely",
-            way_out="add their new columns and tables: " + "; ".join(missing).replace("%%", "%"),
+            "sink.create is false and the ledger's tables are missing",
+            way_out="create them with the DDL that `oncely plan` prints",
         )
-    raise TableMismatch(
-        "sink.create is false and the ledger's tables are missing",
-        way_out="create them with the DDL that `oncely plan` prints",
-    )
 
 
 @dataclass(frozen=True)
@@ -175,7 +168,7 @@ def take_epoch(
     row locked: after a takeover by a newer version no older one takes an epoch.
 
     Raises:
-        NewerFormat: a newer version has taken the pipeline over.
+        NewerFormat, OlderFormat: another version has written the pipeline's ledger.
         Fenced: another run has taken the positions since this one held them.
         SourceMismatch: the ledger belongs to another cluster or topic.
         TableMismatch: the pipeline has written to another table; or its table is missing.

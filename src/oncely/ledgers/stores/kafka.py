@@ -120,7 +120,7 @@ class KafkaStore(OffsetStore):
                 f"{found.topic}-{found.partition}",
                 f"offset {found.offset} has no metadata of Oncely",
             )
-        if stamped.pipeline not in ("", self.pipeline):  # empty in metadata of an earlier version
+        if stamped.pipeline != self.pipeline:
             raise ConfigError(
                 "offsets.group",
                 f"group {self.group!r} holds positions of pipeline {stamped.pipeline!r}",

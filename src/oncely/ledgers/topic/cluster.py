@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaException
@@ -28,10 +28,10 @@ from oncely.clients.kafka.client import (
     make,
 )
 from oncely.clients.kafka.compacted_topic import TopicLog
-from oncely.clients.kafka.non_transactional import Delivered, Plain
 from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.producer_settings import producer_config
-from oncely.clients.kafka.topics import identified, ledger_partition
+from oncely.clients.kafka.sender import Delivered, Plain
+from oncely.clients.kafka.topics import identified, ledger_partition, require_partitions
 from oncely.clients.kafka.transaction import Transaction
 from oncely.core.ledger import Entry
 from oncely.core.topics import Position, TopicPartition
@@ -64,18 +64,8 @@ READER: Mapping[str, object] = {
 _AGAIN = 0.05  # seconds
 
 
-class Connect(Protocol):
-    """Creates a client of librdkafka; tests inject faults here."""
-
-    def __call__(
-        self,
-        kind: Any,
-        brokers: str,
-        kafka: Mapping[str, object],
-        error_state: ErrorState,
-        **own: Any,
-    ) -> Any:
-        """See :func:`oncely.clients.kafka.client.make`."""
+Connect = Callable[..., Any]
+"""As :func:`oncely.clients.kafka.client.make`; tests inject faults here."""
 
 
 @dataclass(frozen=True)
@@ -262,9 +252,8 @@ class Cluster:
 
         Raises the errors of :meth:`stamped_offsets`.
         """
-        owns, group = self.keys.owns, self.pipeline_topics.group
         found = self.stamped_offsets(partitions)
-        return {tp: one for tp, one in found.items() if owns(one, group)}
+        return {tp: one for tp, one in found.items() if one.pipeline == self.keys.pipeline}
 
     def stamped_offsets(
         self, partitions: Collection[TopicPartition], *, stable: bool = True
@@ -279,6 +268,7 @@ class Cluster:
         error that the group's coordinator has moved.
 
         Raises:
+            OlderFormat: an offset is of a version before the first release.
             Unavailable: a transaction stayed open, or no answer.
         """
         doing = f"read the offsets of group {self.pipeline_topics.group!r}"
@@ -371,21 +361,14 @@ class Cluster:
             if copy.next > self._log.next:
                 self._log.next, self._view, self._partition = copy[0], copy.view.copy(), copy[2]
 
-    def place(self, partitions: int) -> None:
-        """Use the pipeline's partition of a ledger topic with that many; called by each start, as
-        the topic may have been recreated, or extended."""
-        now = ledger_partition(self.pipeline_topics.pipeline, partitions)
-        if now != self._partition:
-            with self._reading:
-                self._log.restart()
-                self._partition, self._alone = now, False
-
     def _own_partition(self) -> int:
         if self._partition is None:
-            known = identified(self.admin, self.pipeline_topics.ledger_topic)
-            if known is None:
-                return 0  # the request that follows fails: there is no such topic
-            self._partition = ledger_partition(self.pipeline_topics.pipeline, known[1])
+            name = self.pipeline_topics.ledger_topic
+            own = ledger_partition(self.pipeline_topics.pipeline)
+            if (known := identified(self.admin, name)) is None:
+                return own  # the request that follows fails: there is no such topic
+            require_partitions(name, known[1])
+            self._partition = own
         return self._partition
 
     def bounds(self, *, stable: bool) -> tuple[int, int]:

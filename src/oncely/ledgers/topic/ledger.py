@@ -124,7 +124,7 @@ class TopicLedger:
         """Take the next epoch and every position; see :mod:`oncely.ledgers.topic.takeover`."""
         check_open_files(self.cluster.admin, TOGETHER + (KEPT if self.mode == "turns" else 0))
         name = self.pipeline_topics.ledger_topic
-        self.cluster.place(topics.require_ledger(self.cluster.admin, name, create=self.create))
+        topics.require_ledger(self.cluster.admin, name, create=self.create)
         opener = takeovers.Opener(
             self.cluster, self.run, self.target, takeover, self.mode, self.outputs()
         )

@@ -8,12 +8,12 @@ its first offset. After that its position is that of the reset, and no longer lo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from oncely.core.topics import TopicPartition, from_tree
-from oncely.errors import Stopped
+from oncely.errors import ConfigError, Stopped
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.records import PipelineRecord, tree_names
+from oncely.ledgers.topic.records import OffsetMetadata, PipelineRecord, tree_names
 
 
 def lost_partitions(
@@ -81,3 +81,28 @@ def refuse_lost(
         way_out="look in the output for the last records written, and set positions with"
         " `oncely offsets reset`; or give the pipeline a new name to begin again",
     )
+
+
+# -- positions of another pipeline ---------------------------------------------------------
+
+
+def refuse_foreign(stamps: Mapping[TopicPartition, OffsetMetadata], topics: PipelineTopics) -> None:
+    """Refuse a group that holds positions of another pipeline.
+
+    Args:
+        stamps: the group's offsets.
+        topics: the group.
+
+    Raises:
+        ConfigError: the error names group and pipeline.
+    """
+    named = sorted({one.pipeline for one in stamps.values()} - {topics.pipeline})
+    if named:
+        raise ConfigError(
+            "source.group",
+            f"group {topics.group!r} holds positions of pipeline {', '.join(map(repr, named))}: two"
+            " pipelines in one group would use each other's positions",
+            way_out="name a group in source.group that no other pipeline commits to; where"
+            f" {topics.pipeline!r} has written before, set its positions with"
+            " `oncely offsets reset`",
+        )

@@ -13,12 +13,13 @@ The ledger is a compacted topic. Each pipeline has one partition of it. Its keys
 
 A committed group offset is the position's fast copy, and its metadata adds epoch, mode and the
 pipeline's name. An offset without such metadata was written by another program and is ignored, as
-is an offset of another pipeline. The metadata of earlier versions has no name: see
-:meth:`LedgerKeys.owns`.
+is an offset of another pipeline. Metadata without a name is of a version before the first release,
+and is refused.
 
 A value with a ``format`` above :data:`FORMAT` was written by a newer version and is refused; one
-without it has format 1. A takeover writes the pipeline's record, so that no older version follows a
-newer one (docs/decisions/0052).
+without it has format 1. A value without a field of :data:`_NOT_IN_EARLY_VERSIONS` is of a version
+before the first release, and is refused. A takeover writes the pipeline's record, so that no older
+version follows a newer one (docs/decisions/0052).
 
 Both copies contain the mode of the run that wrote them, which determines the only transactional id
 that may move the position (docs/decisions/0012).
@@ -35,11 +36,15 @@ import msgspec
 from oncely.core.budget import RejectCount
 from oncely.core.ledger import Entry
 from oncely.core.topics import Position, TopicPartition, from_tree
-from oncely.errors import Stopped
-from oncely.ledgers.format import require_known_format
+from oncely.errors import OlderFormat, Stopped
+from oncely.ledgers.format import refuse_lacking, require_known_format
 from oncely.ledgers.totals import Totals
 
 _STAMP = "oncely"
+_NOT_IN_EARLY_VERSIONS = (
+    "outputs", "resetting", "leaders", "counted",
+    "records", "rows", "rejects", "filtered", "mode", "totals", "backfilled",
+)  # fmt: skip
 FORMAT = 1
 """The newest format of records. Format 1 is not written."""
 
@@ -71,12 +76,12 @@ class PositionRecord(msgspec.Struct, frozen=True):
     start: int
     end: int
     kind: str
-    records: int = 0
-    rows: int = 0
-    rejects: int = 0
-    filtered: int = 0
-    mode: Mode = "partition"
-    totals: Totals | None = None
+    records: int
+    rows: int
+    rejects: int
+    filtered: int
+    mode: Mode
+    totals: Totals | None
 
     @property
     def entry(self) -> Entry:
@@ -123,10 +128,10 @@ class PipelineRecord(msgspec.Struct, frozen=True):
     target: str
     pending: dict[str, dict[int, int]]
     settled: dict[str, list[int]]
-    outputs: dict[str, str] = {}
-    resetting: dict[str, dict[int, int]] = {}
-    leaders: dict[str, dict[int, int]] = {}
-    counted: RejectCount = RejectCount()
+    outputs: dict[str, str]
+    resetting: dict[str, dict[int, int]]
+    leaders: dict[str, dict[int, int]]
+    counted: RejectCount
     whole: WholeTakeovers | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -136,7 +141,7 @@ class ResetRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         position: the position that it has set.
-        before: the position before it; not written by earlier versions.
+        before: the position before it; not written if that was lost.
     """
 
     position: int
@@ -165,7 +170,7 @@ class RewriteRecord(msgspec.Struct, frozen=True):
     start: int
     end: int
     epoch: int
-    backfilled: list[tuple[int, int, int]] = []
+    backfilled: list[tuple[int, int, int]]
 
 
 @dataclass
@@ -302,18 +307,6 @@ class LedgerKeys:
         """The key of the last rewrite of a partition's records."""
         return msgspec.json.encode(["rewritten", self.pipeline, *tp])
 
-    def owns(self, stamped: OffsetMetadata, group: str) -> bool:
-        """True if the metadata of an offset in ``group`` was written by this pipeline.
-
-        Metadata without a name is ours in the group that is named after this pipeline. In a group
-        that is set in the pipeline file it may be another pipeline's, so it is ignored: if it is
-        ours, the ledger topic has the same position, because both were written by one transaction.
-        """
-        named_after = f"oncely-{self.pipeline}"
-        return stamped.pipeline == self.pipeline or (
-            not stamped.pipeline and group in (named_after, replay_group(named_after))
-        )
-
     def take(self, view: View, key: bytes | None, value: bytes | None) -> bool:
         """Apply one record of the ledger topic; those of other pipelines are ignored.
 
@@ -322,7 +315,8 @@ class LedgerKeys:
 
         Raises:
             Stopped: a record of this pipeline is invalid: another program has written it.
-            NewerFormat: a newer version of Oncely has written a record of this pipeline.
+            NewerFormat, OlderFormat: another version of Oncely has written a record of this
+                pipeline.
         """
         try:
             known = msgspec.json.decode(key or b"")
@@ -353,6 +347,7 @@ class LedgerKeys:
                 case _ if value:
                     self._take_letters(view, key, value)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            refuse_lacking(error, what, _NOT_IN_EARLY_VERSIONS)
             raise Stopped(
                 f"the ledger topic holds a record under {key} that Oncely has not written: {error}",
                 way_out="write the last good value of that key once more behind it (the topic holds"
@@ -389,7 +384,7 @@ def stamp(moved: PositionRecord | OffsetMetadata, pipeline: str) -> str:
 
 
 class OffsetMetadata(msgspec.Struct, frozen=True):
-    """A group offset with our metadata; ``pipeline`` is empty in metadata without a name."""
+    """A group offset with our metadata."""
 
     position: int
     epoch: int
@@ -410,7 +405,11 @@ StoredPosition = PositionRecord | OffsetMetadata
 
 
 def read_stamp(offset: Position, metadata: str | None) -> OffsetMetadata | None:
-    """The group offset, or None if it was committed by a tool or another client."""
+    """The group offset, or None if it was committed by a tool or another client.
+
+    Raises:
+        OlderFormat: the metadata has no name of a pipeline.
+    """
     try:
         found = msgspec.json.decode((metadata or "").encode())
     except msgspec.DecodeError:
@@ -418,10 +417,8 @@ def read_stamp(offset: Position, metadata: str | None) -> OffsetMetadata | None:
     match found:
         case ["oncely", int(epoch), str(cluster), str(topic_id), *rest] if offset >= 0:
             match rest:
-                case []:
-                    return OffsetMetadata(offset, epoch, cluster, topic_id)
-                case ["batch"]:
-                    return OffsetMetadata(offset, epoch, cluster, topic_id, "batch")
+                case [] | ["batch"]:
+                    raise OlderFormat(f"the consumer group's offset {offset} (epoch {epoch})")
                 case [
                     "partition" | "batch" | "first" | "second" as mode,
                     str(pipeline),
@@ -433,7 +430,7 @@ def read_stamp(offset: Position, metadata: str | None) -> OffsetMetadata | None:
 
 
 def _totals(given: object = None, *_: object) -> Totals | None:
-    """The totals in metadata; None in that of an earlier version."""
+    """The totals in metadata; None if the position has none."""
     try:
         return None if given is None else msgspec.convert(given, Totals)
     except msgspec.ValidationError:  # of a later version: they begin anew

@@ -35,8 +35,7 @@ def same_outputs(old: PipelineRecord, now: Mapping[str, str | None], name: str) 
         TableMismatch: the error names the topic.
     """
     for topic, id_ in sorted(now.items()):
-        was_there = topic in old.outputs or topic == old.target
-        if (id_ is None and was_there) or (id_ is not None and old.outputs.get(topic, id_) != id_):
+        if old.outputs.get(topic, id_) != id_:
             again = "" if id_ is None else " and recreated"
             raise TableMismatch(
                 f"{topic!r} was deleted{again} since pipeline {name!r} wrote to it: its "

@@ -179,6 +179,7 @@ class PositionTakeover:
         topic_id = self.source.topic_ids.get(tp.topic, "")
         epoch, cluster = self.fence.epoch, self.source.cluster_id
         totals = None if tp in self.forced else self.cluster.totals(tp, at)
+        no_records, mode = (0, 0, 0, 0), FIRST[self.mode]
         return PositionRecord(
-            at, epoch, cluster, topic_id, at, at, "taken", mode=FIRST[self.mode], totals=totals
+            at, epoch, cluster, topic_id, at, at, "taken", *no_records, mode, totals
         )

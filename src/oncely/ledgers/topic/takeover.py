@@ -66,8 +66,12 @@ from oncely.errors import Fenced, InvariantViolation, Unavailable
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.topic.cluster import Cluster, newer
 from oncely.ledgers.topic.compare_and_set import compare_and_set, run_concurrently
-from oncely.ledgers.topic.foreign import refuse_foreign
-from oncely.ledgers.topic.lost import lost_partitions, newest_lost_epoch, refuse_lost
+from oncely.ledgers.topic.lost import (
+    lost_partitions,
+    newest_lost_epoch,
+    refuse_foreign,
+    refuse_lost,
+)
 from oncely.ledgers.topic.records import (
     NEXT,
     PipelineRecord,
@@ -281,11 +285,8 @@ class Opener:
         """The ledger's positions, and those for which only the group's copy is left."""
         found: dict[TopicPartition, StoredPosition] = dict(view.positions)
         stamps = self.cluster.stamped_offsets(partitions)
-        refuse_foreign(stamps, view.positions, self.cluster.pipeline_topics)
-        owns, group = self.cluster.keys.owns, self.cluster.pipeline_topics.group
+        refuse_foreign(stamps, self.cluster.pipeline_topics)
         for tp, stamped in stamps.items():
-            if not owns(stamped, group):
-                continue  # it has no name: the ledger topic has the position
             self._same_source(stamped.cluster, {tp.topic: stamped.topic_id})
             known = found[tp].entry if tp in found else None
             if newer(known, stamped.entry) == stamped.entry:

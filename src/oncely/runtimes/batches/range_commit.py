@@ -35,7 +35,7 @@ from oncely.runtimes.batches.task import (
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.jobs.base import Jobs, all_of
 from oncely.runtimes.row_transform import RowTransform
-from oncely.sinks.base import StagesRanges
+from oncely.sinks.base import StagesBatches
 
 _ROUNDS = (None, None, 1)
 """The number of tasks that may stage in each round. Nearly always one round suffices. Tasks that
@@ -44,7 +44,7 @@ single task stages their ranges, which contradicts no other."""
 
 
 @dataclass(kw_only=True)
-class RangeCommit(PublishingRun[StagesRanges, RowTransform]):
+class RangeCommit(PublishingRun[StagesBatches, RowTransform]):
     """Tasks stage the records that they read; the driver publishes.
 
     Attributes:

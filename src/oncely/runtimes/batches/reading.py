@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 
 from oncely.commit.run import OpenRun
-from oncely.core.batch import Chunk, RecordSource
+from oncely.core.batch import Chunk
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import DataLost, Unavailable
 from oncely.runtimes.batches.plan import Ranges
-from oncely.runtimes.chunks import Bounds, Processing
-from oncely.runtimes.dead_letters import dead_letters
+from oncely.runtimes.chunks import Bounds, Processing, dead_letters
 from oncely.runtimes.row_transform import RowTransform
+from oncely.sources.kafka import KafkaSource
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Reading:
         headers: the sink reads the records' headers.
     """
 
-    source: RecordSource
+    source: KafkaSource
     decoder: Decoder
     transform: RowTransform
     needs: frozenset[str]
@@ -63,7 +63,7 @@ class Reading:
             yield from self.processing(again=again).chunks(starts, tables, self.bounds)
 
 
-def fetched(source: RecordSource, ranges: Ranges, needs: frozenset[str]) -> Iterator[pa.Table]:
+def fetched(source: KafkaSource, ranges: Ranges, needs: frozenset[str]) -> Iterator[pa.Table]:
     """The records of ranges as tables, ascending in each partition.
 
     Raises:

@@ -38,7 +38,7 @@ from oncely.runtimes.batches.plan import Ranges
 from oncely.runtimes.batches.reading import Reading
 from oncely.runtimes.jobs.base import Attempt, ShuffleBlock
 from oncely.runtimes.pipelined_commit import PipelinedCommit
-from oncely.sinks.base import CommitsChunks, StagesRanges, StagingTask
+from oncely.sinks.base import CommitsChunks, StagesBatches, StagingTask
 
 TOO_MANY = "{} records of this batch can't be written"
 MEND = "correct decode or transform"
@@ -67,7 +67,7 @@ class RangePlan:
             refuses the batch independently of other tasks.
     """
 
-    sink: StagesRanges
+    sink: StagesBatches
     fence: Fence
     batch_id: int
     reading: Reading

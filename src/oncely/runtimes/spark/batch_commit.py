@@ -24,7 +24,7 @@ from oncely.core.topics import TopicPartition
 from oncely.phases import phase
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, shares_of
-from oncely.runtimes.dead_letters import dead_letters
+from oncely.runtimes.chunks import dead_letters
 from oncely.runtimes.jobs.base import all_of
 from oncely.runtimes.spark.decode_task import (
     OFFSET,
@@ -37,11 +37,9 @@ from oncely.runtimes.spark.decode_task import (
     decoded_schema,
     origin,
 )
-from oncely.runtimes.spark.determinism import refuse_non_deterministic
-from oncely.runtimes.spark.frames import StagePlan, stage_rows
-from oncely.runtimes.spark.held_rows import HeldRows
+from oncely.runtimes.spark.frames import StagePlan, arrow_schema, spark_schema, stage_rows
+from oncely.runtimes.spark.held_rows import HeldRows, refuse_non_deterministic
 from oncely.runtimes.spark.jobs import SparkJobs, answered, collected
-from oncely.runtimes.spark.schemas import arrow_schema, spark_schema
 from oncely.secrets import carried
 from oncely.sinks.base import PacksRows, StagesBatches
 

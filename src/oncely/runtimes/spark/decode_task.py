@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from oncely.core.batch import RecordSource
 from oncely.core.topics import TopicPartition
 from oncely.decode.base import Decoded, Decoder
 from oncely.runtimes.batches.plan import Ranges
 from oncely.runtimes.batches.reading import fetched, isolating
 from oncely.runtimes.spark.jobs import this_attempt
 from oncely.runtimes.spark.worker import settle
+from oncely.sources.kafka import KafkaSource
 
 TOPIC, PARTITION, OFFSET, REASON, VALUE = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "reason", "value")
@@ -34,7 +34,7 @@ class DecodePlan:
         shares: the ranges of each task.
     """
 
-    source: RecordSource
+    source: KafkaSource
     decoder: Decoder
     needs: frozenset[str]
     shares: Sequence[Ranges]

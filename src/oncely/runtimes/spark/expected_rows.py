@@ -15,8 +15,8 @@ from oncely.runtimes.batches.reading import isolating
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.spark.decode_task import OFFSET, PARTITION, TOPIC
+from oncely.runtimes.spark.frames import spark_schema
 from oncely.runtimes.spark.jobs import this_attempt
-from oncely.runtimes.spark.schemas import spark_schema
 from oncely.runtimes.spark.worker import settle
 from oncely.secrets import carried
 

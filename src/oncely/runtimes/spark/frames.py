@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,6 +15,9 @@ from oncely.phases import phase, timed
 from oncely.runtimes.jobs.base import Attempt, ShuffleBlock
 from oncely.runtimes.spark.jobs import Batches
 from oncely.sinks.base import PacksRows, StagesBatches
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _PACKET_BYTES = 4_000_000  # of rows, before a sink has converted them
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -76,3 +81,23 @@ def _serialized(rows: pa.Table) -> bytes:
     with pa.ipc.new_stream(stream, rows.schema, options=_COMPRESSED) as writer:
         writer.write_table(rows)
     return bytes(stream.getvalue())
+
+
+# -- schemas, alike on every release of Spark ----------------------------------------------
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The columns of a DataFrame; timestamps are those of UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # Later releases have no default for the time zone, earlier ones no parameter.
+    asks = "timezone" in inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, **({"timezone": "UTC"} if asks else {}))
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Columns of Arrow, all nullable; a timestamp without a time zone is one of UTC."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    nullable = pa.schema([field.with_nullable(True) for field in schema])
+    return from_arrow_schema(nullable, prefer_timestamp_ntz=False)

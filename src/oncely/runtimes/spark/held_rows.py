@@ -3,6 +3,10 @@
 Tasks convert the rows to packets, which a local checkpoint keeps. So all of the transform's work is
 done before a transaction begins, and a transaction that is repeated writes the same rows. The
 driver reads the packets in parts; neither it nor its JVM holds all of them.
+
+A plan must give the same rows when a part of it is repeated, which is checked. When an executor is
+lost in the middle of a shuffle, Spark repeats only the lost map tasks. If they give other rows than
+before, some rows are duplicated and others lost. So the input of an exchange must be deterministic.
 """
 
 from __future__ import annotations
@@ -11,14 +15,14 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from oncely.core.batch import Batch, Packet, Staged, StagedRowsGone
 from oncely.core.claim import NO_RECORDS, Counts
+from oncely.errors import ConfigError
 from oncely.runtimes.jobs.base import all_of
-from oncely.runtimes.spark.determinism import refuse_non_deterministic
 from oncely.runtimes.spark.frames import PacketSize, pack_rows
 from oncely.runtimes.spark.jobs import answered, collected
 from oncely.sinks.base import PacksRows
@@ -88,3 +92,41 @@ class HeldRows:
 
 def _sum(staged: Sequence[Staged]) -> Counts:
     return sum((Counts(0, one.rows, 0, 0, one.digest, one.recipe) for one in staged), NO_RECORDS)
+
+
+# -- determinism ---------------------------------------------------------------------------
+
+
+def refuse_non_deterministic(frame: DataFrame) -> None:
+    """Refuse ``rand()``, ``uuid()`` and non-deterministic functions below a shuffle.
+
+    Raises:
+        ConfigError: names the operator.
+    """
+    physical = frame._jdf.queryExecution().executedPlan()
+    for node in _nodes(physical):
+        if "Exchange" not in node.nodeName():
+            continue
+        for below in _nodes(node):
+            if not _own_expressions_deterministic(below):
+                raise ConfigError(
+                    "transform.spark",
+                    f"{below.nodeName()} is not deterministic and feeds a shuffle",
+                    way_out="take rand(), uuid() and the like after the last shuffle,"
+                    " or derive the value from the record",
+                )
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """The operators of a physical plan, also inside an adaptive one."""
+    if plan.getClass().getSimpleName() == "AdaptiveSparkPlanExec":
+        plan = plan.initialPlan()  # the plan with exchanges, which its input plan lacks
+    yield plan
+    children = plan.children()
+    for i in range(children.length()):
+        yield from _nodes(children.apply(i))
+
+
+def _own_expressions_deterministic(plan: Any) -> bool:
+    expressions = plan.expressions()
+    return all(bool(expressions.apply(i).deterministic()) for i in range(expressions.length()))

@@ -27,9 +27,9 @@ from oncely.errors import OncelyError, WrongInput
 from oncely.ledgers.sql.statements import Registered
 from oncely.ledgers.sql.takeover import require_held
 from oncely.runtimes.spark.checkpoint import BatchRanges, Checkpoint, format_offsets
-from oncely.runtimes.spark.errors import is_java, without_stack
+from oncely.runtimes.spark.frames import arrow_schema
 from oncely.runtimes.spark.held_rows import HeldRows
-from oncely.runtimes.spark.schemas import arrow_schema
+from oncely.runtimes.spark.jobs import is_java, without_stack
 from oncely.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class PublishedBatches:
             raise self._other_checkpoint(
                 f"batch {query.batch_id} is older than the last published, {known.query_batch}"
             )
-        if known.query_plan not in (None, query.plan):
+        if known.query_plan != query.plan:
             raise self._other_checkpoint(
                 f"batch {query.batch_id} is published and was planned again"
             )

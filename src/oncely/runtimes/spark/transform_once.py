@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from oncely.runtimes.jobs.base import Attempt, all_of
 from oncely.runtimes.spark.batch_commit import Transform
+from oncely.runtimes.spark.frames import arrow_schema, spark_schema
 from oncely.runtimes.spark.jobs import answered, collected
-from oncely.runtimes.spark.schemas import arrow_schema, spark_schema
 from oncely.secrets import carried
 
 if TYPE_CHECKING:

@@ -1,14 +1,20 @@
-"""Replay of dead letters: valid records become rows, in the commit that removes the dead letter.
+"""Replays and discards of dead letters.
 
-The file of dead letters is the token: a commit replaces it by a file of those that still fail, and
-of those that were not processed yet. A file that the ledger does not list any more was replayed, or
-voided by a reset, by another process.
+In a replay, valid records become rows in the commit that removes the dead letter. The file of dead
+letters is the token: a commit replaces it by a file of those that still fail, and of those that
+were not processed yet. A file that the ledger does not list any more was replayed, or voided by a
+reset, by another process.
+
+In a discard, a file with chosen dead letters is replaced by a file in which these are without
+content, in one commit of the table. As any other, the commit is refused unless it follows the
+version of its decision: a replay at the same time comes before it, or finds the file replaced.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,3 +124,30 @@ class DeltaReplay:
         self._waiting[:1] = [path for path, _ in left]
         self._kept = self._kept + done.kept if left else 0
         return done
+
+
+# -- discards ------------------------------------------------------------------------------
+
+
+def discard_letters(
+    sink: DeltaSink, which: Callable[[Reject], bool], execute: bool
+) -> Counter[str]:
+    """Discard pending dead letters: see
+    :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""
+    ledger, reasons = sink.ledger, Counter[str]()
+    state = ledger.read()
+    rejects, replaced = list(state.document.rejects), dict[str, str]()
+    for at, (path, pending) in enumerate(rejects):
+        letters = ledger.letters(path) if pending else []
+        left = [one.discarded if one.pending and which(one) else one for one in letters]
+        chosen = [new for new, old in zip(left, letters, strict=True) if new is not old]
+        reasons.update(one.reason for one in chosen)
+        if chosen and execute:
+            [rejects[at]] = ledger.keep(state, left)
+            replaced[rejects[at][0]] = path
+    if replaced:
+        document = msgspec.structs.replace(state.document, rejects=rejects)
+        ledger.commit(state, document, {"kind": "discard", "replaced": replaced})
+    if execute:  # the replaced files, also those of an attempt whose answer was lost
+        ledger.tidy(Fence(sink.pipeline, state.document.epoch))
+    return reasons

@@ -145,7 +145,12 @@ class DeltaRewrites:
         return Rewritten(found.rows.num_rows, len(found.letters), NO_RECORDS)
 
     def end_refusal(self, refused: str) -> None:
-        """Accept a table that a RESTORE has taken back, and that lacks nothing."""
+        """Accept a table that a RESTORE has taken back, if it is still refused for this reason,
+        which was read before an audit that has found nothing lacking.
+
+        Raises:
+            Unavailable: the outcome is unknown; repeat.
+        """
         self.sink.ledger.end_refusal(refused)
 
     # -- what is there -----------------------------------------------------------------------

@@ -29,7 +29,8 @@ _BATCH = -1
 
 def replay_into_files(sink: FilesSink) -> TopicReplay:
     """A replay of a prepared sink, by the publisher's transactional id: see the module."""
-    return TopicReplay(sink, sink.pipeline_topics.keys.publisher, partial(_staged, sink))
+    publisher, write = sink.pipeline_topics.keys.publisher, partial(_staged, sink)
+    return TopicReplay(sink.ledger, sink.rejects_topic, publisher, write, sink.close)
 
 
 def _staged(sink: FilesSink, judged: Judged) -> Passed:

@@ -39,7 +39,7 @@ from oncely.core.ranges import OffsetRange, normalize
 from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together
 from oncely.core.topics import TopicPartition
 from oncely.lake.manifest import Contents
-from oncely.lake.names import is_mixed
+from oncely.lake.paths import is_mixed
 from oncely.lake.records import ManifestFile, Receipt, read_receipt
 from oncely.lake.replacing import Replacing
 from oncely.ledgers.topic.cluster import Cluster
@@ -56,7 +56,11 @@ Waiting = Mapping[TopicPartition, frozenset[int]]
 
 @dataclass
 class FilesRewrites:
-    """Rewrites of the table of a pipeline.
+    """Rewrites of the table of a pipeline, as :class:`oncely.sinks.base.RewritesRecords`. Rows do
+    not contain the offsets of their records, so a file is replaced as a whole.
+
+    :meth:`rewrite_together` and :meth:`remove_unexpected` raise PositionMoved if nothing was
+    written (read the ledger and decide again), Unavailable if the outcome is unknown (repeat).
 
     Attributes:
         sink: prepared.
@@ -81,7 +85,8 @@ class FilesRewrites:
         return self.sink.cluster.committed()
 
     def groups(self, wanted: Spans) -> list[Together]:
-        """The files that contain rows of these offsets, with all their offsets."""
+        """The files that contain rows of these offsets, with all their offsets, in groups that are
+        independent of each other. Offsets that were never committed are left out."""
         view, contents = self.sink.cluster.look(), self.sink.manifest.look()
         files = self._current(contents, view)
         known = _committed(files, view)
@@ -103,7 +108,14 @@ class FilesRewrites:
         entries: Mapping[TopicPartition, Entry],
         produce: Produce,
     ) -> Rewritten:
-        """Write new files, and name them in place of the old ones, in one transaction."""
+        """Write new files, and name them in place of the old ones, in one transaction.
+
+        Args:
+            kind: the kind of the amendment.
+            group: the offsets.
+            entries: the ledger's entries on which that was decided.
+            produce: what the records produce at present.
+        """
         with self._replacing.compared():
             pass  # a transaction that a killed rewrite has left open ends: it hides what is read
         since = self.sink.store.now()

@@ -235,7 +235,7 @@ class FilesSink:
     # -- the driver: a batch ---------------------------------------------------------------
 
     def agree(self, staged: Staged) -> bool:
-        """Merge the schemas of a task; see :class:`oncely.sinks.base.StagesRanges`."""
+        """Merge the schemas of a task; see :class:`oncely.sinks.base.StagesBatches`."""
         if staged.name is None:  # packets of contradicting tasks
             return False
         return self._schemas.agree(read_receipt(staged.name))
@@ -287,7 +287,6 @@ class FilesSink:
         """
         self._schemas = ScopeSchemas()
         self._schemas.take(self.manifest.schemas())
-        self._schemas.as_of_today(self.form.scope_columns)
         if self.form.schema is not None:
             self._schemas.known[()] = self._fixed(self._schemas.known.get(()))
 
@@ -325,8 +324,7 @@ class FilesSink:
     @contextmanager
     def _claim(self) -> Iterator[ManifestClaim]:
         """The claim, with a separate reader that does not keep the whole manifest in memory."""
-        names = self.topics.manifest, self.topics.schema
-        with Manifest(self.pipeline_topics, *names, self.store) as manifest:
+        with Manifest(self.pipeline_topics, self.topics.manifest, self.topics.schema) as manifest:
             yield ManifestClaim(self.cluster, manifest, self.store.url)
 
     def _check_columns(self) -> None:

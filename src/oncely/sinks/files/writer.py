@@ -21,9 +21,8 @@ from oncely.clients.files.uploads import Uploads
 from oncely.decode.scopes import typed
 from oncely.errors import ConfigError
 from oncely.lake.avro_file import AvroFiles
-from oncely.lake.cutting import file_starts, whole_records
 from oncely.lake.described import Description, describe
-from oncely.lake.gathered import Gathered, Ints, Origin, joined
+from oncely.lake.gathered import Gathered, Ints, Origin, file_starts, joined, whole_records
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.partitions import PartitionColumn, Rejected, Splitter, Values
 from oncely.lake.paths import FileNames, directory

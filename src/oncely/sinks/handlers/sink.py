@@ -111,7 +111,7 @@ class HandlersSink:
     def finish(
         self, chunk: Chunk, fence: Fence, claim: Claim, max_rejects: int | None = None
     ) -> Mapping[TopicPartition, Sequence[Finished]]:
-        """The same for a thread that has some of the keys."""
+        """As :meth:`commit`, for the ranges of ``claim.parts``; other threads commit others."""
         return self._committed(chunk, fence, claim, max_rejects)
 
     def _committed(

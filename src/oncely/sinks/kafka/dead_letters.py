@@ -23,8 +23,8 @@ from oncely.core.batch import Reject
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.foreign import refuse_foreign
-from oncely.ledgers.topic.records import OffsetMetadata, View, replay_group
+from oncely.ledgers.topic.lost import refuse_foreign
+from oncely.ledgers.topic.records import View, replay_group
 from oncely.sinks.kafka.dead_letter_messages import DeadLetter, opened
 
 
@@ -127,20 +127,16 @@ class DeadLetters:
             return None
         topic_id, number = known
         wanted = [TopicPartition(self.topic, one) for one in range(number)]
-        found: dict[TopicPartition, Position] = {}
-        stamps: dict[TopicPartition, OffsetMetadata] = {}
-        if certain:
-            stamps = cluster.stamped_offsets(wanted)
-            stamps = {tp: one for tp, one in stamps.items() if one.topic_id == topic_id}
-            owns, group = cluster.keys.owns, cluster.pipeline_topics.group
-            found = {tp: one.position for tp, one in stamps.items() if owns(one, group)}
+        stamps = cluster.stamped_offsets(wanted) if certain else {}
+        stamps = {tp: one for tp, one in stamps.items() if one.topic_id == topic_id}
         # A reset that another pipeline's open transaction hides in the ledger topic has voided dead
         # letters.
         view = cluster.settled() if certain else cluster.look()
         if view.pipeline is None:
             return None
         noted = {tp: one.position for tp, one in view.replayed.items() if one.topic_id == topic_id}
-        refuse_foreign(stamps, noted, cluster.pipeline_topics)
+        refuse_foreign(stamps, cluster.pipeline_topics)
+        found = {tp: one.position for tp, one in stamps.items()}
         positions = {tp: max(found.get(tp, 0), noted.get(tp, 0)) for tp in wanted}
         return ReplayPosition(topic_id, positions, view)
 

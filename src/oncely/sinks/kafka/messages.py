@@ -16,8 +16,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from oncely.clients.kafka.producer import Columns, binaries, lengths
+from oncely.clients.kafka.producer import Columns
 from oncely.clients.kafka.topics import TopicLimits
 from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, IntArray, Rejection
@@ -116,7 +117,7 @@ class Encoded:
         plain = self.columns(at)
         headers = [self.headers[i] for i in at.tolist()] if self.headers else [()] * len(at)
         times = [self.timestamps[i] for i in at.tolist()] if self.timestamps else [None] * len(at)
-        return list(map(Message, binaries(plain.value), binaries(plain.key), headers, times))
+        return list(map(Message, plain.value.to_pylist(), plain.key.to_pylist(), headers, times))
 
     @property
     def plain(self) -> bool:
@@ -195,7 +196,7 @@ def _values(chunk: Chunk, form: RecordFormat) -> tuple[pa.LargeBinaryArray, list
     bad: list[Rejection] = []
     for at in range(chunk.rows.num_rows):
         try:
-            done += binaries(form.values(chunk.rows.slice(at, 1)))
+            done += form.values(chunk.rows.slice(at, 1)).to_pylist()
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
             done.append(None)
             reason = f"can't be encoded: {type(error).__name__}: {error}"
@@ -229,7 +230,8 @@ def _all_accepted(found: Encoded, limits: TopicLimits, now: int) -> bool:
     times = [one for one in found.timestamps or () if one is not None]
     if times and (_untimely(min(times), limits, now) or _untimely(max(times), limits, now)):
         return False
-    largest = int(lengths(found.key).max() + lengths(found.value).max())
+    sizes = map(pc.binary_length, (found.key, found.value))
+    largest = sum(pc.max(one).as_py() or 0 for one in sizes)
     return _BATCH + _MOST + largest <= limits.size
 
 

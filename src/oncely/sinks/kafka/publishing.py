@@ -15,19 +15,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from oncely.clients.kafka.producer import Columns, binaries
+from oncely.clients.kafka.producer import Columns
 from oncely.clients.kafka.sender import Message, Sender
-from oncely.core.batch import Batch, StagedRowsGone
+from oncely.core.batch import Batch, Chunk, Packet, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence
+from oncely.core.digest import digest_sum
 from oncely.errors import Unavailable, check
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import moving, write_positions
+from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.kafka.dead_letter_messages import dead_letters
-from oncely.sinks.kafka.record_format import header_lists
+from oncely.sinks.kafka.messages import Encoded, Limits, encode
+from oncely.sinks.kafka.record_format import RecordFormat, header_lists
+from oncely.sinks.row_digests import row_digests
 
 # Upper bound of a publication's memory in librdkafka, for any size.
 _QUEUE = {"queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 65_536}
@@ -102,7 +107,7 @@ class PackedMessages:
         if not self.headers:
             writer.send_columns(topic, plain)
         else:
-            values, keys = binaries(plain.value), binaries(plain.key)
+            values, keys = plain.value.to_pylist(), plain.key.to_pylist()
             headers = header_lists(part.column("headers"))
             writer.send(topic, map(Message, values, keys, headers))
 
@@ -197,3 +202,66 @@ class Publisher:
                 way_out="raise sink.transaction_timeout (up to the broker's"
                 " transaction.max.timeout.ms), or lower spark.max_records_per_batch",
             ) from error
+
+
+# -- rows of a Spark transform as packets --------------------------------------------------
+
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),  # null: the sink's only topic
+        ("key", pa.large_binary()),
+        ("value", pa.large_binary()),
+        ("headers", _HEADERS),  # null: none
+    ]
+)
+
+
+def packets(rows: pa.Table, form: RecordFormat, limits: Limits) -> list[Packet]:
+    """Encode rows, in a packet for each topic.
+
+    Raises:
+        Stopped: a row cannot be encoded. After a transform a row belongs to no single record, so it
+            cannot become a reject.
+    """
+    return [_packet(topic, part, form) for topic, part in _by_topic(_encoded(rows, form, limits))]
+
+
+def _packet(topic: str | None, part: pa.Table, form: RecordFormat) -> Packet:
+    digest = digest_sum(row_digests(part, None, form.recipe))
+    name = form.topic if topic is None else topic
+    return Packet(Staged(name, part.num_rows, digest, str(form.recipe)), part)
+
+
+def _encoded(rows: pa.Table, form: RecordFormat, limits: Limits) -> pa.Table:
+    none, each = np.array([], dtype=np.int64), np.arange(rows.num_rows)
+    chunk = Chunk({}, (), each, each, rows, each, None, none, (), lambda _: [])
+    found = encode(chunk, form, limits)
+    if found.rejections:
+        raise row_refused(found.rejections[0].reason, NO_SINGLE_RECORD)
+    topics = pa.array(_topics(found), SCHEMA.field("topic").type)
+    headers = pa.array(_headers(found), SCHEMA.field("headers").type)
+    return pa.table([topics, found.key, found.value, headers], schema=SCHEMA)
+
+
+def _topics(found: Encoded) -> Sequence[str | None]:
+    return found.topic if found.only is None else [None] * len(found.topic)
+
+
+def _headers(found: Encoded) -> Sequence[Any]:
+    if found.headers is None:
+        return [None] * len(found.value)
+    return [[{"key": name, "value": value} for name, value in own] for own in found.headers]
+
+
+def _by_topic(messages: pa.Table) -> Iterator[tuple[str | None, pa.Table]]:
+    """The messages of each topic, in order."""
+    column = messages.column("topic").combine_chunks()
+    if column.null_count == len(column):
+        yield None, messages
+        return
+    topics = column.dictionary_encode()
+    index = topics.indices.to_numpy()
+    for at, topic in enumerate(topics.dictionary.to_pylist()):
+        yield topic, messages.take(pa.array(np.flatnonzero(index == at)))

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from oncely.clients.kafka import topics
 from oncely.clients.kafka.transaction import Message, Transaction
@@ -32,7 +31,7 @@ from oncely.core.batch import Reject, Rejection
 from oncely.core.claim import Amendment, PositionMoved
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation
-from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
+from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import compare_and_set
 from oncely.ledgers.topic.ledger import TopicLedger
 from oncely.ledgers.topic.records import (
@@ -76,50 +75,39 @@ class Passed:
     changes: Callable[[Containing], Sequence[Amendment]] = lambda _: ()
 
 
-class KeepsDeadLetters(Protocol):
-    """A sink whose dead letters are in a topic."""
-
-    @property
-    def pipeline_topics(self) -> PipelineTopics:
-        """Cluster, pipeline, group and ledger topic."""
-
-    @property
-    def rejects_topic(self) -> str:
-        """The topic of the dead letters."""
-
-    @property
-    def ledger(self) -> TopicLedger:
-        """The sink's ledger."""
-
-    def close(self) -> None:
-        """Close the connections."""
-
-
 class TopicReplay:
     """A replay of the dead letters that are visible to a reader of committed records when it
     begins.
 
     Args:
-        sink: the sink of the dead letters.
+        ledger: the ledger of the sink, in the same transactions.
+        rejects: the topic of the dead letters.
         replayer: the transactional id of the pipeline's replays.
         write: creates the output of processed rows. Raises Stopped for a row of a Spark transform
             that cannot be written, and ConfigError if records would be written to a compacted
             topic.
+        close: closes the sink.
     """
 
     def __init__(
-        self, sink: KeepsDeadLetters, replayer: str, write: Callable[[Judged], Passed]
+        self,
+        ledger: TopicLedger,
+        rejects: str,
+        replayer: str,
+        write: Callable[[Judged], Passed],
+        close: Callable[[], None],
     ) -> None:
-        self._sink, self._replayer, self._judged = sink, replayer, write
-        self._cluster = Cluster(replaying(sink.pipeline_topics))
-        self._letters = DeadLetters(self._cluster, sink.rejects_topic)
+        self._target, self._rejects, self._replayer = ledger.target, rejects, replayer
+        self._judged, self._close = write, close
+        self._cluster = Cluster(replaying(ledger.pipeline_topics))
+        self._letters = DeadLetters(self._cluster, rejects)
         self._ends: Mapping[TopicPartition, Position] | None = None
         self._settled = False
 
     def close(self) -> None:
         """Close the connections."""
         self._cluster.close()
-        self._sink.close()
+        self._close()
 
     @contextmanager
     def portion(self, limit: int) -> Iterator[Portion | None]:
@@ -145,9 +133,8 @@ class TopicReplay:
     def _read(
         self, position: ReplayPosition, ends: Mapping[TopicPartition, Position], limit: int
     ) -> _Taken:
-        same_target(
-            _registered(position), self._sink.ledger.target, self._sink.pipeline_topics.pipeline
-        )
+        pipeline = self._cluster.pipeline_topics.pipeline
+        same_target(_registered(position), self._target, pipeline)
         found: dict[tuple[TopicPartition, int], DeadLetter] = {}
         size = 0
         reading = Reading(self._cluster.pipeline_topics, position, ends)
@@ -169,7 +156,7 @@ class TopicReplay:
 
     def _write(self, taken: _Taken, passed: Passed, kept: Sequence[DeadLetter]) -> None:
         """Write in a transaction: initialise first, then read the position."""
-        rejects, pipeline_topics = self._sink.rejects_topic, self._cluster.pipeline_topics
+        rejects, pipeline_topics = self._rejects, self._cluster.pipeline_topics
         sizes = topics.largest_batch(self._cluster.admin, [*passed.topics, rejects])
 
         def compare() -> None:
@@ -239,7 +226,8 @@ class _Taken:
 
 def replay_into_topics(sink: KafkaSink) -> TopicReplay:
     """A replay of a bound sink; the pipeline may run at the same time."""
-    return TopicReplay(sink, sink.pipeline_topics.keys.replayer, partial(_encoded, sink))
+    replayer, write = sink.pipeline_topics.keys.replayer, partial(_encoded, sink)
+    return TopicReplay(sink.ledger, sink.rejects_topic, replayer, write, sink.close)
 
 
 def _encoded(sink: KafkaSink, judged: Judged) -> Passed:

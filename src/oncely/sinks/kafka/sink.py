@@ -23,7 +23,7 @@ from oncely.ledgers.topic.records import RunMode
 from oncely.ledgers.topic.same_outputs import same_outputs
 from oncely.sinks.kafka import dead_letter_messages, publishing
 from oncely.sinks.kafka.messages import Encoded, encode
-from oncely.sinks.kafka.packets import packets
+from oncely.sinks.kafka.publishing import packets
 from oncely.sinks.kafka.record_format import RecordFormat
 
 

@@ -1,16 +1,23 @@
-"""Replay of dead letters: valid records are moved into the table, each exactly once.
+"""Replays and discards of dead letters.
 
-The reject itself is the token. One transaction locks some rejects, writes the rows of the valid
-ones and deletes exactly these rejects; those that still fail get their newer reason. A crash before
-COMMIT leaves every reject in place, a crash after it leaves none of them to be replayed, and a
-COMMIT whose answer was lost is settled by reading the rejects again. Of two concurrent replays, the
-second waits for the row locks and then sees no rejects.
+In a replay, valid records are moved into the table, each exactly once. The reject itself is the
+token. One transaction locks some rejects, writes the rows of the valid ones and deletes exactly
+these rejects; those that still fail get their newer reason. A crash before COMMIT leaves every
+reject in place, a crash after it leaves none of them to be replayed, and a COMMIT whose answer was
+lost is settled by reading the rejects again. Of two concurrent replays, the second waits for the
+row locks and then sees no rejects.
+
+In a discard, the content of dead letters is removed, and their rows stay. One transaction locks the
+pending dead letters, chooses some, and removes key, value and headers of these. A replay at the
+same time has locked a dead letter before, and has deleted it, or waits for the lock and finds the
+dead letter discarded. A repetition after a lost answer finds nothing to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -122,3 +129,33 @@ class SqlReplay:
 def _none_refused(refused: Sequence[Rejection]) -> None:
     if refused:
         raise row_refused(refused[0].reason, LETTERS_STAY)
+
+
+# -- discards ------------------------------------------------------------------------------
+
+
+_AT_ONCE = 500
+"""Dead letters that are in memory, with their values."""
+
+
+def discard_letters(sink: SqlSink, which: Callable[[Reject], bool], execute: bool) -> Counter[str]:
+    """Discard pending dead letters: see
+    :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""
+    letters, reasons = sink.ledger.dead_letters, Counter[str]()
+    with (
+        brief_session(sink.dialect, "discard", sink.connect) as ours,
+        transaction(ours) if execute else nullcontext(),
+    ):
+        for found in _pending(sink, ours, lock=execute):
+            chosen = [one.discarded for one in found if which(one)]
+            reasons.update(one.reason for one in chosen)
+            if execute:
+                letters.change(ours, chosen)
+    return reasons
+
+
+def _pending(sink: SqlSink, ours: Connection, *, lock: bool) -> Iterator[list[Reject]]:
+    after = FIRST
+    while found := sink.ledger.dead_letters.read(ours, after, _AT_ONCE, lock=lock):
+        yield found
+        after = (*found[-1].partition, found[-1].offset)

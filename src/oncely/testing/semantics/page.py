@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 from oncely.html import document
-from oncely.testing.semantics.cells import DELIVERIES, POINTS_OF, Cell, Outcome, SinkKind, cells
+from oncely.testing.semantics.cells import (
+    DELIVERIES,
+    POINTS_OF,
+    Cell,
+    Outcome,
+    SinkKind,
+    cells,
+    problems,
+)
 
 TITLES: Mapping[str, str] = {
     "none": "No guarantee",
@@ -144,3 +154,16 @@ def _how() -> str:
         " isolation.level=read_committed, or in the files that the manifest topic names to such a"
         " reader: a file that is named and missing, or has another checksum, counts as lost."
     )
+
+
+def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
+    """Write both files, and return their paths.
+
+    ``report.json`` is a list of ``{"sink", "delivery", "kill_point", "records", "lost",
+    "duplicated"}``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    as_json, as_html = folder / "report.json", folder / "report.html"
+    as_json.write_text(json.dumps([one.as_json() for one in outcomes], indent=2) + "\n")
+    as_html.write_text(page(outcomes, problems(outcomes)))
+    return as_json, as_html

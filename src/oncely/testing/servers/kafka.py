@@ -85,11 +85,6 @@ class Broker(ChildServer):
         return f"{HOST}:{self.port}"
 
     @property
-    def certificates(self) -> Certificates | None:
-        """The PEM files of a broker with ``security``."""
-        return self._certificates
-
-    @property
     def ca_file(self) -> Path:
         """The authority that signed the broker's certificate.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncely.clients.kafka.inbox import Polled
-from oncely.commit import complaints
+from oncely.commit import backoff
 from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.topics import TopicPartition
@@ -75,7 +75,7 @@ def _in_hand(fence: Fence, ranges: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "tell", complaints.Complaints().tell)
+    monkeypatch.setattr(retries, "tell", backoff.Complaints().tell)
 
 
 def test_waits_grow_and_it_ends_although_the_ledger_answers_looks() -> None:
@@ -163,7 +163,7 @@ def test_a_minute_with_nothing_to_commit_begins_it_anew() -> None:
 
 def test_one_entry_for_each_cause_and_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    told = complaints.Complaints(lambda: now)
+    told = backoff.Complaints(lambda: now)
     for at in range(0, 130, 5):
         now = float(at)
         told.tell(Unavailable(f"process {at} holds a lock", way_out=f"end {at}"))
