@@ -15,6 +15,7 @@ from oncely.errors import NewerFormat, OlderFormat
 from oncely.ledgers.sql.tables import TABLES, VERSION
 from oncely.pipeline.inspect import check_table, dead_letters, look
 from oncely.sinks.sql.sink import SqlSink
+from oncely.verify.reading import of_tables
 from tests.sinktools import (
     SOURCE,
     T0,
@@ -54,7 +55,8 @@ def audit(sink: SqlSink) -> None:
 
 
 def verify(sink: SqlSink) -> None:
-    open_ledger(sink.dialect, sink.wanted.table, "p").__enter__()
+    with open_ledger(sink.dialect, sink.wanted.table, "p") as tables:
+        of_tables(tables)
 
 
 ACTS = {

@@ -117,25 +117,31 @@ class LedgerTables:
         return {one.name for one in self.dialect.columns(self.session, table)}
 
     def require_known(self) -> None:
-        """Refuse the tables of versions before the first release.
+        """Refuse tables without a version, by their columns.
 
         Raises:
-            OlderFormat: they, or the pipeline's row, are of such a version.
+            OlderFormat: a version before the first release has created them.
         """
         columns = self.columns(self.table.sibling(PIPELINES))
-        rows: list[tuple[Any, ...]] = [(0,)] if columns else []
-        if "schema_version" in columns:
-            rows = self._rows(f"SELECT schema_version FROM {self.name(PIPELINES)}")
-        if any(version < _VERSION for (version,) in rows):
-            raise OlderFormat(
-                f"the ledger of pipeline {self.pipeline!r} in {self.dialect.endpoint}"
-            )
+        if columns and "schema_version" not in columns:
+            raise self._older()
 
     def registered(self) -> tuple[str, int] | None:
-        """The source's cluster, and the last epoch that was given out; None before the first
-        run."""
-        rows = self._rows(f"SELECT cluster_id, epoch FROM {self.name(PIPELINES)}")
-        return (str(rows[0][0]), int(rows[0][1])) if rows else None
+        """The source's cluster, and the last epoch that was given out; None before the first run.
+
+        Raises:
+            OlderFormat: a version before the first release has written the pipeline's row.
+        """
+        rows = self._rows(f"SELECT cluster_id, epoch, schema_version FROM {self.name(PIPELINES)}")
+        if not rows:
+            return None
+        ((cluster, epoch, version),) = rows
+        if version < _VERSION:
+            raise self._older()
+        return str(cluster), int(epoch)
+
+    def _older(self) -> OlderFormat:
+        return OlderFormat(f"the ledger of pipeline {self.pipeline!r} in {self.dialect.endpoint}")
 
     def held(self) -> dict[TopicPartition, PositionRow]:
         """The positions."""
