@@ -165,7 +165,7 @@ def lake(broker: Broker, root: Path, **more: Any) -> Lake:
     topics = manifesttools.topics(broker)
     ids = topics.make(root.as_uri())
     broker.create_topic(topics.pipeline_topics.ledger_topic, 16, {"cleanup.policy": "compact"})
-    table = _table(Table, topics, root, max_staging_age=600.0, **more)
+    table = _table(Table, topics, root, **{"max_staging_age": 600.0, **more})
     made = Lake(topics, table, root, ids.manifest)
     made.register()
     return made

@@ -58,8 +58,9 @@ def test_a_plain_consumer_sees_the_same_files(own: Lake) -> None:
 
 def settled(own: Lake, number: int) -> dict[str, ManifestFile]:
     """The files, when there are that many: the marker of a transaction follows its answer."""
-    while len(found := own.topics.settled().files) != number:
-        pass
+    with own.topics.reader() as reader:
+        while len(found := reader.settled().files) != number:
+            pass
     return dict(found)
 
 
