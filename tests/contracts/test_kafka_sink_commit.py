@@ -106,7 +106,10 @@ def test_the_other_order_doubles_and_is_seen(
         Cluster,
         "stored_positions",
         lambda _, tps: {
-            tp: PositionRecord(before[tp].position, before[tp].epoch, "", "", 0, 0, "")
+            tp: PositionRecord(
+                *(before[tp].position, before[tp].epoch),
+                *("", "", 0, 0, "", 0, 0, 0, 0, "partition", None),
+            )
             for tp in tps
             if tp in before  # not yet while the sink is opened
         },

@@ -64,7 +64,9 @@ def test_what_make_is_told_to_make_is_there() -> None:
     wanted = re.findall(r"(?m)^make (\w+) ", README)
     assert wanted == ["demo", "test"]
     for name in wanted:
-        plan = ["make", "--dry-run", "--directory", str(repository()), name]
+        # A recipe that calls make is executed in a dry run, too, and the setup's would call itself.
+        done = ["--old-file", ".venv/.ready"]
+        plan = ["make", "--dry-run", *done, "--directory", str(repository()), name]
         shown = subprocess.run(plan, capture_output=True, text=True, check=True).stdout
         assert f"python -m {'demo' if name == 'demo' else 'pytest'}" in shown
 
