@@ -36,6 +36,7 @@ def places(world: World) -> tuple[list[str], dict[str, str]]:
     return ["--left", left, "--right", right], {"AUDIT_PW": unquote(to.password or "")}
 
 
+@pytest.mark.usefixtures("spark")
 def test_two_datasets(runtime: Any, make_world: Callable[..., World], tmp_path: Path) -> None:
     world = make_world()
     world.publish(40)
@@ -58,6 +59,7 @@ def test_two_datasets(runtime: Any, make_world: Callable[..., World], tmp_path: 
         assert password not in text
 
 
+@pytest.mark.usefixtures("spark")
 def test_the_view_by_identity_of_a_pipeline(
     runtime: Any, make_world: Callable[..., World], tmp_path: Path
 ) -> None:
