@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.sql.connection import ColumnFit
+from oncely.clients.sql.connection import ColumnFit, Longest
 
 
 def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict[int, str]]:
@@ -37,6 +37,8 @@ def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict
 def _cast(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
     if fit.scale is not None:
         column = _without_rounding(column, fit, fit.scale, bad)
+    if fit.longest is not None:
+        column = _not_cut_off(column, fit, fit.longest, bad)
     if column.type == fit.arrow_type:
         return column
     if pa.types.is_nested(column.type) and pa.types.is_string(fit.arrow_type):
@@ -101,6 +103,24 @@ def _without_nul(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -
     found = rows_with_nul(column, fit)
     for row, reason in found.items():
         bad.setdefault(row, reason)
+    return _null_at(column, np.array(list(found))) if found else column
+
+
+def _not_cut_off(
+    column: pa.ChunkedArray, fit: ColumnFit, longest: Longest, bad: dict[int, str]
+) -> pa.ChunkedArray:
+    """Refuse texts of which the database would keep a part without an error."""
+    texts = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    texts = texts.cast(pa.string())
+    length = pc.binary_length if longest.unit == "bytes" else pc.utf8_length
+    cut = pc.greater(length(texts), longest.length)
+    if longest.spaces and pc.any(cut).as_py():
+        cut = pc.and_(cut, pc.less_equal(length(pc.utf8_rtrim(texts, " ")), longest.length))
+    what = "spaces at the end of a text" if longest.spaces else "the rest of a text"
+    reason = f"{longest.type} keeps {longest.length} {longest.unit}, and {what} would be cut off"
+    found = _reasons(column, fit, [(cut, reason)])
+    for row, why in found.items():
+        bad.setdefault(row, why)
     return _null_at(column, np.array(list(found))) if found else column
 
 
@@ -264,8 +284,7 @@ def rows_with_nul(column: pa.ChunkedArray, fit: ColumnFit) -> dict[int, str]:
         column: cast to the fit's type already.
         fit: shows if the server casts the text to jsonb.
     """
-    within = pa.types.is_list(column.type)
-    texts = pc.list_flatten(column) if within else column
+    texts = pc.list_flatten(column) if pa.types.is_list(column.type) else column
     if not pa.types.is_string(texts.type):
         return {}
     found = []
@@ -273,17 +292,19 @@ def rows_with_nul(column: pa.ChunkedArray, fit: ColumnFit) -> dict[int, str]:
         found.append((pc.match_substring(texts, _NUL), "a text contains a NUL (0x00)"))
     if fit.cast == "jsonb":
         escaped = pc.match_substring_regex(texts, _ESCAPED_NUL)
-        found.append(
-            (
-                escaped,
-                r"jsonb accepts no NUL (0x00), and the JSON contains the escape "
-                "\u0000",
-            )
-        )
+        reason = r"jsonb accepts no NUL (0x00), and the JSON contains the escape \u0000"
+        found.append((escaped, reason))
+    return _reasons(column, fit, found)
+
+
+def _reasons(
+    column: pa.ChunkedArray, fit: ColumnFit, found: Sequence[tuple[pa.ChunkedArray, str]]
+) -> dict[int, str]:
+    """A reason for each row of the column in which a value matches."""
     reasons: dict[int, str] = {}
     for matches, reason in found:
         rows = pc.indices_nonzero(matches.fill_null(False))
-        rows = pc.list_parent_indices(column).take(rows) if within else rows
+        rows = pc.list_parent_indices(column).take(rows) if pa.types.is_list(column.type) else rows
         for row in rows.to_pylist():
             reasons.setdefault(row, f"column {fit.name!r}: {reason}")
     return reasons
