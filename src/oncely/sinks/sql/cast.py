@@ -12,7 +12,7 @@ import datetime
 import decimal
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -57,7 +57,7 @@ def cast_values(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) ->
     Raises:
         pa.ArrowNotImplementedError: the column's type cannot be cast.
     """
-    if pa.types.is_float32(fit.arrow_type) and pa.types.is_float64(column.type):
+    if _element(fit.arrow_type) == pa.float32() and _element(column.type) == pa.float64():
         column = _without_overflow(column, fit, bad)
     try:
         return column.cast(fit.arrow_type)
@@ -65,18 +65,23 @@ def cast_values(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) ->
         return _cast_one_by_one(column, fit, bad)
 
 
+def _element(arrow: pa.DataType) -> pa.DataType:
+    return arrow.value_type if pa.types.is_list(arrow) else arrow
+
+
 def _without_overflow(
     column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]
 ) -> pa.ChunkedArray:
     """Refuse a double outside the range of real, which Arrow would turn into infinity or zero."""
-    real = column.cast(pa.float32())
+    doubles = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    real = doubles.cast(pa.float32())
     lost = pc.or_(
-        pc.and_(pc.is_inf(real), pc.is_finite(column)),
-        pc.and_(pc.equal(real, 0), pc.not_equal(column, 0)),
+        pc.and_(pc.is_inf(real), pc.is_finite(doubles)),
+        pc.and_(pc.equal(real, 0), pc.not_equal(doubles, 0)),
     )
-    for row in pc.indices_nonzero(lost.fill_null(False)).to_pylist():
-        bad.setdefault(row, f"column {fit.name!r}: {column[row]} is out of range for real")
-    return pc.if_else(lost, pa.scalar(None, column.type), column)
+    return _refused(
+        column, _reasons(column, fit, [(lost, "a number is out of range for real")]), bad
+    )
 
 
 def _without_rounding(
@@ -100,10 +105,7 @@ def _without_rounding(
 
 def _without_nul(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
     """Refuse texts with NUL, for which the database may not report the row."""
-    found = rows_with_nul(column, fit)
-    for row, reason in found.items():
-        bad.setdefault(row, reason)
-    return _null_at(column, np.array(list(found))) if found else column
+    return _refused(column, rows_with_nul(column, fit), bad)
 
 
 def _not_cut_off(
@@ -118,9 +120,15 @@ def _not_cut_off(
         cut = pc.and_(cut, pc.less_equal(length(pc.utf8_rtrim(texts, " ")), longest.length))
     what = "spaces at the end of a text" if longest.spaces else "the rest of a text"
     reason = f"{longest.type} keeps {longest.length} {longest.unit}, and {what} would be cut off"
-    found = _reasons(column, fit, [(cut, reason)])
-    for row, why in found.items():
-        bad.setdefault(row, why)
+    return _refused(column, _reasons(column, fit, [(cut, reason)]), bad)
+
+
+def _refused(
+    column: pa.ChunkedArray, found: Mapping[int, str], bad: dict[int, str]
+) -> pa.ChunkedArray:
+    """The column without the values of some rows, whose reasons are added to ``bad``."""
+    for row, reason in found.items():
+        bad.setdefault(row, reason)
     return _null_at(column, np.array(list(found))) if found else column
 
 
