@@ -408,12 +408,14 @@ fn number_value(number: &Number, column: &mut Column, rules: Rules) -> Option<()
         }
         Kind::Float(width) => {
             let value = double(number)?;
-            let finite = if width == 4 {
-                (value as f32).is_finite()
+            let stored = if width == 4 {
+                f64::from(value as f32)
             } else {
-                value.is_finite()
+                value
             };
-            if finite {
+            // Zero of another number: it is too close to 0.
+            let lost = stored == 0.0 && !(number.exact && number.mantissa == 0);
+            if stored.is_finite() && !lost {
                 column.float(value)
             } else {
                 None

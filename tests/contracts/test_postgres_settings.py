@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 
@@ -13,6 +14,8 @@ import pytest
 
 from oncely.clients.sql.connection import BadData, TableName
 from oncely.clients.sql.dialects import dialect_for
+from oncely.clients.sql.postgres_session import TEXTS
+from tests.sinktools import Place, at_t0, commit_all, ready, rec, sink_to
 
 ROWS = TableName(None, "rows")
 
@@ -60,10 +63,110 @@ def test_times_are_read_whatever_their_style(shared_database: str, style: str) -
     connection.close()
 
 
-def test_numbers_have_all_their_digits(shared_database: str) -> None:
-    url = having(shared_database, "extra_float_digits", "0")
-    connection = dialect_for(url).connect("test")
+OTHER = {
+    "array_nulls": "off", "bytea_output": "escape", "datestyle": "SQL,DMY",
+    "extra_float_digits": "-15", "intervalstyle": "sql_standard", "lc_monetary": "C.UTF-8",
+    "quote_all_identifiers": "on", "standard_conforming_strings": "off",
+    "timezone": "Asia/Tokyo", "timezone_abbreviations": "Australia",
+    "transform_null_equals": "on", "xmloption": "document",
+}  # fmt: skip
+"""Of a role: everything means something else."""
+
+NO_TEXT = {
+    "backslash_quote": "literals double their quotes",
+    "check_function_bodies": "of CREATE FUNCTION",
+    "client_min_messages": "of messages",
+    "client_encoding": "set when a session begins",
+    "default_text_search_config": "of to_tsvector: no cast reads it",
+    "default_transaction_deferrable": "of serializable transactions",
+    "default_transaction_isolation": "BEGIN names it",
+    "default_transaction_read_only": "such a session is refused",
+    "escape_string_warning": "a warning",
+    "lc_messages": "of messages",
+    "lc_numeric": "of to_char: no cast reads it",
+    "lc_time": "of to_char: no cast reads it",
+    "row_security": "audits set it, and upserts check policies",
+    "search_path": "names the table, as the role has it",
+    "session_replication_role": "of triggers",
+    "xmlbinary": "of xmlelement: no cast reads it",
+}
+"""Settings that a role may have, by which no text that is sent or read means something else."""
+
+OF_NO_TEXT = (
+    "Autovacuum", "Client Connection Defaults / Other", "Client Connection Defaults / Shared",
+    "Connections", "Customized", "Developer", "Error Handling", "File Locations",
+    "Lock Management", "Preset", "Process Title", "Query Tuning", "Replication", "Reporting",
+    "Resource Usage", "Statistics", "Vacuuming", "WAL", "Write-Ahead Log",
+)  # fmt: skip
+NO_MEANING = ("timeout", "default_table", "temp_tablespaces", "vacuum_", "gin_", "toast",
+              "synchronize_seqscans", "lo_compat", "createrole", "event_triggers", "icu_valid",
+              "restrict_nonsystem", "allow_", "idle_", "operator_precedence", "transaction_",
+              "xact_")  # fmt: skip
+
+
+def test_every_setting_of_a_role_is_classified(shared_database: str) -> None:
+    """A setting that a later server adds is set by sessions, or added here with the reason."""
+    connection = dialect_for(shared_database).connect("test")
+    found = connection.query(
+        "SELECT lower(name), category FROM pg_settings WHERE context IN"
+        " ('user', 'superuser', 'backend', 'superuser-backend')"
+    )
+    connection.close()
+    assert {*TEXTS} <= {name for name, _ in found}
+    assert [
+        (name, category)
+        for name, category in found
+        if name not in TEXTS
+        and name not in NO_TEXT
+        and not category.startswith(OF_NO_TEXT)
+        and not any(part in name for part in NO_MEANING)
+    ] == []
+
+
+def role_with_other_settings(url: str) -> str:
+    for name, value in OTHER.items():
+        url = (
+            having(url, name, value) if "options" not in url else url + quote(f" -c {name}={value}")
+        )
+    return url
+
+
+def test_texts_mean_the_same_whatever_a_role_has_set(on_postgres: Place) -> None:
+    assert OTHER.keys() == TEXTS.keys()
+    on_postgres.sql("CREATE DOMAIN at AS timestamptz")
+    on_postgres.sql(
+        "CREATE TABLE rows (id bigint, tags varchar(9)[], span interval, at at, abbr at, u uuid,"
+        " raw text, day at[])"
+    )
+    names = ["tags", "span", "at", "abbr", "u", "raw", "day"]
+    types = [pa.list_(pa.string()) if one in ("tags", "day") else pa.string() for one in names]
+    schema = pa.schema([("id", pa.int64()), *zip(names, types, strict=True)])
+    url = role_with_other_settings(on_postgres.url)
+    place = replace(on_postgres, url=url)
+    sink = sink_to(place, schema)
+    bound, fence = ready(sink)
+    u = "6d0f0a4e-0000-4000-8000-000000000001"
+    sent = rec(0, id=1, tags=["x", None, "NULL"], span="-1 02:03:04", at="02/01/2013 05:06:07",
+               abbr="2013-02-01 05:06 EST", u=u, raw="a\\'b",
+               day=["2013-02-01", None])  # fmt: skip
+    commit_all(bound, at_t0(0, [sent], schema), fence)
+    assert on_postgres.sql("SELECT reason FROM oncely_rejects") == []
+    ((tags, span, at, abbr, uuid_, raw, day),) = on_postgres.sql(
+        f"SELECT tags, extract(epoch FROM span)::int, extract(epoch FROM at)::bigint,"
+        f" extract(epoch FROM abbr)::bigint, {', '.join(n + '::text' for n in names[4:6])},"
+        " extract(epoch FROM day[1])::bigint FROM rows"
+    )
+    assert (tags, uuid_, raw) == (["x", None, "NULL"], u, "a\\'b")
+    assert span == -24 * 3600 + 2 * 3600 + 3 * 60 + 4
+    assert at == datetime(2013, 2, 1, 5, 6, 7, tzinfo=UTC).timestamp()
+    assert abbr == datetime(2013, 2, 1, 10, 6, tzinfo=UTC).timestamp()
+    assert day == datetime(2013, 2, 1, tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize("name", [*TEXTS])
+def test_a_transaction_sets_what_texts_mean(shared_database: str, name: str) -> None:
+    connection = dialect_for(having(shared_database, name, OTHER[name])).connect("test")
     connection.begin()
-    assert connection.query("SELECT array[0.1::float8 + 0.2]::text") == [("{0.30000000000000004}",)]
+    assert connection.query(f"SELECT current_setting('{name}')") == [(TEXTS[name],)]
     connection.rollback()
     connection.close()

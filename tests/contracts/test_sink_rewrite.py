@@ -41,6 +41,7 @@ from tests.sinktools import (
     rec,
     sink_to,
     through,
+    trigger,
 )
 
 RECORDS, END = 10, 12
@@ -97,6 +98,34 @@ def damage(
 
 def repaired(sink: SqlSink, what: Damage) -> Any:
     return repair(SqlRewrites(sink), what, impatient())
+
+
+@pytest.mark.parametrize("changed", ["name = 'x'", "doc = '{}'"])
+def test_a_repair_that_can_change_nothing_says_why(on_postgres: Place, changed: str) -> None:
+    """The next audit would find the same rows."""
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("doc", pa.string())])
+    on_postgres.sql(
+        "CREATE TABLE rows (id bigint, name text, doc jsonb, kafka_topic text,"
+        " kafka_partition int, kafka_offset bigint)"
+    )
+    bound, fence = ready(sink_to(on_postgres, schema, keep_source=True))
+    right = at_t0(0, [rec(n, id=n, name="n", doc='{"b": 1.0}') for n in range(4)], schema)
+    commit_all(bound, right, fence)
+    before = on_postgres.sql("SELECT * FROM rows ORDER BY id")
+    on_postgres.sql(f"UPDATE rows SET {changed} WHERE id = 2")
+    trigger(
+        on_postgres, f"IF NEW.id = 2 THEN NEW.{changed.replace('=', ':=')}; END IF; RETURN NEW;"
+    )
+    left = on_postgres.sql("SELECT * FROM rows ORDER BY id")
+    on_postgres.sql("DELETE FROM rows WHERE id = 1")
+    done = repaired(bound, Damage(T0, [1, 2], set(), right))
+    assert "trigger" in done.refused[T0, 2]
+    assert list(done.refused) == [(T0, 2)]
+    assert on_postgres.sql("SELECT * FROM rows ORDER BY id") == left, "the lost one is repaired"
+    on_postgres.sql("DROP TRIGGER {} ON rows".format(*on_postgres.sql(
+        "SELECT tgname FROM pg_trigger WHERE tgrelid = 'rows'::regclass")[0]))  # fmt: skip
+    assert repaired(bound, Damage(T0, [2], set(), right)).refused == {}
+    assert on_postgres.sql("SELECT * FROM rows ORDER BY id") == before
 
 
 # -- each kind of damage -------------------------------------------------------------------------

@@ -88,6 +88,17 @@ def test_a_double_that_a_real_can_t_hold(on_postgres: Place) -> None:
     assert [offset for offset, _ in rejected(on_postgres)] == [1, 2]
 
 
+def test_doubles_in_an_array_that_reals_can_t_hold(on_postgres: Place) -> None:
+    schema = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float64()))])
+    on_postgres.sql("CREATE TABLE rows (id bigint, x real[])")
+    sink, fence = ready(sink_to(on_postgres, schema, may_round=True))
+    values = [[1.5, None], [0.0, 1e39], [-1e-50], None, [math.inf, 1e-45]]
+    records = [rec(n, id=n, x=x) for n, x in enumerate(values)]
+    commit_all(sink, at_t0(0, records, schema), fence)
+    assert on_postgres.sql("SELECT id FROM rows ORDER BY id") == [(0,), (3,), (4,)]
+    assert [offset for offset, _ in rejected(on_postgres)] == [1, 2]
+
+
 def test_not_a_number_is_no_null(on_sqlite: Place) -> None:
     """sqlite3 would store NULL for it without a word."""
     schema = pa.schema([("id", pa.int64()), ("x", pa.float64())])

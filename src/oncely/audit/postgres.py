@@ -16,6 +16,7 @@ from oncely.audit.stored.sql_ledger import REJECTS
 from oncely.audit.tables import OF_REJECTS, OF_ROWS, OFFSET, Tables, present
 from oncely.audit.tally import MODULUS, by_partition
 from oncely.clients.sql.postgres_digest import COMPUTES, NotComputable, row_digest
+from oncely.clients.sql.postgres_session import SET_TEXTS
 from oncely.core.digest import Recipe
 from oncely.core.topics import TopicPartition, grouped
 from oncely.errors import WrongInput
@@ -26,7 +27,7 @@ _BEGIN = (
     "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
     "SET LOCAL statement_timeout = 0",
     "SET LOCAL idle_in_transaction_session_timeout = 0",
-    "SET LOCAL extra_float_digits = 1",
+    SET_TEXTS,
     f"SET LOCAL max_parallel_workers_per_gather = {_WORKERS}",
     "SET LOCAL parallel_tuple_cost = 0",
     # A policy that hides rows from this role raises an error.

@@ -268,12 +268,17 @@ def _floating(arrow: pa.DataType, value: Number, path: str, _: Rules) -> float:
         # A whole number is treated as an integer first: -0 is 0, while -0.0 keeps its sign.
         whole = isinstance(value, Whole) and len(value) <= MOST_DIGITS
         number = float(int(value)) if whole else float(value)
+        form = "<f" if pa.types.is_float32(arrow) else "<d"
         if math.isfinite(number):
-            struct.pack("<f" if pa.types.is_float32(arrow) else "<d", number)
-            return number
+            zero = struct.unpack(form, struct.pack(form, number))[0] == 0
+            if not zero or not _DIGIT.search(value.lower().partition("e")[0]):
+                return number
     except OverflowError:
         pass
     raise InvalidRecord(f"{path}: {show(value)} is out of range of {type_name(arrow)}")
+
+
+_DIGIT = re.compile("[1-9]")
 
 
 def _decimal(arrow: pa.DataType, value: str, path: str, _: Rules) -> Decimal | None:

@@ -76,7 +76,8 @@ class TypedJson:
             Rows in pieces, ascending as a whole; and the positions of unsure records, ascending.
         """
         data = values.to_pylist()
-        for index in (*_not_utf8(values, data), *_deep(values, data)):
+        tiny = _tiny(values) if any(_FLOAT.search(str(one.type)) for one in self.schema) else ()
+        for index in (*_not_utf8(values, data), *_deep(values, data), *tiny):
             data[index] = None  # which every decoder refuses
         unsure: dict[int, str] = {}
         try:
@@ -137,6 +138,17 @@ def _deep(values: pa.Array, data: list[bytes | None]) -> list[int]:
         and record.count(b"[") + record.count(b"{") > DEEPEST
         and nesting(record.decode("latin-1")) > DEEPEST
     ]
+
+
+def _tiny(values: pa.Array) -> list[int]:
+    """Indices of records with a number that may be so close to 0 that msgspec makes 0 of it."""
+    found: list[int] = pc.indices_nonzero(pc.match_substring_regex(values, _TINY)).to_pylist()
+    return found
+
+
+_FLOAT = re.compile("float|double")
+_TINY = r"[:,\[\s]-?[0-9]+(?:\.[0-9]+)?[eE]-0*[1-9][0-9]{2}|0{200}"
+"""A number with an exponent below -99, or with that many zeros: 5e-324 is the least double."""
 
 
 def matchable(name: str) -> bool:
@@ -220,7 +232,9 @@ def _lists_of(count: int) -> Callable[[Sequence[Any]], tuple[list[Any], ...]]:
 
 def _float32(values: Values, arrow: pa.DataType) -> pa.Array:
     column = pa.array(values, arrow)
-    if pc.any(pc.is_inf(column)).as_py():  # JSON has no infinity: Arrow made it
+    zero = pc.equal(column, 0)
+    lost = pc.any(zero).as_py() and pc.any(pc.filter(pa.array(values, pa.float64()), zero)).as_py()
+    if lost or pc.any(pc.is_inf(column)).as_py():  # JSON has no infinity: Arrow made it
         raise pa.ArrowInvalid("a number is out of range of FLOAT")
     return column
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.records import table_of
-from oncely.clients.sql.postgres_digest import as_stored
 from oncely.config import DeltaSinkSettings, KafkaSinkSettings, SqlSinkSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import STORED, Kind, Recipe, UInt64, kind_of, row_digests
@@ -27,7 +26,7 @@ from oncely.errors import TableMismatch
 from oncely.runtimes.chunks import Bounds, Processing
 from oncely.sinks.delta.task import DeltaFormat, accepted
 from oncely.sinks.kafka.messages import encode
-from oncely.sinks.sql.cast import as_text
+from oncely.sinks.sql.as_stored import as_stored
 from oncely.sinks.sql.prepare import DELETED, prepare
 
 if TYPE_CHECKING:
@@ -191,21 +190,13 @@ class PipelineExpected:
     def _as_stored(self, rows: pa.Table, recipe: Recipe | None) -> tuple[pa.Table, list[int]]:
         """Rows with the server's texts of the columns of kind :data:`STORED`, and the rows with a
         value that it does not take, which stays as it is sent."""
-        unknown: list[int] = []
-        stored = [name for name, kind in recipe.columns if kind.name == STORED] if recipe else []
-        if not stored or not rows.num_rows or self._table is None or self._table.target is None:
-            return rows, unknown
-        types = dict(zip(self._table.target.columns, self._table.target.types, strict=True))
-        with self._table.ledger.looking() as look:
-            for name in stored:
-                sent = as_text(rows.column(name))
-                texts = as_stored(look, types[name], sent)
-                unknown += [at for at, (a, b) in enumerate(zip(sent, texts, strict=True))
-                            if b is None and a is not None]  # fmt: skip
-                known = [a if b is None else b for a, b in zip(sent, texts, strict=True)]
-                at = rows.schema.get_field_index(name)
-                rows = rows.set_column(at, name, pa.array(known, pa.string()))
-        return rows, unknown
+        table = self._table
+        if recipe is None or not rows.num_rows or table is None or table.target is None:
+            return rows, []
+        if not any(kind.name == STORED for _, kind in recipe.columns):
+            return rows, []
+        with table.ledger.looking() as look:
+            return as_stored(look, table.target, rows, recipe)
 
     def _made(self, chunk: Chunk) -> tuple[pa.Table, IntArray, Sequence[Rejection]]:
         """The rows of a chunk in the form of the destination, their records, and the rejections."""

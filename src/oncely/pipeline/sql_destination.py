@@ -175,6 +175,7 @@ class SqlDestination:
                         target = inspect(sink.dialect, connection, sink.wanted)
                 if schema is not None:
                     inspection.notes += self._audit_notes(sink, schema, target)
+                    inspection.notes += target.notes if target else ()
                 self._privileges(sink, connection, target, inspection)
             facts = SinkFacts(
                 "table",

@@ -207,9 +207,21 @@ def test_a_key_may_hold_a_decimal_as_a_text() -> None:
     assert [rejection.record for rejection in found.rejections] == [1]
 
 
-def test_floats_round_but_never_to_infinity() -> None:
-    assert column("FLOAT", "0.1", "3.4028235e38", "3.5e38", "1e-60") == [
-        0.10000000149011612, 3.4028234663852886e38, "x: 3.5e38 is out of range of FLOAT", 0.0
+def test_floats_round_but_never_to_infinity_or_zero() -> None:
+    texts = ("0.1", "3.4028235e38", "3.5e38", "1e-60", "1e-45", "0e-99", "-1e-46")
+    assert column("FLOAT", *texts) == [
+        0.10000000149011612, 3.4028234663852886e38, "x: 3.5e38 is out of range of FLOAT",
+        "x: 1e-60 is out of range of FLOAT", 1.401298464324817e-45, 0.0,
+        "x: -1e-46 is out of range of FLOAT",
+    ]  # fmt: skip
+    long = "0." + "0" * 330 + "1"
+    assert column("DOUBLE", "5e-324", "1E-400", "-2e-324", "0e-400", "[1e-400]", f"-{long}") == [
+        5e-324, "x: 1E-400 is out of range of DOUBLE", "x: -2e-324 is out of range of DOUBLE", 0.0,
+        "x: expected DOUBLE, found an array of 1",
+        "x: a number of 334 characters is out of range of DOUBLE",
+    ]  # fmt: skip
+    assert column("ARRAY<DOUBLE>", "[0.5,\n1e-400]", "[0.0, 1e-300]") == [
+        "x[1]: 1e-400 is out of range of DOUBLE", [0.0, 1e-300]
     ]  # fmt: skip
     assert [str(value) for value in column("DOUBLE", "-0", "-0.0")] == ["0.0", "-0.0"]
 

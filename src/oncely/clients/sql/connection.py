@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -256,13 +256,21 @@ class Connection(Protocol):
 
 
 class Column(NamedTuple):
-    """A column of the destination table, from the catalog."""
+    """A column of the destination table, from the catalog.
+
+    Attributes:
+        name: the column.
+        type: its type; of a domain, the type that the domain restricts, with its length or digits.
+        required: it is not nullable, has no default and is not generated.
+        generated: the database computes its values.
+        domain: its type, or that of its elements, is a domain.
+    """
 
     name: str
     type: str
     required: bool
-    """True if it is not nullable, has no default and is not generated."""
     generated: bool
+    domain: bool = False
 
 
 TableTypes = tuple[str | None, dict[str, str]]
@@ -294,6 +302,10 @@ class ColumnFit:
         rounds: the column keeps fewer digits than values of the declared type may have.
         scale: digits after the point that the column keeps of a float, or None for all; a value may
             have more.
+        longest: the longest text that the column keeps whole, where the database cuts longer ones
+            off without an error; None: it refuses them.
+        form: what the database does to some texts without an error, which stay the same value for
+            the type; empty: nothing.
     """
 
     name: str
@@ -301,6 +313,24 @@ class ColumnFit:
     cast: str | None = None
     rounds: bool = False
     scale: int | None = None
+    longest: Longest | None = None
+    form: str = ""
+
+
+class Longest(NamedTuple):
+    """The limit of a type of texts.
+
+    Attributes:
+        type: the type's name.
+        length: the largest length.
+        unit: of the length.
+        spaces: the database cuts off spaces alone, and refuses other characters.
+    """
+
+    type: str
+    length: int
+    unit: Literal["bytes", "characters"]
+    spaces: bool
 
 
 class Dialect(Protocol):

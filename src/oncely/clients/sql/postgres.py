@@ -44,7 +44,7 @@ from oncely.clients.sql.postgres_digest import (
 from oncely.clients.sql.postgres_errors import not_of_the_row, sort_error, sorted_errors
 from oncely.clients.sql.postgres_lent import LentTransaction, lent
 from oncely.clients.sql.postgres_message import UNCHANGED, Message, Sent
-from oncely.clients.sql.postgres_session import LOCK_SECONDS, WatchedSession
+from oncely.clients.sql.postgres_session import LOCK_SECONDS, SET_TEXTS, WatchedSession
 from oncely.clients.sql.postgres_types import column_type, fit, refuse_too_early, without_limit
 from oncely.core.digest import Kind, Recipe
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
@@ -61,9 +61,24 @@ _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED;"
     f" SET LOCAL lock_timeout = '{LOCK_SECONDS}s';"
     " SET LOCAL idle_in_transaction_session_timeout = '60s';"
-    " SET LOCAL extra_float_digits = 1;"
+    f" {SET_TEXTS};"
     " SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
 )
+# The type of attribute a without domains: those that a domain is made of, and those of elements. A
+# level has either the modifier of its attribute or that of a domain.
+_BASE_TYPE = """, LATERAL (
+WITH RECURSIVE level (id, modifier, brackets, depth) AS (
+    SELECT a.atttypid, a.atttypmod, '', 0
+    UNION ALL
+    SELECT CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.typelem END,
+        CASE t.typtype WHEN 'd' THEN t.typtypmod ELSE l.modifier END,
+        l.brackets || CASE t.typtype WHEN 'd' THEN '' ELSE '[]' END, l.depth + 1
+    FROM level l JOIN pg_type t ON t.oid = l.id
+    WHERE t.typtype = 'd' OR (t.typcategory = 'A' AND EXISTS (
+        SELECT FROM pg_type e WHERE e.oid = t.typelem AND e.typtype = 'd'))
+) SELECT CASE set_config('quote_all_identifiers', 'off', true)
+    WHEN 'off' THEN format_type(id, modifier) END || brackets AS type, depth > 0 AS domain
+FROM level ORDER BY depth DESC LIMIT 1) AS base"""
 _CHECK_CONSTRAINTS = ("SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED")
 _COPY_BYTES = 1 << 20
 _FAILED_BEFORE = "25P02"
@@ -472,15 +487,15 @@ class Postgres:
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
         """The table's columns in order; empty if there is no such table."""
         rows = connection.query(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,"
-            " a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a'"
-            " FROM pg_attribute a WHERE a.attrelid = to_regclass(%s)"
+            "SELECT a.attname, base.type, a.attnotnull, a.atthasdef OR a.attidentity <> '',"
+            " a.attgenerated <> '' OR a.attidentity = 'a', base.domain"
+            f" FROM pg_attribute a{_BASE_TYPE} WHERE a.attrelid = to_regclass(%s)"
             " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
             (_regclass(table),),
         )
         return [
-            Column(name, kind, bool(notnull and not filled and not generated), bool(generated))
-            for name, kind, notnull, filled, generated in rows
+            Column(name, of, bool(notnull and not filled and not made), bool(made), bool(domain))
+            for name, of, notnull, filled, made, domain in rows
         ]
 
     @property
@@ -492,8 +507,8 @@ class Postgres:
         """OID and types of the columns; all values are texts."""
         name = quoted_literal(_regclass(table)).replace("%", "%%")
         return (
-            "SELECT a.attrelid::text, a.attname::text, format_type(a.atttypid, a.atttypmod)"
-            f" FROM pg_attribute a WHERE a.attrelid = to_regclass({name})"
+            "SELECT a.attrelid::text, a.attname::text, base.type"
+            f" FROM pg_attribute a{_BASE_TYPE} WHERE a.attrelid = to_regclass({name})"
             " AND a.attnum > 0 AND NOT a.attisdropped",
         )
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from oncely.clients.sql.connection import BadData, Column, ColumnFit, Connection
+from oncely.clients.sql.postgres_session import SET_TEXTS
+from oncely.clients.sql.postgres_types import uncut
 from oncely.core.digest import LONGEST, STORED, Kind, Recipe, column_constant, kind_of
 
 _TYPMOD = re.compile(r"\((\d+)(?:,(-?\d+))?\)")
@@ -36,17 +38,28 @@ def digest_kind(column: Column, fit: ColumnFit) -> Kind | None:
     return kind_of(fit.arrow_type)
 
 
-def as_stored(connection: Connection, type_: str, texts: Sequence[str | None]) -> list[str | None]:
+def stored_texts(
+    connection: Connection, type_: str, texts: Sequence[str | None]
+) -> list[str | None]:
     """Values as the texts of a column of this type; None for one that the server refuses.
+
+    They are not cast to the type of a column that cuts texts off: a text of which the column holds
+    a part differs from it.
 
     Args:
         connection: without an open transaction.
         type_: of the column.
         texts: the values as a writer sends them.
     """
+    value = f"CAST(v AS {(whole := uncut(type_))})"
+    if whole == "bpchar[]":  # its texts show how many spaces an element was padded with
+        padded = f"CAST(v AS {type_})"
+        value = f"CASE WHEN {value} = {padded} THEN {padded} ELSE {value} END"
+    connection.defer("BEGIN READ ONLY")
+    connection.defer(SET_TEXTS)
     try:
         rows = connection.query(
-            f"SELECT CAST(v AS {type_})::text FROM unnest(%s::text[]) WITH ORDINALITY AS t (v, n)"
+            f"SELECT ({value})::text FROM unnest(%s::text[]) WITH ORDINALITY AS t (v, n)"
             " ORDER BY n",
             (list(texts),),
             of_rows=True,
@@ -55,11 +68,13 @@ def as_stored(connection: Connection, type_: str, texts: Sequence[str | None]) -
     except BadData:
         if len(texts) == 1:
             return [None]
-        half = len(texts) // 2
-        return [
-            *as_stored(connection, type_, texts[:half]),
-            *as_stored(connection, type_, texts[half:]),
-        ]
+    finally:
+        connection.rollback()
+    half = len(texts) // 2
+    return [
+        *stored_texts(connection, type_, texts[:half]),
+        *stored_texts(connection, type_, texts[half:]),
+    ]
 
 
 class NotComputable(Exception):

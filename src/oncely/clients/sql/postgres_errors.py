@@ -30,8 +30,10 @@ _OF_THE_ROW = (BadData, "")
 _INTERNAL = "XX"
 _KEY_TAKEN = "23505"
 _CONSEQUENCES: dict[tuple[type[OncelyError], str], str] = {
-    # 54000 and 54001 are a text too long for its index, and JSON too deep for the stack.
-    _OF_THE_ROW: "54000 54001",
+    # 54000 and 54001 are a text too long for its index, and JSON too deep for the stack. 42601 is a
+    # text that is no tsvector, tsquery, jsonpath or ltree: it is no error of the statement, which
+    # is the same for all rows.
+    _OF_THE_ROW: "42601 54000 54001",
     # 25006 and 25P02 follow from an earlier error of the session, 25P03 and 25P04 end it.
     (Unavailable, ""): "08 25006 25P02 25P03 25P04 53 57 58 72000",
     (Contention, ""): "40 55P03",

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.sql.connection import BadData, Column, ColumnFit
+from oncely.clients.sql.connection import BadData, Column, ColumnFit, Longest
 from oncely.errors import TableMismatch
 
 _NATIVE: dict[str, pa.DataType] = {
@@ -93,12 +93,57 @@ def without_limit(type_: str) -> str:
     return base
 
 
+def uncut(type_: str) -> str:
+    """The type with which the server keeps every text whole of which ``type_`` would keep a part;
+    one that rounds, which needs a permission, is the same."""
+    if _ROUNDS_TEXT.fullmatch(type_):
+        return type_
+    base = type_.removesuffix("[]")
+    return type_.replace(base, "text") if base in _CUT_OFF else without_limit(type_)
+
+
 def fit(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
     """The conversion of values of ``arrow_type`` to ``column``, or None if it would lose
     information."""
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
     base = _TYPMOD.sub("", column.type)
     found = _fit(column, base, arrow_type)
-    return found and _with_loss(found, column.type, base.removesuffix("[]"), arrow_type)
+    if found is None and column.domain and _is_text(arrow_type) and not base.endswith("[]"):
+        found = _as_text(column)
+    if found is None:
+        return None
+    found = _with_loss(found, column.type, base.removesuffix("[]"), arrow_type)
+    of = column.type.removesuffix("[]")
+    form = next((form for types, form in _FORMS if types.fullmatch(of)), "")
+    return replace(
+        found, longest=_longest(of), form=form if found.arrow_type == pa.string() else ""
+    )
+
+
+_FORMS = (
+    (re.compile(r"character\(\d+\)"), "pads texts with spaces, and ignores spaces at their end"),
+    (
+        re.compile("interval|time(stamp)? with(out)? time zone|ts(tz)?(multi)?range"),
+        "keeps microseconds, and rounds texts with more digits of a second",
+    ),
+    (re.compile("point|line|lseg|box|path|polygon|circle"), "keeps the nearest double of a number"),
+    (re.compile("oid|xid8?|cid"), "counts a negative number from its largest value"),
+    (re.compile("tsvector"), "sorts words, and keeps one of each"),
+)
+
+
+def _longest(type_: str) -> Longest | None:
+    """PostgreSQL cuts names off, and spaces that are too many for a column of limited length."""
+    if found := re.fullmatch(r"character varying\((\d+)\)", type_):
+        return Longest(type_, int(found[1]), "characters", spaces=True)
+    return _CUT_OFF.get(type_)
+
+
+_CUT_OFF = {
+    "name": Longest("name", 63, "bytes", spaces=False),
+    '"char"': Longest('"char"', 1, "bytes", spaces=False),
+}
 
 
 def _with_loss(found: ColumnFit, column_type: str, base: str, arrow_type: pa.DataType) -> ColumnFit:
@@ -107,6 +152,8 @@ def _with_loss(found: ColumnFit, column_type: str, base: str, arrow_type: pa.Dat
         arrow_type = arrow_type.value_type
     if pa.types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
+    if _is_text(arrow_type):
+        return replace(found, rounds=_ROUNDS_TEXT.fullmatch(column_type) is not None)
     if base == "real":
         return replace(found, rounds=bool(pa.types.is_float64(arrow_type)))
     keeps = _TYPMOD.search(column_type)
@@ -116,6 +163,12 @@ def _with_loss(found: ColumnFit, column_type: str, base: str, arrow_type: pa.Dat
     if pa.types.is_floating(arrow_type):
         return replace(found, scale=scale)
     return replace(found, rounds=_digits(arrow_type) > scale)
+
+
+_ROUNDS_TEXT = re.compile(
+    r"(real|double precision|date|money|interval .+|(numeric|interval|time|timestamp)\(.+)(\[\])?"
+)
+"""Types for which the server rounds a text without an error, or leaves a part of it out."""
 
 
 def _digits(arrow_type: pa.DataType) -> int:
@@ -136,8 +189,6 @@ _ROUNDED = {
 
 
 def _fit(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None:
-    if pa.types.is_dictionary(arrow_type):
-        arrow_type = arrow_type.value_type
     if pa.types.is_null(arrow_type) and base not in _NATIVE:
         return _as_text(column)
     if base.endswith("[]"):
@@ -149,7 +200,12 @@ def _fit(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None
         return ColumnFit(column.name, native) if _widens(arrow_type, native) else None
     if pa.types.is_nested(arrow_type):
         return _as_text(column) if base in ("json", "jsonb") else None
-    return _as_text(column) if _is_text(arrow_type) else None
+    return _as_text(column) if _is_text(arrow_type) and not _LOOKED_UP.match(base) else None
+
+
+_LOOKED_UP = re.compile("reg|aclitem")
+"""Types whose values are names of objects: a name that is missing is an error of the statement, not
+of a row."""
 
 
 def _fit_array(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None:
@@ -158,12 +214,16 @@ def _fit_array(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit 
         return None
     if pa.types.is_nested(arrow_type.value_type):
         return None
-    element = fit(Column(column.name, base.removesuffix("[]"), False, False), arrow_type.value_type)
+    of_elements = column._replace(type=base.removesuffix("[]"))
+    element = fit(of_elements, arrow_type.value_type)
     if element is None:
         return None
-    # pgpq encodes instants in an array as the type without time zone, and all texts as text.
-    other = element.arrow_type == _NATIVE["timestamp with time zone"] or (
-        element.arrow_type == pa.string() and base != "text[]"
+    # pgpq encodes instants in an array as the type without time zone, and all texts as text; an
+    # array names its elements' type, which a domain is not.
+    other = (
+        column.domain
+        or element.arrow_type == _NATIVE["timestamp with time zone"]
+        or (element.arrow_type == pa.string() and base != "text[]")
     )
     if element.cast is not None or other:
         return _as_text(column)

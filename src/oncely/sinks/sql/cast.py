@@ -12,14 +12,14 @@ import datetime
 import decimal
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.sql.connection import ColumnFit
+from oncely.clients.sql.connection import ColumnFit, Longest
 
 
 def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict[int, str]]:
@@ -37,6 +37,8 @@ def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict
 def _cast(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
     if fit.scale is not None:
         column = _without_rounding(column, fit, fit.scale, bad)
+    if fit.longest is not None:
+        column = _not_cut_off(column, fit, fit.longest, bad)
     if column.type == fit.arrow_type:
         return column
     if pa.types.is_nested(column.type) and pa.types.is_string(fit.arrow_type):
@@ -55,7 +57,7 @@ def cast_values(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) ->
     Raises:
         pa.ArrowNotImplementedError: the column's type cannot be cast.
     """
-    if pa.types.is_float32(fit.arrow_type) and pa.types.is_float64(column.type):
+    if _element(fit.arrow_type) == pa.float32() and _element(column.type) == pa.float64():
         column = _without_overflow(column, fit, bad)
     try:
         return column.cast(fit.arrow_type)
@@ -63,18 +65,23 @@ def cast_values(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) ->
         return _cast_one_by_one(column, fit, bad)
 
 
+def _element(arrow: pa.DataType) -> pa.DataType:
+    return arrow.value_type if pa.types.is_list(arrow) else arrow
+
+
 def _without_overflow(
     column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]
 ) -> pa.ChunkedArray:
     """Refuse a double outside the range of real, which Arrow would turn into infinity or zero."""
-    real = column.cast(pa.float32())
+    doubles = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    real = doubles.cast(pa.float32())
     lost = pc.or_(
-        pc.and_(pc.is_inf(real), pc.is_finite(column)),
-        pc.and_(pc.equal(real, 0), pc.not_equal(column, 0)),
+        pc.and_(pc.is_inf(real), pc.is_finite(doubles)),
+        pc.and_(pc.equal(real, 0), pc.not_equal(doubles, 0)),
     )
-    for row in pc.indices_nonzero(lost.fill_null(False)).to_pylist():
-        bad.setdefault(row, f"column {fit.name!r}: {column[row]} is out of range for real")
-    return pc.if_else(lost, pa.scalar(None, column.type), column)
+    return _refused(
+        column, _reasons(column, fit, [(lost, "a number is out of range for real")]), bad
+    )
 
 
 def _without_rounding(
@@ -98,7 +105,28 @@ def _without_rounding(
 
 def _without_nul(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
     """Refuse texts with NUL, for which the database may not report the row."""
-    found = rows_with_nul(column, fit)
+    return _refused(column, rows_with_nul(column, fit), bad)
+
+
+def _not_cut_off(
+    column: pa.ChunkedArray, fit: ColumnFit, longest: Longest, bad: dict[int, str]
+) -> pa.ChunkedArray:
+    """Refuse texts of which the database would keep a part without an error."""
+    texts = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    texts = texts.cast(pa.string())
+    length = pc.binary_length if longest.unit == "bytes" else pc.utf8_length
+    cut = pc.greater(length(texts), longest.length)
+    if longest.spaces and pc.any(cut).as_py():
+        cut = pc.and_(cut, pc.less_equal(length(pc.utf8_rtrim(texts, " ")), longest.length))
+    what = "spaces at the end of a text" if longest.spaces else "the rest of a text"
+    reason = f"{longest.type} keeps {longest.length} {longest.unit}, and {what} would be cut off"
+    return _refused(column, _reasons(column, fit, [(cut, reason)]), bad)
+
+
+def _refused(
+    column: pa.ChunkedArray, found: Mapping[int, str], bad: dict[int, str]
+) -> pa.ChunkedArray:
+    """The column without the values of some rows, whose reasons are added to ``bad``."""
     for row, reason in found.items():
         bad.setdefault(row, reason)
     return _null_at(column, np.array(list(found))) if found else column
@@ -264,8 +292,7 @@ def rows_with_nul(column: pa.ChunkedArray, fit: ColumnFit) -> dict[int, str]:
         column: cast to the fit's type already.
         fit: shows if the server casts the text to jsonb.
     """
-    within = pa.types.is_list(column.type)
-    texts = pc.list_flatten(column) if within else column
+    texts = pc.list_flatten(column) if pa.types.is_list(column.type) else column
     if not pa.types.is_string(texts.type):
         return {}
     found = []
@@ -273,17 +300,19 @@ def rows_with_nul(column: pa.ChunkedArray, fit: ColumnFit) -> dict[int, str]:
         found.append((pc.match_substring(texts, _NUL), "a text contains a NUL (0x00)"))
     if fit.cast == "jsonb":
         escaped = pc.match_substring_regex(texts, _ESCAPED_NUL)
-        found.append(
-            (
-                escaped,
-                r"jsonb accepts no NUL (0x00), and the JSON contains the escape "
-                "\u0000",
-            )
-        )
+        reason = r"jsonb accepts no NUL (0x00), and the JSON contains the escape \u0000"
+        found.append((escaped, reason))
+    return _reasons(column, fit, found)
+
+
+def _reasons(
+    column: pa.ChunkedArray, fit: ColumnFit, found: Sequence[tuple[pa.ChunkedArray, str]]
+) -> dict[int, str]:
+    """A reason for each row of the column in which a value matches."""
     reasons: dict[int, str] = {}
     for matches, reason in found:
         rows = pc.indices_nonzero(matches.fill_null(False))
-        rows = pc.list_parent_indices(column).take(rows) if within else rows
+        rows = pc.list_parent_indices(column).take(rows) if pa.types.is_list(column.type) else rows
         for row in rows.to_pylist():
             reasons.setdefault(row, f"column {fit.name!r}: {reason}")
     return reasons

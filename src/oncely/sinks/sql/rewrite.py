@@ -27,6 +27,7 @@ from functools import reduce
 from oncely.clients.sql.connection import BadData, Connection, Params, RowsDropped, RowsKept
 from oncely.core.amendments import changed
 from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
+from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, halved
 from oncely.core.rewrite import Rewrite, Rewritten, add_up
@@ -34,6 +35,7 @@ from oncely.core.topics import TopicPartition
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
 from oncely.ledgers.sql.removed import Removed
 from oncely.ledgers.sql.statements import within
+from oncely.sinks.sql.as_stored import as_stored
 from oncely.sinks.sql.prepare import Prepared
 from oncely.sinks.sql.sink import Contents, Refused, SqlSink
 from oncely.sinks.sql.target import SOURCE_COLUMNS, Target
@@ -123,8 +125,9 @@ class SqlRewrites:
             return self._leaving(work, {int(r): self.unfit.message for r in records})
         contents = Contents.of(work.chunk, self.sink.prepared(work.chunk))
         while True:
+            sent = None if work.kind == "backfill" else self._sent(work, contents.prepared)
             try:
-                return self._rewrite_once(work, contents)
+                return self._rewrite_once(work, contents, sent)
             except Refused as refused:
                 if rows := self._committed_rows(work, contents, refused):
                     return self._leaving(work, rows)
@@ -162,7 +165,43 @@ class SqlRewrites:
                               if at[r.record] in range_}  # fmt: skip
         return found
 
-    def _rewrite_once(self, work: Rewrite, contents: Contents) -> Rewritten:
+    def _sent(self, work: Rewrite, prepared: Prepared) -> tuple[Recipe, int] | None:
+        """The recipe of all columns, and the digest of rows that the table returns as they were
+        sent; None if it is not known, or later records may have replaced them."""
+        sink = self.sink
+        if sink.target is None or sink.target.keys or not prepared.rows.num_rows:
+            return None
+        recipe = sink.target.recipe_of_rows(sink.keep_source, Kind(STORED))
+        with sink.ledger.looking() as look:
+            rows, unknown = as_stored(look, sink.target, prepared.rows, recipe)
+        if unknown:
+            return None
+        offsets = work.chunk.offset[prepared.row_record] if recipe.offset else None
+        return recipe, digest_sum(row_digests(rows, offsets, recipe))
+
+    def _refuse_changed(
+        self, ours: Connection, work: Rewrite, sent: tuple[Recipe, int] | None
+    ) -> None:
+        """Refuse a repair after which the table has other values than it was sent: the next audit
+        would find the same damage.
+
+        Raises:
+            BadData: nothing is repaired.
+        """
+        if sent is None or not self.sink.keep_source:
+            return
+        recipe, digest = sent
+        where = self._condition(work.partition, work.offsets)
+        there = self.sink.dialect.digest(ours, self._target.table, recipe, _OFFSET, where)
+        if there not in (None, digest):
+            raise BadData(
+                f"{self._target.table} then has other values than it was sent: something in the"
+                " database changes them, such as a trigger BEFORE INSERT"
+            )
+
+    def _rewrite_once(
+        self, work: Rewrite, contents: Contents, sent: tuple[Recipe, int] | None
+    ) -> Rewritten:
         ledger, tp = self.sink.ledger, work.partition
         _, prepared, letters = contents
         counts = prepared.counts(work.chunk).get(tp, NO_RECORDS)
@@ -175,6 +214,7 @@ class SqlRewrites:
             done = self._write(ours, work, prepared)
             if refused := done.rejections[len(prepared.rejections) :]:
                 raise Refused(refused)
+            self._refuse_changed(ours, work, sent)
             ledger.dead_letters.add(ours, letters, work.expected.epoch)
             self._amend(ours, work, change)
             ledger.keep(ours, tp, work.expected, work.upto)

@@ -80,6 +80,12 @@ class Target:
         return [fit.name for fit in self.fits]
 
     @property
+    def notes(self) -> list[str]:
+        """The columns that give some texts another form, without an error."""
+        every = zip(self.fits, self.types, strict=True)
+        return [f"column {fit.name!r} is {of}: it {fit.form}" for fit, of in every if fit.form]
+
+    @property
     def direct(self) -> bool:
         """True if rows may be copied directly into the table."""
         plain = not self.keys and not self.relation.is_view
