@@ -23,6 +23,8 @@ use crate::rdkafka::{api, c_string, Api, Arrival, Common, Handle, Message, Queue
 
 /// The bytes of a header beside its name and its value.
 const HEADER: usize = 16;
+/// The name of a header whose own name is not UTF-8.
+const UNREADABLE: &str = "\u{fffd}";
 /// Offsets of binary columns have 32 bits.
 const MOST: usize = i32::MAX as usize;
 
@@ -86,7 +88,7 @@ struct Headers {
 impl Headers {
     fn push(&mut self, message: &Message) {
         for (name, value) in message.headers() {
-            self.names.push(Some(name.to_string_lossy().as_bytes()));
+            self.names.push(Some(name.to_str().unwrap_or(UNREADABLE).as_bytes()));
             self.values.push(value);
         }
         self.ends.push(self.names.ends.len() as i32 - 1);
@@ -149,8 +151,8 @@ impl Rows {
     fn size(&self, message: &Message) -> usize {
         let headers = self.headers.iter().flat_map(|_| message.headers());
         let sizes = headers.map(|(name, value)| {
-            // A byte that is not UTF-8 becomes three.
-            HEADER + 3 * name.count_bytes() + value.map_or(0, <[u8]>::len)
+            // A name that is not UTF-8 becomes one of three bytes.
+            HEADER + 3 + name.count_bytes() + value.map_or(0, <[u8]>::len)
         });
         message.len() + sizes.sum::<usize>()
     }
@@ -544,7 +546,7 @@ mod tests {
         assert_eq!(headers.value_offsets(), [0, 2, 2, 2]);
         let pairs = headers.values().as_struct();
         let names: Vec<_> = pairs.column(0).as_string::<i32>().iter().collect();
-        assert_eq!(names, [Some("a\u{fffd}"), Some("")]);
+        assert_eq!(names, [Some("\u{fffd}"), Some("")]);
         let values: Vec<_> = pairs.column(1).as_binary::<i32>().iter().collect();
         assert_eq!(values, [Some(&b"x"[..]), None]);
     }

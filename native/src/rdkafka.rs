@@ -109,11 +109,11 @@ impl Message {
         unsafe { (self.api.message_leader_epoch)(self.raw.as_ptr()) }
     }
 
-    /// Milliseconds since 1970.
+    /// Milliseconds since 1970; a CreateTime of -1 is none (KIP-32).
     pub fn timestamp(&self) -> Option<i64> {
         let mut kind = 0;
         let found = unsafe { (self.api.message_timestamp)(self.raw.as_ptr(), &mut kind) };
-        (kind != 0).then_some(found)
+        (kind != 0 && found != -1).then_some(found)
     }
 
     pub fn key(&self) -> Option<&[u8]> {

@@ -32,6 +32,13 @@ _VARIABLE = re.compile(
 )
 
 
+def printable(text: str) -> str:
+    """The text with escapes for what is not printable: control characters, and line ends."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class RejectSample(NamedTuple):
     """A rejected record and the reason. The value is None if it is unknown, or for a tombstone."""
 

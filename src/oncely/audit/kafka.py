@@ -30,6 +30,7 @@ from oncely.audit.scan import Scanned, ScannedRows
 from oncely.audit.stored.log import Ends, Topics
 from oncely.audit.stored.topic_ledger import TopicLedger, read_ledger
 from oncely.audit.topic_snapshot import TopicSnapshot, take
+from oncely.clients.kafka.records import headers_of
 from oncely.config import KafkaSinkSettings, PipelineSettings
 from oncely.core.claim import SKIPPED
 from oncely.core.digest import Kind, Recipe, row_digests
@@ -288,7 +289,7 @@ def recipe_of(*, keep_source: bool) -> Recipe:
 
 def _origin(message: Any) -> tuple[Any, ...]:
     """Topic, partition and offset of the source's record, from the last header of that name."""
-    for name, value in reversed(message.headers() or ()):
+    for name, value in reversed(headers_of(message)):
         if name == SOURCE_HEADER:
             try:
                 return _decoder.decode(value or b"")

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from oncely.audit.evidence import Log
 from oncely.audit.stored.dead_letters import Letter, content_of
-from oncely.clients.kafka.records import LATEST_MS
+from oncely.clients.kafka.records import LATEST_MS, headers_of, timestamp_of
 from oncely.core.batch import DISCARDED, Rejection, Stage
 from oncely.core.expected import Expected
 from oncely.core.ranges import OffsetRange
@@ -50,9 +50,9 @@ def compare_letters(
 
 
 def _problem(letter: Letter, record: Any, refused: Mapping[int, Rejection]) -> str:
-    kind, at = record.timestamp()
-    at = at if kind and abs(at) <= LATEST_MS else None
-    wanted = content_of(at, record.key(), record.value(), record.headers())
+    at = timestamp_of(record)
+    at = None if at is None or abs(at) > LATEST_MS else at
+    wanted = content_of(at, record.key(), record.value(), headers_of(record))
     if letter.stage == DISCARDED:
         wanted = (wanted[0], *_NOTHING[1:])
     parts = zip(_PARTS, letter.content, wanted, strict=True)

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import confluent_kafka as ck
 import pyarrow as pa
 
 from oncely.audit.stored.log import Topics
+from oncely.clients.kafka.records import headers_of, timestamp_of
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError
@@ -88,8 +88,8 @@ def _read(
 
 def _batch(messages: Sequence[Any]) -> pa.RecordBatch:
     rows = [
-        (one.topic(), one.partition(), one.offset(), _microseconds(*one.timestamp()), one.key(),
-         one.value(), [{"key": k, "value": v} for k, v in one.headers() or ()])
+        (one.topic(), one.partition(), one.offset(), _microseconds(timestamp_of(one)), one.key(),
+         one.value(), [{"key": k, "value": v} for k, v in headers_of(one)])
         for one in messages
     ]  # fmt: skip
     columns = zip(*rows, strict=True)
@@ -97,9 +97,8 @@ def _batch(messages: Sequence[Any]) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=_RECORDS)
 
 
-def _microseconds(kind: int, at: int) -> int | None:
-    known = kind != ck.TIMESTAMP_NOT_AVAILABLE and abs(at) <= _LATEST
-    return at * 1000 if known else None
+def _microseconds(at: int | None) -> int | None:
+    return None if at is None or abs(at) > _LATEST else at * 1000
 
 
 def named(frame: DataFrame) -> DataFrame:

@@ -13,7 +13,6 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-import confluent_kafka as ck
 import numpy as np
 from confluent_kafka.admin import OffsetSpec
 
@@ -29,6 +28,7 @@ from oncely.audit.evidence import (
 from oncely.audit.stored.log import Topics
 from oncely.clients.kafka import topics as descriptions
 from oncely.clients.kafka.client import KafkaAdmin
+from oncely.clients.kafka.records import timestamp_of
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
 from oncely.errors import TopicMissing
@@ -195,5 +195,5 @@ def _units(spans: Sequence[Span]) -> Iterator[list[Span]]:
 def _time(message: Any | None) -> datetime | None:
     if message is None:
         return None
-    kind, milliseconds = message.timestamp()
-    return None if kind == ck.TIMESTAMP_NOT_AVAILABLE else moment(milliseconds)
+    milliseconds = timestamp_of(message)
+    return None if milliseconds is None else moment(milliseconds)

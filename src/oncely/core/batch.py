@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from oncely.core.digest import Digests, digest_sums
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError, TooManyRejects, Unavailable
-from oncely.reject_summary import KEPT, RejectSample, RejectSummary, masked
+from oncely.reject_summary import KEPT, RejectSample, RejectSummary, masked, printable
 
 IntArray = npt.NDArray[np.integer[Any]]
 
@@ -29,12 +29,21 @@ DISCARDED = "discarded"
 neither pending nor replayed."""
 
 
-class Rejection(NamedTuple):
-    """A record that cannot become a row: its index among the records, and the reason."""
-
+class _Rejection(NamedTuple):
     record: int
     stage: Stage
     reason: str
+
+
+class Rejection(_Rejection):
+    """A record that cannot become a row: its index among the records, and the reason, on one line
+    and without control characters."""
+
+    __slots__ = ()
+
+    def __new__(cls, record: int, stage: Stage, reason: str) -> Self:
+        """A rejection; what is not printable in its reason is escaped."""
+        return super().__new__(cls, record, stage, printable(reason))
 
 
 @dataclass(frozen=True)

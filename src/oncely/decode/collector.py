@@ -16,6 +16,7 @@ from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, InvalidRecord
 from oncely.decode.columns import Piece, Positions
 from oncely.garbage import no_gc
+from oncely.reject_summary import printable
 
 SLICE_ROWS = 32_768
 SLICE_BYTES = 16 * 1024 * 1024
@@ -119,7 +120,7 @@ def readable(reason: str) -> str:
     """A reason in the form that is stored and logged: short, on one line, without a NUL."""
     if len(reason) > _LONGEST_REASON:
         reason = reason[:_LONGEST_REASON] + "…"
-    return reason if reason.isprintable() else repr(reason)[1:-1]
+    return printable(reason)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Isolates records that crash their decoder, and decodes the others.
+"""Isolates records that crash their decoder, or make it raise, and decodes the others.
 
 A parser written in C may crash on some bytes, or allocate memory until the kernel ends it. Spark
 would repeat the task with the same record and fail the batch: one record would stop the pipeline
@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import resource
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import pyarrow as pa
 
 from oncely.core.batch import Rejection
+from oncely.core.isolate import OF_VALUES, isolated, unexpected
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.collector import as_arrow
-from oncely.errors import InvariantViolation
+from oncely.errors import InvariantViolation, OncelyError
 from oncely.garbage import no_gc
+
+log = logging.getLogger(__name__)
 
 CRASHES = "crashes the decoder"
 _SHORTEST_SECONDS = 5.0  # minimum for a small part: a slow machine is no crash
@@ -47,12 +52,12 @@ def isolate_crashes(decoder: Decoder, records: pa.Table, *, seconds: float = 60.
         return decoder.decode(records)
     if not _survives(decoder, records.slice(0, 0), seconds):
         raise InvariantViolation("a forked child can't decode, even without records")
-    parts: list[tuple[int, Decoded | None]] = []
+    parts: list[tuple[int, Decoded | str]] = []
     dead = [(0, len(records), seconds)]
     while dead:
         start, stop, limit = dead.pop()
         if stop - start == 1:
-            parts.append((start, None))
+            parts.append((start, CRASHES))
             continue
         middle = (start + stop) // 2
         limit = max(limit / 2, min(seconds, _SHORTEST_SECONDS))
@@ -105,13 +110,33 @@ def _prepare_to_die(seconds: float) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _joined(parts: list[tuple[int, Decoded | None]], nothing: Decoded) -> Decoded:
-    """The outcomes of consecutive parts as one; None is a record that crashed its child."""
+def isolate_errors(decode: Callable[[pa.Table], Decoded], records: pa.Table) -> Decoded:
+    """Decode records; one for which the decoder raises an error of values is a rejection.
+
+    Decoders reject what they can't read. This is for what they have not foreseen: otherwise such a
+    record would stop the pipeline at each start.
+    """
+    try:
+        return decode(records)
+    except OF_VALUES as error:
+        if isinstance(error, OncelyError | MemoryError):
+            raise
+        log.warning("isolating a record that the decoder has not foreseen", exc_info=True)
+    done, bad = isolated(
+        lambda start, stop: decode(records.slice(start, stop - start)), len(records)
+    )
+    parts: list[tuple[int, Decoded | str]] = [*done]
+    parts += ((row, unexpected(error)) for row, error in bad.items())
+    return _joined(sorted(parts, key=itemgetter(0)), decode(records.slice(0, 0)))
+
+
+def _joined(parts: Sequence[tuple[int, Decoded | str]], nothing: Decoded) -> Decoded:
+    """The outcomes of consecutive parts as one; a text is the reason of a record's rejection."""
     rejections: list[Rejection] = []
     for start, part in parts:
-        bad = [Rejection(0, "decode", CRASHES)] if part is None else part.rejections
+        bad = [Rejection(0, "decode", part)] if isinstance(part, str) else part.rejections
         rejections += (each._replace(record=each.record + start) for each in bad)
-    lived = [(0, nothing), *((start, part) for start, part in parts if part is not None)]
+    lived = [(0, nothing), *((at, part) for at, part in parts if not isinstance(part, str))]
     tombstones = [part.tombstones for _, part in lived if part.tombstones is not None]
     return Decoded(
         rows=pa.concat_tables([part.rows for _, part in lived]),

@@ -60,6 +60,7 @@ class KafkaDestination(TopicDestination[KafkaSink]):
             schema, self._value(), given.topic, given.topic_column, given.key,
             keep_source=given.keep_source, decimals=given.decimals,
             source_timestamp=given.timestamp == "source",
+            own_topics=frozenset({given.rejects, given.ledger_topic}),
         )  # fmt: skip
         return KafkaSink(
             self.pipeline_topics,

@@ -200,10 +200,12 @@ class Pipeline:
     @cached_property
     def row_transform(self) -> RowTransform:
         """The row transform; the identity if there is none. Only tables have a type for JSON."""
-        from oncely.runtimes.row_transform import PlainTexts
+        from oncely.runtimes.row_transform import KeepsKeys, PlainTexts, Unchanged
 
-        made = self._row_transform()
-        return made if self.settings.sink.kind == "sql" else PlainTexts(made)
+        made, sink = self._row_transform(), self.settings.sink
+        if (keys := tuple(getattr(sink, "keys", ()))) and not isinstance(made, Unchanged):
+            made = KeepsKeys(made, keys)
+        return made if sink.kind == "sql" else PlainTexts(made)
 
     def _row_transform(self) -> RowTransform:
         from oncely.runtimes.row_transform import PythonTransform, SqlTransform, Unchanged

@@ -24,6 +24,7 @@ from oncely.core.batch import Chunk, IntArray, Reject, Rejection
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition
 from oncely.decode.base import Decoded
+from oncely.decode.isolate_crashes import isolate_errors
 from oncely.errors import check
 from oncely.phases import phase, timed
 from oncely.runtimes.row_transform import RowTransform
@@ -102,7 +103,7 @@ class Processing:
 
     @phase("decode")
     def _part(self, records: pa.Table) -> _Part:
-        decoded = self.decode(records)
+        decoded = isolate_errors(self.decode, records)
         check(
             decoded.rows.num_rows
             + len(decoded.rejections)

@@ -21,9 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.clients.per_process import FunctionEnded, said, users_function
+from oncely.clients.sql.connection import ColumnFit
 from oncely.core.batch import IntArray, Rejection
+from oncely.core.isolate import isolated
 from oncely.decode.schema import as_json, is_json, refuse_other_capitals, without_json
 from oncely.errors import ConfigError, OncelyError
+from oncely.sinks.sql.cast import cast_values
 
 if TYPE_CHECKING:
     import duckdb
@@ -90,6 +93,87 @@ class PlainTexts:
 
 
 @dataclass(frozen=True)
+class KeepsKeys:
+    """Another transform, whose rows must have the keys of their records.
+
+    Tombstones bypass it: one whose key it would compute deletes nothing, or another row.
+
+    Attributes:
+        inner: the transform.
+        keys: the columns of the key.
+    """
+
+    inner: RowTransform
+    keys: tuple[str, ...]
+
+    def apply(
+        self, rows: pa.Table, row_record: IntArray
+    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+        """The rows of the inner transform; one with another key is a rejection of its record."""
+        made, record, refused = self.inner.apply(rows, row_record)
+        bad = self._computed(rows.take(pa.array(np.searchsorted(row_record, record))), made)
+        if not bad:
+            return made, record, refused
+        by_record = {int(record[row]): bad[row] for row in sorted(bad, reverse=True)}
+        refused += [Rejection(at, "transform", by_record[at]) for at in sorted(by_record)]
+        keep = ~np.isin(record, [*by_record])
+        return made.filter(pa.array(keep)), record[keep], refused
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the inner transform.
+
+        Raises:
+            ConfigError: a query computes a key, as a row of a sample shows.
+        """
+        made = self.inner.output(schema)
+        self._computed(schema.empty_table(), made.empty_table())
+        if isinstance(self.inner, SqlTransform):
+            count = len(_KEYS[pa.string()])
+            sample = pa.table(
+                [pa.array(_KEYS[f.type]) if f.name in self.keys and f.type in _KEYS
+                 else pa.nulls(count, f.type) for f in schema],
+                schema=_nullable(schema),
+            )  # fmt: skip
+            _, _, refused = self.apply(sample, np.arange(count))
+            if computed := [one.reason for one in refused if one.reason.startswith(_COMPUTED)]:
+                raise ConfigError("sink.keys", computed[0], way_out=_PASS_KEYS)
+        return made
+
+    def _computed(self, given: pa.Table, made: pa.Table) -> dict[int, str]:
+        """The rows with another key than their records, and the reason for each."""
+        bad: dict[int, str] = {}
+        for name in {*self.keys} & {*given.column_names} & {*made.column_names}:
+            own = made[name]
+            try:
+                wanted = cast_values(given[name], ColumnFit(name, own.type), {})
+            except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
+                problem = f"{_COMPUTED} column {name!r} from {given[name].type} to {own.type}"
+                raise ConfigError("sink.keys", problem, way_out=_PASS_KEYS) from None
+            same = pc.or_(
+                pc.fill_null(pc.equal(own, wanted), False),
+                pc.and_(pc.is_null(own), pc.is_null(wanted)),
+            )
+            for row in pc.indices_nonzero(pc.invert(same)).to_pylist():
+                shown = str(given[name][row])[:_SHOWN], str(own[row])[:_SHOWN]
+                text = f"{_COMPUTED} column {name!r} from {shown[0]!r} to {shown[1]!r}"
+                bad.setdefault(row, text)
+        return bad
+
+
+_SHOWN = 40  # characters
+_COMPUTED = "the transform changes a key, which a tombstone keeps:"
+_PASS_KEYS = "let the transform pass the key columns through as they are; a cast is permitted"
+_KEYS = {
+    pa.string(): ["Ab C", " x ", "007"],
+    pa.int64(): [-7, 1_234_567, None],
+    pa.int32(): [-7, 1_234_567, None],
+    pa.int16(): [-7, 1_234, None],
+    pa.int8(): [-7, 123, None],
+}
+"""Keys that a query is tried with."""
+
+
+@dataclass(frozen=True)
 class SqlTransform:
     """Row-wise SQL over ``input``, run by DuckDB: projection, filter and unnest only."""
 
@@ -109,7 +193,9 @@ class SqlTransform:
             duckdb.InternalException,
             duckdb.InterruptException,
         )
-        return _isolating(self._run, rows, row_record, duckdb.Error, not_the_rows_fault)
+        return _isolating(
+            self._run, rows, row_record, (duckdb.Error, InfiniteTime), not_the_rows_fault
+        )
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """The query's columns.
@@ -144,6 +230,7 @@ class SqlTransform:
             found = query.to_arrow_table()
         finally:
             session.unregister("input")
+        _refuse_changed(found, types)
         if any(map(is_json, rows.schema)):
             found = _marked(found, types)
         carried = found.column(found.num_columns - 1).to_numpy()
@@ -234,6 +321,63 @@ def _marked(rows: pa.Table, types: Sequence[Any]) -> pa.Table:
     return pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
 
 
+class InfiniteTime(Exception):
+    """A query has made an infinite time, which no column of Arrow holds."""
+
+
+_CHANGED = {
+    "time with time zone": "without its offset",
+    "bit": "as bytes of its own form",
+    "bignum": "as bytes of its own form",
+    "uhugeint": "as another number, if it is large",
+}
+"""Types of DuckDB whose values become others in Arrow, by their ids."""
+_NESTED = ("struct", "list", "array", "map", "union")
+
+
+def _refuse_changed(rows: pa.Table, types: Sequence[Any]) -> None:
+    """Refuse what would be another value in Arrow.
+
+    Raises:
+        ConfigError: the type of a column.
+        InfiniteTime: DuckDB's infinity, which is an ordinary number in Arrow.
+    """
+    for name, kind, column in zip(rows.column_names, types, rows.columns, strict=True):
+        if other := [one for one in _leaves(kind) if one.id in _CHANGED]:
+            raise ConfigError(
+                "transform.sql",
+                f"column {name!r} is {kind}: {other[0]} would be passed on {_CHANGED[other[0].id]}",
+                way_out="cast it, for example to VARCHAR",
+            )
+        if any(map(_infinite, column.chunks)):
+            raise InfiniteTime(f"column {name!r}: infinity is no time of a row")
+
+
+def _leaves(kind: Any) -> Iterator[Any]:
+    if kind.id not in _NESTED:
+        yield kind
+        return
+    for _, child in kind.children:
+        if hasattr(child, "id"):  # an array's length is an int
+            yield from _leaves(child)
+
+
+def _infinite(array: pa.Array) -> bool:
+    """True if a date or timestamp, also within other values, is infinite in DuckDB."""
+    type_ = array.type
+    if pa.types.is_date32(type_) or pa.types.is_timestamp(type_):
+        end = (1 << (type_.bit_width - 1)) - 1
+        numbers = np.asarray(array.cast(f"int{type_.bit_width}").drop_null())
+        return bool(((numbers == end) | (numbers == -end)).any())
+    if pa.types.is_map(type_):
+        return _infinite(array.keys) or _infinite(array.items)
+    if pa.types.is_nested(type_) and not pa.types.is_union(type_):
+        return any(
+            map(_infinite, array.flatten() if pa.types.is_struct(type_) else [array.flatten()])
+        )
+    return False
+
+
 def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
@@ -271,7 +415,7 @@ class PythonTransform:
         self, rows: pa.Table, row_record: IntArray
     ) -> tuple[pa.Table, IntArray, list[Rejection]]:
         """Call the function; a row on which it raises is a rejection of its record."""
-        return _isolating(self._run, rows, row_record, Exception, (MemoryError,))
+        return _isolating(self._run, rows, row_record, (Exception,), (MemoryError,))
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the function's result for an empty batch.
@@ -385,31 +529,20 @@ def _isolating(
     run: Callable[[pa.Table], tuple[pa.Table, IntArray]],
     rows: pa.Table,
     row_record: IntArray,
-    bad_data: type[Exception],
+    bad_data: tuple[type[Exception], ...],
     others: tuple[type[Exception], ...],
 ) -> tuple[pa.Table, IntArray, list[Rejection]]:
-    """Run a transform; on an error halve the rows until the bad row is alone."""
+    """Run a transform; a row on which it fails is a rejection of its record."""
     carrying = _with_row(rows, row_record)
-    tables: list[pa.Table] = []
-    records: list[IntArray] = []
-    rejections: list[Rejection] = []
-    parts = [(0, rows.num_rows)]
-    while parts:
-        start, stop = parts.pop()
-        try:
-            made, record = run(carrying.slice(start, stop - start))
-        except bad_data as error:
-            if isinstance(error, (OncelyError, *others)):
-                raise
-            if stop - start <= 1:
-                reason = said(error).splitlines()[0]
-                rejections.append(Rejection(int(row_record[start]), "transform", reason))
-            else:
-                middle = (start + stop) // 2
-                parts += [(middle, stop), (start, middle)]
-            continue
-        tables.append(made)
-        records.append(record)
+    parts, bad = isolated(
+        lambda start, stop: run(carrying.slice(start, stop - start)),
+        rows.num_rows, bad_data, others,
+    )  # fmt: skip
+    rejections = [
+        Rejection(int(row_record[row]), "transform", said(bad[row]).splitlines()[0])
+        for row in sorted(bad)
+    ]
+    tables, records = [made for _, (made, _) in parts], [record for _, (_, record) in parts]
     if not tables:
         made, record = run(carrying.slice(0, 0))
         tables, records = [made], [record]

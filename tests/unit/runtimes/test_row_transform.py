@@ -79,6 +79,8 @@ def test_unnest_gives_several_rows_to_a_record() -> None:
         ("SELECT json_extract(CASE WHEN n = 1 THEN '{' END, '$.a') AS a FROM input", {5}),
         ("SELECT 9223372036854775804 + n AS a FROM input", {11}),
         ("SELECT n // (n - 2) AS a FROM input", {7}),
+        ("SELECT CASE n WHEN 2 THEN DATE 'infinity' END AS a FROM input", {7}),
+        ("SELECT {'t': [CASE n WHEN 2 THEN TIMESTAMPTZ '-infinity' END]} AS a FROM input", {7}),
         ("SELECT CASE WHEN n = 1 THEN error('x') END AS a, UNNEST(many) AS b FROM input", {5}),
     ],
 )
@@ -165,6 +167,9 @@ def test_output_tells_the_columns_and_agrees_with_apply() -> None:
         ("DELETE FROM input", "."),
         ("COPY input TO '/tmp/x'", "."),
         ("SET threads = 8", "."),
+        ("SELECT [TIMETZ '12:00:00+02'] AS a FROM input", "without its offset"),
+        ("SELECT '101'::BIT AS a FROM input", "'a' is BIT"),
+        ("SELECT n::UHUGEINT AS a FROM input", "'a' is UHUGEINT"),
     ],
 )
 def test_what_is_not_row_wise_is_refused(sql: str, problem: str) -> None:

@@ -73,6 +73,22 @@ def test_each_type_has_one_meaning(array: pa.Array, text: str | None) -> None:
         assert b",".join(encoded(rows)).replace(b'{"v":', b"").count(b" ") == 0
 
 
+@pytest.mark.parametrize(
+    ("number", "type_"),
+    [
+        (2**62, pa.timestamp("us", "UTC")),  # Arrow's text: the year 17036
+        (-(2**62), pa.timestamp("us")),
+        (2_932_897, pa.date32()),
+        (86_400_000_000, pa.time64("us")),
+    ],
+)
+def test_a_time_without_a_text_is_refused(number: int, type_: pa.DataType) -> None:
+    column = pa.array([number], f"int{type_.bit_width}").cast(type_)
+    for array in (column, pa.ListArray.from_arrays([0, 1], column)):
+        with pytest.raises(ValueError, match="a time outside of the"):
+            arrow_json.encoded(pa.table({"x": array}))
+
+
 def test_an_object_has_the_columns_names_in_order() -> None:
     rows = pa.table({"b a": [1], "class": ["x"], 'ü"': [None], "f0": [2]})
     assert encoded(rows) == ['{"b a":1,"class":"x","ü\\"":null,"f0":2}'.encode()]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from oncely.audit.stored.log import Topics
 from oncely.audit.stored.topic_ledger import TopicLedger
+from oncely.clients.kafka.records import headers_of
 from oncely.core.topics import TopicPartition
 
 
@@ -111,7 +112,7 @@ def letter(
     Args:
         replayed: the positions of replays in the rejects' topic.
     """
-    headers = message.headers() or []
+    headers = headers_of(message)
     at = max((i for i, (name, _) in enumerate(headers) if name == _FIRST), default=None)
     if at is None or headers[at][1] != pipeline.encode():
         return None

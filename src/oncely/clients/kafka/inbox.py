@@ -14,7 +14,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from oncely.clients.kafka import librdkafka
-from oncely.clients.kafka.records import RecordColumns, Records
+from oncely.clients.kafka.records import RecordColumns, Records, headers_of
 from oncely.core.topics import Position, TopicPartition
 from oncely.garbage import no_gc
 
@@ -39,7 +39,7 @@ MESSAGE = 400
 _HEADER = 100  # bytes of a header, beside its name and its value
 _SAMPLED = 13  # one of so many messages is looked at where all would take long
 _FIRST = 50  # messages that the first call takes, which does not know their size
-_key, _headers = methodcaller("key"), methodcaller("headers")
+_key = methodcaller("key")
 
 
 def memory_of(records: Records) -> int:
@@ -54,9 +54,7 @@ def memory_of(records: Records) -> int:
         return size
     sample = records[::_SAMPLED]
     headers = sum(
-        _HEADER + len(name) + len(value or b"")
-        for found in filter(None, map(_headers, sample))
-        for name, value in found
+        _HEADER + len(name) + len(value or b"") for one in sample for name, value in headers_of(one)
     )
     keys = sum(map(len, filter(None, map(_key, records))))
     values = sum(map(len, records))

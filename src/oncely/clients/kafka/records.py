@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
@@ -124,8 +125,37 @@ def timestamps_of(records: Records) -> list[int | None]:
     if isinstance(records, RecordColumns):
         micros = records.own["timestamp"].cast(pa.int64()).to_pylist()
         return [None if one is None else one // 1000 for one in micros]
-    told = [one.timestamp() for one in records]
-    return [at if kind else None for kind, at in told]
+    return [timestamp_of(one) for one in records]
+
+
+NO_TIMESTAMP = -1
+"""The CreateTime of a record without a timestamp (KIP-32)."""
+
+
+def timestamp_of(message: Any) -> int | None:
+    """The timestamp of a message of confluent-kafka, in ms since 1970; None: it has none."""
+    kind, at = message.timestamp()
+    return at if kind and at != NO_TIMESTAMP else None
+
+
+UNREADABLE = "\ufffd"
+"""The name of a header whose own name is not UTF-8."""
+
+
+def headers_of(message: Any) -> Sequence[tuple[str, bytes | None]]:
+    """The headers of a message of confluent-kafka, which raises for a name that is not UTF-8."""
+    try:
+        return message.headers() or ()
+    except (SystemError, UnicodeDecodeError):
+        pass
+    # It has kept its list then, with NULL in the place of such a name: asked by index, Python
+    # would crash. get_referents leaves NULL out.
+    found = []
+    for pair in message.headers():
+        names = [part for part in gc.get_referents(pair) if isinstance(part, str)]
+        found.append((names[0] if names else UNREADABLE, pair[1]))
+    message.set_headers(found)
+    return found
 
 
 def without(records: Records, indices: Collection[int]) -> Records:
@@ -200,7 +230,7 @@ def _timestamps(messages: Sequence[Any]) -> pa.Array:
 
 
 def _headers(messages: Sequence[Any]) -> pa.Array:
-    headers = [one.headers() or () for one in messages]
+    headers = [headers_of(one) for one in messages]
     offsets = np.cumsum([0, *map(len, headers)], dtype=np.int32)
     pairs = [pair for one in headers for pair in one]
     names = pa.array([name for name, _ in pairs], pa.string())

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.clients.sql.connection import BadData, Column, ColumnFit
+from oncely.core.times import OF_DAY, without_text
 from oncely.errors import TableMismatch
 
 _FAMILY = {"INT": "INTEGER"}
@@ -118,9 +119,11 @@ def _date(column: pa.Array, name: str) -> list[object]:
 
 
 def _iso(column: pa.Array, form: str, zone: str, name: str) -> list[object]:
-    year = pc.year(column)
-    other = pc.or_(pc.less(year, 1), pc.greater(year, 9999))
-    _refuse(other, name, "as ISO 8601 text a year outside 0001 to 9999 does not sort")
+    _refuse(
+        pa.array(without_text(column)),
+        name,
+        "as ISO 8601 text a year outside 0001 to 9999 does not sort",
+    )
     found: list[str | None] = pc.strftime(column, format=form).to_pylist()
     return [None if one is None else one + zone for one in found]
 
@@ -130,7 +133,8 @@ def _decimal(column: pa.Array, _name: str) -> list[object]:
     return [None if one is None else format(one, "f") for one in found]
 
 
-def _time(column: pa.Array, _name: str) -> list[object]:
+def _time(column: pa.Array, name: str) -> list[object]:
+    _refuse(pa.array(without_text(column)), name, OF_DAY)
     return list(column.cast(pa.string()).to_pylist())
 
 

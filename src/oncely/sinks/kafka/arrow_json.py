@@ -15,6 +15,8 @@
 | list of any kind; struct                | array; object |
 | map with text keys                      | object; the last value of a repeated key |
 
+Times outside of the years 1 to 9999, or of a day, are refused with their record.
+
 All other types (durations, intervals, unions, maps with other keys) have no unique representation
 in JSON and are refused before a run.
 """
@@ -32,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from oncely.core.times import require_text
 from oncely.errors import check
 from oncely.native import native
 
@@ -178,7 +181,12 @@ def _number(one: float | None) -> float | str | None:
 
 
 def _temporal(array: Any) -> pa.StringArray:
-    """Dates, times and timestamps as texts in the form above."""
+    """Dates, times and timestamps as texts in the form above.
+
+    Raises:
+        ValueError: one has no such text.
+    """
+    require_text(array)
     type_ = array.type
     if pt.is_date(type_):
         return array.cast(pa.date32()).cast(pa.string())

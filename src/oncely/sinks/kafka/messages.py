@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from time import time
 from typing import TypeVar
 
@@ -23,7 +24,9 @@ from oncely.clients.kafka.topics import TopicLimits
 from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import Digests, Recipe
+from oncely.core.isolate import isolated, unexpected
 from oncely.core.topics import TopicPartition
+from oncely.sinks.kafka import arrow_json
 from oncely.sinks.kafka.record_format import SOURCE_HEADER, RecordFormat, header_lists
 from oncely.sinks.row_digests import row_digests
 
@@ -154,10 +157,10 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
     if form.keep_source:
         headers = _with_origin(headers, chunk, record)
     named = {form.topic} if form.topic is not None else set(topics)
-    known = limits(sorted(topic for topic in named if topic is not None))
+    known = limits(sorted(topic for topic in named if topic and not form.refused_topic(topic)))
     times = _times(chunk, form, record)
     found = Encoded(record, topics, keys, rows, headers, (), known, form.topic, times)
-    refused = {one.record: one for one in (*chunk.rejections, *bad, *_unwritable(found))}
+    refused = {one.record: one for one in (*chunk.rejections, *bad, *_unwritable(found, form))}
     return replace(found, rejections=tuple(refused[at] for at in sorted(refused)))
 
 
@@ -167,7 +170,7 @@ def _times(chunk: Chunk, form: RecordFormat, record: IntArray) -> list[int | Non
         return None
     times = chunk.timestamps.take(pa.array(record)).cast(pa.timestamp("us", "UTC"))
     micros = times.cast(pa.int64()).to_pylist()
-    return [None if one is None or one < 0 else one // 1000 for one in micros]
+    return [None if one is None else one // 1000 for one in micros]
 
 
 def _with_origin(
@@ -188,23 +191,34 @@ def _values(chunk: Chunk, form: RecordFormat) -> tuple[pa.LargeBinaryArray, list
     """The rows' values; those of rows that cannot be encoded are None, and rejected."""
     if not chunk.rows.num_rows:
         return _NONE, []
-    try:
-        return form.values(chunk.rows), []
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):
-        pass
-    done: list[bytes | None] = []
-    bad: list[Rejection] = []
-    for at in range(chunk.rows.num_rows):
-        try:
-            done += form.values(chunk.rows.slice(at, 1)).to_pylist()
-        except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
-            done.append(None)
-            reason = f"can't be encoded: {type(error).__name__}: {error}"
-            bad.append(Rejection(int(chunk.row_record[at]), "write", reason))
-    return pa.array(done, pa.large_binary()), bad
+    parts, bad = isolated(
+        lambda start, stop: form.values(chunk.rows.slice(start, stop - start)), chunk.rows.num_rows
+    )
+    if not bad:
+        return parts[0][1], []
+    none = pa.nulls(1, pa.large_binary())
+    done = [one for _, one in sorted([*parts, *((row, none) for row in bad)], key=itemgetter(0))]
+    rejections = [
+        Rejection(
+            int(chunk.row_record[row]),
+            "write",
+            f"can't be encoded: {_why(chunk.rows.slice(row, 1), form, bad[row])}",
+        )
+        for row in sorted(bad)
+    ]
+    return pa.concat_arrays(done), rejections
 
 
-def _unwritable(found: Encoded) -> list[Rejection]:
+def _why(rows: pa.Table, form: RecordFormat, error: Exception) -> str:
+    """The reason for which a row can't be encoded, with its column if that alone can't, either."""
+    for name in form.value_columns if form.value == "json" else ():
+        _, bad = isolated(lambda *_: arrow_json.encoded(rows.select([name])), 1)  # noqa: B023
+        if bad:
+            return f"column {name!r}: {bad[0]}"
+    return unexpected(error)
+
+
+def _unwritable(found: Encoded, form: RecordFormat) -> list[Rejection]:
     """Records whose topic is missing, or does not accept them."""
     now = int(time() * 1000)
     sole = found.limits.get(found.only or "")
@@ -214,9 +228,10 @@ def _unwritable(found: Encoded) -> list[Rejection]:
     for at, message in enumerate(found.messages(np.arange(len(found.record)))):
         topic = found.topic[at]
         limits = found.limits.get(topic or "")
-        if limits is None:
-            reason = "sink.topic_column is null" if topic is None else f"no such topic: {topic!r}"
-        else:
+        reason = (found.only is None and form.refused_topic(topic)) or ""
+        if not reason and limits is None:
+            reason = f"no such topic: {topic!r}"
+        elif not reason and limits is not None:
             reason = _refusal(message, topic, limits, now)
         if reason:
             bad.append(Rejection(int(found.record[at]), "write", reason))
@@ -237,6 +252,8 @@ def _all_accepted(found: Encoded, limits: TopicLimits, now: int) -> bool:
 
 def _refusal(message: Message, topic: str | None, limits: TopicLimits, now: int) -> str:
     """The reason for which the broker would not accept a message; empty if it would."""
+    if any(not isinstance(name, str) or "\0" in name for name, _ in message.headers):
+        return "the name of a header is null or contains a NUL (0x00)"
     if limits.keyed and message.key is None:
         return f"no key, and topic {topic!r} is compacted (cleanup.policy)"
     if message.timestamp is not None and (bound := _untimely(message.timestamp, limits, now)):
@@ -253,6 +270,8 @@ def _refusal(message: Message, topic: str | None, limits: TopicLimits, now: int)
 
 def _untimely(timestamp: int, limits: TopicLimits, now: int) -> str:
     """The setting that excludes a timestamp at this time, in ms; empty if none does."""
+    if timestamp <= 0:  # librdkafka writes the present for 0
+        return "it is not after 1970-01-01T00:00:00Z"
     distances = ("before", now - timestamp, limits.past), ("after", timestamp - now, limits.future)
     for side, distance, bound in distances:
         if distance > bound - min(_ROOM_MS, bound // 10):

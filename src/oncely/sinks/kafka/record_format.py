@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -33,6 +34,15 @@ _NONE = pa.nulls(0, pa.large_binary())
 
 CONTENT = Recipe.of({"key": Kind("raw"), "value": Kind("raw")}, offset=False)
 """The content of a record in digests."""
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_SHOWN = 60  # characters
+_INTERNAL = frozenset(
+    {
+        "__cluster_metadata", "__consumer_offsets", "__remote_log_metadata",
+        "__share_group_state", "__transaction_state",
+    }
+)  # fmt: skip
 
 SOURCE_HEADER = "oncely.source"
 """The header of ``keep_source``: topic, partition and offset of the source's record, as a JSON
@@ -62,6 +72,7 @@ class RecordFormat:
         keep_source: add the header :data:`SOURCE_HEADER` with the origin of each record.
         decimals: the form of decimals in JSON.
         source_timestamp: keep the timestamp of the source's record; else it is that of the write.
+        own_topics: the topics of the pipeline's own state, to which no row may go.
     """
 
     schema: pa.Schema
@@ -73,6 +84,7 @@ class RecordFormat:
     keep_source: bool = False
     decimals: arrow_json.Decimals = "text"
     source_timestamp: bool = False
+    own_topics: frozenset[str] = frozenset()
 
     @property
     def target(self) -> str:
@@ -135,6 +147,17 @@ class RecordFormat:
             return [self.topic] * rows.num_rows
         found: list[str | None] = rows.column(self.topic_column).to_pylist()
         return found
+
+    def refused_topic(self, name: str | None) -> str:
+        """The reason for which ``topic_column`` may not name this topic; empty if it may."""
+        if not name:
+            return f"sink.topic_column is {'null' if name is None else 'empty'}"
+        if not _TOPIC.fullmatch(name) or name in (".", ".."):
+            return f"sink.topic_column is not the name of a topic: {name[:_SHOWN]!r}"
+        if name in _INTERNAL or name in self.own_topics:
+            whose = "Kafka" if name in _INTERNAL else "the pipeline"
+            return f"sink.topic_column names {name}, a topic of {whose} itself"
+        return ""
 
     def header_lists(self, rows: pa.Table) -> list[list[tuple[str, bytes | None]]] | None:
         """The headers of each row, in order; None if no row has any."""

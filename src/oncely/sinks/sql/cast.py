@@ -14,12 +14,15 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.clients.sql.connection import ColumnFit, Longest
+from oncely.core.isolate import isolated
+from oncely.core.times import YEARS, require_text
 
 
 def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict[int, str]]:
@@ -30,8 +33,26 @@ def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict
             such a value. The caller rejects those rows and must not write them.
     """
     bad: dict[int, str] = {}
-    columns = [_without_nul(_cast(rows.column(fit.name), fit, bad), fit, bad) for fit in fits]
+    columns = [_without_nul(_isolated(rows.column(fit.name), fit, bad), fit, bad) for fit in fits]
     return pa.table(columns, names=[fit.name for fit in fits]), bad
+
+
+def _isolated(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
+    """Cast a column; values for which a conversion raises are null, with the reason in ``bad``."""
+
+    def part(start: int, stop: int) -> pa.ChunkedArray:
+        own: dict[int, str] = {}
+        done = _cast(column.slice(start, stop - start), fit, own)
+        for row, reason in own.items():
+            bad.setdefault(start + row, reason)
+        return done
+
+    parts, refused = isolated(part, len(column), (ValueError,))
+    for row, error in refused.items():
+        parts.append((row, pa.chunked_array([pa.nulls(1, fit.arrow_type)])))
+        bad.setdefault(row, f"column {fit.name!r}: {error}")
+    chunks = [chunk for _, one in sorted(parts, key=itemgetter(0)) for chunk in one.chunks]
+    return pa.chunked_array(chunks, None if chunks else fit.arrow_type)
 
 
 def _cast(column: pa.ChunkedArray, fit: ColumnFit, bad: dict[int, str]) -> pa.ChunkedArray:
@@ -186,7 +207,7 @@ def _cast_one_by_one(
 
 
 def _short(value: pa.Scalar) -> str:
-    text = str(value)
+    text = str(value.cast(pa.string()) if pa.types.is_temporal(value.type) else value)
     return text if len(text) <= 60 else text[:59] + "…"
 
 
@@ -206,6 +227,8 @@ def _as_array(column: pa.ChunkedArray) -> pa.Array:
 def _texts(values: pa.Array) -> list[str | None]:
     if pa.types.is_binary(values.type):
         return [None if one is None else f"\\x{one.hex()}" for one in values.to_pylist()]
+    if pa.types.is_temporal(values.type):
+        require_text(values)
     return values.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
 
 
@@ -222,7 +245,11 @@ def _as_json(
     column: pa.ChunkedArray, name: str, bad: dict[int, str], write: Callable[[object], str]
 ) -> pa.Array:
     texts: list[str | None] = []
-    for row, value in enumerate(column.to_pylist(maps_as_pydicts="lossy")):
+    try:
+        values = column.to_pylist(maps_as_pydicts="lossy")
+    except (OverflowError, ValueError):
+        raise ValueError(f"JSON has no {YEARS.removeprefix('a ')}") from None
+    for row, value in enumerate(values):
         try:
             texts.append(None if value is None else write(value))
         except ValueError:
