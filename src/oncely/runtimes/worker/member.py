@@ -358,7 +358,13 @@ class Member(Rebalances):
             log.info("%s: passed over %d records that had come before", tp, len(again))
         count, wait_ms = len(records), 0
         if self.gates.waits:
-            count, wait_ms = self.gates.admit(tp, timestamps_of(records), self.now())
+            count, wait_ms, ahead = self.gates.admit(tp, timestamps_of(records), self.now())
+            if ahead:
+                log.warning(
+                    "%s: the timestamp of offset %d is %.0f s in the future: it waits for"
+                    " filter.delay from now on, not until then",
+                    tp, records[count].offset(), ahead / 1000,
+                )  # fmt: skip
         most = self.limits.records  # of a piece, as a commit contains whole ones
         for at in range(0, count, most):
             self.assignment.fetched(tp, Fetched.of(records[at : min(at + most, count)]))
