@@ -355,6 +355,8 @@ class ScriptedAdmin:
         members = [
             SimpleNamespace(
                 member_id=member,
+                client_id=NAME,
+                host="",
                 assignment=SimpleNamespace(
                     topic_partitions=[
                         ck.TopicPartition(*tp) for tp, one in group.owner.items() if one == member

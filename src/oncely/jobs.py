@@ -27,6 +27,7 @@ from oncely.clients.kafka.client import ErrorState, make
 from oncely.clients.kafka.producer_settings import producer_config
 from oncely.clients.kafka.sender import Delivered, Message, Plain
 from oncely.clients.per_process import Lazy
+from oncely.config.arguments import checked
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.handling import Worker
 from oncely.sinks.handlers.batch import Batch, Record
@@ -85,6 +86,7 @@ class Job(Generic[P]):
         """
         self._jobs.enqueue(self, None, args, kwargs)
 
+    @checked
     def enqueue_keyed(self, key: str, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """As :meth:`enqueue`; jobs of the same key are done in the order in which they came."""
         self._jobs.enqueue(self, key, args, kwargs)

@@ -2,13 +2,19 @@
 
 The context contains the secrets in scope, and the pipeline that log entries name. Python 3.14 has
 the same as ``sys.flags.thread_inherit_context``.
+
+An error that a thread does not expect is not lost: it ends the thread, and the owner raises it by
+:meth:`Thread.check`; or the work is repeated, and it is logged (:func:`repeat`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
+
+log = logging.getLogger(__name__)
 
 
 class Thread(threading.Thread):
@@ -17,12 +23,40 @@ class Thread(threading.Thread):
     Args:
         target: called in the thread.
         name: the name of the thread.
+
+    Attributes:
+        error: the one with which the target has ended.
     """
 
     def __init__(self, target: Callable[[], object], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self._inherited = copy_context()
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         """Call the target in the inherited context."""
-        self._inherited.run(super().run)
+        try:
+            self._inherited.run(super().run)
+        except BaseException as error:
+            self.error = error
+            log.error("thread %s has ended: %s: %s", self.name, type(error).__name__, error)
+
+    def check(self) -> None:
+        """Raise the error with which the target has ended."""
+        if self.error is not None:
+            raise self.error
+
+
+def repeat(over: threading.Event, seconds: float, work: Callable[[], object]) -> None:
+    """Do a work every few seconds until it is over; an unexpected error is logged, once in a row,
+    and the work is done again: what it tells would stand still without it."""
+    known = ""
+    while not over.wait(seconds):
+        try:
+            work()
+            known = ""
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            if said != known:
+                log.error("unexpected, and tried again every %g s: %s", seconds, said)
+            known = said

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.group_consumer import WORKER, GroupConsumer, Membership, Protocols
+from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Protocols, worker_id
 from oncely.clients.kafka.group_members import members_of
 from oncely.clients.kafka.records import EVERY_COLUMN, offsets_of
 from oncely.core.topics import TopicPartition
@@ -143,15 +143,15 @@ def test_two_pipelines_in_one_group_are_refused(
     topic = make_topic(partitions=2)
     with (  # the first one may have joined before the second one begins
         pytest.raises(ConfigError, match=r"worker\.group: pipeline '(one|two)' works in"),
-        closing(Reader(broker, topic, protocol, f"{WORKER}one")) as one,
-        closing(Reader(broker, topic, protocol, f"{WORKER}two")) as two,
+        closing(Reader(broker, topic, protocol, worker_id("one", ""))) as one,
+        closing(Reader(broker, topic, protocol, worker_id("two", ""))) as two,
     ):
         await_that(lambda: one.poll() and two.poll() and False, "an end", 180)
     group = one.group._membership.group  # who left while joining stays for a session
     await_that(lambda: members_of(broker.bootstrap, {}, group) == 0, "both have left")
-    with closing(Reader(broker, topic, protocol, f"{WORKER}one")) as one:
+    with closing(Reader(broker, topic, protocol, worker_id("one", ""))) as one:
         await_that(lambda: len(one.poll().held) == 2, "alone")
-        with closing(Reader(broker, topic, protocol, f"{WORKER}one")) as same:
+        with closing(Reader(broker, topic, protocol, worker_id("one", ""))) as same:
             await_that(lambda: one.poll() and same.poll().held, "of the same pipeline")
         with pytest.raises(ConfigError, match=r"worker\.group: pipeline 'one' works in group"):
-            Reader(broker, topic, protocol, f"{WORKER}two")
+            Reader(broker, topic, protocol, worker_id("two", ""))

@@ -131,6 +131,32 @@ def test_a_member_is_paused_inside_a_commit_and_wakes_up(world: World, protocol:
     assert_steps(world)
 
 
+def test_another_destination_of_the_same_name(world: World) -> None:
+    """By default it has the same group. A client id of its own hides where it writes: what it holds
+    is named then, and its lag is exported."""
+    elsewhere = {"url": f"sqlite:///{world.folder}/{world.name}.db"}
+    world.publish(400)
+    port = free_port()
+    with member(world, "--http", f":{port}", worker=LETS_GO) as one:
+        await_that(lambda: world.count() == 400, "rows")
+        refused = oncely("work", world.file(sink=elsewhere), "--until", "latest", expect=2).stderr
+        assert f"worker.group: pipeline '{world.name}' works in group" in refused
+        assert "too, and writes into another destination: oncely-work/" in refused
+        own = {"client.id": "staging"}
+        with member(world, sink=elsewhere, source={"kafka": own}, worker=LETS_GO):
+            files = list(world.folder.glob("*.log"))
+            told = "no member of this pipeline reads it: staging at"
+            await_that(lambda: any(told in one.read_text() for one in files), "the holder")
+            world.publish(400, first=400)
+
+            def lags() -> list[float]:
+                known = samples(asked(port, "/metrics")[1])
+                return sorted(at for (of, _), at in known.items() if of == "oncely_lag_records")
+
+            await_that(lambda: lags() == [0, 0, 100, 100], "the lags of all partitions")
+        assert one.poll() is None
+
+
 def test_a_reset_ends_the_workers_and_workers_that_are_started_later_go_on(world: World) -> None:
     """As a run on Spark does, it takes all partitions over."""
     with member(world) as worker:

@@ -6,7 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, Self
 
 from rich.console import Group
@@ -19,7 +21,7 @@ from oncely.cli.logs import FIELDS
 from oncely.core import events
 from oncely.core.topics import Position, TopicPartition
 from oncely.errors import OncelyError
-from oncely.threads import Thread
+from oncely.threads import Thread, repeat
 
 log = logging.getLogger("oncely.run")
 _LOOK_AT_ENDS = 2.0
@@ -165,7 +167,7 @@ class EndsWatch:
 
     def start(self) -> None:
         """Begin to look."""
-        Thread(self._watch, "lag").start()
+        Thread(partial(repeat, self._over, self._seconds, self._look), "lag").start()
 
     def stop(self) -> None:
         """End the thread."""
@@ -176,12 +178,13 @@ class EndsWatch:
         known = {tp: end for tp, end in self.ends.items() if tp in positions}
         return sum(max(0, end - positions[tp]) for tp, end in known.items()) if known else None
 
-    def _watch(self) -> None:
-        while not self._over.wait(self._seconds):
-            try:
-                self.ends = self._ask()
-            except OncelyError:
-                self.ends = {}
+    def _look(self) -> None:
+        ends: Mapping[TopicPartition, Position] = {}
+        try:
+            with suppress(OncelyError):
+                ends = self._ask()
+        finally:
+            self.ends = ends
 
 
 def fields(event: events.Logged, tally: Tally, lag: int | None) -> dict[str, Any]:

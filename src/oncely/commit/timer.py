@@ -88,7 +88,12 @@ class PositionTimer:
             self._thread.start()
 
     def hand_out(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        """Note ranges that tasks are about to read: the timer may save their ends from now on."""
+        """Note ranges that tasks are about to read: the timer may save their ends from now on.
+
+        Raises the error with which its thread has ended.
+        """
+        if self._thread is not None:
+            self._thread.check()
         with self._condition:
             self._ends |= {tp: range_.end for tp, range_ in ranges.items()}
             self._since += sum(range_.end - range_.start for range_ in ranges.values())

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from oncely.config.arguments import checked
 from oncely.config.decode import (
     AvroDecode,
     AvroKey,
@@ -86,6 +87,7 @@ __all__ = [
 ]
 
 
+@checked
 def load(path: str | Path) -> PipelineSettings:
     """Read a pipeline file.
 
@@ -129,6 +131,7 @@ def loads(data: bytes, *, base: Path, of: str) -> PipelineSettings:
     return parse(raw, base=base, of=of)
 
 
+@checked
 def parse(
     raw: Mapping[str, Any], *, base: Path | None = None, of: str = "the pipeline"
 ) -> PipelineSettings:

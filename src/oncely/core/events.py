@@ -45,12 +45,14 @@ class Polled:
         read: those of which something has come since its last sign, or is in memory.
         waiting: those whose next record waits as a filter says.
         repeated: the number of records that had come before, since the last sign.
+        unread: those that a member of another pipeline holds: no member reads them for this one.
     """
 
     partitions: frozenset[TopicPartition] = frozenset()
     read: frozenset[TopicPartition] = frozenset()
     waiting: frozenset[TopicPartition] = frozenset()
     repeated: int = 0
+    unread: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True)

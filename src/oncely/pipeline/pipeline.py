@@ -29,6 +29,7 @@ from oncely.config import (
     SqlSinkSettings,
     load,
 )
+from oncely.config.arguments import checked
 from oncely.core import events
 from oncely.errors import ConfigError, OncelyError, SchemaChanged
 from oncely.extras import require
@@ -79,13 +80,14 @@ def _ignore(_: events.Event) -> None:
 
 
 def _hiding(method: Callable[Concatenate[Pipeline, P], T]) -> Callable[Concatenate[Pipeline, P], T]:
-    """Redact the pipeline's secrets in errors that leave ``method``."""
+    """Refuse wrong arguments, and redact the pipeline's secrets in errors that leave ``method``."""
+    told = checked(method)
 
     @wraps(method)
     def wrapped(self: Pipeline, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with scope(self.secrets):
             try:
-                return method(self, *args, **kwargs)
+                return told(self, *args, **kwargs)
             except OncelyError as error:
                 error.hide(self.secrets)  # it may come from a thread or an executor
                 raise
@@ -498,6 +500,7 @@ class Pipeline:
             True if it ended by itself, with all of these committed; False if it was stopped before.
 
         Raises:
+            ConfigError: names a wrong argument; so do all methods.
             WrongInput: the pipeline cannot run as configured; nothing was written.
             Fenced: a newer run has taken over.
             Stopped: an operator's decision is needed.

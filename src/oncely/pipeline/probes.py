@@ -17,7 +17,7 @@ from oncely.errors import OncelyError, WrongInput
 from oncely.prometheus import CONTENT_TYPE
 from oncely.runtimes.health import Health, Limits, liveness, metrics, readiness
 from oncely.secrets import scope
-from oncely.threads import Thread
+from oncely.threads import Thread, repeat
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
@@ -139,8 +139,7 @@ def _watched(pipeline: Pipeline, health: Health) -> Iterator[None]:
 
     def watch() -> None:
         with scope(pipeline.secrets):
-            while not over.wait(every):
-                looks.look()
+            repeat(over, every, looks.look)
 
     Thread(watch, "ends").start()
     try:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from oncely.clients.sql.connection import Connect, connect
 from oncely.clients.sql.dialects import dialect_for
 from oncely.config import SqlSinkSettings
+from oncely.config.arguments import checked
 from oncely.config.problems import explain, joined
 from oncely.core.claim import Takeover
 from oncely.core.topics import SourceIdentity
@@ -33,6 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _UNKNOWN = ""
 
 
+@checked
 def write_stream(
     df: DataFrame,
     *,

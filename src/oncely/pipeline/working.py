@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from oncely.clients.kafka.group_consumer import WORKER, GroupConsumer, Membership
+from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, worker_id
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.config import (
@@ -136,7 +136,6 @@ def _work(
     source, given = pipeline.source, pipeline.settings.worker
     membership = Membership(
         group_of(pipeline), given.protocol, given.instance, given.session_timeout,
-        client=None if "client.id" in source.kafka else WORKER + pipeline.settings.name,
         polled_bytes=given.buffer // 8, marks=not isinstance(run.sink, KafkaSink),
     )  # fmt: skip
     records = min(given.max_records, _AHEAD) if run.by_key else given.max_records
@@ -147,7 +146,12 @@ def _work(
         lambda rebalances: _joined(
             run,
             GroupConsumer(
-                source.brokers, source.kafka, source.topics, membership, rebalances, needs
+                source.brokers,
+                source.kafka,
+                source.topics,
+                _named(membership, run),
+                rebalances,
+                needs,
             ),
         ),
         # A second commit is decoded while one is in hand.
@@ -184,6 +188,14 @@ def _begun(run: WorkerRun, stop: StopSignal) -> bool:
         with attempt:
             run.begin()
     return True
+
+
+def _named(membership: Membership, run: WorkerRun) -> Membership:
+    """With a client id that says where it writes, by the ledger that the run has opened."""
+    ledger: Any = run.sink.ledger
+    given = "client.id" in run.kafka.kafka
+    name = None if given else worker_id(run.name, ledger.identity())
+    return replace(membership, client=name)
 
 
 def _joined(run: WorkerRun, group: GroupConsumer) -> GroupConsumer:

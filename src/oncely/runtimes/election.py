@@ -65,12 +65,14 @@ class Election(Rebalances):
 
         Raises:
             WrongInput: the broker refuses the membership.
+            The error with which the group's thread has ended.
         """
         listener(events.StandingBy())
         tell_at = 0.0
         while not self._elected.wait(_POLL_SECONDS):
             if stop.draining:
                 return False
+            self._thread.check()
             if isinstance(self._error, WrongInput):
                 raise self._error
             if time.monotonic() >= tell_at:

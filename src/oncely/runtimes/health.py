@@ -76,6 +76,8 @@ class Health:
         self._read: dict[TopicPartition, float] = {}  # or had nothing to read
         self._planned: frozenset[TopicPartition] = frozenset()
         self._waiting: frozenset[TopicPartition] = frozenset()
+        self._stored: Mapping[TopicPartition, Position] = {}
+        self._strange: frozenset[TopicPartition] = frozenset()  # read by no member
 
     # -- what is observed ------------------------------------------------------------------
 
@@ -105,6 +107,7 @@ class Health:
                 self._polled = self.clock()
                 self._was_read(event.read | event.waiting)
                 self._waiting = self._waiting - event.partitions | event.waiting
+                self._strange = event.unread
                 self._still_behind()
             case _:
                 self._of_the_run(event)
@@ -171,6 +174,7 @@ class Health:
     def stored(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Take positions of the ledger: the tasks of a long batch move them before its end."""
         with self._lock:
+            self._stored = positions
             known = {tp: at for tp, at in positions.items() if tp in self._positions}
             if any(at > self._positions[tp] for tp, at in known.items()):
                 self._moved(known)
@@ -268,15 +272,20 @@ class Health:
     @property
     def _lag(self) -> dict[TopicPartition, int]:
         """Offsets that are left to read, by partition; only of those with any."""
+        return self._lag_of(self._positions)
+
+    def _lag_of(self, positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, int]:
         ends = self._ends
-        lag = {tp: ends[tp] - at for tp, at in self._positions.items() if tp in ends}
+        lag = {tp: ends[tp] - at for tp, at in positions.items() if tp in ends}
         return {tp: one for tp, one in lag.items() if one > 0}
 
     def metrics(self) -> list[Metric]:
         """The metrics of the pipeline."""
         with self._lock:
             running = self._state in ("running", "draining")
-            partitions = PartitionGauges(self._positions, self._ends, self._lag, self._ages)
+            strange = {tp: self._stored.get(tp, 0) for tp in self._strange}
+            shown = strange | self._positions
+            partitions = PartitionGauges(shown, self._ends, self._lag_of(shown), self._ages)
             return [
                 *partitions.metrics(self.pipeline, self.group),
                 *self._metrics.metrics(self._epoch, running=running),

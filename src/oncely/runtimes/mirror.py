@@ -40,7 +40,9 @@ class Mirror:
         self.put(positions)
 
     def put(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Mirror these positions soon."""
+        """Mirror these positions soon. Raises the error with which the thread has ended."""
+        if self._thread is not None:
+            self._thread.check()
         with self._condition:
             self._waiting.update(positions)
             self._condition.notify()

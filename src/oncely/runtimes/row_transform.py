@@ -10,6 +10,7 @@ import atexit
 import importlib
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -382,23 +383,39 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-@cache
+_making = threading.Lock()
+_own = threading.local()  # a session a thread: it has the view `input`, and runs one query
+
+
 def _duckdb() -> duckdb.DuckDBPyConnection:
+    """The thread's session in the one DuckDB of the process."""
+    with _making:
+        database = _database()
+        if getattr(_own, "of", None) is not database:
+            session = database.cursor()
+            session.execute("SET TimeZone = 'UTC'")
+            session.execute("SET python_enable_replacements = false")
+            _own.of, _own.session = database, session
+    found: duckdb.DuckDBPyConnection = _own.session
+    return found
+
+
+@cache
+def _database() -> duckdb.DuckDBPyConnection:
     """One DuckDB for the process, without access to files or other external data."""
     import duckdb
 
-    session = duckdb.connect(":memory:", config={"threads": "1"})
-    session.execute("SET TimeZone = 'UTC'")
-    session.execute("SET python_enable_replacements = false")
-    session.execute("SET enable_external_access = false")
+    database = duckdb.connect(":memory:", config={"threads": "1"})
+    database.execute("SET enable_external_access = false")
     # At the interpreter's exit, DuckDB's bindings would report leaks on stderr.
     atexit.register(_close_duckdb)
-    return session
+    return database
 
 
 def _close_duckdb() -> None:
-    _duckdb().close()
-    _duckdb.cache_clear()
+    _own.__dict__.clear()
+    _database().close()
+    _database.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,17 @@ def test_other_errors_end_it(alone: type[Alone]) -> None:
     assert len(alone.joined) == 1
 
 
+def test_an_unexpected_error_of_the_groups_thread_ends_it(
+    alone: type[Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(alone, "poll", broken)
+    with pytest.raises(RuntimeError, match="unexpected"):
+        standby.run_when_elected(Pipeline(parse(MINIMAL)), bool, StopSignal(), lambda _: None)
+
+
 def test_a_missing_right_is_told_by_the_name_of_the_option(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,26 @@ def test_projection_and_filter() -> None:
     assert rows == [{"twice": 2}, {"twice": 4}, {"twice": 8}]
     assert records == [5, 7, 11]
     assert refused == []
+
+
+def test_threads_of_two_pipelines_do_not_share_a_session() -> None:
+    """A view `input` belongs to one session."""
+    start = threading.Barrier(2)
+
+    def work(at: int) -> int:
+        schema = pa.schema([(f"c{at}", pa.timestamp("us", "UTC"))])
+        rows = pa.Table.from_pylist([{f"c{at}": at * 1_000_000}] * 100, schema=schema)
+        transform = SqlTransform(f"SELECT c{at}::TEXT AS t FROM input")
+        start.wait()
+        for _ in range(60):
+            transform.output(schema)
+            made, record, refused = transform.apply(rows, np.arange(100))
+            assert made["t"].to_pylist() == [f"1970-01-01 00:00:0{at}+00"] * 100
+            assert (len(record), refused) == (100, [])
+        return at
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(work, (1, 2))) == [1, 2]
 
 
 def test_star_does_not_show_the_record_column() -> None:

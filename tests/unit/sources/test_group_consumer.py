@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.group_consumer import WORKER, GroupConsumer, Membership, Protocols
+from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Protocols, worker_id
 from oncely.clients.kafka.group_members import members_of
 from oncely.clients.kafka.inbox import Polled
 from oncely.config import parse
@@ -171,21 +171,46 @@ def test_a_call_takes_as_many_messages_as_fit(consumer: GroupConsumer) -> None:
     assert taken == [50, 63]  # of 1 MiB, and what is beside it
 
 
-@pytest.mark.parametrize("client", [None, "billing", f"{WORKER}orders", f"{WORKER}other"])
-def test_workers_of_another_pipeline_are_refused(
-    monkeypatch: pytest.MonkeyPatch, client: str | None
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        (None, ""),
+        ("billing", ""),
+        (worker_id("orders", "here"), ""),
+        (worker_id("other", "here"), "pipeline 'orders' works in group 'g', too: oncely-work/"),
+        (worker_id("orders", "there"), "too, and writes into another destination: oncely-work/"),
+    ],
+)
+def test_workers_of_another_pipeline_or_destination_are_refused(
+    monkeypatch: pytest.MonkeyPatch, client: str | None, said: str
 ) -> None:
     """A client of another kind is not refused, and does not refuse."""
-    names = ("rdkafka", f"{WORKER}orders", f"{WORKER}orders")
-    group = SimpleNamespace(members=[SimpleNamespace(client_id=one) for one in names])
+    names = ("rdkafka", *[worker_id("orders", "here")] * 2)
+    group = SimpleNamespace(members=[SimpleNamespace(client_id=one, host="/h") for one in names])
     monkeypatch.setattr(group_consumer.ck, "Consumer", Scripted)
     monkeypatch.setattr(group_consumer.KafkaAdmin, "ask", lambda *_: {"g": group})
     given = "127.0.0.1:1", {}, ["t"], Membership("g", client=client), Positions()
-    if client != f"{WORKER}other":
+    if not said:
         GroupConsumer(*given)
         return
-    with pytest.raises(ConfigError, match=r"^worker\.group: pipeline 'orders' works in group 'g'"):
+    with pytest.raises(ConfigError, match=rf"^worker\.group: .*{said}"):
         GroupConsumer(*given)
+
+
+def test_partitions_of_strangers_are_named(
+    consumer: GroupConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(member: str, client: str, *of: tuple[str, int]) -> Any:
+        assignment = SimpleNamespace(topic_partitions=[TopicPartition(*one) for one in of])
+        more = {"client_id": client, "host": "/h", "assignment": assignment}
+        return SimpleNamespace(member_id=member, **more)
+
+    consumer._consumer.memberid = lambda: "me"
+    found = [held("other", "us", ("t", 1)), held("x", "them", ("t", 2), ("u", 0))]
+    monkeypatch.setattr(group_consumer, "members", lambda *_: found)
+    assert consumer.strangers() == {}  # not a member yet
+    found.append(held("me", "us", ("t", 0)))
+    assert consumer.strangers() == {TopicPartition("t", 2): "them at /h"}
 
 
 def test_messages_of_an_earlier_assignment_do_not_hide_records(consumer: GroupConsumer) -> None:

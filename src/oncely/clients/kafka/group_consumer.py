@@ -12,6 +12,7 @@ otherwise messages of an earlier assignment could hide records between the posit
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -33,7 +34,14 @@ log = logging.getLogger("oncely.sources.kafka")
 Protocols = Literal["eager", "cooperative", "consumer"]
 
 WORKER = "oncely-work/"
-"""The beginning of the client ids of a pipeline's workers; its name follows."""
+"""The beginning of the client ids of workers: the pipeline's name, and a digest of its ledger's
+identity follow, each after a slash."""
+
+
+def worker_id(pipeline: str, ledger: str) -> str:
+    """The client id of a worker of a pipeline that writes into a ledger with this identity."""
+    return f"{WORKER}{pipeline}/{hashlib.sha256(ledger.encode()).hexdigest()[:12]}"
+
 
 _OWN = {
     "enable.auto.commit": False,
@@ -76,8 +84,8 @@ class Membership:
         session_seconds: the time after which a silent member is removed; None for the client's
             default. With ``consumer`` the broker decides.
         poll_seconds: the longest time between two calls of ``poll``.
-        client: the name of the client, with which the member's id begins. That of a worker begins
-            with :data:`WORKER`; other pipelines' workers are refused in its group then.
+        client: the name of the client, with which the member's id begins. That of a worker is its
+            :func:`worker_id`; workers of others are refused in its group then.
         polled_bytes: of the records that one call of ``poll`` returns, by the mean size of those
             before; librdkafka fetches a quarter of them ahead.
         marks: commit offsets to the group by :meth:`GroupConsumer.mark`; False where the group's
@@ -150,7 +158,7 @@ class GroupConsumer:
         needs: frozenset[str] = frozenset(),
     ) -> None:
         self._brokers, self._membership, self._rebalances = brokers, membership, rebalances
-        self._needs = needs
+        self._topics, self._needs = frozenset(topics), needs
         self._error_state = ErrorState(brokers)
         self._admin = KafkaAdmin(brokers, kafka, timeout=10.0)
         self._refuse_others()
@@ -286,23 +294,47 @@ class GroupConsumer:
             for tp in member.assignment.topic_partitions
         )
 
+    def strangers(self) -> dict[TopicPartition, str]:
+        """The partitions of the topics that members with another client id hold, each with its
+        holder: for this pipeline nobody reads them.
+
+        Raises the errors of :meth:`assigned_now`.
+        """
+        found = members(self._admin, self._membership.group)
+        own = {one.client_id for one in found if one.member_id == self._consumer.memberid()}
+        return {
+            TopicPartition(tp.topic, tp.partition): f"{one.client_id} at {one.host}"
+            for one in found
+            if own and one.client_id not in own and one.assignment is not None
+            for tp in one.assignment.topic_partitions
+            if tp.topic in self._topics
+        }
+
     def _described(self) -> list[Any]:
         own, group = self._consumer.memberid(), self._membership.group
         return [one for one in members(self._admin, group) if one.member_id == own]
 
     def _refuse_others(self) -> None:
-        """Refuse a group that has members of another pipeline: each would get some partitions, and
-        leave the others unread."""
+        """Refuse a group that has members of another pipeline, or of one of this name with another
+        ledger: each would get some partitions, and leave the others unread."""
         group, own = self._membership.group, self._membership.client or ""
         if not own.startswith(WORKER):
             return
         with suppress(Unavailable):
-            names = {one.client_id for one in members(self._admin, group)} - {own}
-            for other in sorted(one for one in names if one.startswith(WORKER)):
+            others = [one for one in members(self._admin, group) if one.client_id != own]
+            for other in sorted(others, key=lambda one: one.client_id):
+                if not other.client_id.startswith(WORKER):
+                    continue
+                pipeline = _pipeline(other.client_id)
+                where = (
+                    ", and writes into another destination" if pipeline == _pipeline(own) else ""
+                )
                 raise ConfigError(
                     "worker.group",
-                    f"pipeline {other.removeprefix(WORKER)!r} works in group {group!r}, too",
-                    way_out="give each pipeline a group of its own",
+                    f"pipeline {pipeline!r} works in group {group!r}, too{where}:"
+                    f" {other.client_id} at {other.host}",
+                    way_out="give each pipeline a name or a group of its own (source.group, with"
+                    ' sink.kind = "kafka")',
                 )
 
     def close(self) -> None:
@@ -400,6 +432,10 @@ def _code(error: KafkaError) -> int:
             if KafkaError(code).str() in error.str():
                 return int(code)
     return int(error.code())
+
+
+def _pipeline(client: str) -> str:
+    return client.removeprefix(WORKER).partition("/")[0]
 
 
 def _marked(error: KafkaError | None, _: Any) -> None:

@@ -419,6 +419,9 @@ class Dialect(Protocol):
         The same text for all tables if the database has no such id.
         """
 
+    def place(self) -> str:
+        """What distinguishes two databases that are made in one second and have equal ids."""
+
     def relation(self, connection: Connection, table: TableName) -> Relation:
         """How statements refer to the table."""
 

@@ -526,6 +526,10 @@ class Postgres:
         ((oid,),) = connection.query("SELECT to_regclass(%s)::oid::text", (_regclass(table),))
         return None if oid is None else str(oid)
 
+    def place(self) -> str:
+        """Nothing: OIDs and times suffice, and an address changes in a failover."""
+        return ""
+
     def relation(self, connection: Connection, table: TableName) -> Relation:
         """``ONLY`` excludes rows of tables that inherit, and of partitions."""
         kind = connection.query(

@@ -230,6 +230,11 @@ class Sqlite:
         )
         return "unknown" if there else None
 
+    def place(self) -> str:
+        """The file, by whatever path it is reached."""
+        there = Path(self.path).stat()
+        return f"{there.st_dev}:{there.st_ino}"
+
     def relation(self, connection: Connection, table: TableName) -> Relation:
         """By its name: :meth:`columns` refuses views, and no table inherits."""
         del connection

@@ -274,6 +274,11 @@ class SqlLedger:
             raise InvariantViolation(f"pipeline {self.pipeline!r} is not in the ledger")
         return row
 
+    def identity(self) -> str:
+        """Distinguishes the opened ledger from others, by whatever address it is reached."""
+        with self.looking() as look:
+            return self.statements.identity(look)
+
     @contextmanager
     def looking(self) -> Iterator[Connection]:
         """A session of a process that holds no position; no takeover ends it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from oncely.clients.sql.connection import Connection, Statement
 from oncely.core.budget import RejectCount
@@ -11,7 +12,7 @@ from oncely.core.claim import Fence, PositionMoved, QueryBatch
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, stored_range
 from oncely.core.topics import Position, TopicPartition
-from oncely.ledgers.sql.tables import VERSION, LedgerTables
+from oncely.ledgers.sql.tables import POSITIONS, VERSION, LedgerTables
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,19 @@ class LedgerStatements:
             ),
             (self._tables.pipeline, cluster_id, self._tables.beside.name, VERSION),
         )
+
+    def identity(self, connection: Connection) -> str:
+        """Distinguishes the ledger from others with a pipeline of this name; "" without a row."""
+        rows = connection.query(
+            self._tables.sql("SELECT created_at FROM {oncely_pipelines} WHERE pipeline = %s"),
+            (self._tables.pipeline,),
+        )
+        if not rows:
+            return ""
+        made, dialect = rows[0][0], self._tables.dialect
+        since = made.timestamp() if isinstance(made, datetime) else made
+        positions = dialect.identity(connection, self._tables.beside.sibling(POSITIONS))
+        return f"{since} {positions} {dialect.place()}"
 
     def next_epoch(self, connection: Connection, run: str) -> int:
         """Give the next epoch to ``run``, and store the version that it writes."""

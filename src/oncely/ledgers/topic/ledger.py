@@ -159,5 +159,10 @@ class TopicLedger:
         """Store notes in the pipeline's record."""
         takeovers.note(self.cluster, fence, notes)
 
+    def identity(self) -> str:
+        """The id of the ledger topic: distinguishes it from others of its name."""
+        topic = self.cluster.pipeline_topics.ledger_topic
+        return (topics.identified(self.cluster.admin, topic) or ("", 0))[0]
+
     def tidy(self, fence: Fence) -> None:
         """Does nothing: Kafka compacts the ledger topic."""

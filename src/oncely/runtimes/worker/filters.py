@@ -19,10 +19,12 @@ class Admitted(NamedTuple):
     Attributes:
         number: of the first ones.
         wait_ms: the time after which the next one may follow; 0 if all are admitted.
+        ahead_ms: how far the timestamp of that one is in the future, when its wait begins.
     """
 
     number: int
     wait_ms: int = 0
+    ahead_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,16 @@ class Gates:
     """The state of the filters of each partition.
 
     A partition's window of the throttle begins with the first record after the last window's end.
+
+    The age of a record from the future is not known. The first one waits for the delay from when it
+    is seen, and those that come behind it within the same time again do not wait: no record waits
+    longer than the delay.
     """
 
     waits: Waits = field(default_factory=Waits)
     _windows: dict[TopicPartition, _Window] = field(default_factory=dict)
+    _ahead: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    """When the first record from the future was seen, and its timestamp."""
 
     def admit(self, tp: TopicPartition, timestamps: Sequence[int | None], now: int) -> Admitted:
         """How many of these records need not wait.
@@ -65,9 +73,10 @@ class Gates:
             timestamps: of consecutive records, in ms since 1970; None: the record has none.
             now: the present, in the same form.
         """
-        count, wait = self._old_enough(timestamps, now)
+        old = self._old_enough(tp, timestamps, now)
+        count, wait, _ = old
         if self.waits.rate is None or not count:
-            return Admitted(count, wait)
+            return old
         most, length = self.waits.rate
         window = self._windows.get(tp)
         if window is None or not window.began <= now < window.began + length:
@@ -78,10 +87,20 @@ class Gates:
             wait = max(1, window.began + length - now)
         return Admitted(admitted, wait)
 
-    def _old_enough(self, timestamps: Sequence[int | None], now: int) -> Admitted:
-        if self.waits.delay_ms is None:
+    def _old_enough(
+        self, tp: TopicPartition, timestamps: Sequence[int | None], now: int
+    ) -> Admitted:
+        delay = self.waits.delay_ms
+        if delay is None:
             return Admitted(len(timestamps))
         for count, at in enumerate(timestamps):
-            if at is not None and at + self.waits.delay_ms > now:
-                return Admitted(count, at + self.waits.delay_ms - now)
+            if at is None:
+                continue
+            seen, first = self._ahead.get(tp, (now + 1, -1))
+            if at > now and not seen <= now < seen + 2 * delay:
+                self._ahead[tp] = now, at
+                return Admitted(count, delay, at - now)
+            since = seen if at > now or at == first else at
+            if since + delay > now:
+                return Admitted(count, since + delay - now)
         return Admitted(len(timestamps))

@@ -124,6 +124,8 @@ class Member(Rebalances):
         self._failed_at = 0.0
         self._stuck: dict[TopicPartition, float] = {}  # since an error that no commit has followed
         self._joined = self._closing = False
+        self._strangers: Callable[[], dict[TopicPartition, str]] = dict  # the last question
+        self._unread: frozenset[TopicPartition] = frozenset()  # of this pipeline by anybody
 
     def work(self, goal: Goal | None = None) -> bool:
         """Work until stopped, or until the ledger has reached the goal; True if it has.
@@ -176,11 +178,24 @@ class Member(Rebalances):
                 self._joined = self._group.joined()
             if self._joined:
                 self.listener(events.PartitionsChanged("assigned", frozenset()))
+        if self._joined:
+            self._look_around()
         self._tell_at = self.clock() + (_TELL if self._joined else _LOOK)
         owned, busy = frozenset(self.assignment.positions), self.assignment.in_memory
         read, self._came = owned & (busy | self._came), set()
         waiting, (repeated, self._repeated) = self._held.keys() - busy, (self._repeated, 0)
-        self.listener(events.Polled(owned, read, owned & waiting, repeated))
+        self.listener(events.Polled(owned, read, owned & waiting, repeated, self._unread))
+
+    def _look_around(self) -> None:
+        """Log partitions that no member of this pipeline reads. The group is asked meanwhile, and
+        the answer is read at the next sign of life."""
+        found: dict[TopicPartition, str] = {}
+        with suppress(Unavailable):
+            found = self._strangers()
+        self._strangers = self._hand.ask(self._group.strangers)
+        for tp in sorted(found.keys() - self._unread):
+            log.warning("%s: no member of this pipeline reads it: %s holds it", tp, found[tp])
+        self._unread = frozenset(found)
 
     def _leave(self) -> None:
         """Finish the commit in hand, and return the partitions."""
@@ -343,7 +358,13 @@ class Member(Rebalances):
             log.info("%s: passed over %d records that had come before", tp, len(again))
         count, wait_ms = len(records), 0
         if self.gates.waits:
-            count, wait_ms = self.gates.admit(tp, timestamps_of(records), self.now())
+            count, wait_ms, ahead = self.gates.admit(tp, timestamps_of(records), self.now())
+            if ahead:
+                log.warning(
+                    "%s: the timestamp of offset %d is %.0f s in the future: it waits for"
+                    " filter.delay from now on, not until then",
+                    tp, records[count].offset(), ahead / 1000,
+                )  # fmt: skip
         most = self.limits.records  # of a piece, as a commit contains whole ones
         for at in range(0, count, most):
             self.assignment.fetched(tp, Fetched.of(records[at : min(at + most, count)]))

@@ -15,7 +15,18 @@ def test_a_record_waits_until_it_is_old_enough() -> None:
     gates = Gates(Waits(delay_ms=100))
     assert gates.admit(P0, [900, 850, None], 1_000) == Admitted(3)
     assert gates.admit(P0, [900, 901, 1], 1_000) == Admitted(1, 1)  # in order, the last one, too
-    assert gates.admit(P0, [2_000], 1_000) == Admitted(0, 1_100)
+
+
+def test_a_record_from_the_future_waits_for_the_delay_and_holds_up_nothing_longer() -> None:
+    gates, far = Gates(Waits(delay_ms=100)), 10**15
+    assert gates.admit(P0, [900, far, 1], 1_000) == Admitted(1, 100, far - 1_000)
+    assert gates.admit(P0, [far, 1], 1_040) == Admitted(0, 60)  # told once
+    assert gates.admit(P0, [far, 1, far, 1_090], 1_100) == Admitted(3, 90)
+    assert gates.admit(P1, [1_150], 1_100) == Admitted(0, 100, 50)  # of each partition
+    assert gates.admit(P1, [1_150], 1_200) == Admitted(1)  # in the past by now
+    assert gates.admit(P0, [far], 1_199) == Admitted(1)
+    assert gates.admit(P0, [far], 1_200) == Admitted(0, 100, far - 1_200)
+    assert gates.admit(P0, [far], 900) == Admitted(0, 100, far - 900)  # the clock was set back
 
 
 def test_so_many_records_in_so_much_time() -> None:
@@ -52,7 +63,7 @@ def test_no_window_of_a_throttle_lets_more_through(
     began = 0
     for count, pause in polls:
         now += pause
-        admitted, wait = gates.admit(P0, [None] * count, now)
+        admitted, wait, _ = gates.admit(P0, [None] * count, now)
         if not windows or now >= began + length:
             began = now
         windows[began] = windows.get(began, 0) + admitted

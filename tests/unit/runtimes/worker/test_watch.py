@@ -56,7 +56,11 @@ def idle(run: Run, *, owns: bool = True) -> Iterator[tuple[Member, list[events.E
     """A member that has no records, and perhaps no partitions."""
     heard: list[events.Event] = []
     group: Any = SimpleNamespace(
-        poll=lambda _: Polled({}, {}), pause=lambda _: None, assigned_now=frozenset, joined=bool
+        poll=lambda _: Polled({}, {}),
+        pause=lambda _: None,
+        assigned_now=frozenset,
+        joined=bool,
+        strangers=dict,
     )
     member = Member(run, lambda _: group, listener=heard.append)
     with PipelinedCommit(run.budget(), overlap=True) as member._hand:
