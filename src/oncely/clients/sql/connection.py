@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -294,6 +294,8 @@ class ColumnFit:
         rounds: the column keeps fewer digits than values of the declared type may have.
         scale: digits after the point that the column keeps of a float, or None for all; a value may
             have more.
+        collation: of a key, the collation by which its unique index compares texts, quoted; None if
+            it compares their bytes.
     """
 
     name: str
@@ -301,6 +303,12 @@ class ColumnFit:
     cast: str | None = None
     rounds: bool = False
     scale: int | None = None
+    collation: str | None = None
+
+
+Separately = Literal["never", "same keys", "always"]
+"""Whether rows are written by separate statements: a statement of several rows could have another
+effect; "same keys": only if several rows have the same key."""
 
 
 class Dialect(Protocol):
@@ -404,6 +412,24 @@ class Dialect(Protocol):
 
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets that a unique constraint or index makes unique."""
+
+    def collations(self, connection: Connection, table: TableName) -> dict[str, str]:
+        """The collation of each unique column that treats different texts as equal."""
+
+    def separately(
+        self,
+        connection: Connection,
+        table: TableName,
+        keys: Collection[str],
+        written: Collection[str],
+    ) -> Separately:
+        """Whether the effect of a row may depend on other rows of its statement.
+
+        A foreign key to the table itself and a trigger AFTER a statement are checked at its end,
+        when later rows are there already. An upsert writes the last row of a key only, and rows in
+        the order of keys: then other unique columns and triggers see another order, and foreign
+        keys and checks of columns that are not written do not see the rows before the last.
+        """
 
     def column_type(self, arrow_type: pa.DataType) -> str:
         """The type of a created table's column for values of this type."""
