@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -19,7 +20,7 @@ from oncely.core.batch import Batch, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
-from oncely.errors import InvariantViolation, Stopped, Unavailable
+from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable
 from oncely.sinks.base import Judge
 from oncely.sinks.delta.replay import DeltaReplay
 from tests.deltatools import Committing, DeltaPlace, make_place
@@ -328,14 +329,19 @@ def test_values_of_every_type_come_back(place: DeltaPlace, keys: Sequence[str]) 
 
 
 def test_partitions_by_values_that_are_no_paths(place: DeltaPlace) -> None:
-    """What readers of Delta take for null is a dead letter."""
+    """What readers of Delta take for null, or for another text, is a dead letter."""
     sink, fence = started(place, partition_by=["name"])
-    names = ["a b", "ä/ö", "%41", "x=y", "..", None, "__HIVE_DEFAULT_PARTITION__", ""]
-    rows = [rec(i, id=i, name=name) for i, name in enumerate(names)]
+    names = ["a b", "ä/ö", "%41", "x=y", "..", "資" * 21, "~", None]
+    bad = ["__HIVE_DEFAULT_PARTITION__", "", "x" * 300, "ж" * 40, "資" * 25]
+    rows = [rec(i, id=i, name=name) for i, name in enumerate([*names, *bad])]
     (outcome,) = commit_all(sink, at_t0(0, rows), fence)
-    assert outcome.counts == Counts(8, 6, 2, 0)
-    assert [row["name"] for row in place.rows()] == names[:-2]
-    assert place.letters() == [("t", 0, 6), ("t", 0, 7)]
+    assert outcome.counts == Counts(13, 8, 5, 0)
+    assert [row["name"] for row in place.rows()] == names
+    assert place.letters() == [("t", 0, at) for at in range(8, 13)]
+    by_polars = pl.read_delta(str(place.root)).sort("id")["name"].to_list()
+    assert by_polars == names
+    with pytest.raises(ConfigError, match="too long for the names of directories"):
+        ready(place.sink(pa.schema([("n" * 150, pa.string())]), partition_by=["n" * 150]))
     assert place.table.metadata().partition_columns == ["name"]
     found = place.table.to_pyarrow_table(filters=[("name", "=", "a b")])
     assert found.column("id").to_pylist() == [0]

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +30,11 @@ from oncely.audit.tally import MODULUS, added
 from oncely.core.claim import Counts
 from oncely.core.expected import REJECT, ROWS, Expected
 from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.topics import TopicPartition, grouped
 
 Digests = npt.NDArray[np.uint64]
 
+_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 _SHOWN = 3  # records of the same content that a finding names
 
 
@@ -316,10 +318,11 @@ class _Records(NamedTuple):
 
     def among(self, named: set[tuple[TopicPartition, int]]) -> npt.NDArray[np.bool_]:
         """True for each record that is named."""
+        offsets = grouped(named)
         found = np.zeros(len(self.offset), np.bool_)
-        for number, span in enumerate(self.spans):
-            offsets = [offset for tp, offset in named if tp == span.partition]
-            found |= (self.span == number) & np.isin(self.offset, offsets)
+        first = np.searchsorted(self.span, np.arange(len(self.spans) + 1))  # spans are in order
+        for span, start, end in zip(self.spans, first, first[1:], strict=False):
+            found[start:end] = np.isin(self.offset[start:end], offsets.get(span.partition, []))
         return found
 
 
@@ -413,9 +416,9 @@ class _Difference:
         there, number = np.unique(self._found, return_counts=True)
         lacking, surplus = _less(wanted, count, there, number), _less(there, number, wanted, count)
         missing = np.flatnonzero(self._unkept).tolist()
-        for digest in wanted[lacking > 0]:
-            same = place[self._records.digest[place] == digest]
-            missing += same[-int(lacking[wanted == digest][0]) :].tolist()
+        place = place[np.argsort(self._records.digest[place], kind="stable")]
+        behind = np.repeat(np.cumsum(count), count) - np.arange(len(place))  # of its digest
+        missing += place[behind <= np.repeat(lacking, count)].tolist()
         of_a_record = np.isin(there, self._known)
         doubled, foreign = (
             dict(zip(there[where].tolist(), surplus[where].tolist(), strict=True))
@@ -480,13 +483,22 @@ class _Difference:
 
     def _double(self, digest: int, number: int, where: str) -> None:
         records = self._records
-        same = np.flatnonzero((records.digest == np.uint64(digest)) & (records.outcome == ROWS))
+        place, ascending = self._by_digest
+        first, end = (np.searchsorted(ascending, np.uint64(digest), side) for side in _SIDES)
+        same = place[first:end]
         text = f"{number + len(same):,} rows of {len(same):,} records in {where}"
         named = [records.at(int(index)) for index in same[:_SHOWN]]
         if len(same) > 1:
             shown = ", ".join(f"{tp} {offset}" for tp, offset in named)
             text = f"{text}, which have the same values: {shown}"
         self._result.find(Finding(*named[0], "duplicated", text), number)
+
+    @cached_property
+    def _by_digest(self) -> tuple[npt.NDArray[np.int64], Digests]:
+        """The records with rows, in the order of their digests, and the digests."""
+        place = np.flatnonzero(self._records.outcome == ROWS)
+        place = place[np.argsort(self._records.digest[place], kind="stable")]
+        return place, self._records.digest[place]
 
     def _where(self, digests: set[int]) -> dict[int, str]:
         """Where the rows of some digests are, the last of each."""

@@ -33,6 +33,7 @@ _DAMAGE: tuple[Literal["lost", "duplicated", "unexpected"], ...] = (
     "unexpected",
 )
 NO_GROUP = "(none)"
+_NAMED = 5  # ids that are named where it is not decided which of them are damaged
 
 
 @dataclass(frozen=True)
@@ -229,10 +230,19 @@ class Outcome:
                 lack = "names no record" if right == 1 else "name no record"
             told = f"{plural(right, 'row')} of the right side {lack}"
             self.undecided.append(Undecided(None, None, told))
-        if self.found["lost"] <= right:
-            self.doubt("lost", f"{plural(right, 'row')} without an id may be theirs")
-        if self.found["unexpected"] <= left:
-            self.doubt("unexpected", f"{plural(left, 'record')} without an id may be theirs")
+        self._at_least("lost", right, f"{plural(right, 'row')} without an id may be theirs")
+        self._at_least("unexpected", left, f"{plural(left, 'record')} without an id may be theirs")
+
+    def _at_least(self, kind: FindingKind, others: int, reason: str) -> None:
+        """Of the findings of a kind as many are not decided as there are others without an id."""
+        number = self.found[kind]
+        named = [one.detail for one in self.findings if one.kind == kind][:_NAMED]
+        if others:
+            self.doubt(kind, reason)
+        if 0 < others < number:
+            self.found[kind] = number - others
+            text = f"at least {number - others:,} of {number:,} ids: {reason}; {'; '.join(named)}"
+            self.findings.append(Finding(None, None, kind, text))
 
     def _partitions(self) -> list[PartitionResult]:
         if self.compared is None:

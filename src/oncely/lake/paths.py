@@ -37,12 +37,24 @@ _DIGEST = 32
 
 def directory(columns: Sequence[PartitionColumn], values: Sequence[str | None]) -> str:
     """``user=…/date=…``, without a slash at the end; nothing without partition columns."""
-    longest = min(_LONGEST_LEVEL, _ALL_LEVELS // max(1, len(columns)) - 1)
+    longest = _longest_level(len(columns))
     levels = []
     for column, value in zip(columns, values, strict=True):
         name = encoded(column.name, longest // 2 - 1)
         levels.append(f"{name}={encoded(value, longest - len(name) - 1)}")
     return "/".join(levels)
+
+
+def _longest_level(columns: int) -> int:
+    return min(_LONGEST_LEVEL, _ALL_LEVELS // max(1, columns) - 1)
+
+
+def is_cut(columns: Sequence[str], name: str, value: str | None = None) -> bool:
+    """True if the directories of partition columns cut a name, or a value of its column."""
+    longest = _longest_level(len(columns))
+    level = encoded(name, longest // 2 - 1)
+    found = level if value is None else encoded(value, longest - len(level) - 1)
+    return "~" in found.removeprefix(_EMPTY)
 
 
 @lru_cache(maxsize=4096)

@@ -72,6 +72,7 @@ def pipeline_file(wanted: Wanted, given: Pipeline, name: str) -> str:
     with scope(given.secrets):
         records = _records(given, wanted)
         made = propose(_settings(wanted), records, wanted.registry)
+        _without_unfit_key(made)
         if made.raw["decode"]["format"] == "avro":
             _avro_columns(made)
     made.raw["sink"] = _without_password(made)
@@ -125,8 +126,8 @@ def _records(pipeline: Pipeline, wanted: Wanted) -> Records:
     return Records(keys, values, compacted=bool(pipeline.source.compacted()))
 
 
-def _avro_columns(made: Proposal) -> None:
-    """Partitioning by the schema's first time, and no key if the registry has no schema of it."""
+def _without_unfit_key(made: Proposal) -> None:
+    """No Avro key if the registry has no schema of it, or one that gives no columns."""
     decode = made.raw["decode"]
     if decode.get("key", {}).get("format") == "avro":
         try:
@@ -134,6 +135,10 @@ def _avro_columns(made: Proposal) -> None:
         except ConfigError as error:
             del decode["key"]
             made.remark("decode.format", f"The key is left out: {error.message}")
+
+
+def _avro_columns(made: Proposal) -> None:
+    """Partitioning by the schema's first time."""
     schema = Pipeline(parse(made.raw)).decoder.schema
     times = [one.name for one in schema if str(one.type).startswith(("timestamp", "date"))]
     if made.raw["sink"]["kind"] == "files" and times:

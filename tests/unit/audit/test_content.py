@@ -6,15 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from oncely.audit import content
 from oncely.audit.compare import Rules
 from oncely.audit.content import Group, Rows
 from oncely.audit.evidence import Span
 from oncely.audit.grouping import digests_of, recipe_of
 from oncely.core.claim import Counts
 from oncely.core.digest import Recipe, digest_sum
+from oncely.core.expected import ROWS
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from tests.groupedtools import Compared, Topic, compare
@@ -260,3 +263,37 @@ def test_rows_that_were_added_to_records_of_several_rows_are_told() -> None:
     known |= {"counts": counts, "reads": False, "expected": False}
     assert audited(rows, **known).is_clean
     assert audited([*rows, rows[0]], **known).numbers == {"duplicated": 1}
+
+
+class _Counted(np.ndarray):
+    """Counts the elements that comparisons of arrays look at."""
+
+    seen = 0
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        _Counted.seen += max(np.size(one) for one in inputs)
+        plain = [np.asarray(one) for one in inputs]
+        return getattr(ufunc, method)(*plain, **options)
+
+
+@pytest.mark.parametrize("damage", ["lost", "duplicated"])
+def test_a_comparison_reads_each_digest_a_few_times_whatever_is_missing(
+    damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = 3_000
+    monkeypatch.setattr(_Counted, "seen", 0)
+    digest = np.arange(many, dtype=np.uint64)
+    group = Group("files", (Span(T0, OffsetRange(0, many)),), rows=0)
+    ones = np.ones(many, np.int64)
+    records = content._Records(
+        group.spans, 0 * ones, np.arange(many), np.full(many, ROWS, np.int8), ones,
+        digest.view(_Counted),
+    )  # fmt: skip
+    found = digest[:0] if damage == "lost" else np.repeat(digest, 2)
+    result = content.Result(group, {T0: many}, {T0: 0})
+    rows = [Rows(found, lambda _: "here")]
+    content._Difference(result, records, found, set(), lambda: rows).settle(certain=True)
+    assert [(one.kind, one.offset) for one, _ in result.findings] == [
+        (damage, offset) for offset in range(many)
+    ]
+    assert _Counted.seen < 30 * many

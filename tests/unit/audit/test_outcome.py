@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from oncely.audit.matching import Difference
+from types import SimpleNamespace
+from typing import Any
+
+from oncely.audit.matching import Difference, Line
 from oncely.audit.outcome import Compared, Outcome
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
@@ -36,3 +39,25 @@ def test_an_offset_that_no_log_can_have_is_not_named() -> None:
     assert [(f.partition, f.offset) for f in found] == [
         (PARTITIONS[1], 99_999), (PARTITIONS[1], None),
     ]  # fmt: skip
+
+
+def test_rows_without_an_id_bound_what_is_lost() -> None:
+    """Of 21 ids without a row 20 may be those of the rows without an id: one record is lost, and not 21."""
+    lost = [Difference(f"k{n}", 1, 0, None, None) for n in range(21)]
+
+    def outcome(number: int, rows: int) -> Outcome:
+        lines = [Line("lost", None, None, number, number, 0, 0, 0)]
+        lines += [Line("no id", None, None, 0, 0, rows, 0, 0)] * bool(rows)
+        sides: Any = SimpleNamespace(
+            lines=lambda: lines, differences=lambda kind, limit: lost[:number][:limit]
+        )
+        return Outcome.of(sides, None, 100, keyed=False)
+
+    assert (outcome(21, 0).found["lost"], len(outcome(21, 0).findings)) == (21, 21)
+    found = outcome(21, 20)
+    assert found.found["lost"] == 1
+    assert [one.detail.partition(";")[0] for one in found.findings] == [
+        "at least 1 of 21 ids: 20 rows without an id may be theirs"
+    ]
+    assert "21 ids would be lost, but 20 rows" in found.undecided[-1].reason
+    assert (outcome(20, 20).found["lost"], outcome(20, 20).findings) == (0, [])

@@ -16,11 +16,12 @@ from oncely.core.batch import Reject
 from oncely.core.topics import TopicPartition
 from oncely.decode.schema import is_json
 from oncely.errors import ConfigError
-from oncely.pipeline import Pipeline
+from oncely.pipeline import Pipeline, init
 from oncely.pipeline.init import Wanted, _settings, _without_password
 from oncely.pipeline.proposal import Proposal, Records, propose, sink_of
 from oncely.pipeline.proposed_file import toml, written
 from oncely.runtimes.chunks import Processing, records_of
+from tests import registrytools
 
 ORDERS: list[dict[str, Any]] = [
     {"id": f"o{i}", "at": f"2026-01-0{i}T10:00:00Z", "day": "2026-01-01", "paid": True, "n": i,
@@ -280,3 +281,17 @@ def test_a_destination_of_no_kind_is_refused() -> None:
 @pytest.mark.parametrize("text", ['"', "\\", "a\nb\n", 'x"""y\n', "ü\x7f\x01\n", "\t"])
 def test_texts_come_back_from_toml(text: str) -> None:
     assert tomllib.loads(f"x = {toml(text)}")["x"] == text
+
+
+def test_an_avro_key_that_gives_no_columns_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the format of the values."""
+    with registrytools.running() as registry:
+        number = registry.add("string", "orders-key")
+        keys = [registrytools.wire(number, "string", one["id"]) for one in ORDERS]
+        monkeypatch.setattr(init, "_records", lambda *_: Records(keys, bytes_of(ORDERS)))
+        wanted = Wanted("h:9092", "orders", registry=registry.url)
+        text = init.pipeline_file(wanted, init.given_pipeline(wanted), "orders.toml")
+        assert "The key is left out" in text
+        made = tomllib.loads(text)
+        assert "key" not in made["decode"]
+        assert Pipeline(parse(made)).decoder.schema.names[0] == "id"

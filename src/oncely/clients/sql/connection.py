@@ -306,6 +306,8 @@ class ColumnFit:
             off without an error; None: it refuses them.
         form: what the database does to some texts without an error, which stay the same value for
             the type; empty: nothing.
+        collation: of a key, the collation by which its unique index compares texts, quoted; None if
+            it compares their bytes.
     """
 
     name: str
@@ -315,6 +317,7 @@ class ColumnFit:
     scale: int | None = None
     longest: Longest | None = None
     form: str = ""
+    collation: str | None = None
 
 
 class Longest(NamedTuple):
@@ -331,6 +334,11 @@ class Longest(NamedTuple):
     length: int
     unit: Literal["bytes", "characters"]
     spaces: bool
+
+
+Separately = Literal["never", "same keys", "always"]
+"""Whether rows are written by separate statements: a statement of several rows could have another
+effect; "same keys": only if several rows have the same key."""
 
 
 class Dialect(Protocol):
@@ -437,6 +445,24 @@ class Dialect(Protocol):
 
     def unique_keys(self, connection: Connection, table: TableName) -> list[frozenset[str]]:
         """Column sets that a unique constraint or index makes unique."""
+
+    def collations(self, connection: Connection, table: TableName) -> dict[str, str]:
+        """The collation of each unique column that treats different texts as equal."""
+
+    def separately(
+        self,
+        connection: Connection,
+        table: TableName,
+        keys: Collection[str],
+        written: Collection[str],
+    ) -> Separately:
+        """Whether the effect of a row may depend on other rows of its statement.
+
+        A foreign key to the table itself and a trigger AFTER a statement are checked at its end,
+        when later rows are there already. An upsert writes the last row of a key only, and rows in
+        the order of keys: then other unique columns and triggers see another order, and foreign
+        keys and checks of columns that are not written do not see the rows before the last.
+        """
 
     def column_type(self, arrow_type: pa.DataType) -> str:
         """The type of a created table's column for values of this type."""

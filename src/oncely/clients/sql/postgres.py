@@ -31,6 +31,7 @@ from oncely.clients.sql.connection import (
     Row,
     RowByRow,
     RowsDropped,
+    Separately,
     Statement,
     TableName,
     TableTypes,
@@ -81,6 +82,33 @@ WITH RECURSIVE level (id, modifier, brackets, depth) AS (
 FROM level ORDER BY depth DESC LIMIT 1) AS base"""
 _CHECK_CONSTRAINTS = ("SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED")
 _COPY_BYTES = 1 << 20
+# Bits of tgtype: 1 of each row, 2 before, 64 instead of. A row's BEFORE trigger sees the rows
+# before it only, as it would in statements of their own.
+_SEPARATELY = """
+WITH tree AS (
+    SELECT to_regclass(%s)::oid AS id UNION SELECT relid FROM pg_partition_tree(to_regclass(%s))
+), links AS (
+    SELECT conrelid IN (TABLE tree) AS gives, confrelid IN (TABLE tree) AS takes, condeferrable
+    FROM pg_constraint WHERE contype = 'f'
+)
+SELECT
+    EXISTS (SELECT FROM pg_class WHERE oid IN (TABLE tree) AND relkind = 'v')
+    OR EXISTS (SELECT FROM links WHERE gives AND takes)
+    OR EXISTS (
+        SELECT FROM pg_trigger WHERE tgrelid IN (TABLE tree) AND NOT tgisinternal
+        AND tgenabled <> 'D' AND (%s OR tgtype & 67 NOT IN (3, 65)))
+    OR %s AND EXISTS (
+        SELECT FROM pg_index i WHERE i.indrelid IN (TABLE tree)
+        AND (i.indisunique OR i.indisexclusion)
+        AND (NOT i.indimmediate OR i.indpred IS NOT NULL OR i.indisexclusion OR %s::text[] <> ARRAY(
+            SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid
+            AND a.attnum = ANY (i.indkey) ORDER BY a.attname COLLATE "C"))),
+    EXISTS (SELECT FROM links WHERE gives OR takes AND condeferrable)
+    OR EXISTS (
+        SELECT FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = c.conrelid
+        AND a.attnum = ANY (c.conkey) WHERE c.contype = 'c' AND c.conrelid IN (TABLE tree)
+        AND a.attname <> ALL (%s::text[]))
+"""
 _FAILED_BEFORE = "25P02"
 _CHAIN = 20  # errors that were raised from another
 _SETUP_LOCK = 0x0ECE_1E  # any constant: it serialises CREATE TABLE IF NOT EXISTS, which races
@@ -596,6 +624,32 @@ class Postgres:
             (_regclass(table),),
         )
         return [frozenset(names) for (names,) in rows]
+
+    def collations(self, connection: Connection, table: TableName) -> dict[str, str]:
+        """Nondeterministic collations."""
+        rows = connection.query(
+            "SELECT a.attname, quote_ident(n.nspname) || '.' || quote_ident(c.collname)"
+            " FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation"
+            " JOIN pg_namespace n ON n.oid = c.collnamespace"
+            " WHERE a.attrelid = to_regclass(%s) AND NOT c.collisdeterministic",
+            (_regclass(table),),
+        )
+        return {name: collation.replace("%", "%%") for name, collation in rows}
+
+    def separately(
+        self,
+        connection: Connection,
+        table: TableName,
+        keys: Collection[str],
+        written: Collection[str],
+    ) -> Separately:
+        """By the catalog, which does not show what the table behind a view has."""
+        name, upsert = _regclass(table), bool(keys)
+        ((always, same_keys),) = connection.query(
+            _SEPARATELY,
+            (name, name, upsert, upsert, sorted(keys), list(written)),
+        )
+        return "always" if always else "same keys" if same_keys and upsert else "never"
 
     def column_type(self, arrow_type: pa.DataType) -> str:
         """The type of a created table's column for values of this type."""

@@ -25,6 +25,7 @@ from oncely.clients.sql.connection import (
     Params,
     Relation,
     Row,
+    Separately,
     TableName,
     TableTypes,
 )
@@ -275,6 +276,42 @@ class Sqlite:
         # An indexed expression has no name, and ON CONFLICT (columns) does not match it.
         found += [frozenset(filter(None, n)) for n in by_index.values() if None not in n]
         return [key for key in found if key]
+
+    def collations(self, connection: Connection, table: TableName) -> dict[str, str]:
+        """NOCASE, RTRIM and functions of others."""
+        rows = connection.query(
+            "SELECT i.name, i.coll FROM pragma_index_list(%s) l, pragma_index_xinfo(l.name) i"
+            " WHERE l.\"unique\" = 1 AND i.key AND i.name IS NOT NULL AND i.coll <> 'BINARY'",
+            (table.name,),
+        )
+        return {name: self.quote(collation) for name, collation in rows}
+
+    def separately(
+        self,
+        connection: Connection,
+        table: TableName,
+        keys: Collection[str],
+        written: Collection[str],
+    ) -> Separately:
+        """Upserts only: other rows are written by a statement each anyway."""
+        if not keys:
+            return "never"
+        unique = [one for one in self.unique_keys(connection, table) if one != frozenset(keys)]
+        found = connection.query(
+            "SELECT type = 'trigger', sql LIKE '%%CHECK%%' FROM sqlite_master"
+            " WHERE tbl_name = %s COLLATE NOCASE AND type IN ('table', 'trigger')",
+            (table.name,),
+        )
+        linked = connection.query(
+            'SELECT lower("table") FROM pragma_foreign_key_list(%s)', (table.name,)
+        )
+        partial = connection.query(
+            'SELECT 1 FROM pragma_index_list(%s) WHERE "unique" = 1 AND partial = 1', (table.name,)
+        )
+        if unique or partial or any(t for t, _ in found) or (table.name.lower(),) in linked:
+            return "always"
+        others = len(self.columns(connection, table)) > len(written)
+        return "same keys" if linked or (others and any(c for _, c in found)) else "never"
 
     def column_type(self, arrow_type: pa.DataType) -> str:
         """The type of a created table's column for values of this type."""

@@ -20,9 +20,10 @@ from oncely.clients.files.conditional_writes import require_conditional_writes
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.core.batch import Batch, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence, Opened, PositionMoved, Takeover
-from oncely.errors import TableMismatch, check
+from oncely.errors import ConfigError, TableMismatch, check
 from oncely.lake.leases import clock
 from oncely.lake.partitions import check_types, parse_partition_by
+from oncely.lake.paths import is_cut
 from oncely.lake.records import WrittenFile, read_receipt
 from oncely.ledgers.delta import FOLDER, DeltaLedger, State
 from oncely.sinks.base import stage_rows
@@ -77,6 +78,13 @@ class DeltaSink:
             ConfigError, TableMismatch: the error names the problem.
         """
         check_types(self.form.schema, parse_partition_by(self.form.partition_by))
+        for name in self.form.partition_by:
+            if is_cut(self.form.partition_by, name):
+                raise ConfigError(
+                    "sink.partition_by",
+                    f"{name!r} is too long for the names of directories",
+                    way_out="rename the column in the transform",
+                )
         for name in (*self.form.keys, *filter(None, [self.form.version])):
             if name not in self.form.schema.names:
                 raise TableMismatch(f"sink.keys or sink.version: the rows have no column {name!r}")

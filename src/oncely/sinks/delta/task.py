@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
@@ -18,7 +17,7 @@ from oncely.extras import polars as pl
 from oncely.lake.conform import conform
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
-from oncely.lake.paths import NO_VALUE
+from oncely.lake.paths import NO_VALUE, is_cut
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.files.task import FilesTask
 from oncely.sinks.row_digests import row_digests
@@ -39,8 +38,8 @@ ORDER = pa.schema(
 """Additional columns of staged upserts: the driver sorts by them and merges."""
 
 SOURCE_NAMES = frozenset(SOURCE_COLUMNS.names)
-_NULLS = pa.array(["", NO_VALUE])
 _NULL = f"an empty text, or {NO_VALUE}, is no partition: readers take it for no value"
+_LONG = "the text is too long for the name of a partition's directory, from which readers take it"
 
 
 @dataclass(frozen=True)
@@ -132,8 +131,8 @@ class DeltaTask(FilesTask):
     def add_rows(self, rows: pa.Table) -> None:
         """Write rows that belong to no single record."""
         rows = conform(rows, self._table.schema)
-        if _without_partition(self._table, rows):
-            raise row_refused(_NULL, NO_SINGLE_RECORD)
+        if bad := _unpartitioned(self._table, rows):
+            raise row_refused(next(iter(bad.values())), NO_SINGLE_RECORD)
         super().add_rows(rows)
         if self._table.recipe is not None:
             self._whole += digest_sum(row_digests(rows, None, self._table.recipe))
@@ -172,15 +171,30 @@ def accepted(form: DeltaFormat, chunk: Chunk) -> Accepted:
     rows, record, deleted, bad = with_tombstones(chunk, rows, form.keys)
     rows = conform(rows, form.schema)
     refuse_missing_keys(rows, deleted, form.keys, form.version, bad)
-    for row in _without_partition(form, rows):
-        bad.setdefault(row, _NULL)
+    for row, reason in _unpartitioned(form, rows).items():
+        bad.setdefault(row, reason)
     return Accepted(rows, record, deleted == 1, rejections_of(record, bad))
 
 
-def _without_partition(form: DeltaFormat, rows: pa.Table) -> list[int]:
-    columns = [rows[name] for name in form.partition_by]
-    texts = [one for one in columns if pa.types.is_string(one.type)]
-    return [i for text in texts for i in pc.indices_nonzero(pc.is_in(text, _NULLS)).to_pylist()]
+def _unpartitioned(form: DeltaFormat, rows: pa.Table) -> dict[int, str]:
+    """The rows whose text is no partition, and the reason for each."""
+    found: dict[int, str] = {}
+    for name in form.partition_by:
+        if not pa.types.is_string(rows[name].type):
+            continue
+        texts = rows[name].combine_chunks().dictionary_encode()
+        reasons = [_refusal(form, name, one) for one in texts.dictionary.to_pylist()]
+        codes = enumerate(texts.indices.to_pylist()) if any(reasons) else ()
+        found |= {at: reasons[code] for at, code in codes if code is not None and reasons[code]}
+    return found
+
+
+def _refusal(form: DeltaFormat, name: str, text: str) -> str:
+    if text in ("", NO_VALUE):
+        return _NULL
+    if is_cut(form.partition_by, name, text):
+        return f"column {name!r}: {_LONG}"
+    return ""
 
 
 def ordered(rows: pa.Table, chunk: Chunk, record: IntArray, deleted: Any) -> pa.Table:

@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from oncely.clients.sql.connection import BadData, Connection
+from oncely.core.batch import IntArray
 from oncely.errors import TableMismatch, WrongInput
 
 log = logging.getLogger(__name__)
@@ -40,8 +42,12 @@ def insert_or_isolate(
     still_ours: Callable[[], None],
     refuse: Refuse,
     insert_each: InsertEach | None = None,
+    *,
+    first: IntArray | None = None,
+    separately: bool = False,
 ) -> None:
-    """Insert ``rows``; each row that the database refuses goes to ``refuse`` instead.
+    """Insert the rows of records; each record of which the database refuses a row goes to
+    ``refuse`` instead, with all of its rows.
 
     Args:
         insert: writes a slice of the rows in the open transaction, and checks deferred
@@ -49,20 +55,27 @@ def insert_or_isolate(
         still_ours: raises ``PositionMoved`` if the ledger has moved. Called after every refusal: a
             unique key may be violated only because another attempt has written the same rows, which
             are then a replay and no rejects. Also raises if the table has been altered.
-        refuse: called with the row's index and the reason; may raise to stop (reject budget).
+        refuse: called with the record's index and the reason; may raise to stop (reject budget).
         insert_each: writes rows separately, and returns the refused ones.
+        first: the first row of each record, ascending; None if each record has one row.
+        separately: insert no two records together.
     """
-    if rows.num_rows:
-        _Isolation(connection, insert, rows, still_ours, refuse, insert_each).run()
+    if not rows.num_rows:
+        return
+    first = np.arange(rows.num_rows) if first is None else first
+    insert_each = insert_each if len(first) == rows.num_rows else None
+    inner = (connection, insert, rows, still_ours, refuse, insert_each)
+    _Isolation(*inner, np.append(first, rows.num_rows), separately).run()
 
 
 @dataclass
 class _Isolation:
-    """Splits the rows at each refusal until a single row is refused.
+    """Splits the records at each refusal until a single one is refused.
 
-    A reported line counts only after that row was refused alone. The window of rows tried at once
-    halves on a refusal and doubles on success, so a few bad rows among many cost little. If many
-    are refused, the rest is inserted separately inside the database.
+    A reported line counts only after its record was refused alone. The window of records tried at
+    once halves on a refusal and doubles on success, so a few bad ones among many cost little. If
+    many are refused, the rest is inserted separately inside the database. All parts are in order,
+    so a record sees the records before it, and only those that were accepted.
     """
 
     connection: Connection
@@ -71,22 +84,29 @@ class _Isolation:
     still_ours: Callable[[], None]
     refuse: Refuse
     insert_each: InsertEach | None
+    first: IntArray
+    separately: bool
     refused: int = 0
     logged: float = field(default_factory=time.monotonic)
 
     def run(self) -> None:
-        """Insert all rows except the refused ones."""
-        parts = deque([(0, self.rows.num_rows)])
-        window = 2 * max(_FIRST_WINDOW, self.rows.num_rows)  # all of them at first
+        """Insert all records except the refused ones."""
+        count = len(self.first) - 1
+        parts = deque([(0, count)])
+        window = 2 * max(_FIRST_WINDOW, count)  # all of them at first
         while parts:
             start, stop = parts.popleft()
             self._log_progress(start)
-            many = self.refused >= _MANY and self.insert_each is not None
-            window = _SLICE if many else window
+            each = self.insert_each is not None and (self.separately or self.refused >= _MANY)
+            if self.separately or each:
+                window = _SLICE if each else 1
             if stop - start > window:
                 parts.appendleft((start + window, stop))
                 stop = start + window
-            if many and self._one_by_one(start, stop):
+            if each and stop - start > 1 and self._one_by_one(start, stop):
+                continue
+            if self.separately and stop - start > 1:
+                parts.extendleft(reversed(_cut(start, stop, None)))
                 continue
             error = self._try(start, stop)
             if error is None:
@@ -99,7 +119,16 @@ class _Isolation:
                 window = _SLICE
             else:
                 window = min(_FIRST_WINDOW, max(1, window // 2))
-                parts.extendleft(reversed(_cut(start, stop, error.line)))
+                parts.extendleft(reversed(_cut(start, stop, self._record(start, error.line))))
+
+    def _record(self, start: int, line: int | None) -> int | None:
+        """The record of a row of the part that begins with the record ``start``."""
+        if line is None or line < 0:
+            return None
+        return int(np.searchsorted(self.first, self.first[start] + line, "right")) - 1 - start
+
+    def _of(self, start: int, stop: int) -> pa.Table:
+        return self.rows.slice(self.first[start], self.first[stop] - self.first[start])
 
     def _log_progress(self, done: int) -> None:
         """Log a line every few seconds: if no row is reported, isolation may take minutes.
@@ -111,19 +140,19 @@ class _Isolation:
             return
         self.logged = now
         text = "isolating refused rows: %d of %d rows done, %d refused"
-        log.warning(text, done, self.rows.num_rows, self.refused)
+        log.warning(text, self.first[done], self.rows.num_rows, self.refused)
 
     def _try(self, start: int, stop: int) -> BadData | None:
         self.connection.defer(_SAVEPOINT)
         try:
-            self.insert(self.rows.slice(start, stop - start))
+            self.insert(self._of(start, stop))
         except (BadData, TableMismatch) as error:
             self._undo()
             self.still_ours()
             if isinstance(error, TableMismatch):
                 raise
             return error
-        if stop - start < self.rows.num_rows:  # COMMIT releases the only one
+        if stop - start < len(self.first) - 1:  # COMMIT releases the only one
             self.connection.defer(_RELEASE)
         return None
 
@@ -133,7 +162,7 @@ class _Isolation:
             return False
         self.connection.defer(_SAVEPOINT)
         try:
-            refused = self.insert_each(self.rows.slice(start, stop - start))
+            refused = self.insert_each(self._of(start, stop))
             self.connection.defer(_RELEASE)
         except (BadData, WrongInput) as error:
             # A value that no table accepts, or a user who may not create temporary tables.
@@ -150,13 +179,13 @@ class _Isolation:
         self.connection.defer(_UNDO)
         self.connection.defer(_RELEASE)
 
-    def _refuse(self, row: int, reason: str) -> None:
+    def _refuse(self, record: int, reason: str) -> None:
         self.refused += 1
-        self.refuse(row, reason)
+        self.refuse(record, reason)
 
 
 def _cut(start: int, stop: int, line: int | None) -> list[tuple[int, int]]:
-    """Three parts around the reported row, or two halves if none is reported."""
+    """Three parts around the reported record, or two halves if none is reported."""
     if line is None or not 0 <= line < stop - start:
         middle = (start + stop) // 2
         parts = [(start, middle), (middle, stop)]

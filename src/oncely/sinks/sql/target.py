@@ -13,6 +13,7 @@ from oncely.clients.sql.connection import (
     Connection,
     Dialect,
     Relation,
+    Separately,
     TableAltered,
     TableName,
     TableTypes,
@@ -63,6 +64,7 @@ class Target:
         types: per written column, the table's own type.
         kinds: per written column, the kind of its values in digests; None: not covered.
         identity: an id that distinguishes the table from others of its name.
+        separately: whether rows are written by separate statements.
     """
 
     table: TableName
@@ -73,11 +75,26 @@ class Target:
     version: str | None = None
     identity: str | None = None
     kinds: tuple[Kind | None, ...] = ()
+    separately: Separately = "never"
 
     @property
     def columns(self) -> list[str]:
         """Names of the written columns."""
         return [fit.name for fit in self.fits]
+
+    def may_repeat_keys(self, rows: pa.Table) -> bool:
+        """True if two rows may have the same key in the table.
+
+        Values of different bytes are equal to the server by a collation, by the padding or rounding
+        of their type, as 0.0 and -0.0, or after a cast.
+        """
+        keys = [(f, t) for f, t in zip(self.fits, self.types, strict=True) if f.name in self.keys]
+        inexact = any(
+            f.cast or f.collation or "(" in t or pa.types.is_floating(f.arrow_type) for f, t in keys
+        )
+        return inexact or bool(
+            rows.group_by(list(self.keys)).aggregate([]).num_rows < rows.num_rows
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -191,7 +208,13 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     types = tuple(by_name[field.name].type for field in wanted.schema)
     identity = dialect.identity(connection, wanted.table)
     relation = dialect.relation(connection, wanted.table)
-    return Target(wanted.table, relation, fits, types, wanted.keys, wanted.version, identity, kinds)
+    folds = dialect.collations(connection, wanted.table) if wanted.keys else {}
+    fits = tuple(
+        replace(f, collation=folds.get(f.name) if f.name in wanted.keys else None) for f in fits
+    )
+    separately = dialect.separately(connection, wanted.table, wanted.keys, wanted.schema.names)
+    keyed = (wanted.keys, wanted.version, identity, kinds, separately)
+    return Target(wanted.table, relation, fits, types, *keyed)
 
 
 def check_unaltered(

@@ -17,7 +17,7 @@ from oncely.clients.sql.connection import (
     TableName,
     TableTypes,
 )
-from oncely.core.batch import IntArray, Rejection
+from oncely.core.batch import Rejection
 from oncely.sinks.sql.isolate import insert_or_isolate
 from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
 from oncely.sinks.sql.target import Target, check_unaltered
@@ -40,27 +40,16 @@ def write_rows(
     Rows that were encoded for other types than the table has are not written, and refusals of such
     rows are no rejections (:func:`check_unaltered`).
 
-    If a record has several rows (unnest) and one is refused, its other rows may be in the
-    transaction already. Then everything is undone and written again without that record.
-
     Returns:
         The written rows and the rejections.
     """
     writer = RowWriter(dialect, target)
     writer.begin(connection, ordered=DELETED in prepared.rows.column_names)
-    several = _have_several_rows(prepared.row_record)
     still_right = _still_right(still_ours, partial(check_unaltered, dialect, connection, target))
-    while True:
-        if several:
-            connection.defer("SAVEPOINT oncely_chunk")
-        bad = _write_once(connection, writer, prepared, still_right, refused)
-        if bad:
-            prepared = prepared.without(bad)
-        if not (several and bad):
-            writer.end(connection)
-            check_unaltered(dialect, connection, target, writer.types)
-            return prepared
-        connection.defer("ROLLBACK TO SAVEPOINT oncely_chunk")
+    bad = _write_once(connection, writer, prepared, still_right, refused)
+    writer.end(connection)
+    check_unaltered(dialect, connection, target, writer.types)
+    return prepared.without(bad) if bad else prepared
 
 
 def _still_right(
@@ -87,13 +76,12 @@ def _write_once(
     refused: Callable[[Sequence[Rejection]], None],
 ) -> list[Rejection]:
     """Write the rows that the table accepts; returns a rejection for each record of other rows."""
-    bad: dict[int, Rejection] = {}
+    bad: list[Rejection] = []
+    first = np.flatnonzero(np.diff(prepared.row_record, prepend=-1))  # row of each record
 
-    def refuse(row: int, reason: str) -> None:
-        record = int(prepared.row_record[row])
-        if record not in bad:
-            bad[record] = Rejection(record, "write", reason)
-            refused([bad[record]])
+    def refuse(at: int, reason: str) -> None:
+        bad.append(Rejection(int(prepared.row_record[first[at]]), "write", reason))
+        refused(bad[-1:])
 
     def insert(rows: pa.Table) -> None:
         writer.insert(connection, rows, last=rows.num_rows == prepared.rows.num_rows)
@@ -105,15 +93,10 @@ def _write_once(
         still_right,
         refuse,
         partial(writer.insert_each, connection),
+        first=first,
+        separately=writer.separately(prepared.rows),
     )
-    return list(bad.values())
-
-
-def _have_several_rows(row_record: IntArray) -> bool:
-    """True when a record has more than one row."""
-    if (np.diff(row_record) > 0).all():  # the common case, at a tenth of the cost of sorting
-        return False
-    return len(np.unique(row_record)) < len(row_record)
+    return bad
 
 
 class RowWriter:
@@ -134,6 +117,13 @@ class RowWriter:
     def upserts(self) -> bool:
         """True if rows replace and delete those of their keys."""
         return bool(self._target.keys)
+
+    def separately(self, rows: pa.Table) -> bool:
+        """True if one statement of all these rows could have another effect than one for each."""
+        target = self._target
+        if target.separately != "same keys":
+            return target.separately == "always"
+        return target.may_repeat_keys(rows)
 
     def begin(self, connection: Connection, *, ordered: bool) -> None:
         """Create the staging table, unless rows are copied directly into the target.
@@ -186,7 +176,10 @@ class RowWriter:
             if ORDINAL not in rows.column_names:
                 rows = rows.append_column(ORDINAL, pa.array(range(rows.num_rows), pa.int64()))
             rest = f"FROM {staged} ORDER BY {dialect.quote(ORDINAL)}"
-            then += upserts(dialect, target, staged) or [insert_select(dialect, target, rest)]
+            if self.upserts:
+                then += upserts(dialect, target, staged, repeated=target.may_repeat_keys(rows))
+            else:
+                then.append(insert_select(dialect, target, rest))
         then += dialect.check_constraints if constraints else ()
         types = dialect.types_statement(target.table) if last else ()
         answers = connection.copy(table, rows, [*then, *types])
@@ -210,7 +203,8 @@ class RowWriter:
 
     def upsert(self, connection: Connection) -> None:
         """Apply the collected rows."""
-        for one in upserts(self._dialect, self._target, self._dialect.quote(_STAGED.name)):
+        staged = self._dialect.quote(_STAGED.name)
+        for one in upserts(self._dialect, self._target, staged, repeated=True):
             connection.execute(one, of_rows=True)
 
     def insert_each(self, connection: Connection, rows: pa.Table) -> list[tuple[int, str]]:
@@ -264,20 +258,25 @@ def _values(dialect: Dialect, target: Target, of: str = "") -> str:
 
 def _value(dialect: Dialect, fit: ColumnFit, of: str) -> str:
     name = of + dialect.quote(fit.name)
-    return f"CAST({name} AS {fit.cast})" if fit.cast else name
+    value = f"CAST({name} AS {fit.cast})" if fit.cast else name
+    return f"{value} COLLATE {fit.collation}" if fit.collation else value
 
 
-def upserts(dialect: Dialect, target: Target, staged: str) -> list[str]:
-    """Two statements that apply staged rows with the effect of separate statements in order; none
-    without keys.
+def upserts(dialect: Dialect, target: Target, staged: str, *, repeated: bool) -> list[str]:
+    """Statements that apply staged rows with the effect of separate statements in order.
 
     Separately, a tombstone would delete its key; a row would replace the row of its key unless that
     one has a higher version. So for each key only rows after its last tombstone count, of these the
     highest version, of those the last. Keys are applied in order, so two tasks with the same keys
     wait for each other instead of deadlocking.
+
+    Args:
+        dialect, target: the table.
+        staged: the table of the rows.
+        repeated: several rows may have the same key. Then those that do not count are inserted
+            before, unless their key is there already: the table's constraints refuse them as they
+            would separately. Those that it takes are deleted or replaced by the other statements.
     """
-    if not target.keys:
-        return []
     q = dialect.quote
     table = f"{quoted(dialect, target.table)} AS _oncely_target"
     keys = ", ".join(q(key) for key in target.keys)
@@ -293,23 +292,21 @@ def upserts(dialect: Dialect, target: Target, staged: str) -> list[str]:
         f" WHERE _oncely_gone.{q(DELETED)} = 1 AND {same})"
     )
     newest = f"{q(target.version)} DESC, " if target.version else ""
-    live = (
-        f"SELECT * FROM (SELECT *, MAX(CASE WHEN {q(DELETED)} = 1 THEN {q(ORDINAL)} ELSE -1 END)"
-        f" OVER (PARTITION BY {keys}) AS _oncely_gone_at FROM _oncely_in) AS _oncely_all"
-        f" WHERE {q(ORDINAL)} > _oncely_gone_at"
+    after = (
+        f"SELECT *, MAX(CASE WHEN {q(DELETED)} = 1 THEN {q(ORDINAL)} ELSE -1 END)"
+        f" OVER (PARTITION BY {keys}) AS _oncely_gone_at FROM _oncely_in"
     )
     ranked = (
-        f"(SELECT *, ROW_NUMBER() OVER (PARTITION BY {keys}"
-        f" ORDER BY {newest}{q(ORDINAL)} DESC) AS _oncely_place FROM ({live}) AS _oncely_live)"
-        " AS _oncely_ranked"
+        f"(SELECT *, {q(ORDINAL)} > _oncely_gone_at AS _oncely_live, ROW_NUMBER() OVER ("
+        f"PARTITION BY {keys}, {q(ORDINAL)} > _oncely_gone_at ORDER BY {newest}{q(ORDINAL)} DESC)"
+        f" AS _oncely_place FROM ({after}) AS _oncely_all) AS _oncely_ranked"
     )
     names = ", ".join(q(name) for name in target.columns)
-    insert = (
-        f"{rows}INSERT INTO {table} ({names}) SELECT {names} FROM {ranked}"
-        f" WHERE _oncely_place = 1 ORDER BY {keys}"
-        f" {_on_conflict(dialect, target)}"
-    )
-    return [delete, insert]
+    insert = f"{rows}INSERT INTO {table} ({names}) SELECT {names} FROM {ranked} WHERE"
+    last = f"_oncely_live AND _oncely_place = 1 ORDER BY {keys} {_on_conflict(dialect, target)}"
+    others = f"(NOT _oncely_live OR _oncely_place > 1) AND {q(DELETED)} = 0 ORDER BY {keys}"
+    check = f"{insert} {others} ON CONFLICT ({keys}) DO NOTHING"
+    return [*([check] if repeated else []), delete, f"{insert} {last}"]
 
 
 def _on_conflict(dialect: Dialect, target: Target) -> str:
