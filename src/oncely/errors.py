@@ -206,6 +206,10 @@ class Unavailable(OncelyError):
     retryable = True
 
 
+class TooLong(Unavailable):
+    """A time limit of the database has ended a commit: a smaller one may pass."""
+
+
 class GivenUp(Unavailable):
     """Nobody waits for the commit any more: a stop, or its partitions change hands."""
 

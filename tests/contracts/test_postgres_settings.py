@@ -15,7 +15,16 @@ import pytest
 from oncely.clients.sql.connection import BadData, TableName
 from oncely.clients.sql.dialects import dialect_for
 from oncely.clients.sql.postgres_session import TEXTS
-from tests.sinktools import Place, at_t0, commit_all, ready, rec, sink_to
+from tests.sinktools import (
+    Place,
+    at_t0,
+    commit_all,
+    numbered,
+    ready,
+    rec,
+    sink_to,
+    trigger,
+)
 
 ROWS = TableName(None, "rows")
 
@@ -170,3 +179,20 @@ def test_a_transaction_sets_what_texts_mean(shared_database: str, name: str) -> 
     assert connection.query(f"SELECT current_setting('{name}')") == [(TEXTS[name],)]
     connection.rollback()
     connection.close()
+
+
+def test_commits_become_smaller_until_they_take_less_than_the_roles_limit(
+    on_postgres: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, fence = ready(sink_to(on_postgres))
+    trigger(on_postgres, "PERFORM pg_sleep(0.1); RETURN NEW;")
+    limited = dialect_for(having(on_postgres.url, "statement_timeout", "1500"))
+    commit_all(replace(sink, dialect=limited), at_t0(0, numbered(0, 24)), fence)
+    assert on_postgres.sql("SELECT count(*), count(DISTINCT id) FROM rows") == [(24, 24)]
+    ranges = on_postgres.sql("SELECT range_start, range_end FROM oncely_ranges ORDER BY 1")
+    assert len(ranges) > 1
+    assert (ranges[0][0], ranges[-1][1]) == (0, 24)
+    (told,) = [
+        one.getMessage() for one in caplog.records if "statement_timeout" in one.getMessage()
+    ]
+    assert "ALTER ROLE" in told

@@ -42,6 +42,8 @@ ALTERED = {
     "timestamptz": "ALTER TABLE rows ALTER COLUMN v TYPE timestamptz USING to_timestamp(v)",
     "real": "ALTER TABLE rows ALTER COLUMN w TYPE real",
     "numeric": "ALTER TABLE rows ALTER COLUMN v TYPE numeric(30,2)",
+    "required": "ALTER TABLE rows ADD more int NOT NULL DEFAULT 0;"
+    " ALTER TABLE rows ALTER more DROP DEFAULT",
     "another table": "DROP TABLE rows; CREATE TABLE rows (id bigint PRIMARY KEY, v bigint, w int)",
 }
 

@@ -40,6 +40,7 @@ from oncely.errors import (
     LedgerWentBack,
     OncelyError,
     Stopped,
+    TooLong,
     Unavailable,
 )
 from oncely.phases import phase
@@ -51,7 +52,9 @@ if TYPE_CHECKING:
 Entries = Mapping[TopicPartition, Entry]
 
 
-def attempts(patience: Backoff, *, stages: bool = False) -> Iterator[AbstractContextManager[None]]:
+def attempts(
+    patience: Backoff, *, stages: bool = False, shrinks: bool = False
+) -> Iterator[AbstractContextManager[None]]:
     """Attempts at one transaction, until the outcome of one is known.
 
     ``for attempt in attempts(patience): with attempt: ...`` reads the ledger, decides, and acts in
@@ -60,10 +63,12 @@ def attempts(patience: Backoff, *, stages: bool = False) -> Iterator[AbstractCon
     Args:
         patience: the time for which a store may be unavailable.
         stages: an attempt stages its rows itself, and can do so again when they are missing.
+        shrinks: the caller repeats a transaction that takes too long with fewer records.
 
     Raises, out of an attempt:
         StagedRowsGone: nothing was published; the batch can be repeated.
         GivenUp: nobody waits for it any more.
+        TooLong: with ``shrinks``; a time limit of the store has ended it.
         LedgerWentBack: the ledger does not contain commits of this run.
         Unavailable: the store did not answer within ``patience``.
     """
@@ -80,7 +85,7 @@ def attempts(patience: Backoff, *, stages: bool = False) -> Iterator[AbstractCon
             pass
         except Unavailable as error:
             final = (GivenUp, LedgerWentBack, *(() if stages else (StagedRowsGone,)))
-            if isinstance(error, final):
+            if isinstance(error, (*final, TooLong) if shrinks else final):
                 raise
             tell(error)
             patience.wait_or_raise()
@@ -109,25 +114,48 @@ def commit(
 ) -> Iterator[Outcome]:
     """Commit the ranges of a chunk that have not taken effect, and report every range of it.
 
+    If a time limit of the store ends a transaction, it and those that follow are halved.
+
     Raises:
         Fenced: a newer run holds the ledger.
         LedgerWentBack, Stopped: the range begins beyond the ledger's position.
         TooManyRejects: the reject budget is spent; nothing was written.
         Unavailable: the sink did not answer within ``patience``.
     """
-    left: Chunk | None = chunk
-    while left is not None:
-        for attempt in attempts(patience):
-            with attempt:
-                work = _undone(delivery, left, fence, "data")
-                counts = work.nothing
-                try:
-                    if work.claim.ranges:
-                        counts = commit_chunk(delivery, work.part, work.claim, max_rejects)
-                except BudgetSpent as error:
-                    raise error.about(work.part) from None
-        yield from work.outcomes(counts)
-        left = work.rest
+    pending = [chunk]
+    while pending:
+        shrinks = sum(one.end - one.start for one in pending[0].ranges.values()) > 1
+        try:
+            done, rest = _commit_first(delivery, pending[0], fence, max_rejects, patience, shrinks)
+        except TooLong as error:
+            tell(error)
+            pending = [half for one in pending for half in one.halves()]
+            continue
+        yield from done
+        if max_rejects is not None:
+            max_rejects -= sum(one.counts.rejects for one in done)
+        pending[:1] = [] if rest is None else [rest]
+
+
+def _commit_first(
+    delivery: Delivery[CommitsChunks],
+    chunk: Chunk,
+    fence: Fence,
+    max_rejects: int | None,
+    patience: Backoff,
+    shrinks: bool,
+) -> tuple[list[Outcome], Chunk | None]:
+    """Commit the first range of each partition; returns the outcomes, and the remaining ranges."""
+    for attempt in attempts(patience, shrinks=shrinks):
+        with attempt:
+            work = _undone(delivery, chunk, fence, "data")
+            counts = work.nothing
+            try:
+                if work.claim.ranges:
+                    counts = commit_chunk(delivery, work.part, work.claim, max_rejects)
+            except BudgetSpent as error:
+                raise error.about(work.part) from None
+    return list(work.outcomes(counts)), work.rest
 
 
 def commit_parts(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from oncely.core.budget import RAISE_BUDGET
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.digest import Digests, digest_sums
-from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.ranges import OffsetRange, halved, normalize
 from oncely.core.topics import TopicPartition
 from oncely.errors import OncelyError, TooManyRejects, Unavailable
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary, masked, printable
@@ -226,6 +226,19 @@ class Chunk:
         tp = self.partitions[self.partition[why.record]]
         offset = int(self.offset[why.record])
         return RejectSample(tp.topic, tp.partition, offset, why.stage, why.reason, None)
+
+    def halves(self) -> list[Chunk]:
+        """Two chunks of half of its partitions, or of the offsets of the only one; itself if it
+        can't be divided."""
+        every = list(self.ranges.items())
+        parts = [every[: len(every) // 2], every[len(every) // 2 :]]
+        if len(every) == 1:
+            ((tp, whole),) = every
+            parts = [[(tp, half[0])] for half in halved((whole,))]
+        if len(parts) == 1:
+            return [self]
+        ranges = [dict(part) for part in parts]
+        return [replace(self.keep({t: (r,) for t, r in one.items()}), ranges=one) for one in ranges]
 
     def keep(self, keep: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Chunk:
         """The chunk without the records outside ``keep``; record indices do not change."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 import psycopg
 
 from oncely.clients.sql.connection import BadData, Contention, TableAltered
-from oncely.errors import OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
+from oncely.errors import OncelyError, Stopped, TableMismatch, TooLong, Unavailable, WrongInput
 from oncely.secrets import redact
 
 T = TypeVar("T")
@@ -35,7 +35,12 @@ _CONSEQUENCES: dict[tuple[type[OncelyError], str], str] = {
     # is the same for all rows.
     _OF_THE_ROW: "42601 54000 54001",
     # 25006 and 25P02 follow from an earlier error of the session, 25P03 and 25P04 end it.
-    (Unavailable, ""): "08 25006 25P02 25P03 25P04 53 57 58 72000",
+    (Unavailable, ""): "08 25006 25P02 25P03 53 57 58 72000",
+    (
+        TooLong,
+        "commits become smaller until they pass; larger ones need a longer statement_timeout or"
+        " transaction_timeout of the role: ALTER ROLE ... SET statement_timeout",
+    ): "57014 25P04",
     (Contention, ""): "40 55P03",
     (TableMismatch, "`oncely plan` prints the DDL"): "3F000 42703 42804 42P01",
     (Stopped, "correct the trigger or function that raised it"): "25 2D",

@@ -230,10 +230,20 @@ def check_unaltered(
         found: its types, if the transaction has read them since it holds the lock.
 
     Raises:
-        TableAltered: a column that is written has another type, or the table was replaced.
+        TableAltered: a column that is written has another type, one that is not written is required
+            (read if ``found`` is not given), or the table was replaced.
     """
     identity, types = found or dialect.column_types(connection, target.table)
-    changed = [
+    changed = (
+        []
+        if found
+        else [
+            f"column {one.name!r} must have a value and the pipeline gives none"
+            for one in dialect.columns(connection, target.table)
+            if one.required and one.name not in target.columns
+        ]
+    )
+    changed += [
         f"column {name!r} was {bound} and is {types.get(name, 'gone')}"
         for name, bound in zip(target.columns, target.types, strict=True)
         if types.get(name) != bound
