@@ -19,7 +19,7 @@ from oncely.clients.files.store import Store
 from oncely.files.compact import compact
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
-from tests.laketools import COLUMNS, Lake, events, lake
+from tests.laketools import COLUMNS, Lake, events, lake, lake_in_memory
 
 WIDER = pa.schema([("id", pa.float64()), *list(COLUMNS)[1:], ("note", pa.string())])
 PAGE = (repository() / "docs" / "reading-files.md").read_text()
@@ -50,9 +50,9 @@ def paths(*options: str) -> str:
     return done.stdout
 
 
-def documented(language: str) -> str:
+def documented(language: str, number: int = 0) -> str:
     found = re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
-    return str(found[0])
+    return str(found[number])
 
 
 def test_paths_are_those_of_the_manifest(own: Lake) -> None:
@@ -106,6 +106,28 @@ def test_polars_reads_the_documented_way(
     assert capsys.readouterr().out == f"{len(own.rows)}\n"
     found = scope["rows"].select("id", "user", "note").collect().rows()
     assert sorted(found, key=str) == sorted(known(own), key=str)
+
+
+@pytest.mark.long
+def test_spark_reads_the_documented_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any
+) -> None:
+    """A column that only newer files have, and values that are no names of directories."""
+    made = lake_in_memory(tmp_path / "lake of 'events'", format="parquet")
+    made.batch_of(events("a/b %", 0, 2), form="parquet")
+    made.batch_of(events("資" * 100, 2, 2), form="parquet")
+    wider = pa.schema([*COLUMNS, ("note", pa.string())])
+    later = [row | {"note": "x"} for row in events("1", 4, 3)]
+    made.publish([made.file(later, wider, form="parquet")], [wider])
+    rows = [*made.rows, *later]
+    monkeypatch.chdir(tmp_path)
+    addresses = [one["path"] for one in files.addresses(made.table)]
+    (tmp_path / "paths.txt").write_text("".join(f"{one}\n" for one in addresses))
+    scope: dict[str, Any] = {"spark": spark}
+    exec(documented("python", 1), scope)
+    found = [(row.id, row.user, row.note) for row in scope["rows"].collect()]
+    wanted = [(row["id"], row["user"], row.get("note")) for row in rows]
+    assert sorted(found, key=str) == sorted(wanted, key=str)
 
 
 def known(own: Lake) -> list[tuple[float, str, str | None]]:

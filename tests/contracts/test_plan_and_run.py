@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import uuid
 from collections.abc import Callable
@@ -236,25 +237,40 @@ def test_a_cluster_that_does_not_answer_is_one_problem(
     assert key in problem.way_out
 
 
-def test_the_permissions_that_it_prints_suffice() -> None:
+def test_the_permissions_that_it_prints_suffice(tmp_path: Path) -> None:
+    """For topics that exist, and for those that the first start creates; also those that it prints
+    while it may not see whether they exist."""
     authorizer = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:ann",
     }
+    compact = {"cleanup.policy": "compact"}
     with Broker(security=Scram({"ann": "a", "bob": "b"}), properties=authorizer) as broker:
-        for topic in ("in", "out", "out.rejects"):
-            broker.create_topic(topic, 1)
-        broker.create_topic("oncely.ledger", 16, {"cleanup.policy": "compact"})
-        kafka = broker.client_config("bob")
-        given = {
-            "name": "p",
-            "source": {"brokers": kafka.pop("bootstrap.servers"), "topics": ["in"], "kafka": kafka},
-            "decode": {"format": "json", "schema": "id INT"},
-            "sink": {"kind": "kafka", "topic": "out"},
-        }
-        for command in Pipeline(parse(given)).plan(use_spark=False).acls:
-            permit(broker, "bob", command)
-        await_that(lambda: Pipeline(parse(given)).plan(use_spark=False).problems == (), "the ACLs")
+        broker.create_topic("in", 1)
+        for kind, there in itertools.product(("kafka", "files"), (True, False)):
+            out = f"{kind}-{there}"
+            for topic in (out, f"{out}.rejects") if there else ():
+                broker.create_topic(topic, 1)
+            for name, count in (("manifest", 1), ("schema", 1), ("ledger", 16)) if there else ():
+                broker.create_topic(f"{out}.{name}", count, compact)
+            sink = {"kind": kind, "ledger_topic": f"{out}.ledger"}
+            own = {"url": f"{tmp_path.as_uri()}/{out}", "manifest_topic": f"{out}.manifest"}
+            sink |= {"topic": out} if kind == "kafka" else own
+            kafka = broker.client_config("bob")
+            brokers = kafka.pop("bootstrap.servers")
+            given = {
+                "name": out,
+                "source": {"brokers": brokers, "topics": ["in"], "kafka": kafka},
+                "decode": {"format": "json", "schema": "id INT"},
+                "sink": sink,
+            }
+            for command in Pipeline(parse(given)).plan(use_spark=False).acls:
+                permit(broker, "bob", command)
+            await_that(
+                lambda: Pipeline(parse(given)).plan(use_spark=False).problems == (),  # noqa: B023
+                "the ACLs",
+            )
+            opened(given)
 
 
 def permit(broker: Broker, user: str, command: str) -> None:

@@ -65,7 +65,7 @@ TRIGGERS = {
     "counting": ("BEFORE UPDATE ON rows", "NEW.more := OLD.more + 1; RETURN NEW;"),
     "sum": (
         "AFTER INSERT ON rows",
-        "IF (SELECT sum(v) FROM rows) % 3 = 0 THEN RAISE 'three'; END IF; RETURN NEW;",
+        "IF (SELECT sum(v) FROM {rows}) % 3 = 0 THEN RAISE 'three'; END IF; RETURN NEW;",
     ),
 }
 WORDS = {  # a server without ICU has no collation that folds
@@ -161,5 +161,5 @@ def test_upserted_to_postgresql(on_postgres: Place, name: str) -> None:
 def test_triggers(on_postgres: Place, on: str, body: str, keys: tuple[str, ...]) -> None:
     key = " PRIMARY KEY" if keys else ""
     create(on_postgres, f"id bigint{key}, v bigint, name text, more bigint DEFAULT 0")
-    trigger(on_postgres, body, on)
+    trigger(on_postgres, body.format(rows=f"{on_postgres.schema}.rows"), on)
     check(on_postgres, keys)

@@ -151,6 +151,27 @@ class TestPrivileges:
         Pipeline(parse(settings)).run("latest", spark=runtime)
         assert world.count() == 30
 
+    @pytest.mark.parametrize("there", [True, False], ids=["exist", "are created"])
+    @pytest.mark.parametrize("mode", ["append", "upsert"])
+    def test_exactly_what_it_prints_is_enough(
+        self, world: World, role: str, runtime: Any, mode: str, there: bool
+    ) -> None:
+        """Nobody may create temporary tables; a column's default takes a sequence."""
+        (database,), *_ = world.sql("SELECT current_database()")
+        world.sql(f'REVOKE TEMP ON DATABASE "{database}" FROM PUBLIC')
+        sink = {"mode": mode, "keys": ["id"]} if mode == "upsert" else {}
+        for statement in oncely_json("plan", world.file(sink=sink))["ddl"] if there else ():
+            world.sql(statement)
+        if there:
+            world.sql("ALTER TABLE rows ADD COLUMN number serial")
+        lacking = self.lacks(world, role, sink=sink).splitlines()
+        for one in lacking:
+            world.sql(one.partition("lacks: ")[2].partition(", or somebody")[0])
+        assert self.lacks(world, role, expect=0, sink=sink) == ""
+        settings = world.settings(sink={**sink, "url": self.url(world, role)})
+        Pipeline(parse(settings)).run("latest", spark=runtime)
+        assert world.count() == 30
+
     def test_a_batch_commit_creates_no_tables(self, world: World, role: str) -> None:
         for statement in oncely_json("plan", world.file())["ddl"]:
             world.sql(statement)

@@ -193,7 +193,7 @@ class SqlDestination:
     ) -> None:
         needs = Needs(
             upsert=bool(sink.wanted.keys),
-            temporary=target is not None and not target.direct,
+            temporary=bool(sink.wanted.keys) or (target is not None and not target.direct),
         )
         for one in missing_privileges(sink, connection, needs):
             inspection.add("sink.url", f"this user lacks: {one}", "have it granted")

@@ -185,18 +185,20 @@ class TopicDestination(Generic[S]):
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect cluster, topics and columns."""
         facts, absent, plans = None, [], []
+        made = self._written if self.given.create else []  # unless the cluster has them
         with closing(self.bare_sink if schema is None else self.sink(schema)) as sink:
             inspection.collect(self._checks(sink))
             with inspection.about(self.output_key):
                 absent = topics.missing(sink.cluster.admin, self._written)
+                made = absent if self.given.create else []
                 facts = self.facts(sink, schema, absent)
                 plans = self._topic_plans(sink)
         inspection.notes += lost_with_a_broker(plans, self.compacted)
-        made = {one.name: one.partitions for one in plans if one.partitions is not None}
-        made |= self._compacted_partitions
-        commands = self._topics.commands(absent, self.compacted, made)
+        partitions = {one.name: one.partitions for one in plans if one.partitions is not None}
+        partitions |= self._compacted_partitions
+        commands = self._topics.commands(absent, self.compacted, partitions)
         written = [name for name in (*self.outputs, self.given.rejects) if name]
-        acls = self._topics.acls(written, self.read_back, transactions=self._has_ledger)
+        acls = self._topics.acls(written, self.read_back, made, transactions=self._has_ledger)
         return SinkPlan(facts, None, tuple(commands), tuple(acls), tuple(plans))
 
     def new_partitions(self, sink: S) -> Mapping[str, int]:

@@ -135,12 +135,20 @@ class TopicLedger:
             for name in absent
         ]
 
-    def acls(self, written: Sequence[str], read: Sequence[str], *, transactions: bool) -> list[str]:
+    def acls(
+        self,
+        written: Sequence[str],
+        read: Sequence[str],
+        made: Collection[str],
+        *,
+        transactions: bool,
+    ) -> list[str]:
         """``kafka-acls`` commands for the user of the source's settings.
 
         Args:
             written: output topics.
             read: the output topics that are read as well.
+            made: topics that the first start creates.
             transactions: positions are in the ledger topic.
         """
         pipeline_topics = self.pipeline_topics
@@ -149,13 +157,16 @@ class TopicLedger:
         head += f" --allow-principal User:{user}"
         ids = f"--transactional-id oncely/{pipeline_topics.pipeline}/"
         described = "--operation Describe --operation DescribeConfigs --topic"
+        ledger = pipeline_topics.ledger_topic
+        topics_made = [one for one in [*written, *[ledger] * transactions] if one in made]
         found = [f"{head} --operation Write {described} {one}" for one in written]
+        found += [f"{head} --operation Create --topic {one}" for one in topics_made]
         if not transactions:
             return found
         found += [f"{head} --operation Read --topic {one}" for one in read]
         return [
             *found,
-            f"{head} --operation Read --operation Write {described} {pipeline_topics.ledger_topic}",
+            f"{head} --operation Read --operation Write {described} {ledger}",
             f"{head} --operation Read --group {replaying(pipeline_topics).group}",
             f"{head} --operation Write --operation Describe {ids} --resource-pattern-type prefixed",
         ]

@@ -42,7 +42,7 @@ def test_an_offset_that_no_log_can_have_is_not_named() -> None:
 
 
 def test_rows_without_an_id_bound_what_is_lost() -> None:
-    """Of 21 ids without a row 20 may be those of the rows without an id: one record is lost, and not 21."""
+    """20 of 21 ids without a row may be those of the rows without an id: one record is lost."""
     lost = [Difference(f"k{n}", 1, 0, None, None) for n in range(21)]
 
     def outcome(number: int, rows: int) -> Outcome:

@@ -75,7 +75,7 @@ def _sqlite(path: Path) -> Iterator[str]:
 
 def _postgres(sink: SqlSink, connection: Connection, needs: Needs) -> Iterator[str]:
     ((user, read_only),) = connection.query(
-        "SELECT current_user, pg_is_in_recovery()"
+        "SELECT quote_ident(current_user), pg_is_in_recovery()"
         " OR current_setting('default_transaction_read_only') = 'on'"
     )
     if read_only:
@@ -91,8 +91,13 @@ def _postgres(sink: SqlSink, connection: Connection, needs: Needs) -> Iterator[s
     for table, wanted in [*tables.items(), (sink.wanted.table, own)]:
         if dialect.columns(connection, table):
             lacks = _lacks(connection, sink, table, wanted)
+            quoted = sink.ledger.tables.quoted(table).replace("%%", "%")
+            ((name,),) = connection.query("SELECT to_regclass(%s)::text", (quoted,))
             if lacks:
-                yield f"GRANT {', '.join(lacks)} ON {table} TO {user}"
+                yield f"GRANT {', '.join(lacks)} ON {name} TO {user}"
+            yield from (
+                f"GRANT USAGE ON SEQUENCE {one} TO {user}" for one in _sequences(connection, name)
+            )
         else:
             missing.append(table.name)
     yield from _in_schema(connection, schema, user, missing if sink.create else [], needs)
@@ -117,13 +122,25 @@ def _lacks(
     ]
 
 
+def _sequences(connection: Connection, table: str) -> list[str]:
+    """Sequences of defaults that this user may not use; those of identities need no privilege."""
+    rows = connection.query(
+        "SELECT s.oid::regclass::text FROM pg_attrdef d JOIN pg_depend p ON p.objid = d.oid"
+        " AND p.classid = 'pg_attrdef'::regclass AND p.refclassid = 'pg_class'::regclass"
+        " JOIN pg_class s ON s.oid = p.refobjid WHERE d.adrelid = to_regclass(%s)"
+        " AND CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE') END",
+        (table,),
+    )
+    return [name for (name,) in rows]
+
+
 def _in_schema(
     connection: Connection, schema: str, user: str, missing: Sequence[str], needs: Needs
 ) -> Iterator[str]:
-    ((usage, create, temporary),) = connection.query(
+    ((usage, create, temporary, schema),) = connection.query(
         "SELECT has_schema_privilege(%s, 'USAGE'), has_schema_privilege(%s, 'CREATE'),"
-        " has_database_privilege(current_database(), 'TEMP')",
-        (schema, schema),
+        " has_database_privilege(current_database(), 'TEMP'), quote_ident(%s)",
+        (schema, schema, schema),
     )
     if not usage:
         yield f"GRANT USAGE ON SCHEMA {schema} TO {user}"
@@ -133,4 +150,5 @@ def _in_schema(
             f" {', '.join(missing)} by the DDL and sink.create = false"
         )
     if needs.temporary and not temporary:
-        yield f"GRANT TEMP ON DATABASE to {user}: rows go through a temporary table"
+        ((database,),) = connection.query("SELECT quote_ident(current_database())")
+        yield f"GRANT TEMP ON DATABASE {database} TO {user}"
