@@ -11,11 +11,20 @@ from typing import Any
 
 import pytest
 
+from oncely import extras
+from oncely.cli.opened import opened_together
 from oncely.errors import ConfigError
 from oncely.extras import PACKAGES, is_installed
 from oncely.runtimes.spark import session
 from tests.conftest import repository
-from tests.extras import IN_THE_BASE, OPTIONAL, PIPELINE, not_imported, refusals, validated
+from tests.extras import (
+    IN_THE_BASE,
+    OPTIONAL,
+    PIPELINE,
+    not_imported,
+    refusals,
+    validated,
+)
 from tests.scenarios.world import toml
 
 SINKS: dict[str, dict[str, Any]] = {
@@ -46,6 +55,21 @@ def names(requirements: list[str]) -> set[str]:
 def test_without_any_extra_every_module_can_be_imported_but_those_of_a_driver() -> None:
     failed = {one for one in not_imported(OPTIONAL) if not one.startswith("oncely.testing.")}
     assert failed == ONLY_WITH
+
+
+@pytest.mark.parametrize("runtime", ["processes", "spark"])
+def test_oncely_run_needs_spark_where_it_runs_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    file = tmp_path / "p.toml"
+    source = {**PIPELINE["source"], "topics": ["t"]}
+    file.write_text(toml({**PIPELINE, "source": source, "runtime": runtime, "sink": SINKS["sql"]}))
+    monkeypatch.setattr(extras, "is_installed", lambda package: package not in PACKAGES["spark"])
+    if runtime == "processes":
+        assert len(opened_together([file]).pipelines) == 1
+        return
+    with pytest.raises(ConfigError, match="a run on Spark needs the package pyspark"):
+        opened_together([file])
 
 
 @pytest.mark.parametrize("extra", SINKS)

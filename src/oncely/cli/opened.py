@@ -67,7 +67,8 @@ def opened_together(files: Sequence[Path]) -> Application:
 
     found = Application((_from_stdin(),)) if list(files) == [STDIN] else read(files)
     screen.hide(*(one.secrets for one in found.pipelines))
-    require("spark", "spark", "a run on Spark")
+    if any(one.settings.runtime == "spark" for one in found.pipelines):
+        require("spark", "spark", "a run on Spark")
     for one in found.pipelines:
         one.require_packages()
     if len(found.pipelines) == 1:

@@ -172,10 +172,10 @@ class _Planner:
             pipeline.source.check_properties()
             identity = pipeline.source.identity()
             for one in missing_permissions(pipeline.source, self.settings.shown_group):
-                if "lag tools" in one:
-                    self.inspection.notes.append(f"the broker does not permit {one}")
+                if one.shows_only:
+                    self.inspection.notes.append(f"the broker does not permit {one.text}")
                 else:
-                    self.inspection.add("source.topics", f"the broker does not permit {one}",
+                    self.inspection.add("source.topics", f"the broker does not permit {one.text}",
                                       "grant it with the kafka-acls commands below")  # fmt: skip
             marks = pipeline.source.watermarks()
             positions = dict(self.known.positions) if self.known else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 
@@ -12,8 +12,20 @@ from oncely.errors import OncelyError
 from oncely.sources.kafka import KafkaSource
 
 
-def missing_permissions(source: KafkaSource, group: str | None) -> list[str]:
-    """One sentence for each permission that is missing to read, or to mirror to ``group``.
+class Missing(NamedTuple):
+    """A permission that is missing.
+
+    Attributes:
+        text: a part of a sentence.
+        shows_only: a run works without it, and does not show its position in the group.
+    """
+
+    text: str
+    shows_only: bool = False
+
+
+def missing_permissions(source: KafkaSource, group: str | None) -> list[Missing]:
+    """Each permission that is missing to read, or to mirror to ``group``.
 
     If the broker cannot answer, the permissions are assumed: the first read will fail otherwise.
 
@@ -25,7 +37,7 @@ def missing_permissions(source: KafkaSource, group: str | None) -> list[str]:
         return _missing(admin, source, group)
 
 
-def _missing(admin: KafkaAdmin, source: KafkaSource, group: str | None) -> list[str]:
+def _missing(admin: KafkaAdmin, source: KafkaSource, group: str | None) -> list[Missing]:
     names = ck.TopicCollection(list(source.topics))
     topics = admin.ask(
         "ask for permissions",
@@ -33,9 +45,11 @@ def _missing(admin: KafkaAdmin, source: KafkaSource, group: str | None) -> list[
             names, include_authorized_operations=True, request_timeout=wait
         ),
     )
-    missing = [f"Read on topic {name!r}" for name, found in topics.items() if not _may_read(found)]
+    missing = [
+        Missing(f"Read on topic {name!r}") for name, found in topics.items() if not _may_read(found)
+    ]
     if group is not None and not _may_read(_group(admin, group)):
-        missing.append(f"Read on group {group!r}, to show the position to lag tools")
+        missing.append(Missing(f"Read on group {group!r}, to show the position to lag tools", True))
     return missing
 
 
