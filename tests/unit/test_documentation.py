@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import tomllib
@@ -11,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -19,6 +21,8 @@ from oncely.config import parse
 from oncely.config.reference import markdown
 from oncely.config.tables import tables
 from oncely.errors import ConfigError
+from oncely.pipeline.pipeline import Pipeline
+from oncely.runtimes.chunks import Processing
 from tests.conftest import repository
 
 TOP = repository()
@@ -143,6 +147,28 @@ def test_pipeline_files_are_accepted(
                 monkeypatch.setenv(name, VALUES.get(name, "x"))
             text = re.sub(r"\$\{file:[^}]*\}", "x", block.text)
             assert accepted(text, tmp_path) or "[left]" in block.text, f"line {block.line}"
+
+
+def test_the_recipe_for_debezium(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of its envelope: c, u, d and the tombstone after it."""
+    monkeypatch.setenv("PASSWORD", "x")
+    page = (TOP / "docs" / "upserts.md").read_text()
+    (text,) = (one.text for one in blocks(page) if "customers-cdc" in one.text)
+    pipeline = Pipeline(parse(tomllib.loads(text), base=TOP))
+    rows = [("c", {"name": "Ann", "city": "Oslo"}), ("u", {"name": "Ann"}), ("d", None), None]
+    values = [
+        one and json.dumps({"payload": {"op": one[0], "ts_ms": 1, "after": one[1]}}).encode()
+        for one in rows
+    ]
+    key = b'{"payload": {"id": 7}}'
+    origin = {"topic": ["t"] * 4, "partition": pa.array([0] * 4, pa.int32()), "offset": range(4)}
+    records = pa.table({**origin, "key": [key] * 4, "value": pa.array(values, pa.binary())})
+    assert pipeline.transformed_schema().names == ["id", "name", "city", "ts_ms"]
+    chunk = Processing(pipeline.decoder.decode, pipeline.row_transform).chunk(records)
+    assert chunk.rows["city"].to_pylist() == ["Oslo", None]
+    assert chunk.rows["id"].to_pylist() == [7, 7]
+    assert chunk.delete_record.tolist() == [3]
+    assert not chunk.rejections
 
 
 @EVERY_PAGE

@@ -442,7 +442,7 @@ def _decimal(node: Node, target: Node) -> Callable[[bytes], Decimal]:
     limit = 10**digits
 
     def decimal(data: bytes) -> Decimal:
-        number = int.from_bytes(data, "big", signed=True) if len(data) < 32 else limit
+        number = int.from_bytes(data, "big", signed=True)
         if abs(number) >= limit:
             raise Corrupt(f"a decimal has more than {digits} digits")
         return Decimal(number).scaleb(-scale, _EXACT)

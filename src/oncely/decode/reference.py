@@ -95,6 +95,9 @@ def read_record(
     return {field.name: _member(field, found, "", rules) for field in schema}
 
 
+_BYTE_ORDER_MARK = "\ufeff"
+
+
 def parse_object(data: bytes | None, what: str = "value") -> dict[str, Any]:
     """Parse strict JSON: one object, with numbers as texts.
 
@@ -106,6 +109,8 @@ def parse_object(data: bytes | None, what: str = "value") -> dict[str, Any]:
     text = utf8(data, what)
     if not text.strip(" \t\r\n"):
         raise InvalidRecord(f"the {what} is blank")
+    if text.startswith(_BYTE_ORDER_MARK):
+        raise InvalidRecord(f"the {what} begins with a byte order mark (EF BB BF)")
     if _too_deep(text):
         raise InvalidRecord(f"the {what} is nested more than {DEEPEST} deep")
     try:
@@ -263,7 +268,9 @@ def _integer(arrow: pa.DataType, value: Whole, path: str, _: Rules) -> int:
     return number
 
 
-def _floating(arrow: pa.DataType, value: Number, path: str, _: Rules) -> float:
+def _floating(arrow: pa.DataType, value: str, path: str, _: Rules) -> float | None:
+    if type(value) is str:  # as a Kafka sink writes them
+        return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
     try:
         # A whole number is treated as an integer first: -0 is 0, while -0.0 keeps its sign.
         whole = isinstance(value, Whole) and len(value) <= MOST_DIGITS
@@ -355,8 +362,8 @@ _READERS: Mapping[int, tuple[tuple[type, ...], Callable[..., Any]]] = {
     pa.string().id: ((str,), _same),
     pa.bool_().id: ((bool,), _same),
     **{arrow.id: ((Whole,), _integer) for arrow in _INTEGERS},
-    pa.float32().id: ((Number, Whole), _floating),
-    pa.float64().id: ((Number, Whole), _floating),
+    pa.float32().id: ((Number, Whole, str), _floating),
+    pa.float64().id: ((Number, Whole, str), _floating),
     pa.decimal128(1).id: ((Number, Whole, str), _decimal),
     pa.date32().id: ((str,), _date),
     pa.timestamp("us").id: ((str,), _timestamp),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -162,7 +163,23 @@ def _common_ends(settings: PipelineSettings) -> tuple[str, ...]:
             "a key whose records are in several partitions gets the record that is written "
             "last: without sink.version the newer one is not known"
         )
+    if table is not None and table.mode == "upsert":
+        ends += _upsert_ends(settings)
     return tuple(ends)
+
+
+def _upsert_ends(settings: PipelineSettings) -> Iterator[str]:
+    transform = settings.transform
+    if transform is not None or settings.filter.drops:
+        yield (
+            "a record that a transform or filter drops leaves the row of its key as it is: only a"
+            " tombstone deletes it"
+        )
+    if transform is not None and transform.python is not None:
+        yield (
+            "transform.python must pass the key columns through, as tombstones bypass it: plan has"
+            " not tried it, and a record whose key it changes is a dead letter"
+        )
 
 
 def _gap_ends(settings: PipelineSettings) -> tuple[str, ...]:

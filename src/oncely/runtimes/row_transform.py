@@ -137,7 +137,7 @@ class KeepsKeys:
             )  # fmt: skip
             _, _, refused = self.apply(sample, np.arange(count))
             if computed := [one.reason for one in refused if one.reason.startswith(_COMPUTED)]:
-                raise ConfigError("sink.keys", computed[0], way_out=_PASS_KEYS)
+                raise ConfigError("sink.keys", computed[0], way_out=_UNCHANGED_KEYS)
         return made
 
     def _computed(self, given: pa.Table, made: pa.Table) -> dict[int, str]:
@@ -149,7 +149,7 @@ class KeepsKeys:
                 wanted = cast_values(given[name], ColumnFit(name, own.type), {})
             except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
                 problem = f"{_COMPUTED} column {name!r} from {given[name].type} to {own.type}"
-                raise ConfigError("sink.keys", problem, way_out=_PASS_KEYS) from None
+                raise ConfigError("sink.keys", problem, way_out=_UNCHANGED_KEYS) from None
             same = pc.or_(
                 pc.fill_null(pc.equal(own, wanted), False),
                 pc.and_(pc.is_null(own), pc.is_null(wanted)),
@@ -163,8 +163,8 @@ class KeepsKeys:
 
 _SHOWN = 40  # characters
 _COMPUTED = "the transform changes a key, which a tombstone keeps:"
-_PASS_KEYS = "let the transform pass the key columns through as they are; a cast is permitted"
-_KEYS = {
+_UNCHANGED_KEYS = "let the transform pass the key columns through as they are; a cast is permitted"
+_KEYS: dict[pa.DataType, list[Any]] = {
     pa.string(): ["Ab C", " x ", "007"],
     pa.int64(): [-7, 1_234_567, None],
     pa.int32(): [-7, 1_234_567, None],

@@ -90,7 +90,7 @@ def test_every_type_has_a_column() -> None:
         ("in", {"type": "long", "logicalType": "timestamp-nanos"}),
         ("lm", {"type": "long", "logicalType": "local-timestamp-millis"}),
         ("dec", {"type": "bytes"} | decimal_of(6, 2)),
-        ("fdec", {"type": "fixed", "name": "D", "size": 4} | decimal_of(9, 0)),
+        ("fdec", {"type": "fixed", "name": "D", "size": 40} | decimal_of(9, 0)),
         ("id", {"type": "string", "logicalType": "uuid"}),
         ("odd", {"type": "string", "logicalType": "of-mine"}),
     )  # fmt: skip

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import pickle
 import tracemalloc
 from datetime import UTC, date, datetime
@@ -75,7 +76,7 @@ def test_a_record_becomes_a_row_of_the_schema() -> None:
         (b'{"carrier": "UA"', "the value is not JSON: Expecting ',' delimiter at character 17"),
         (b'{"carrier": "UA"} {}', "the value is not JSON: Extra data at character 19"),
         (b'{"carrier": "UA"}\n{"carrier": 1}', "the value is not JSON: Extra data at character 19"),
-        (b'\xef\xbb\xbf{"carrier": "UA"}', "the value is not JSON: Expecting value at character 1"),
+        (b'\xef\xbb\xbf{"carrier": "UA"}', "the value begins with a byte order mark (EF BB BF)"),
         (
             b'{"carrier": "U\nA"}',
             "the value is not JSON: Invalid control character at character 15",
@@ -145,6 +146,16 @@ def test_decimals_are_exact_or_refused() -> None:
         Decimal("1.00"),
         "x: 1e999999999999999999999 does not fit DECIMAL(4,2) exactly",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("type_", ["FLOAT", "DOUBLE"])
+def test_floats_that_are_no_numbers_of_json_are_the_texts_that_a_kafka_sink_writes(
+    type_: str,
+) -> None:
+    found = column(type_, "1.5", '"Infinity"', '"-Infinity"', '"NaN"', '"nan"', '"inf"', '"1.5"')
+    assert found[:3] == [1.5, math.inf, -math.inf]
+    assert math.isnan(found[3])
+    assert all(reason.startswith(f"x: expected {type_}") for reason in found[4:])
 
 
 def test_decimals_may_be_texts() -> None:

@@ -63,6 +63,11 @@ def test_gaps_and_upserts() -> None:
         sink=upsert | {"version": "v"}, decode={"schema": "id BIGINT, v BIGINT", **key}
     )
     assert not any("sink.version" in end for end in versioned.ends)
+    for transform, ends in (({"sql": "SELECT id FROM input"}, 1), ({"python": "m:f"}, 2), ({}, 0)):
+        more = {"transform": transform} if transform else {}
+        found = guarantee(sink=upsert, decode=key, **more).ends
+        said = ("leaves the row of its key", "must pass the key columns")
+        assert sum(one in end for end in found for one in said) == ends
 
 
 @pytest.mark.parametrize(

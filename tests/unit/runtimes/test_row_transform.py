@@ -19,7 +19,14 @@ import pytest
 from oncely.core.batch import Rejection
 from oncely.decode.schema import is_json, parse_schema
 from oncely.errors import ConfigError
-from oncely.runtimes.row_transform import ROW, PlainTexts, PythonTransform, SqlTransform, Unchanged
+from oncely.runtimes.row_transform import (
+    ROW,
+    KeepsKeys,
+    PlainTexts,
+    PythonTransform,
+    SqlTransform,
+    Unchanged,
+)
 
 SCHEMA = pa.schema(
     [("n", pa.int64()), ("text", pa.string()), ("many", pa.list_(pa.int32()))]
@@ -199,6 +206,39 @@ def test_what_is_not_row_wise_is_refused(sql: str, problem: str) -> None:
         SqlTransform(sql).output(SCHEMA)
     assert caught.value.key == "transform.sql"
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        ("SELECT n, lower(text) AS text FROM input", "column 'text' from 'Ab C' to 'ab c'"),
+        ("SELECT * REPLACE (trim(text) AS text) FROM input", "column 'text' from ' x ' to 'x'"),
+        ("SELECT * FROM (SELECT n + 1 AS n, text FROM input)", "column 'n' from '-7' to '-6'"),
+        ("SELECT text, n > 1 AS n FROM input", "column 'n' from"),
+        ("SELECT n, [text] AS text FROM input", "column 'text' from string to list"),
+        ("SELECT n::VARCHAR AS n, TRY_CAST(text AS BIGINT) AS text, UNNEST(many) FROM input", ""),
+        ("SELECT * FROM input WHERE n > 1", ""),
+    ],
+)
+def test_a_query_that_computes_a_key_is_refused(sql: str, problem: str) -> None:
+    transform = KeepsKeys(SqlTransform(sql), ("n", "text"))
+    if not problem:
+        assert transform.output(SCHEMA).names == SqlTransform(sql).output(SCHEMA).names
+        return
+    with pytest.raises(ConfigError, match="a tombstone keeps: " + problem) as caught:
+        transform.output(SCHEMA)
+    assert caught.value.key == "sink.keys"
+
+
+def test_a_record_whose_key_is_changed_is_rejected() -> None:
+    sql = SqlTransform("SELECT replace(text, '10', '11') AS text, n FROM input")
+    keys = KeepsKeys(sql, ("text",))
+    assert keys.output(SCHEMA).names == ["text", "n"]
+    made, record, [refused] = keys.apply(ROWS, RECORDS)
+    assert made["n"].to_pylist() == [2, 3, 4]
+    assert record.tolist() == [7, 8, 11]
+    assert (refused.record, refused.stage) == (5, "transform")
+    assert "from '10' to '11'" in refused.reason
 
 
 def test_an_unknown_column_is_answered_with_the_known_ones() -> None:
