@@ -150,11 +150,10 @@ def headers_of(message: Any) -> Sequence[tuple[str, bytes | None]]:
         pass
     # It has kept its list then, with NULL in the place of such a name: asked by index, Python
     # would crash. get_referents leaves NULL out.
-    found = []
-    for pair in message.headers():
+    found: list[tuple[str, bytes | None]] = message.headers()
+    for at, pair in enumerate(found):
         names = [part for part in gc.get_referents(pair) if isinstance(part, str)]
-        found.append((names[0] if names else UNREADABLE, pair[1]))
-    message.set_headers(found)
+        found[at] = (names[0] if names else UNREADABLE, pair[1])
     return found
 
 
