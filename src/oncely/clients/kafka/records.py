@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -142,19 +143,22 @@ UNREADABLE = "\ufffd"
 """The name of a header whose own name is not UTF-8."""
 
 
+# A call that Python has specialised would not notice the error, and go on with the broken list.
+_asked_headers = methodcaller("headers")
+
+
 def headers_of(message: Any) -> Sequence[tuple[str, bytes | None]]:
     """The headers of a message of confluent-kafka, which raises for a name that is not UTF-8."""
     try:
-        return message.headers() or ()
+        return _asked_headers(message) or ()
     except (SystemError, UnicodeDecodeError):
         pass
     # It has kept its list then, with NULL in the place of such a name: asked by index, Python
     # would crash. get_referents leaves NULL out.
-    found = []
-    for pair in message.headers():
+    found: list[tuple[str, bytes | None]] = _asked_headers(message)
+    for at, pair in enumerate(found):
         names = [part for part in gc.get_referents(pair) if isinstance(part, str)]
-        found.append((names[0] if names else UNREADABLE, pair[1]))
-    message.set_headers(found)
+        found[at] = (names[0] if names else UNREADABLE, pair[1])
     return found
 
 
