@@ -237,6 +237,7 @@ def test_a_cluster_that_does_not_answer_is_one_problem(
     assert key in problem.way_out
 
 
+@pytest.mark.servers
 def test_the_permissions_that_it_prints_suffice(tmp_path: Path) -> None:
     """For topics that exist, and for those that the first start creates; also those that it prints
     while it may not see whether they exist."""

@@ -14,7 +14,7 @@ import pytest
 
 from oncely.clients.sql.connection import BadData, TableName
 from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.postgres_session import TEXTS
+from oncely.clients.sql.postgres_types import TEXT_SETTINGS
 from tests.sinktools import (
     Place,
     at_t0,
@@ -121,11 +121,11 @@ def test_every_setting_of_a_role_is_classified(shared_database: str) -> None:
         " ('user', 'superuser', 'backend', 'superuser-backend')"
     )
     connection.close()
-    assert {*TEXTS} <= {name for name, _ in found}
+    assert {*TEXT_SETTINGS} <= {name for name, _ in found}
     assert [
         (name, category)
         for name, category in found
-        if name not in TEXTS
+        if name not in TEXT_SETTINGS
         and name not in NO_TEXT
         and not category.startswith(OF_NO_TEXT)
         and not any(part in name for part in NO_MEANING)
@@ -141,7 +141,7 @@ def role_with_other_settings(url: str) -> str:
 
 
 def test_texts_mean_the_same_whatever_a_role_has_set(on_postgres: Place) -> None:
-    assert OTHER.keys() == TEXTS.keys()
+    assert OTHER.keys() == TEXT_SETTINGS.keys()
     on_postgres.sql("CREATE DOMAIN at AS timestamptz")
     on_postgres.sql(
         "CREATE TABLE rows (id bigint, tags varchar(9)[], span interval, at at, abbr at, u uuid,"
@@ -172,11 +172,11 @@ def test_texts_mean_the_same_whatever_a_role_has_set(on_postgres: Place) -> None
     assert day == datetime(2013, 2, 1, tzinfo=UTC).timestamp()
 
 
-@pytest.mark.parametrize("name", [*TEXTS])
+@pytest.mark.parametrize("name", [*TEXT_SETTINGS])
 def test_a_transaction_sets_what_texts_mean(shared_database: str, name: str) -> None:
     connection = dialect_for(having(shared_database, name, OTHER[name])).connect("test")
     connection.begin()
-    assert connection.query(f"SELECT current_setting('{name}')") == [(TEXTS[name],)]
+    assert connection.query(f"SELECT current_setting('{name}')") == [(TEXT_SETTINGS[name],)]
     connection.rollback()
     connection.close()
 

@@ -16,7 +16,7 @@ from oncely.audit.stored.sql_ledger import REJECTS
 from oncely.audit.tables import OF_REJECTS, OF_ROWS, OFFSET, Tables, present
 from oncely.audit.tally import MODULUS, by_partition
 from oncely.clients.sql.postgres_digest import COMPUTES, NotComputable, row_digest
-from oncely.clients.sql.postgres_session import SET_TEXTS
+from oncely.clients.sql.postgres_types import SET_TEXTS
 from oncely.core.digest import Recipe
 from oncely.core.topics import TopicPartition, grouped
 from oncely.errors import WrongInput

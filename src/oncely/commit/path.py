@@ -124,38 +124,26 @@ def commit(
     """
     pending = [chunk]
     while pending:
-        shrinks = sum(one.end - one.start for one in pending[0].ranges.values()) > 1
+        left = pending[0]
+        shrinks = sum(one.end - one.start for one in left.ranges.values()) > 1
         try:
-            done, rest = _commit_first(delivery, pending[0], fence, max_rejects, patience, shrinks)
+            for attempt in attempts(patience, shrinks=shrinks):
+                with attempt:
+                    work = _undone(delivery, left, fence, "data")
+                    counts = work.nothing
+                    try:
+                        if work.claim.ranges:
+                            counts = commit_chunk(delivery, work.part, work.claim, max_rejects)
+                    except BudgetSpent as error:
+                        raise error.about(work.part) from None
         except TooLong as error:
             tell(error)
             pending = [half for one in pending for half in one.halves()]
             continue
-        yield from done
+        yield from (done := list(work.outcomes(counts)))
         if max_rejects is not None:
             max_rejects -= sum(one.counts.rejects for one in done)
-        pending[:1] = [] if rest is None else [rest]
-
-
-def _commit_first(
-    delivery: Delivery[CommitsChunks],
-    chunk: Chunk,
-    fence: Fence,
-    max_rejects: int | None,
-    patience: Backoff,
-    shrinks: bool,
-) -> tuple[list[Outcome], Chunk | None]:
-    """Commit the first range of each partition; returns the outcomes, and the remaining ranges."""
-    for attempt in attempts(patience, shrinks=shrinks):
-        with attempt:
-            work = _undone(delivery, chunk, fence, "data")
-            counts = work.nothing
-            try:
-                if work.claim.ranges:
-                    counts = commit_chunk(delivery, work.part, work.claim, max_rejects)
-            except BudgetSpent as error:
-                raise error.about(work.part) from None
-    return list(work.outcomes(counts)), work.rest
+        pending[:1] = [] if work.rest is None else [work.rest]
 
 
 def commit_parts(

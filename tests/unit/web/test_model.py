@@ -13,6 +13,7 @@ from oncely.core.claim import Counts
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.status import Status
+from oncely.reject_summary import printable
 from oncely.sources.lag import PartitionLag
 from oncely.verify.state import DATA, TAKEN, Entry, Held, Ledger
 from oncely.web.model import (
@@ -82,7 +83,7 @@ def test_dead_letters_by_reason_without_secrets(read: Detail) -> None:
     assert (letters.read, letters.total) == (3, 3)
     assert [(one.reason, one.number) for one in letters.reasons] == [
         ("name: not a string", 2),
-        (HOSTILE, 1),
+        (printable(HOSTILE), 1),
     ]
     assert [one.place for one in letters.reasons[0].letters] == ["t-0@58", "t-0@59"]
     assert letters.reasons[0].letters[0].value == "pw *** in a record"

@@ -45,8 +45,14 @@ from oncely.clients.sql.postgres_digest import (
 from oncely.clients.sql.postgres_errors import not_of_the_row, sort_error, sorted_errors
 from oncely.clients.sql.postgres_lent import LentTransaction, lent
 from oncely.clients.sql.postgres_message import UNCHANGED, Message, Sent
-from oncely.clients.sql.postgres_session import LOCK_SECONDS, SET_TEXTS, WatchedSession
-from oncely.clients.sql.postgres_types import column_type, fit, refuse_too_early, without_limit
+from oncely.clients.sql.postgres_session import LOCK_SECONDS, WatchedSession
+from oncely.clients.sql.postgres_types import (
+    SET_TEXTS,
+    column_type,
+    fit,
+    refuse_too_early,
+    without_limit,
+)
 from oncely.core.digest import Kind, Recipe
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.secrets import Secrets

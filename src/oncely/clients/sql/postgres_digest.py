@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from oncely.clients.sql.connection import BadData, Column, ColumnFit, Connection
-from oncely.clients.sql.postgres_session import SET_TEXTS
-from oncely.clients.sql.postgres_types import uncut
+from oncely.clients.sql.postgres_types import SET_TEXTS, uncut
 from oncely.core.digest import LONGEST, STORED, Kind, Recipe, column_constant, kind_of
 
 _TYPMOD = re.compile(r"\((\d+)(?:,(-?\d+))?\)")

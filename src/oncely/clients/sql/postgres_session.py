@@ -26,26 +26,6 @@ from oncely.clients.sql.connection import Row
 LOCK_SECONDS = 10
 """The longest wait for a lock."""
 
-TEXTS = {
-    "array_nulls": "on",  # of arrays: the element NULL
-    "bytea_output": "hex",
-    "datestyle": "ISO, MDY",
-    "extra_float_digits": "1",
-    "intervalstyle": "postgres",  # also of signs that are read
-    "lc_monetary": "C",
-    "quote_all_identifiers": "off",  # of names of types
-    "standard_conforming_strings": "on",
-    "timezone": "UTC",  # of times without an offset
-    "timezone_abbreviations": "Default",
-    "transform_null_equals": "off",
-    "xmloption": "content",
-}
-"""Settings on which the meaning of texts depends, whatever the role, the database or the server
-has: the defaults of PostgreSQL, and UTC."""
-
-SET_TEXTS = "SELECT " + ", ".join(f"set_config('{a}', '{b}', true)" for a, b in TEXTS.items())
-"""The statement that sets them until the end of the transaction: behind a pooler, too."""
-
 SILENCE_SECONDS = 5.0
 """Seconds of silence after which a new connection to the server is tried, and tried again."""
 

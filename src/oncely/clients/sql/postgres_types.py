@@ -35,6 +35,28 @@ _NATIVE: dict[str, pa.DataType] = {
 _TYPMOD = re.compile(r"\(([\d,-]+)\)")
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
+TEXT_SETTINGS = {
+    "array_nulls": "on",  # of arrays: the element NULL
+    "bytea_output": "hex",
+    "datestyle": "ISO, MDY",
+    "extra_float_digits": "1",
+    "intervalstyle": "postgres",  # also of signs that are read
+    "lc_monetary": "C",
+    "quote_all_identifiers": "off",  # of names of types
+    "standard_conforming_strings": "on",
+    "timezone": "UTC",  # of times without an offset
+    "timezone_abbreviations": "Default",
+    "transform_null_equals": "off",
+    "xmloption": "content",
+}
+"""Settings on which the meaning of texts depends, whatever the role, the database or the server
+has: the defaults of PostgreSQL, and UTC."""
+
+SET_TEXTS = "SELECT " + ", ".join(
+    f"set_config('{a}', '{b}', true)" for a, b in TEXT_SETTINGS.items()
+)
+"""The statement that sets them until the end of the transaction: behind a pooler, too."""
+
 
 def column_type(arrow_type: pa.DataType) -> str:
     """The PostgreSQL type that holds every value of an Arrow type.

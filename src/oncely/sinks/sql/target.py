@@ -82,19 +82,21 @@ class Target:
         """Names of the written columns."""
         return [fit.name for fit in self.fits]
 
-    def may_repeat_keys(self, rows: pa.Table) -> bool:
-        """True if two rows may have the same key in the table.
+    @property
+    def inexact_keys(self) -> list[str]:
+        """Keys of which values of different bytes are equal to the server: by a collation, by the
+        padding or rounding of their type, as 0.0 and -0.0, or after a cast."""
+        return [
+            fit.name
+            for fit, type_ in zip(self.fits, self.types, strict=True)
+            if fit.name in self.keys
+            and (fit.cast or fit.collation or "(" in type_ or pa.types.is_floating(fit.arrow_type))
+        ]
 
-        Values of different bytes are equal to the server by a collation, by the padding or rounding
-        of their type, as 0.0 and -0.0, or after a cast.
-        """
-        keys = [(f, t) for f, t in zip(self.fits, self.types, strict=True) if f.name in self.keys]
-        inexact = any(
-            f.cast or f.collation or "(" in t or pa.types.is_floating(f.arrow_type) for f, t in keys
-        )
-        return inexact or bool(
-            rows.group_by(list(self.keys)).aggregate([]).num_rows < rows.num_rows
-        )
+    def may_repeat_keys(self, rows: pa.Table) -> bool:
+        """True if two rows may have the same key in the table."""
+        different = rows.group_by(list(self.keys)).aggregate([]).num_rows
+        return bool(self.inexact_keys) or different < rows.num_rows
 
     @property
     def notes(self) -> list[str]:

@@ -311,7 +311,9 @@ def upserts(dialect: Dialect, target: Target, staged: str, *, repeated: bool) ->
 
 def _on_conflict(dialect: Dialect, target: Target) -> str:
     q = dialect.quote
-    others = [q(name) for name in target.columns if name not in target.keys]
+    # A key that only equals the row's, such as another case of its letters, replaces it, too.
+    kept = {*target.keys} - {*target.inexact_keys}
+    others = [q(name) for name in target.columns if name not in kept]
     conflict = f"ON CONFLICT ({', '.join(q(key) for key in target.keys)})"
     if not others:
         return f"{conflict} DO NOTHING"
