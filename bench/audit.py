@@ -7,31 +7,25 @@ join does not depend on the damage.
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
-from rich.console import Console
+from pyspark.sql import functions as F
 
-from bench.contenders import Contest, jdbc_options
-from bench.measure import Goal, Sample, Series, measured, show, told
-from bench.workload import PARTITIONS, SCHEMA
+from bench.match import Contender, Match, Stage, against, flights
+from bench.measure import Sample
+from bench.sql import Sql, jdbc_options
+from bench.workload import PARTITIONS
 from oncely.audit import Report, audit
 from oncely.audit.report import FindingKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-OUT = Path("build/bench/audit.json")
-GOALS: Sequence[Goal] = (
-    ("oncely / outer_join", "oncely", "outer_join", 10.0),
-    ("oncely_damaged / outer_join", "oncely_damaged", "outer_join", 5.0),
-)
+GOALS = against({("oncely", "outer_join"): 10.0, ("oncely_damaged", "outer_join"): 5.0})
 _TABLE = "audited"
 _DAMAGED = 10
 _KINDS: Sequence[FindingKind] = ("lost", "duplicated", "altered")
@@ -53,8 +47,8 @@ _DAMAGES: Mapping[FindingKind, str] = {
 Damages = Mapping[FindingKind, Sequence[int]]
 """By kind of damage, the ids of its records."""
 
-Way = Callable[[Damages], str | None]
-"""Compares table and topic, given all damage; returns what is wrong with the result, or None."""
+Joined = tuple[int, list[tuple[int, str]]]
+"""The answer of the join: published records, and the ids that differ with their kinds."""
 
 
 class Place(NamedTuple):
@@ -97,53 +91,82 @@ def wrong(report: Report, records: int, done: Damages) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class AuditContest:
-    """A table that a pipeline has filled, and the ways to compare it with its topic."""
+def measure(stage: Stage) -> None:
+    """Rates of all ways."""
+    records = stage.given.records or 10_000_000
+    stage.publish("audit", records)
+    with stage.database("audit") as (url, postgres):
+        clean = Audited(stage, "audit", records, BATCH, url, damage=False)
+        damaged = replace(clean, damage=True)
+        with stage.console.status(f"a pipeline moves {records:,} records"):
+            clean.fill()
+        ways = [
+            Contender("oncely", clean, clean.audit),
+            Contender("oncely_damaged", damaged, damaged.audit),
+            Contender("outer_join", damaged, damaged.outer_join),
+        ]
+        title = "Audit of a table in PostgreSQL, records per second"
+        match = Match(title, ways, GOALS, (stage.broker.pid, postgres))
+        goals = {label: goal for label, _, _, goal in GOALS}
+        series = match.play(stage.given.rounds or 3)
+        stage.write("audit", match.told(series, goals=goals, damaged=_DAMAGED))
 
-    contest: Contest
 
-    @property
-    def records(self) -> int:
-        """The number of records."""
-        return self.contest.workload.records
+@dataclass(frozen=True, kw_only=True)
+class Audited(Sql):
+    """A table that a pipeline has filled; its place is all damage of it.
+
+    Attributes:
+        damage: the table is damaged before a run.
+    """
+
+    damage: bool
 
     def fill(self) -> None:
         """Run the pipeline. It creates the table, so the rows contain their offsets."""
-        contest = self.contest
-        contest.pipeline(_TABLE, _TABLE).run("latest", spark=contest.session)
-        with psycopg.connect(contest.url, autocommit=True) as database:
+        self.oncely(_TABLE)
+        with psycopg.connect(self.url, autocommit=True) as database:
             database.execute(f"VACUUM (ANALYZE) {_TABLE}".encode())
 
     @contextmanager
-    def damaged(self) -> Iterator[Damages]:
+    def fresh(self, name: str) -> Iterator[Damages]:  # type: ignore[override]
         """Damage the table; undone at the end of the context."""
-        done = damages(self.records)
+        del name
+        done = damages(self.records) if self.damage else {}
         ids = [number for some in done.values() for number in some]
-        with psycopg.connect(self.contest.url, autocommit=True) as database:
+        with psycopg.connect(self.url, autocommit=True) as database:
             rows = database.execute(f"SELECT * FROM {_TABLE} WHERE {_IDS}".encode(), (ids,))
             kept = rows.fetchall()
             for kind, some in done.items():
                 database.execute(_DAMAGES[kind].encode(), (list(some),))
             yield done
-            database.execute(_DAMAGES["lost"].encode(), (ids,))
-            values = ", ".join(["%s"] * len(kept[0]))
-            with database.cursor() as cursor:
-                cursor.executemany(f"INSERT INTO {_TABLE} VALUES ({values})".encode(), kept)
+            if kept:
+                database.execute(_DAMAGES["lost"].encode(), (ids,))
+                values = ", ".join(["%s"] * len(kept[0]))
+                with database.cursor() as cursor:
+                    cursor.executemany(f"INSERT INTO {_TABLE} VALUES ({values})".encode(), kept)
 
-    def oncely(self, done: Damages) -> str | None:
-        """``oncely audit``; what is wrong with its report, or None."""
-        report = audit(self.contest.pipeline(_TABLE, _TABLE))
-        return wrong(report, self.records, done)
+    def wrong(self, place: Damages, result: Report | Joined, sample: Sample) -> str | None:  # type: ignore[override]
+        """What is wrong with a report or with the answer of the join, or None."""
+        del sample
+        if isinstance(result, Report):
+            return wrong(result, self.records, place)
+        counted, found = result
+        expected = {(number, kind) for kind, ids in place.items() for number in ids}
+        if counted != self.records or sorted(found) != sorted(expected):
+            return f"{counted} records, found {found[:20]}, expected {sorted(expected)}"
+        return None
 
-    def outer_join(self, done: Damages) -> str | None:
+    def audit(self, _: Damages) -> Report:
+        """``oncely audit``."""
+        return audit(self.into(_TABLE))
+
+    def outer_join(self, _: Damages) -> Joined:
         """What users write: read both sides with Spark, and join them by id.
 
         Values are compared by a hash, so that only ids and hashes are exchanged. The table has to
         be grouped by id to find duplicates; the join needs it in the same partitions.
         """
-        from pyspark.sql import functions as F
-
         content = F.xxhash64(*_VALUES).alias("content")
         topic = self._topic().select("id", content)
         rows = self._table().select("id", content).groupBy("id")
@@ -152,29 +175,21 @@ class AuditContest:
         answer = joined.selectExpr("coalesce(t.id, s.id) AS id", "t.id AS published", _FINDING)
         differing = F.when(F.expr("kind IS NOT NULL"), F.struct("id", "kind"))
         counted, found = answer.agg(F.count("published"), F.collect_list(differing)).collect()[0]
-        expected = {(number, kind) for kind, ids in done.items() for number in ids}
-        if counted != self.records or sorted(map(tuple, found)) != sorted(expected):
-            return f"{counted} records, found {found[:20]}, expected {sorted(expected)}"
-        return None
+        return counted, [tuple(one) for one in found]
 
     def _topic(self) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        contest = self.contest
-        records = (
-            contest.session.read.format("kafka")
-            .option("kafka.bootstrap.servers", contest.brokers)
-            .option("subscribe", contest.workload.topic)
+        return flights(
+            self.stage.session.read.format("kafka")
+            .option("kafka.bootstrap.servers", self.brokers)
+            .option("subscribe", self.topic)
             .option("startingOffsets", "earliest")
             .option("endingOffsets", "latest")
             .option("kafka.isolation.level", "read_committed")
             .load()
         )
-        value = F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")
-        return records.select(value).select("v.*")
 
     def _table(self) -> DataFrame:
-        options = jdbc_options(self.contest.url) | {
+        options = jdbc_options(self.url) | {
             "dbtable": _TABLE,
             "partitionColumn": "id",
             "lowerBound": "0",
@@ -182,47 +197,4 @@ class AuditContest:
             "numPartitions": str(_READERS),
             "fetchsize": str(_FETCH),
         }
-        return self.contest.session.read.format("jdbc").options(**options).load()
-
-
-def measure(contest: Contest, servers: Sequence[int], console: Console, rounds: int) -> None:
-    """Rates of all ways; written to :data:`OUT`. Ends with exit code 1 if a result was wrong."""
-    audited = AuditContest(contest)
-    with console.status(f"a pipeline moves {audited.records:,} records"):
-        audited.fill()
-    series = {name: Series(audited.records) for name in ("oncely", "oncely_damaged", "outer_join")}
-    for number in range(-1, rounds):  # the first round warms the JVM and is not counted
-        label = f"audit, round {number + 1} of {rounds}"
-        for name, problem, sample in _round(audited, servers, console, label):
-            if problem:
-                console.print(f"[bold red]{name}: a wrong result scores nothing: {problem}")
-                sys.exit(1)
-            console.print(f"{label}: {name}: {audited.records / sample.seconds:,.0f}/s")
-            if number >= 0:
-                series[name].samples.append(sample)
-    show(console, "Audit of a table in PostgreSQL, records per second", series, GOALS)
-    result = {
-        **told(series, GOALS),
-        "goals": {label: goal for label, _, _, goal in GOALS},
-        "records": audited.records,
-        "damaged": _DAMAGED,
-    }
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(result, indent=2) + "\n")
-    console.print(f"written: {OUT}")
-
-
-def _round(
-    audited: AuditContest, servers: Sequence[int], console: Console, label: str
-) -> Iterator[tuple[str, str | None, Sample]]:
-    """Each way once: its name, what is wrong with its result, and its time."""
-
-    def run(name: str, way: Way, done: Damages) -> tuple[str, str | None, Sample]:
-        with console.status(f"{label}: {name}"), measured(servers) as sample:
-            problem = way(done)
-        return name, problem, sample
-
-    yield run("oncely", audited.oncely, {})
-    with audited.damaged() as done:
-        yield run("oncely_damaged", audited.oncely, done)
-        yield run("outer_join", audited.outer_join, done)
+        return self.stage.session.read.format("jdbc").options(**options).load()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.json
 
+from bench.workload import AVRO, SCHEMA, avro_record, record
 from oncely.decode.avro import avro_decoder
 from oncely.decode.avro_schema import Definition
 from oncely.decode.base import Decoder
@@ -23,42 +22,8 @@ from oncely.decode.json import JsonDecoder
 from oncely.decode.reference import read_record
 from oncely.decode.schema import parse_schema
 
-DDL = "carrier STRING, flight INT, year INT, time_hour TIMESTAMP, dep_delay DOUBLE"
-AVRO = {
-    "type": "record",
-    "name": "Flight",
-    "fields": [
-        {"name": "carrier", "type": ["null", "string"]},
-        {"name": "flight", "type": ["null", "int"]},
-        {"name": "year", "type": "int"},
-        {"name": "time_hour", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-        {"name": "dep_delay", "type": ["null", "double"]},
-    ],
-}
 BATCH = 20_000
 ROUNDS = 15
-
-
-def json_value(n: int) -> bytes:
-    """A record of about 100 bytes."""
-    at = datetime(2013, 1, 1) + timedelta(hours=n % 8760)
-    flight = {
-        "carrier": ("UA", "AA", "B6", "DL")[n % 4],
-        "flight": n % 9000,
-        "year": 2013,
-        "time_hour": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "dep_delay": (None, 2.0, -3.0, 17.5)[n % 7 % 4],
-    }
-    return json.dumps(flight).encode()
-
-
-def avro_value(n: int) -> bytes:
-    """The same flight, always with a delay: its varints are written out."""
-    number = (n % 9000 + 64) << 1
-    head = b"\x02\x04UA\x02" + bytes(
-        (number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14)
-    )
-    return head + b"\xba\x1f" + b"\x80\x80\xc4\xd1\xfdN" + b"\x02" + struct.pack("<d", 2.0)
 
 
 def best(what: str, run: Callable[[], object], records: int = BATCH) -> None:
@@ -80,8 +45,8 @@ def decoding(decoder: Decoder, values: list[bytes]) -> Callable[[], object]:
 
 def main() -> None:
     """Print one line for each way."""
-    schema = parse_schema(DDL)
-    values = [json_value(n) for n in range(BATCH)]
+    schema = parse_schema(SCHEMA)
+    values = [record(n) for n in range(BATCH)]
     spoilt = [b'{"time_hour": "yesterday"}' if n % 100 == 0 else v for n, v in enumerate(values)]
     joined = b"\n".join(values)
     parse = pyarrow.json.ParseOptions(explicit_schema=schema)
@@ -96,7 +61,7 @@ def main() -> None:
         lambda: pyarrow.json.read_json(io.BytesIO(joined), one_thread, parse),
     )
     avro = avro_decoder(Definition(json.dumps(AVRO)))
-    best("avro, one batch of 20,000", decoding(avro, [avro_value(n) for n in range(BATCH)]))
+    best("avro, one batch of 20,000", decoding(avro, [avro_record(n) for n in range(BATCH)]))
 
 
 if __name__ == "__main__":

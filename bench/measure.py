@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
 from types import MappingProxyType
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 Goal = tuple[str, str, str, float]
 """A label, the names of two series, and the least ratio of their rates."""
@@ -39,10 +37,12 @@ _WORKERS = {"pyspark.daemon", "pyspark.worker"}  # python -m ...; the JVM's word
 
 @dataclass
 class Sample:
-    """One run: its clock and processor seconds, and what it answered."""
+    """One run: its clock and processor seconds, and further figures of its match."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    called: float = 0.0  # when, in seconds since 1970
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -67,11 +67,9 @@ class Series:
         """Processor seconds per million records, the median."""
         return statistics.median(s.cpu_seconds for s in self.samples) / self.records * 1e6
 
-
-def fetch_settings() -> str:
-    """A line below a table: how the peers read Kafka."""
-    shown = ", ".join(f"{key.removeprefix('kafka.')}={value}" for key, value in IN_BULK.items())
-    return f"Peers read Kafka with Spark's defaults; in rows with '+ fetch' with {shown}."
+    def figure(self, name: str) -> float:
+        """The median of a further figure."""
+        return statistics.median(one.figures[name] for one in self.samples)
 
 
 def ratios(ours: Series, theirs: Series) -> list[float]:
@@ -96,30 +94,10 @@ def told(series: Mapping[str, Series], goals: Sequence[Goal]) -> dict[str, objec
     }
 
 
-def show(console: Console, title: str, series: Mapping[str, Series], goals: Sequence[Goal]) -> None:
-    """Print the rates, and whether the goals were reached."""
-    table = Table(title=title)
-    for column in ("", "median", "lowest", "highest", "CPU s per million"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, one in series.items():
-        rates = [f"{rate:,.0f}" for rate in (one.rate, min(one.rates), max(one.rates))]
-        table.add_row(name, *rates, f"{one.cpu_per_million:.2f}")
-    console.print(table)
-    show_goals(console, series, goals)
-
-
-def show_goals(console: Console, series: Mapping[str, Series], goals: Sequence[Goal]) -> None:
-    """Print the ratios, and whether the goals were reached."""
-    for label, ours, theirs, goal in goals:
-        found = ratio(series[ours], series[theirs])
-        verdict = "[green]reached" if found >= goal else "[red]missed"
-        console.print(f"{label:52} {found:5.2f}   goal {goal:.2f}   {verdict}")
-
-
 @contextmanager
 def measured(servers: Sequence[int]) -> Iterator[Sample]:
     """Measure the block: this process, its children (JVM, workers) and the servers' trees."""
-    sample = Sample()
+    sample = Sample(called=time.time())
     cpu, began = _cpu_seconds(servers), time.monotonic()
     yield sample
     sample.seconds = time.monotonic() - began
@@ -138,26 +116,31 @@ def _cpu_seconds(servers: Sequence[int]) -> float:
     return total
 
 
+@dataclass
+class Peak:
+    """The most resident memory of one process, in bytes."""
+
+    bytes: int = 0
+
+
 @contextmanager
-def peak_worker_memory(answer: Callable[[int], None]) -> Iterator[None]:
-    """Watch the resident memory of this process's Python workers; the highest, in bytes."""
-    done, peak = Event(), 0
+def peak_worker_memory() -> Iterator[Peak]:
+    """Watch this process's Python workers of Spark; the peak is whole after the block."""
+    done, peak = Event(), Peak()
 
     def watch() -> None:
-        nonlocal peak
         while not done.wait(0.05):
             for process in psutil.Process().children(recursive=True):
                 try:
                     if _WORKERS & set(process.cmdline()):
-                        peak = max(peak, process.memory_info().rss)
+                        peak.bytes = max(peak.bytes, process.memory_info().rss)
                 except psutil.Error:
                     continue
 
     thread = Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield
+        yield peak
     finally:
         done.set()
         thread.join()
-        answer(peak)

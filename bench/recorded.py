@@ -58,7 +58,7 @@ def rounds_of(results: Iterable[Path]) -> dict[str, list[float]]:
     return {
         f"{name}, {one['records']:,} records: {label}": rounds
         for name, one in told.items()
-        for label, rounds in one["ratio_rounds"].items()
+        for label, rounds in one.get("ratio_rounds", {}).items()
     }
 
 

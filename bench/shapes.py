@@ -7,25 +7,18 @@ fetch settings.
 from __future__ import annotations
 
 import json
-import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
 
 import psycopg
-from rich.console import Console
 
-from bench.contenders import Contest, jdbc, oncely
-from bench.measure import IN_BULK, Goal, Series, measured, show_goals, told
-from bench.workload import publish, record
-from oncely.testing.servers.kafka import Broker
+from bench.match import Contender, Match, Stage
+from bench.measure import IN_BULK, Goal, Sample
+from bench.sql import Sql
+from bench.workload import record
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-OUT = Path("build/bench/shapes.json")
 _BAD = 20  # one record of so many, where some are bad
 
 
@@ -53,6 +46,12 @@ class Shape:
     def schema(self) -> str:
         """The columns as Spark's DDL."""
         return ", ".join(f"{name} {type_}" for name, type_ in self.columns.items())
+
+    @property
+    def table(self) -> str:
+        """The columns as PostgreSQL's DDL."""
+        types = {"STRING": "text", "DOUBLE": "double precision", "TIMESTAMP": "timestamptz"}
+        return ", ".join(f"{name} {types.get(one, one)}" for name, one in self.columns.items())
 
     @property
     def ids(self) -> list[int]:
@@ -101,89 +100,54 @@ def _wide(columns: int, records: int) -> Shape:
     return Shape(f"{columns:,} columns", records * 10 // columns, typed, one)
 
 
-def measure(
-    spark: SparkSession,
-    broker: Broker,
-    url: str,
-    servers: tuple[int, int],
-    console: Console,
-    *,
-    records: int,
-    rounds: int,
-) -> None:
-    """Measure all shapes; written to :data:`OUT`."""
+def measure(stage: Stage) -> None:
+    """Measure all shapes."""
     found = {}
+    records, rounds = stage.given.records or 300_000, stage.given.rounds or 2
     wanted = shapes(records)
-    # The first one warms the JVM, and is not counted.
-    for number, shape in enumerate([wanted[0], *wanted]):
-        topic = f"shape-{uuid.uuid4().hex[:8]}"
-        with console.status(f"publishing {shape.records:,} records: {shape.name}"):
-            load = publish(
-                broker, topic, shape.records, of=shape.record, compression=shape.compression
-            )
-        contest = Contest(spark, broker.bootstrap, url, load, 3_000_000, shape.schema)
-        series = _rounds(contest, shape, servers, console, rounds)
-        goals: list[Goal] = [(shape.name, "oncely", "jdbc_rewrite + fetch", 1.0)]
-        per_second = series["oncely"].rate * len(shape.record(shape.ids[-1])) / 1e6
-        broker.delete_topic(topic)
-        if number == 0:
-            continue
-        console.print(
-            f"{series['oncely'].rate:,.0f} records/s, {per_second:,.1f} MB/s,"
-            f" {series['oncely'].cpu_per_million:,.2f} CPU s per million"
-        )
-        show_goals(console, series, goals)
-        found[shape.name] = told(series, goals) | {"records": shape.records}
+    with stage.database("shapes") as (url, postgres):
+        # The first one warms the JVM, and is not counted.
+        for number, shape in enumerate([wanted[0], *wanted]):
+            topic = f"shape-{uuid.uuid4().hex[:8]}"
+            stage.publish(topic, shape.records, of=shape.record, compression=shape.compression)
+            contest = Shaped(stage, topic, shape.records, 3_000_000, url, shape.schema,
+                             shape.table, shape=shape)  # fmt: skip
+            peer = partial(contest.jdbc, rewrite=True, fetch=IN_BULK)
+            ways = [
+                Contender("oncely", contest, contest.oncely),
+                Contender("jdbc_rewrite + fetch", contest, peer),
+            ]
+            goals: list[Goal] = [(shape.name, "oncely", "jdbc_rewrite + fetch", 1.0)]
+            match = Match(shape.name, ways, goals, (stage.broker.pid, postgres))
+            series = match.play(rounds, warm_up=False)
+            stage.broker.delete_topic(topic)
+            if number:
+                per_second = series["oncely"].rate * len(shape.record(shape.ids[-1])) / 1e6
+                stage.console.print(f"{per_second:,.1f} MB/s")
+                found[shape.name] = match.told(series)
     ratios = {
         key: {name: one[key][name] for name, one in found.items()}  # type: ignore[index]
         for key in ("ratios", "ratio_rounds")
     }
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps({"shapes": found, "records": records, **ratios}, indent=2) + "\n")
-    console.print(f"written: {OUT}")
+    stage.write("shapes", {"shapes": found, "records": records, **ratios})
 
 
-def _rounds(
-    contest: Contest, shape: Shape, servers: tuple[int, int], console: Console, rounds: int
-) -> dict[str, Series]:
-    runs: dict[str, Callable[[str], None]] = {
-        "oncely": lambda table: oncely(contest, table),
-        "jdbc_rewrite + fetch": lambda table: jdbc(contest, table, rewrite=True, fetch=IN_BULK),
-    }
-    series = {name: Series(shape.records) for name in runs}
-    for number in range(rounds):
-        for name, run in runs.items():
-            table = f"t_{uuid.uuid4().hex[:8]}"
-            with psycopg.connect(contest.url, autocommit=True) as database:
-                database.execute(_table(table, shape).encode())
-                status = console.status(f"{shape.name}: round {number + 1} of {rounds}: {name}")
-                with status, measured(servers) as one:
-                    run(table)
-                wrong = _wrong(database, table, shape)
-                database.execute(f"DROP TABLE {table}".encode())
-            if wrong:
-                console.print(f"[bold red]{name}: a wrong result scores nothing: {wrong}")
-                sys.exit(1)
-            series[name].samples.append(one)
-    return series
+@dataclass(frozen=True, kw_only=True)
+class Shaped(Sql):
+    """A topic of a shape."""
 
+    shape: Shape
 
-def _table(name: str, shape: Shape) -> str:
-    types = {"STRING": "text", "DOUBLE": "double precision", "TIMESTAMP": "timestamptz"}
-    columns = ", ".join(f"{c} {types.get(t, t)}" for c, t in shape.columns.items())
-    return f"CREATE TABLE {name} ({columns})"
-
-
-def _wrong(
-    database: psycopg.Connection[tuple[object, ...]], table: str, shape: Shape
-) -> str | None:
-    """What is wrong with the table; the peer writes a row of NULLs for a bad record."""
-    last = list(shape.columns)[-1]
-    found = database.execute(
-        f"SELECT count(*), count(DISTINCT id), sum(id), count({last}) FROM {table}"
-        " WHERE id IS NOT NULL".encode()
-    ).fetchone()
-    ids = shape.ids
-    filled = len(ids) if f'"{last}"'.encode() in shape.record(ids[-1]) else 0
-    expected = (len(ids), len(ids), sum(ids), filled)
-    return None if found == expected else f"{table}: found {found}, expected {expected}"
+    def wrong(self, place: str, result: int | None, sample: Sample) -> str | None:
+        """What is wrong with the table; the peer writes a row of NULLs for a bad record."""
+        del result, sample
+        last = list(self.shape.columns)[-1]
+        with psycopg.connect(self.url) as database:
+            found = database.execute(
+                f"SELECT count(*), count(DISTINCT id), sum(id), count({last}) FROM {place}"
+                " WHERE id IS NOT NULL".encode()
+            ).fetchone()
+        ids = self.shape.ids
+        filled = len(ids) if f'"{last}"'.encode() in self.shape.record(ids[-1]) else 0
+        expected = (len(ids), len(ids), sum(ids), filled)
+        return None if found == expected else f"{place}: found {found}, expected {expected}"

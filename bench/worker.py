@@ -8,13 +8,12 @@ of a second makes it half as fast). ``run`` is the same pipeline as `oncely run`
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
@@ -24,24 +23,16 @@ import psutil
 import psycopg
 import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition, cimpl
-from rich.console import Console
 
-from bench import contenders
-from bench.contenders import Contest, jdbc
-from bench.measure import Goal, Series, measured, show, told
-from bench.workload import PARTITIONS, SCHEMA, TABLE, record
+from bench.match import Contender, Match, Stage, against
+from bench.sql import Sql
+from bench.workload import COLUMNS, PARTITIONS, SCHEMA, record
 from oncely.clients.kafka.librdkafka import handle_of, native
 from oncely.testing.processes import await_that, child
 from oncely.testing.readers import ends
-from oncely.testing.servers.kafka import Broker
 
-OUT = Path("build/bench/worker.json")
-MEMORY = Path("build/bench/worker-memory.json")
-TOPIC = "worker-latency"
-GOALS: tuple[Goal, ...] = (
-    ("oncely / run", "oncely", "run", 0.9),
-    ("oncely / consume", "oncely", "consume", 0.5),
-    ("oncely / jdbc_rewrite", "oncely", "jdbc_rewrite", 1.5),
+GOALS = against(
+    {("oncely", "run"): 0.9, ("oncely", "consume"): 0.5, ("oncely", "jdbc_rewrite"): 1.5}
 )
 _FILE = """
 name = "{topic}"
@@ -71,171 +62,125 @@ _EVERY = 0.01  # seconds between two probes
 _P50, _P99 = 20.0, 100.0  # milliseconds
 
 
-def measure(
-    contest: Contest, broker: Broker, servers: tuple[int, int], console: Console, rounds: int
-) -> None:
-    """Rates, then the latency at half of our rate, and at lower ones; written to :data:`OUT`."""
-    series = _rates(contest, servers, console, rounds)
-    half = series["oncely"].rate / 2
-    found = {rate: _latency(contest, broker, rate, console) for rate in (*_LOADS, half)}
-    result = {
-        **told(series, GOALS),
-        "records": contest.workload.records,
-        "latency_ms": found[half],
-        "latency_load": round(half),
-        "latency_by_load": {round(rate): one for rate, one in found.items()},
-    }
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(result, indent=2) + "\n")
-    console.print(f"written: {OUT}")
+def measure(stage: Stage) -> None:
+    """Rates, then the latency at half of our rate, and at lower ones; or the worker's memory."""
+    given = stage.given
+    columns = f"{COLUMNS}, PRIMARY KEY (id)"
+    with stage.database("worker") as (url, postgres):
+        records = given.records or 2_000_000
+        contest = Worker(stage, "worker", records, given.batch, url, columns=columns)
+        if given.only == "worker-memory":
+            contest.memory(given.minutes)
+            return
+        stage.publish("worker", records)
+        ways = [
+            Contender("oncely", contest, contest.work),
+            Contender("run", contest, contest.oncely),
+            Contender("consume", contest, contest.consume),
+            Contender("jdbc_rewrite", contest, partial(contest.jdbc, rewrite=True)),
+        ]
+        title = "Worker, one process: Kafka to PostgreSQL with a primary key"
+        match = Match(title, ways, GOALS, (stage.broker.pid, postgres))
+        series = match.play(given.rounds or 3)
+        half = series["oncely"].rate / 2
+        found = {rate: contest.latency(rate) for rate in (*_LOADS, half)}
+        by_load = {round(rate): one for rate, one in found.items()}
+        told = {"latency_ms": found[half], "latency_load": round(half), "latency_by_load": by_load}
+        stage.write("worker", match.told(series, **told))
 
 
-def _rates(
-    contest: Contest, servers: tuple[int, int], console: Console, rounds: int
-) -> dict[str, Series]:
-    runs: dict[str, Callable[[str], int | None]] = {
-        "oncely": lambda table: _work(contest, table),
-        "run": lambda table: contenders.oncely(contest, table),
-        "consume": lambda _: _consume(contest),
-        "jdbc_rewrite": lambda table: jdbc(contest, table, rewrite=True),
-    }
-    series = {name: Series(contest.workload.records) for name in runs}
-    for number in range(-1, rounds):  # the first round warms up and is not counted
-        for name, run in runs.items():
-            table = f"w_{uuid.uuid4().hex[:8]}"
-            _execute(contest.url, TABLE.format(table), f"ALTER TABLE {table} ADD PRIMARY KEY (id)",
-                     "CHECKPOINT")  # fmt: skip
-            status = console.status(f"round {number + 1} of {rounds}: {name}")
-            with status, measured(servers) as one:
-                counted = run(table)
-            wrong = _wrong(contest, table, counted)
-            _execute(contest.url, f"DROP TABLE {table}")
-            if wrong:
-                console.print(f"[bold red]{name}: a wrong result scores nothing: {wrong}")
-                sys.exit(1)
-            console.print(
-                f"round {number + 1} {name}: {contest.workload.records / one.seconds:,.0f}/s"
+class Worker(Sql):
+    """A table with a primary key, and loads of topics of their own."""
+
+    def work(self, table: str) -> None:
+        """As `oncely work --until latest` does it."""
+        self.into(table).work("latest")
+
+    def consume(self, _: str) -> int:
+        """The number of records that were taken, and thrown away."""
+        reader = Consumer(
+            {
+                "bootstrap.servers": self.brokers,
+                "group.id": f"bench-{uuid.uuid4().hex}",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "fetch.queue.backoff.ms": 5,
+            }
+        )
+        left = ends(self.brokers, self.topic)
+        reader.assign([TopicPartition(self.topic, number, 0) for number in left])
+        seen = 0
+        while seen < sum(left.values()):
+            seen += sum(one.value() is not None for one in reader.consume(10_000, 1.0))
+        reader.close()
+        return seen
+
+    def latency(self, rate: float) -> dict[str, float]:
+        """Milliseconds from produce to visible in the table, of one record each hundredth of a
+        second under a steady load."""
+        load, _ = self._under_load(rate, _SECONDS)
+        found = load.quantiles()
+        self.stage.passed(
+            f"latency at {load.sent / _SECONDS:,.0f} records/s ({rate:,.0f} wanted),"
+            f" {len(load.milliseconds):,} probes", str(found), f"p50 {_P50:.0f}, p99 {_P99:.0f}",
+            reached=found["p50"] < _P50 and found["p99"] < _P99,
+        )  # fmt: skip
+        return found
+
+    def memory(self, minutes: float) -> None:
+        """The resident memory of a worker under a steady load."""
+        load, sizes = self._under_load(_STEADY, minutes * 60)
+        tenth = max(1, len(sizes) // 10)
+        early, late = max(sizes[tenth : 2 * tenth]), max(sizes[-tenth:])
+        self.stage.passed(
+            f"memory of a worker, {load.sent:,} records in {minutes:g} minutes",
+            f"{early >> 20} MiB in the second tenth, {late >> 20} MiB in the last one",
+            f"+{_GROWTH >> 20}", reached=late - early < _GROWTH,
+        )  # fmt: skip
+        result = {"minutes": minutes, "records": load.sent, "mib": [one >> 20 for one in sizes]}
+        self.stage.write("worker-memory", result | {"latency_ms": load.quantiles()})
+
+    def _under_load(self, rate: float, seconds: float) -> tuple[_Load, list[int]]:
+        """A worker that is given records at a rate; and its resident memory, in bytes, in time."""
+        name = f"worker-latency-{rate:.0f}"
+        self.stage.broker.create_topic(name, PARTITIONS)
+        done, load, sizes = Event(), _Load(self.brokers, name, rate), list[int]()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            self.stage.console.status(f"a load of {rate:,.0f}/s"),
+            self.fresh(name.replace("-", "_")) as table,
+        ):
+            looker = Thread(target=load.look, args=(self.url, table, done))
+            file = Path(folder) / "latency.toml"
+            file.touch(mode=0o600)  # it contains a URL with a password
+            file.write_text(_FILE.format(brokers=self.brokers, url=self.url, schema=SCHEMA,
+                                         topic=name, table=table))  # fmt: skip
+            with child(["oncely.cli", "work", str(file)], file.with_suffix(".log")) as one:
+                sampler = Thread(target=_resident, args=(one.pid, sizes, done))
+                sys.setswitchinterval(0.0005)  # producing must not delay looking
+                looker.start()
+                load.begin()
+                sampler.start()
+                load.run(seconds)
+                end = time.monotonic() + 60
+                while load.waiting and time.monotonic() < end:
+                    time.sleep(0.05)
+                done.set()
+                looker.join()
+                sampler.join()
+        if load.waiting:
+            lost = len(load.waiting)
+            self.stage.console.print(
+                f"[bold red]latency: {lost} records did not appear in a minute"
             )
-            if number >= 0:
-                series[name].samples.append(one)
-    show(console, "Worker, one process: Kafka to PostgreSQL with a primary key", series, GOALS)
-    return series
-
-
-def _work(contest: Contest, table: str) -> None:
-    """As `oncely work --until latest` does it."""
-    contest.pipeline(table, table).work("latest")
-
-
-def _consume(contest: Contest) -> int:
-    """The number of records that were taken, and thrown away."""
-    reader = Consumer(
-        {
-            "bootstrap.servers": contest.brokers,
-            "group.id": f"bench-{uuid.uuid4().hex}",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "fetch.queue.backoff.ms": 5,
-        }
-    )
-    left = ends(contest.brokers, contest.workload.topic)
-    reader.assign([TopicPartition(contest.workload.topic, number, 0) for number in left])
-    seen = 0
-    while seen < sum(left.values()):
-        seen += sum(one.value() is not None for one in reader.consume(10_000, 1.0))
-    reader.close()
-    return seen
-
-
-def _wrong(contest: Contest, table: str, counted: int | None) -> str | None:
-    if counted is None:
-        return contest.workload.wrong(contest.url, table)
-    expected = contest.workload.records
-    return None if counted == expected else f"{counted} records of {expected}"
-
-
-def _execute(url: str, *statements: str) -> None:
-    with psycopg.connect(url, autocommit=True) as database:
-        for statement in statements:
-            database.execute(statement.encode())
-
-
-# -- latency -------------------------------------------------------------------------------
-
-
-def _latency(contest: Contest, broker: Broker, rate: float, console: Console) -> dict[str, float]:
-    """Milliseconds from produce to visible in the table, of one record each hundredth of a second
-    under a steady load."""
-    load, _ = _under_load(contest, broker, rate, console, _SECONDS)
-    return _shown(load, rate, console)
-
-
-def memory(contest: Contest, broker: Broker, console: Console, minutes: float) -> None:
-    """The resident memory of a worker under a steady load; written to :data:`MEMORY`."""
-    load, sizes = _under_load(contest, broker, _STEADY, console, minutes * 60)
-    tenth = max(1, len(sizes) // 10)
-    early, late = max(sizes[tenth : 2 * tenth]), max(sizes[-tenth:])
-    verdict = "[green]reached" if late - early < _GROWTH else "[red]missed"
-    console.print(
-        f"memory of a worker, {load.sent:,} records in {minutes:g} minutes: {early >> 20} MiB in"
-        f" the second tenth, {late >> 20} MiB in the last one   goal +{_GROWTH >> 20}   {verdict}"
-    )
-    result = {"minutes": minutes, "records": load.sent, "mib": [one >> 20 for one in sizes]}
-    MEMORY.parent.mkdir(parents=True, exist_ok=True)
-    MEMORY.write_text(json.dumps(result | {"latency_ms": load.quantiles()}, indent=2) + "\n")
-    console.print(f"written: {MEMORY}")
-
-
-def _under_load(
-    contest: Contest, broker: Broker, rate: float, console: Console, seconds: float
-) -> tuple[_Load, list[int]]:
-    """A worker that is given records at a rate; and its resident memory, in bytes, in time."""
-    name = f"{TOPIC}-{rate:.0f}"
-    broker.create_topic(name, PARTITIONS)
-    table = name.replace("-", "_")
-    _execute(contest.url, TABLE.format(table), f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
-    done, load = Event(), _Load(broker.bootstrap, name, rate)
-    looker = Thread(target=load.look, args=(contest.url, table, done))
-    sizes: list[int] = []
-    with tempfile.TemporaryDirectory() as folder, console.status(f"a load of {rate:,.0f}/s"):
-        file = Path(folder) / "latency.toml"
-        file.touch(mode=0o600)  # it contains a URL with a password
-        file.write_text(_FILE.format(brokers=contest.brokers, url=contest.url, schema=SCHEMA,
-                                     topic=name, table=table))  # fmt: skip
-        with child(["oncely.cli", "work", str(file)], file.with_suffix(".log")) as one:
-            sampler = Thread(target=_resident, args=(one.pid, sizes, done))
-            sys.setswitchinterval(0.0005)  # producing must not delay looking
-            looker.start()
-            load.begin()
-            sampler.start()
-            load.run(seconds)
-            end = time.monotonic() + 60
-            while load.waiting and time.monotonic() < end:
-                time.sleep(0.05)
-            done.set()
-            looker.join()
-            sampler.join()
-    if load.waiting:
-        console.print(f"[bold red]latency: {len(load.waiting)} records did not appear in a minute")
-        sys.exit(1)
-    return load, sizes
+            sys.exit(1)
+        return load, sizes
 
 
 def _resident(pid: int, sizes: list[int], done: Event) -> None:
     process = psutil.Process(pid)
     while not done.wait(_LOOK):
         sizes.append(int(process.memory_info().rss))
-
-
-def _shown(load: _Load, rate: float, console: Console) -> dict[str, float]:
-    found = load.quantiles()
-    verdict = found["p50"] < _P50 and found["p99"] < _P99
-    console.print(
-        f"latency at {load.sent / _SECONDS:,.0f} records/s ({rate:,.0f} wanted),"
-        f" {len(load.milliseconds):,} probes: {found}   goals p50 {_P50:.0f}, p99 {_P99:.0f}  "
-        f" {'[green]reached' if verdict else '[red]missed'}"
-    )
-    return found
 
 
 class _Load:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import fastavro
@@ -15,10 +14,7 @@ from oncely.testing.servers.kafka import Broker
 
 PARTITIONS = 4
 SCHEMA = "id BIGINT, carrier STRING, flight INT, time_hour TIMESTAMP, dep_delay DOUBLE"
-TABLE = (
-    "CREATE TABLE {} (id bigint, carrier text, flight integer,"
-    " time_hour timestamptz, dep_delay double precision)"
-)
+COLUMNS = "id bigint, carrier text, flight int, time_hour timestamptz, dep_delay double precision"
 AVRO = {
     "type": "record",
     "name": "Flight",
@@ -31,41 +27,19 @@ AVRO = {
     ],
 }
 _PARSED = fastavro.parse_schema(AVRO)
-_CARRIERS = ("UA", "AA", "B6", "DL", "EV", "MQ", "US", "WN")
+CARRIERS = ("UA", "AA", "B6", "DL", "EV", "MQ", "US", "WN")
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A topic full of records.
-
-    Attributes:
-        topic: its name.
-        records: how many it holds; ids run from 0.
-    """
-
-    topic: str
-    records: int
-
-    def wrong(self, url: str, table: str) -> str | None:
-        """What is wrong with a table that should hold each record once, or None.
-
-        A fast wrong run scores nothing.
-        """
-        with psycopg.connect(url) as database:
-            found = database.execute(
-                f"SELECT count(*), count(DISTINCT id), sum(id), sum(flight),"
-                f" count(time_hour), sum(dep_delay) FROM {table}".encode()
-            ).fetchone()
-        n = self.records
-        expected = (
-            n,
-            n,
-            n * (n - 1) // 2,
-            sum(flight(i) for i in range(n)),
-            n,
-            float(sum(delay(i) for i in range(n))),
-        )
-        return None if found == expected else f"{table}: found {found}, expected {expected}"
+def wrong_table(url: str, table: str, n: int) -> str | None:
+    """What is wrong with a table that should hold each of ``n`` records once, or None."""
+    with psycopg.connect(url) as database:
+        found = database.execute(
+            f"SELECT count(*), count(DISTINCT id), sum(id), sum(flight),"
+            f" count(time_hour), sum(dep_delay) FROM {table}".encode()
+        ).fetchone()
+    flights, delays = sum(map(flight, range(n))), float(sum(map(delay, range(n))))
+    expected = (n, n, n * (n - 1) // 2, flights, n, delays)
+    return None if found == expected else f"{table}: found {found}, expected {expected}"
 
 
 def flight(i: int) -> int:
@@ -85,10 +59,15 @@ def hour(i: int) -> datetime:
 
 def record(i: int) -> bytes:
     """Record ``i``: 99 to 103 bytes of JSON."""
-    at = f"2013-{i % 12 + 1:02}-{i % 28 + 1:02}T{i % 24:02}:00:00Z"
+    hour = f"2013-{i % 12 + 1:02}-{i % 28 + 1:02}T{i % 24:02}"
+    return flight_json(i, CARRIERS[i % 8], hour)
+
+
+def flight_json(i: int, carrier: str, hour: str) -> bytes:
+    """A record of a carrier at an hour, given as ``2013-01-31T23``."""
     return (
-        f'{{"id":{i},"carrier":"{_CARRIERS[i % 8]}","flight":{flight(i)},'
-        f'"time_hour":"{at}","dep_delay":{delay(i)}}}'
+        f'{{"id":{i},"carrier":"{carrier}","flight":{flight(i)},'
+        f'"time_hour":"{hour}:00:00Z","dep_delay":{delay(i)}}}'
     ).encode()
 
 
@@ -103,7 +82,7 @@ def row(i: int) -> dict[str, object]:
     """The row of record ``i``."""
     return {
         "id": i,
-        "carrier": _CARRIERS[i % 8],
+        "carrier": CARRIERS[i % 8],
         "flight": flight(i),
         "time_hour": hour(i),
         "dep_delay": delay(i),
@@ -114,13 +93,17 @@ def publish(
     broker: Broker,
     topic: str,
     records: int,
-    partitions: int = PARTITIONS,
-    key: Callable[[int], bytes] | None = None,
     *,
+    partitions: int = PARTITIONS,
     of: Callable[[int], bytes] = record,
+    key: Callable[[int], bytes] | None = None,
+    side_by_side: int = 1,
     compression: str = "none",
-) -> Workload:
-    """Create the topic and fill it, evenly over the partitions; without a key by default."""
+) -> None:
+    """Create the topic and fill it, evenly over the partitions; without a key by default.
+
+    ``side_by_side``: so many neighbours are in the same partition.
+    """
     broker.create_topic(topic, partitions)
     producer = Producer(
         {
@@ -138,7 +121,7 @@ def publish(
         while True:
             try:
                 producer.produce(
-                    topic, of(i), None if key is None else key(i), partition=i % partitions
+                    topic, of(i), key and key(i), partition=i // side_by_side % partitions
                 )
                 break
             except BufferError:
@@ -146,4 +129,3 @@ def publish(
         if i % 10_000 == 0:
             producer.poll(0)
     producer.flush()
-    return Workload(topic, records)

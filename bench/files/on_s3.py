@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.files.contenders import Target
+from bench.files.match import Target
 from oncely.artifacts import resolve
 from tests.s3tools import ACCESS, SECRET, S3Server
 

@@ -1,17 +1,32 @@
-"""A contender in a process of its own: a job a line goes in, its answer comes out."""
+"""Contenders in processes of their own: a job a line goes in, its answer comes out.
+
+Kafka Streams is a Java program that is compiled here, exactly once, with two threads. quixstreams
+has an environment of its own, as it pins an older confluent-kafka.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Self
 
-from oncely.errors import Unavailable
+from bench.kafka.workload import LATE
+from oncely.artifacts import cache_directory, java, resolve
+from oncely.errors import Unavailable, WrongInput
 
+KAFKA_STREAMS = "org.apache.kafka:kafka-streams:4.1.0"
+
+Ask = Callable[..., str]
+"""Hands over a job and waits for its answer."""
+
+_HERE = Path(__file__).parent
 _LAST_LINES = 15
 
 
@@ -94,3 +109,85 @@ class Children:
 def _pipe(pipe: IO[str] | None) -> IO[str]:
     assert pipe is not None
     return pipe
+
+
+def kafka_streams(brokers: str, place: Path) -> Child:
+    """Compile the program into ``place`` and start it.
+
+    Raises:
+        WrongInput: there is no Java compiler, or the program does not compile.
+        Unavailable: the jars can't be fetched.
+    """
+    jars = os.pathsep.join(map(str, resolve(KAFKA_STREAMS)))
+    classes, source = place / "classes", _HERE / "Passing.java"
+    done = _run([_javac(), "-d", str(classes), "-cp", jars, str(source)])
+    if done.returncode:
+        raise WrongInput(f"{source.name} does not compile: {done.stderr}")
+    path = os.pathsep.join([str(classes), jars])
+    program = [java(), "-Xmx1g", "-cp", path, "Passing", brokers, str(place / "state"), str(LATE)]
+    return Child("kafka_streams", program, place / "kafka_streams.log")
+
+
+def _javac() -> str:
+    """The compiler of the Java that runs everything else, or the one on PATH."""
+    beside = Path(java()).resolve().with_name("javac")
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("javac")
+    if found is None:
+        raise WrongInput(
+            "no javac: this Java is a runtime only", way_out="install a JDK, 17 or later"
+        )
+    return found
+
+
+def quixstreams(brokers: str, place: Path, name: str = "quixstreams") -> Child:
+    """Start the program, installing quixstreams at first use.
+
+    Raises:
+        Unavailable: it can't be installed.
+    """
+    program = str(_HERE / "quix_program.py")
+    command = [str(_interpreter()), "-P", program, brokers, str(place / name), str(LATE)]
+    return Child(name, command, place / f"{name}.log")
+
+
+def two_of_quixstreams(brokers: str, place: Path) -> Children:
+    """Start it twice: two processes of one group, as it is scaled over processors."""
+    return Children([quixstreams(brokers, place, f"quixstreams-{n}") for n in (1, 2)])
+
+
+STARTS: Mapping[str, Callable[[str, Path], Child | Children]] = {
+    "quixstreams": quixstreams,
+    "quixstreams, 2 processes": two_of_quixstreams,
+    "kafka_streams": kafka_streams,
+}
+"""The contenders; each is given the brokers and a directory."""
+
+
+def _interpreter() -> Path:
+    """The environment's Python. What is installed there is noted last, so it is whole."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    home = cache_directory() / "bench" / f"quixstreams-python{version}"
+    python, installed = home / "bin" / "python", home / "installed.txt"
+    constraints = _HERE / "quixstreams-constraints.txt"
+    wanted = constraints.read_text()
+    if installed.is_file() and installed.read_text() == wanted:
+        return python
+    shutil.rmtree(home, ignore_errors=True)
+    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for command in (
+        [sys.executable, "-m", "venv", str(home)],
+        [str(python), *pip, "--constraint", str(constraints), "quixstreams"],
+    ):
+        done = _run(command)
+        if done.returncode:
+            tail = (done.stderr or done.stdout).splitlines()[-5:]
+            raise Unavailable(
+                "quixstreams can't be installed: " + "\n".join(tail),
+                way_out="check the network and pip's settings",
+            )
+    installed.write_text(wanted)
+    return python
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)

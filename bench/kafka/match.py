@@ -1,47 +1,35 @@
-"""The match: contenders in turn, each into a fresh topic, the result checked after each run."""
+"""Kafka to Kafka: each run has a fresh topic, whose records and stamps are read after it."""
 
 from __future__ import annotations
 
-import json
-import re
-import statistics
-import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQueryListener
 
-from bench.kafka import quix, streams
+from bench.kafka import child
 from bench.kafka.check import Expected, committed, settle
-from bench.kafka.child import Child, Children
 from bench.kafka.clock import appended
-from bench.kafka.on_spark import OnSpark
-from bench.kafka.workload import JOBS, Job, fill
-from bench.measure import (
-    IN_BULK,
-    Goal,
-    Sample,
-    Series,
-    fetch_settings,
-    measured,
-    show_goals,
-    told,
-)
+from bench.kafka.workload import FILTER, JOBS, SCHEMA, Job, key
+from bench.match import Contender, Contest, Match, Stage
+from bench.measure import IN_BULK, NO_OPTIONS, Goal, Sample, Series
 from bench.workload import PARTITIONS
+from oncely.core import events
 from oncely.errors import Unavailable, WrongInput
-from oncely.testing.servers.kafka import Broker
+from oncely.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import DataStreamWriter
 
-OUT = Path("build/bench/kafka.json")
 GOALS: tuple[tuple[Job, str, str, float], ...] = (
     ("bytes", "oncely", "spark", 1.2),
     ("json", "oncely", "spark", 1.2),
@@ -67,181 +55,190 @@ The default is 3 s. Without any, the second thread's joining would disturb the f
 _INPUT = "flights"
 _WARM = frozenset({"oncely", "spark", "spark + fetch", "kafka_streams"})
 """What runs in a JVM, and so also in the round that is not counted."""
-
-Start = Callable[[str, Path], Child | Children]
-Run = Callable[[Job, str], float]
-"""Does a job into a topic; seconds since 1970 at which it was ready (see bench.kafka.clock)."""
+_READY, _FIRST = "ready in, s", "first record in, s"
 
 
-@dataclass
-class Runs:
-    """The counted runs of one contender at one job.
+def measure(stage: Stage) -> None:
+    """Measure all, and show it."""
+    records = stage.given.records or 1_000_000
+    stage.publish(_INPUT, records, key=key)
+    contests = {
+        job: Passing(stage, _INPUT, records, stage.given.batch, Expected.of(job, records))
+        for job in JOBS
+    }
+    with ExitStack() as left:
+        place = Path(left.enter_context(tempfile.TemporaryDirectory(prefix="oncely-bench-")))
+        children = _children(stage, place, left)
+        ways = [
+            Contender(f"{job}: {name}", contest, run, name in _WARM)
+            for job, contest in contests.items()
+            for name, run in contest.ways(children).items()
+        ]
+        names = {one.name for one in ways}
+        goals: list[Goal] = [
+            (f"{job}: {ours} / {peer}", f"{job}: {ours}", f"{job}: {peer}", goal)
+            for job, ours, peer, goal in GOALS
+            if {f"{job}: {ours}", f"{job}: {peer}"} <= names
+        ]
+        title = "Kafka to Kafka, records per second"
+        match = Match(title, ways, goals, (stage.broker.pid,), (_READY,))
+        series = match.play(stage.given.rounds or 3)
+    detail = {
+        job: {name.removeprefix(f"{job}: "): _detail(one)
+              for name, one in series.items() if name.startswith(f"{job}: ")}
+        for job in JOBS
+    }  # fmt: skip
+    stage.write("kafka", match.told(series, detail=detail))
 
-    Attributes:
-        series: from ready to the last visible record, and processor seconds from call to return.
-        ready: seconds from the call until it was ready, run by run; not in the rate.
-        first: seconds from ready to the first record in the output, run by run; in the rate.
-    """
 
-    series: Series
-    ready: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
-
-    def detail(self) -> dict[str, object]:
-        """What stands beside the median."""
-        return {
-            "lowest": round(min(self.series.rates)),
-            "highest": round(max(self.series.rates)),
-            "ready_seconds": round(statistics.median(self.ready), 2),
-            "first_record_seconds": round(statistics.median(self.first), 2),
-        }
+def _children(stage: Stage, place: Path, left: ExitStack) -> dict[str, child.Ask]:
+    """The contenders in processes of their own; one that can't be had is said aloud."""
+    children: dict[str, child.Ask] = {}
+    for name, start in child.STARTS.items():
+        try:
+            with stage.console.status(f"starting {name}"):
+                one = start(stage.broker.bootstrap, place)
+                left.enter_context(one)
+                children[name] = one.ask
+        except (WrongInput, Unavailable) as error:
+            stage.console.print(f"[bold yellow]{name} is not measured: {error}")
+    return children
 
 
-Results = Mapping[Job, Mapping[str, Runs]]
+def _detail(series: Series) -> dict[str, object]:
+    """What stands beside the median."""
+    return {
+        "lowest": round(min(series.rates)),
+        "highest": round(max(series.rates)),
+        "ready_seconds": round(series.figure(_READY), 2),
+        "first_record_seconds": round(series.figure(_FIRST), 2),
+    }
 
 
 @dataclass(frozen=True)
-class Match:
-    """What a run needs beside its contender."""
+class Passing(Contest):
+    """A topic and a job. A run answers when it was ready, in seconds since 1970.
 
-    broker: Broker
-    records: int
-    expected: Mapping[Job, Expected]
-    console: Console
+    Attributes:
+        expected: the output.
+    """
 
-    def run(self, name: str, run: Run, job: Job, into: Runs | None) -> str:
-        """One run into a topic of its own; its rate as a text. A wrong result ends the bench."""
-        target = re.sub("[^a-z0-9]+", "-", f"{name}-{job}-{uuid.uuid4().hex[:8]}")
+    expected: Expected
+
+    @contextmanager
+    def fresh(self, name: str) -> Iterator[str]:
+        """An output topic."""
         stamps = {"message.timestamp.type": "LogAppendTime"}
-        self.broker.create_topic(target, PARTITIONS, config=stamps)
-        called = time.time()
-        with measured((self.broker.pid,)) as whole:
-            ready = run(job, target)
-        settle(self.broker.bootstrap, target)
-        wrong = self.expected[job].wrong(committed(self.broker.bootstrap, target))
-        if wrong:
-            self.console.print(f"[bold red]{name}, {job}: a wrong result scores nothing: {wrong}")
-            sys.exit(1)
-        first, last = appended(self.broker.directory / "data", target)
-        self.broker.delete_topic(target)
-        if into is not None:
-            into.series.samples.append(Sample(last - ready, whole.cpu_seconds))
-            into.ready.append(ready - called)
-            into.first.append(first - ready)
-        return f"{self.records / (last - ready):,.0f}/s"
+        self.stage.broker.create_topic(name, PARTITIONS, config=stamps)
+        yield name
+        self.stage.broker.delete_topic(name)
 
+    def wrong(self, place: str, result: float, sample: Sample) -> str | None:
+        """What is wrong with the topic. The clock is the broker's (see bench.kafka.clock).
 
-def measure(
-    spark: SparkSession,
-    broker: Broker,
-    console: Console,
-    *,
-    records: int,
-    rounds: int,
-    batch: int,
-    only_peers: bool = False,
-) -> None:
-    """Measure all, show it, and write :data:`OUT`; exit code 1 when a result was wrong."""
-    with ExitStack() as left:
-        place = Path(left.enter_context(tempfile.TemporaryDirectory(prefix="oncely-bench-")))
-        on_spark = OnSpark(spark, broker.bootstrap, _INPUT, batch)
-        runs = {} if only_peers else {"oncely": on_spark.oncely, "oncely worker": on_spark.worker}
-        runs |= {
-            "spark": on_spark.spark,
-            "spark + fetch": lambda job, target: on_spark.spark(job, target, IN_BULK),
+        A sample is from ready to the last visible record, with the processor seconds from call to
+        return. Its figures are the seconds from the call until it was ready, which are not in the
+        rate, and those from ready to the first record, which are.
+        """
+        settle(self.brokers, place)
+        if wrong := self.expected.wrong(committed(self.brokers, place)):
+            return wrong
+        first, last = appended(self.stage.broker.directory / "data", place)
+        sample.figures |= {_READY: result - sample.called, _FIRST: first - result}
+        sample.seconds = last - result
+        return None
+
+    def ways(self, children: Mapping[str, child.Ask]) -> dict[str, Callable[[str], float]]:
+        """The contenders, in the order of a round."""
+        ours = {"oncely": self.oncely, "oncely worker": self.worker}
+        return {
+            **({} if self.stage.given.only_peers else ours),
+            "spark": self.spark,
+            "spark + fetch": partial(self.spark, fetch=IN_BULK),
+            **{name: partial(self.child, name, ask) for name, ask in children.items()},
         }
-        with console.status(f"publishing {records:,} records with keys"):
-            fill(broker, _INPUT, records)
-            expected = {job: Expected.of(job, records) for job in JOBS}
-        runs |= _children(broker.bootstrap, place, left, console, records, expected)
-        results = _rounds(Match(broker, records, expected, console), runs, rounds)
-    _show(results, console)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(_told(results, records, batch), indent=2) + "\n")
-    console.print(f"written: {OUT}")
 
+    def child(self, name: str, ask: child.Ask, target: str) -> float:
+        """A process of its own."""
+        # How many records each of two processes gets is not known: they end when nothing comes.
+        until = {"kafka_streams": self.records, "quixstreams": len(self.expected.ids)}
+        return int(ask(self.expected.job, self.topic, target, until.get(name, 0))) / 1000
 
-def _children(
-    brokers: str,
-    place: Path,
-    left: ExitStack,
-    console: Console,
-    records: int,
-    expected: Mapping[Job, Expected],
-) -> dict[str, Run]:
-    """The contenders in processes of their own; one that can't be had is said aloud."""
-    runs: dict[str, Run] = {}
+    def oncely(self, target: str) -> float:
+        """Exactly once, as `oncely run --until latest` does it; when it had its positions."""
+        opened: list[float] = []
 
-    def asking(child: Child | Children, until: Callable[[Job], int]) -> Run:
-        return lambda job, to: int(child.ask(job, _INPUT, to, until(job))) / 1000
+        def listen(event: events.Event) -> None:
+            if isinstance(event, events.PipelineOpened):
+                opened.append(time.time())
 
-    contenders: tuple[tuple[str, Start, Callable[[Job], int]], ...] = (
-        ("quixstreams", quix.start, lambda job: len(expected[job].ids)),
-        # How many records each process gets is not known: they end when nothing more comes.
-        ("quixstreams, 2 processes", quix.start_two, lambda _: 0),
-        ("kafka_streams", streams.start, lambda _: records),
-    )
-    for name, start, until in contenders:
+        self._into(target).run("latest", spark=self.stage.session, listener=listen)
+        return opened[0]
+
+    def worker(self, target: str) -> float:
+        """Exactly once, as one `oncely work --until latest`; when its partitions were assigned."""
+        assigned: list[float] = []
+
+        def listen(event: events.Event) -> None:
+            if isinstance(event, events.PartitionsChanged) and event.change == "assigned":
+                assigned.append(time.time())
+
+        self._into(target).work("latest", listener=listen)
+        return assigned[0]
+
+    def _into(self, target: str) -> Pipeline:
+        sink = {"kind": "kafka", "topic": target}
+        if self.expected.job == "bytes":
+            decode = {"format": "raw", "columns": ["key", "value"]}
+            return self.pipeline(
+                target, decode=decode, sink=sink | {"key": "key", "value": "value"}
+            )
+        return self.pipeline(
+            target,
+            decode={"format": "json", "schema": SCHEMA},
+            transform={"sql": f"SELECT * FROM input WHERE {FILTER}"},
+            sink=sink | {"key": "flight", "value": "json"},
+        )
+
+    def spark(self, target: str, fetch: Mapping[str, str] = NO_OPTIONS) -> float:
+        """What people do, with Spark's defaults. At least once; when its query started.
+
+        ``fetch``: options of the Kafka reader beside the defaults.
+        """
+
+        def to(read: DataFrame) -> DataStreamWriter:
+            if self.expected.job == "json":
+                flight = F.from_json(F.col("value").cast("string"), SCHEMA).alias("flight")
+                late = read.select("key", flight).where(f"flight.{FILTER}")
+                read = late.select("key", F.to_json("flight").alias("value"))
+            written = read.select("key", "value").writeStream.format("kafka")
+            return written.option("kafka.bootstrap.servers", self.brokers).option("topic", target)
+
+        started = _Started()
+        self.stage.session.streams.addListener(started)
         try:
-            with console.status(f"starting {name}"):
-                child = start(brokers, place)
-                left.enter_context(child)
-                runs[name] = asking(child, until)
-        except (WrongInput, Unavailable) as error:
-            console.print(f"[bold yellow]{name} is not measured: {error}")
-    return runs
+            self.drain(to, fetch)
+        finally:
+            self.stage.session.streams.removeListener(started)
+        return started.at
 
 
-def _rounds(match: Match, runs: Mapping[str, Run], rounds: int) -> Results:
-    results: dict[Job, dict[str, Runs]] = {
-        job: {name: Runs(Series(match.records)) for name in runs} for job in JOBS
-    }
-    for number in range(rounds + 1):
-        names = [name for name in runs if number or name in _WARM]
-        for job, name in ((job, name) for job in JOBS for name in names):
-            into = results[job][name] if number else None
-            with match.console.status(f"round {number} of {rounds}: {job}, {name}"):
-                rate = match.run(name, runs[name], job, into)
-            match.console.print(f"round {number or 'to warm up'} {job:5} {name}: {rate}")
-    return results
+class _Started(StreamingQueryListener):  # type: ignore[misc]  # Spark is untyped here
+    """When the session's first query started, by the clock of Spark's driver.
 
+    Spark calls ``onQueryStarted`` before ``start`` returns.
+    """
 
-def _show(results: Results, console: Console) -> None:
-    table = Table(title="Kafka to Kafka, records per second")
-    for column in ("", "median", "lowest", "highest", "CPU s per million", "ready in, s"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
-    for job, contenders in results.items():
-        for name, runs in contenders.items():
-            series = runs.series
-            rates = [f"{x:,.0f}" for x in (series.rate, min(series.rates), max(series.rates))]
-            ready = f"{statistics.median(runs.ready):.1f}"
-            table.add_row(f"{job}: {name}", *rates, f"{series.cpu_per_million:.2f}", ready)
-    console.print(table)
-    show_goals(console, *_all(results))
-    console.print(fetch_settings())
+    at = 0.0
 
+    def onQueryStarted(self, event: StreamingQueryListener.QueryStartedEvent) -> None:
+        self.at = self.at or datetime.fromisoformat(event.timestamp).timestamp()
 
-def _all(results: Results) -> tuple[dict[str, Series], list[Goal]]:
-    """The series of both jobs by job and contender, and the goals whose contenders were there."""
-    series = {
-        f"{job}: {name}": one.series for job, runs in results.items() for name, one in runs.items()
-    }
-    goals = [
-        (f"{job}: {ours} / {peer}", f"{job}: {ours}", f"{job}: {peer}", goal)
-        for job, ours, peer, goal in GOALS
-        if {ours, peer} <= results[job].keys()
-    ]
-    return series, goals
+    def onQueryProgress(self, event: StreamingQueryListener.QueryProgressEvent) -> None:
+        pass
 
+    def onQueryIdle(self, event: StreamingQueryListener.QueryIdleEvent) -> None:
+        pass
 
-def _told(results: Results, records: int, batch: int) -> dict[str, object]:
-    return {
-        **told(*_all(results)),
-        "detail": {
-            job: {name: runs.detail() for name, runs in contenders.items()}
-            for job, contenders in results.items()
-        },
-        "records": records,
-        "records_per_batch": batch,
-        "fetch": dict(IN_BULK),
-    }
+    def onQueryTerminated(self, event: StreamingQueryListener.QueryTerminatedEvent) -> None:
+        pass

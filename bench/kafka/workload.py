@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from bench.workload import Workload, delay, flight, publish
-from oncely.testing.servers.kafka import Broker
+from bench.workload import delay, flight
 
 Job = Literal["bytes", "json"]
 """``bytes``: key and value pass through. ``json``: decode, keep the late ones, write JSON."""
@@ -26,11 +25,6 @@ def key(i: int) -> bytes:
 def kept(i: int) -> bool:
     """Whether record ``i`` passes the filter of the ``json`` job."""
     return delay(i) > LATE
-
-
-def fill(broker: Broker, topic: str, records: int) -> Workload:
-    """Create the input topic and publish; all records of a key are in one partition."""
-    return publish(broker, topic, records, key=key)
 
 
 def outputs(job: Job, records: int) -> list[int]:
