@@ -13,6 +13,7 @@ import pyarrow as pa
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
+from oncely.runtimes.stop import StopSignal
 
 
 @dataclass
@@ -101,3 +102,10 @@ def records(tp: TopicPartition, values: Sequence[bytes], first: int = 0) -> pa.T
             "value": pa.array(values, pa.binary()),
         }
     )
+
+
+class HurriedStop(StopSignal):
+    """Waits for nothing."""
+
+    def wait(self, seconds: float) -> bool:
+        return False
