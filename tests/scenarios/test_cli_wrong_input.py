@@ -107,15 +107,19 @@ def test_a_traceback_is_for_who_asks_for_it(world: World) -> None:
     assert "Traceback" in refused.stderr
 
 
-@pytest.mark.parametrize("command", [("run",), ("plan",)], ids=" ".join)
-@pytest.mark.parametrize("transform", [False, True], ids=["rows", "Spark transform"])
+TOO_OLD = 'openjdk version "1.8.0_292"', "Java 17+ is needed, found 1.8.0_292 at {}/bin/java"
+MISSING = None, "Java 17+ is needed; none by JAVA_HOME={}"
+
+
 @pytest.mark.parametrize(
-    ("says", "told"),
+    ("command", "transform", "says", "told"),
     [
-        ('openjdk version "1.8.0_292"', "Java 17+ is needed, found 1.8.0_292 at {}/bin/java"),
-        (None, "Java 17+ is needed; none by JAVA_HOME={}"),
+        (("run",), False, *TOO_OLD),
+        (("run",), True, *MISSING),
+        (("plan",), True, *TOO_OLD),
+        (("plan",), False, *MISSING),
     ],
-    ids=["too old", "missing"],
+    ids=["run", "run with Spark's transform", "plan with Spark's transform", "plan"],
 )
 def test_java_is_looked_at_before_anything(
     world: World,
